@@ -1,0 +1,202 @@
+"""What breaks where a model is split: tensor_parallel, pipeline_parallel, ZeRO and FSDP.
+
+An answer uses these names of the lab's import cell: os, torch, dist, nn, F, DeviceMesh,
+fully_shard, GPT, GPTConfig, batch_at, held_out_batch, text_file, device, and lab 08's
+copy_to_region, reduce_from_region, dropout_seeds and own_random, lab 09's keep_layers.
+The text is the source of Python's module os. Batches and sizes are such that 1 to 4 ranks divide
+them.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from ranklab.clinic.case import Case
+from ranklab.data import batch_at, held_out_batch, text_file
+from ranklab.engine import device
+from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.pipeline_parallel.stages import keep_layers
+from ranklab.tensor_parallel.dropout import dropout_seeds, own_random
+from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+
+
+def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
+    """A small language model is trained: its wide layer is cut over `tensor` ranks, and each such
+    set of ranks has rows of its own.
+
+    Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
+    """
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    row, column = divmod(rank, tensor)
+    inside = dist.new_group(ranks[row * tensor:][:tensor], use_local_synchronization=True)
+    across = dist.new_group(ranks[column::tensor], use_local_synchronization=True)
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({
+        "embed": nn.Embedding(256, 16), "up": nn.Linear(128, 96, bias=False),
+        "down": nn.Linear(96, 32, bias=False), "head": nn.Linear(32, 256)}).to(device())
+    for name, dim in (("up", 0), ("down", 1)):
+        part = model[name].weight.detach().chunk(tensor, dim)[column].clone()
+        model[name].weight = nn.Parameter(part)
+    shared, own = dropout_seeds(seed, row, column, tensor)
+    torch.manual_seed(shared)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.chunk(len(ranks) // tensor)[row].to(device())
+                           for each in batch_at(tokens, step, 24, 8, seed))
+        x = copy_to_region(model["embed"](inputs).flatten(1), inside)
+        with own_random(own):
+            h = F.dropout(F.relu(model["up"](x)), p)
+        y = F.dropout(reduce_from_region(model["down"](h), inside), p)
+        loss = F.cross_entropy(model["head"](y), targets[:, -1])
+        optimizer.zero_grad()
+        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, group=across)
+            weight.grad /= len(ranks) // tensor
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {n: w.detach() for n, w in model.named_parameters()}}
+
+
+def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
+    """A GPT of four blocks is trained, each rank a stage; one matrix is its embedding and its head.
+
+    Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
+    """
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    R, first, last = len(ranks), rank == 0, rank == len(ranks) - 1
+    torch.manual_seed(seed)
+    config = GPTConfig(n_ctx=16, n_embd=32, n_layer=4)
+    model = keep_layers(GPT(config), range(6 * rank // R, 6 * (rank + 1) // R)).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    ends = None
+    if R > 1 and (first or last):
+        ends = dist.new_group([ranks[0], ranks[-1]], use_local_synchronization=True)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.to(device()) for each in batch_at(tokens, step, 8, 16, seed))
+        x = inputs if first else torch.empty(8, 16, config.n_embd, device=device())
+        if not first:
+            dist.recv(x, group=group, group_src=rank - 1)
+            x.requires_grad_()
+        y = model(x, targets if last else None)
+        gradient = torch.empty_like(y)
+        if not last:
+            dist.send(y.detach(), group=group, group_dst=rank + 1)
+            dist.recv(gradient, group=group, group_src=rank + 1)
+        optimizer.zero_grad()
+        y.backward(None if last else gradient)
+        if not first:
+            dist.send(x.grad, group=group, group_dst=rank - 1)
+        if ends:
+            end = model.token if first else model.head
+            dist.all_reduce(end.weight.grad, group=ends)
+        optimizer.step()
+        losses += [y.item()] if last else []
+    return {"losses": losses, "weights": {n: w.detach() for n, w in model.named_parameters()}}
+
+
+def gathered_model(steps=24, lr=1.0, seed=0, group=None):
+    """A small language model is trained: each rank keeps a shard of it, and gathers all of it for
+    each step.
+
+    Returns {"losses": [of all rows], "held_out": [after each fourth step], "weights": all}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(),
+                          nn.Linear(64, 256)).to(device())
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    shard, ahead = nn.Parameter(flat.chunk(R)[rank].clone()), torch.empty_like(flat)
+    shard.grad = torch.empty_like(shard)
+    optimizer = torch.optim.SGD([shard], lr, momentum=0.5)
+    text, losses, held_out = text_file(os.__file__), [], []
+    unseen, following = (each.to(device()) for each in held_out_batch(text.held_out, 48, 8))
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(text.train, step, 48, 8, seed))
+        loss = F.cross_entropy(model(inputs), targets[:, -1]) / R
+        gradients = torch.autograd.grad(loss, model.parameters())
+        gradient = nn.utils.parameters_to_vector(gradients)
+        dist.reduce_scatter_single(shard.grad, gradient, group=group)
+        optimizer.step()
+        coming = dist.all_gather_single(ahead, shard.detach(), group=group, async_op=True)
+        loss = loss.detach()
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+        coming.wait()
+        flat.copy_(ahead)
+        if step % 4 == 3:
+            with torch.no_grad():
+                held_out.append(F.cross_entropy(model(unseen), following[:, -1]).item())
+    return {"losses": losses, "held_out": held_out, "weights": flat}
+
+
+def sharded_gpt(steps=16, lr=0.01, seed=0, group=None):
+    """A GPT is trained under torch's fully_shard.
+
+    Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(n_ctx=16, n_embd=32)).to(device())
+    mesh = DeviceMesh.from_group(group, device().type) if group else None
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(tokens, step, 12, 16, seed))
+        loss = model(inputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss = loss.detach() / R
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {name: weight.full_tensor().detach()
+                                          for name, weight in model.named_parameters()}}
+
+
+def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
+    """A small language model is trained, its gradient clipped; each rank's optimizer has a shard.
+
+    Returns {"losses": [of all rows], "norms": [before clipping], "weights": all}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(),
+                          nn.Linear(64, 256)).to(device())
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    shard = nn.Parameter(flat.chunk(R)[rank].clone())
+    shard.grad = torch.empty_like(shard)
+    optimizer = torch.optim.SGD([shard], lr, momentum=0.9)
+    tokens, losses, norms = text_file(os.__file__).train, [], []
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(tokens, step, 48, 8, seed))
+        loss = F.cross_entropy(model(inputs), targets[:, -1]) / R
+        gradients = torch.autograd.grad(loss, model.parameters())
+        gradient = nn.utils.parameters_to_vector(gradients)
+        dist.reduce_scatter_single(shard.grad, gradient, group=group)
+        square = shard.grad.square().sum()
+        dist.all_reduce(square, group=group)
+        norm = square.sqrt()
+        shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        optimizer.step()
+        dist.all_gather_single(flat, shard.detach(), group=group)
+        loss = loss.detach()
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return {"losses": losses, "norms": norms, "weights": flat}
