@@ -38,8 +38,8 @@ def _compared(program, look, *situations, trial=None):
         seen = call() if groups == ALL else located(where, call)
         for members in groups:
             look(where, _settings(settings, members), [seen[rank] for rank in members])
-        yield f"as one process {where}: {', '.join(f'{k}={v}' for k, v in _settings(
-            settings, groups[-1]).items())}"
+        shown = ", ".join(f"{name}={value}" for name, value in _settings(settings, members).items())
+        yield f"as one process, {where}, with {shown}"
 
 
 def _settings(settings, members):
@@ -93,7 +93,7 @@ def _look_at_wide_layer(where, settings, values):
     steps, T = settings["steps"], settings["tensor"]
     counts = [len(got["masks"]) for got in values]
     expect(set(counts) == {2 * steps}, f"{where}: F.dropout is called {counts[0]} times in {steps} "
-           "steps, not twice a step", "Keep both, by F.dropout or nn.Dropout: masks are read there.")
+           "steps, not twice a step", "Keep both, as F.dropout or nn.Dropout: the masks are read.")
     wide, narrow = ([got["masks"][first::2] for got in values] for first in (0, 1))
     _look_at_masks(f"{where}, tensor={T}", T, wide, narrow)
     masks = [[(torch.cat([wide[rank + t][step] for t in range(T)], 1), narrow[rank][step])
@@ -101,8 +101,8 @@ def _look_at_wide_layer(where, settings, values):
     losses, weights = wide_alone(steps, RATE["wide_layer"], settings["seed"], masks)
     for rank, got in enumerate(values):
         at = f"{where}, tensor={T}: rank {rank}"
-        _same(f"{at}: the losses", got["losses"], losses[rank // T], hint="It drops by right masks, "
-              "and computes otherwise than one process with the same masks.")
+        _same(f"{at}: the losses", got["losses"], losses[rank // T], hint="The masks are "
+              "right. One process that drops the same computes something else.")
         for name, right in weights.items():
             dim = {"up.weight": 0, "down.weight": 1}.get(name)
             right = right if dim is None else right.chunk(T, dim)[rank % T]
@@ -145,8 +145,8 @@ def _look_at_staged_gpt(where, settings, values):
     if len(values) > 1:
         apart = (first["token.weight"] - last["head.weight"]).abs().max().item()
         expect(apart < 1e-6, f"{where}: after {settings['steps']} steps token.weight of the first "
-               f"and head.weight of the last are up to {apart:.2g} apart", "They begin alike. Which "
-               "gradients has each of them had?")
+               f"and head.weight of the last are up to {apart:.2g} apart", "They begin alike. "
+               "Which gradients has each of them had?")
     name, slips = f"{where}: the shared matrix", {}
     if not torch.allclose(first["token.weight"], right["token.weight"], atol=1e-6):
         slips = {f"trained by {what}": (alone(tied=both)[1]["token.weight"], hint)
@@ -200,7 +200,7 @@ def _look_at_sharded_gpt(where, settings, values):
     (losses, right), (_, start) = alone(settings["steps"]), alone(0)
     for rank, got in enumerate(values):
         at = f"{where}, rank {rank} of {len(values)}"
-        still = [name for name, weight in got["weights"].items() if torch.equal(weight, start[name])]
+        still = [name for name in got["weights"] if torch.equal(got["weights"][name], start[name])]
         expect(not still, f"{at}: {len(still)} of {len(got['weights'])} weights are what they were "
                f"before training: {', '.join(still[:3])} ...", "Does the optimizer have them? "
                "Compare its parameters with the model's, by `is`.")
@@ -225,6 +225,8 @@ def _look_at_flat_model(where, settings, values):
     R, alone = len(values), partial(flat_alone, **settings | {"lr": RATE["flat_model"]})
     right = alone()
     own = torch.stack([part.norm() for part in right["gradient"].chunk(R)])
+    logged = [f"{got['norms'][0]:.3g}" for got in values]
+    hint = f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else ""
     for rank, got in enumerate(values):
         _same(f"{where}, rank {rank} of {R}: the norm of step 0", got["norms"][0],
               right["norms"][0], {
@@ -233,7 +235,7 @@ def _look_at_flat_model(where, settings, values):
                   "the sum of the shards' norms": (own.sum(), "Norms do not add up; squares do."),
                   "the largest of the shards' norms": (own.max(), "That is a part of the vector."),
                   "the root of the mean square": (own.norm() / R**0.5, "Squares add up; a mean of "
-                                                  "them is too small.")})
+                                                  "them is too small.")}, hint)
     _each(where, values, "norms", right["norms"], hint="That of step 0 is right. By which norm is "
           "the gradient clipped?")
     _each(where, values, "losses", right["losses"])
@@ -265,7 +267,7 @@ SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
         "keeps those that it was given.",
         "Make the optimizer after the last fully_shard, that of the root: it has the embedding.")),
     (sharded.flat_model, check_flat_model, (
-        "Compare the four ranks' norms of step 0 with that of one rank. What do their squares give?",
+        "Compare the norms of step 0 on four ranks with that of one rank. What do squares give?",
         "Each rank has a part of the vector. The norm of the vector follows from the parts' "
         "squares, and one factor scales all parts.",
         "square = shard.grad.square().sum(); all-reduce it in the group; norm = its root; "
