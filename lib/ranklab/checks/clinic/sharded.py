@@ -14,6 +14,7 @@ from ranklab.checks.beside import expect, located
 from ranklab.checks.clinic.sharded_alone import flat_alone, gpt_alone, wide_alone
 from ranklab.checks.clinic.sharded_causes import PREDICTIONS_OF_SHARDED
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import GROUPS, explain, group_of_mine, on_ranks
 from ranklab.clinic import sharded
 from ranklab.meter import Traffic
@@ -30,7 +31,8 @@ RATE = {"wide_layer": 0.5, "staged_gpt": 0.01, "gathered_model": 1.0, "sharded_g
 def _compared(program, look, *situations, trial=None):
     """look(where, settings, what each rank of a group returned) holds in all situations.
 
-    situations  (ranks of each group, settings or function of a group's size that gives them)
+    situations  (ranks of each group, settings or function of a group's size that gives them):
+                groups that have other rows notice what comes from the other one
     """
     for groups, settings in situations:
         where = "on 4 ranks" if groups == ALL else "in groups of 1 and 3 ranks"
@@ -50,9 +52,9 @@ def _run(program, groups, settings):
     torch.set_default_dtype(torch.float64)  # the rank ends with this run
     group = None if groups == ALL else group_of_mine()
     members = next(each for each in groups if torch.distributed.get_rank() in each)
-    with Traffic() as traffic:
+    with Traffic() as traffic, Waits() as waits:
         got = program(**_settings(settings, members), group=group)
-    return got | {"calls": traffic.calls}
+    return got | {"calls": traffic.calls, "missing": waits.missing(traffic.calls.total())}
 
 
 def _run_with_masks(program, groups, settings):
@@ -85,7 +87,7 @@ def _each(where, values, name, right, slips=None, hint=""):
 def check_wide_layer(program):
     steps = {"steps": 4}
     return _compared(program, _look_at_wide_layer, (ALL, steps | {"tensor": 2, "seed": 0}),
-                     (GROUPS, lambda size: steps | {"tensor": size, "seed": 1}),
+                     (GROUPS, lambda size: steps | {"tensor": size, "seed": size}),
                      (ALL, steps | {"tensor": 1, "seed": 2}), trial=_run_with_masks)
 
 
@@ -134,7 +136,7 @@ def _look_at_masks(where, T, wide, narrow):
 
 def check_staged_gpt(program):
     return _compared(program, _look_at_staged_gpt, (ALL, {"steps": 4, "seed": 0}),
-                     (GROUPS, {"steps": 4, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 4, "seed": size}))
 
 
 def _look_at_staged_gpt(where, settings, values):
@@ -170,13 +172,14 @@ TIED = (("the mean of both gradients", lambda e, h: (e + h) / 2, "One matrix, us
 
 def check_gathered_model(program):
     return _compared(program, _look_at_gathered_model, (ALL, {"steps": 8, "lr": 1.0, "seed": 0}),
-                     (GROUPS, {"steps": 8, "lr": 0.3, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 8, "lr": 0.3, "seed": size}))
 
 
 def _look_at_gathered_model(where, settings, values):
     right = flat_alone(**settings, max_norm=float("inf"), momentum=0.5)
     for place, got in enumerate(values):
         at = f"{where}, rank {place} of {len(values)}"
+        all_awaited(got["missing"], at)
         _same(f"{at}: the loss of step 1", got["losses"][1], right["losses"][1], {
             "that of the first weights": (right["stale"][1], "Step 0 has changed the shards by "
                                           "then. Which numbers does the forward use?")})
@@ -192,7 +195,7 @@ def _look_at_gathered_model(where, settings, values):
 
 def check_sharded_gpt(program):
     return _compared(program, _look_at_sharded_gpt, (ALL, {"steps": 3, "seed": 0}),
-                     (GROUPS, {"steps": 3, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 3, "seed": size}))
 
 
 def _look_at_sharded_gpt(where, settings, values):
@@ -218,7 +221,7 @@ def _look_at_sharded_gpt(where, settings, values):
 def check_flat_model(program):
     return _compared(program, _look_at_flat_model,
                      (ALL, {"steps": 6, "max_norm": 0.5, "seed": 0}),
-                     (GROUPS, {"steps": 6, "max_norm": 1.2, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 6, "max_norm": 1.2, "seed": size}))
 
 
 def _look_at_flat_model(where, settings, values):
