@@ -13,9 +13,10 @@ from ranklab.engine import device
 
 # --- an epoch -------------------------------------------------------------------------------------
 
-RESUMES = (LAB, ("two stops", {"stops": (4, 9)}), ("a stop at the end of an epoch", {"stops": (6,)}),
+RESUMES = (LAB, ("two stops", {"stops": (4, 9)}), ("no stop", {"stops": ()}),
+           ("a stop at the end of an epoch", {"stops": (6,)}),
            ("three stops in the third epoch", {"stops": (13, 14, 16), "steps": 18}),
-           ("batch=100", {"stops": (9,), "batch": 100, "steps": 15}), ("no stop", {"stops": ()}))
+           ("batch=100", {"stops": (9,), "batch": 100, "steps": 15}))
 
 
 def _resumed(ranks, steps=12, stops=(), batch=120):
