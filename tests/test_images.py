@@ -63,7 +63,13 @@ def write_cifar(folder, kind, n=4):
 # --- digits ---------------------------------------------------------------------------------------
 
 def test_digits_are_real_standardised_and_always_the_same():
+    from sklearn.datasets import load_digits
+
     digits, again = data.digits(), data.find_images("digits")
+    labels = torch.cat([digits.train_labels, digits.held_out_labels])
+    assert labels.tolist() == load_digits().target.tolist()
+    pixels = torch.cat([digits.train, digits.held_out]).flatten(1).double()
+    assert np.corrcoef(pixels.flatten(), load_digits().data.flatten())[0, 1] > 1 - 1e-9
     assert digits.train.shape == (1437, 1, 8, 8) and digits.held_out.shape == (360, 1, 8, 8)
     assert digits.train.dtype == torch.float32 and digits.train_labels.dtype == torch.int64
     assert abs(digits.train.mean()) < 1e-5 and abs(digits.train.std() - 1) < 1e-3
