@@ -15,6 +15,7 @@ from ranklab.targets import IGNORE
 from ranklab.tensor_parallel import (
     ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, parallel_llama, tensor_parallel,
 )
+from ranklab.tensor_parallel.dropout import own_random
 from ranklab.tensor_parallel.plan import row
 from ranklab.tensor_parallel.regions import scatter_tokens
 from ranklab.tensor_parallel.split import split_of, take
@@ -171,6 +172,15 @@ def _dropped_by_the_loop():
 def test_the_loop_seeds_dropout_by_itself():
     first, second = launch(_dropped_by_the_loop, ranks=2)
     assert not torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+def test_every_one_of_eight_ranks_drops_other_numbers():
+    seen = set()
+    for rank in range(8):
+        torch.manual_seed(0)
+        with own_random(dropout_seeds(0, 0, rank, 8)[1]):
+            seen.add(tuple(torch.rand(4).tolist()))
+    assert len(seen) == 8
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import contextlib
 import torch
 from torch import nn
 
+from ranklab.models.initialise import seed_of
+
 SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to so many ranks
 
 
@@ -43,7 +45,7 @@ def own_random(own):
     draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed((own * 2**31 + draw) % 2**63)
+        torch.manual_seed(seed_of(own, draw))  # mixed: the CPU's generator reads 32 bits of it
         yield
 
 
