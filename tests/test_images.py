@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from ranklab import data
 from ranklab.data import images
@@ -75,6 +76,11 @@ def test_digits_are_real_standardised_and_always_the_same():
     assert abs(digits.train.mean()) < 1e-5 and abs(digits.train.std() - 1) < 1e-3
     assert torch.bincount(digits.held_out_labels, minlength=10).min() >= 30  # every class is there
     assert torch.equal(digits.train, again.train) and torch.equal(digits.held_out, again.held_out)
+    theirs = load_digits()  # digits() reads its file only
+    assert torch.cat([digits.train_labels, digits.held_out_labels]).tolist() == [*theirs.target]
+    pixels = torch.from_numpy(theirs.images).float()
+    mine = torch.cat([digits.train, digits.held_out])[:, 0] * pixels[:1437].std(correction=0)
+    torch.testing.assert_close(mine + pixels[:1437].mean(), pixels, rtol=1e-5, atol=1e-5)
 
 
 # --- MNIST ----------------------------------------------------------------------------------------

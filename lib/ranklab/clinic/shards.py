@@ -1,0 +1,41 @@
+"""Files of a data store, with their checksums; one of them has been damaged since it was written."""
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+
+from ranklab.data.images import digits
+from ranklab.engine import device
+
+LOG = b"GET /shards/21 404 NOT FOUND RETRY IN 5 SECONDS\nGET /shards/21"
+SIZE = 32  # images in a file
+
+
+class Shard(NamedTuple):
+    """A file of a data store: float16 images, then a byte for each label; and its checksum."""
+
+    content: bytes
+    sha256: str
+
+    def batch(self):
+        """(images, labels) on this rank's device."""
+        y = torch.frombuffer(bytearray(self.content[-SIZE:]), dtype=torch.uint8)
+        x = torch.frombuffer(bytearray(self.content[:-SIZE]), dtype=torch.float16)
+        return x.view(SIZE, 64).float().to(device()), y.long().to(device())
+
+
+def stored_shards(damage=((21, 1024, LOG),)):
+    """The Shards of the handwritten digits, as they come from the store.
+
+    damage  (number of the shard, where, bytes that stand there now): it came after the checksum
+    """
+    images = digits()
+    parts = zip(images.train.flatten(1).half().split(SIZE), images.train_labels.byte().split(SIZE))
+    written = [x.numpy().tobytes() + y.numpy().tobytes() for x, y in parts if len(y) == SIZE]
+    sums = [hashlib.sha256(content).hexdigest() for content in written]
+    for number, at, other in damage:
+        content = bytearray(written[number])
+        content[at:at + len(other)] = other
+        written[number] = bytes(content)
+    return [*map(Shard, written, sums)]
