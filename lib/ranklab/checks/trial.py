@@ -39,7 +39,7 @@ def under_test(exercise):
         _under_test.reset(token)
 
 
-def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
+def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
     """The values of `trial(*args)` on all ranks; what the learner's code breaks is a Mistake."""
     exercise = _under_test.get()
     answer = exercise and (exercise.answer.__module__, exercise.name)
@@ -51,7 +51,8 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT):
                       "can't travel: an open file, a lock, a generator.") from None
     try:
         limit = round(timeout * patience())
-        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=limit, stall=STALL)
+        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=limit, stall=STALL,
+                      preload=preload)
     except HangError as hang:
         doing = hang.failures
         raise Mistake(f"{where} it does not end: {hang}", why_hang(doing),
