@@ -6,11 +6,13 @@ runs a program that knows nothing of it. Ranks that `launch` starts are observed
 variable is set. Nothing is sent between ranks.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import runpy
 import sys
+import types
 import weakref
 from pathlib import Path
 
@@ -28,15 +30,39 @@ STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, a
 DETAILS = 50  # steps: after these, every 50th has marks of all parameters
 
 
+def observed(fn):
+    """What calls `fn`, and says how it ended. This rank, whose group is up, is observed."""
+    observer = begin()
+
+    def call(*args):
+        with ending(observer):
+            return fn(*args)
+
+    return call
+
+
+@contextlib.contextmanager
+def ending(observer):
+    """How the block ended is written."""
+    try:
+        yield
+    except BaseException as error:
+        is_good = isinstance(error, SystemExit) and not error.code
+        observer.lines.write("fate", "returned" if is_good else f"raised {error!r}"[:300])
+        raise
+    observer.lines.write("fate", "returned")
+
+
 def begin():
-    """This rank, whose group is up, is observed until it leaves the group."""
+    """The Observer of this rank, whose group is up."""
     rank = dist.get_rank()
     folder = Path(os.environ["RANKLAB_DIAGNOSE"], os.environ.get("MASTER_PORT", "0"))
     while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
         folder = folder.with_name(folder.name + "+")
     observer = Observer(folder, rank)
-    for patch in (_optimizers, _modules, _backward, _collectives, _files, _samplers, _end):
+    for patch in (_optimizers, _modules, _backward, _collectives, _files, _samplers):
         patch(observer)
+    return observer
 
 
 def wrapped(owner, name, make):
@@ -153,8 +179,9 @@ def _after_backward(observer):
 
 def _collectives(observer):
     """Who waits where, and what nobody has waited for."""
-    for name, function in inspect.getmembers(dist, inspect.isfunction):
-        if "async_op" in inspect.signature(function).parameters:
+    for name, function in [*vars(dist).items()]:
+        is_function = type(function) is types.FunctionType
+        if is_function and "async_op" in inspect.signature(function).parameters:
             wrapped(dist, name, lambda real: _noting(observer, real))
 
     def waiting(real):
@@ -187,7 +214,7 @@ def _noting(observer, real):
     return call
 
 
-# --- files, samplers, the end ---------------------------------------------------------------------
+# --- files, samplers --------------------------------------------------------------------------------
 
 def _files(observer):
     def loading(real):
@@ -228,34 +255,27 @@ def _samplers(observer):
     wrapped(DistributedSampler, "__iter__", iterating)
 
 
-def _end(observer):
-    def destroying(real):
-        def destroy_process_group(group=None):
-            if group is None:
-                observer.lines.write("end")
-            return real(group)
-        return destroy_process_group
-
-    wrapped(dist, "destroy_process_group", destroying)
-
-
 def main():
     """The program of the command line runs, and is observed from the moment its group is up."""
+    stack = contextlib.ExitStack()
+
     def starting(real):
         def init_process_group(*args, **options):
             value = real(*args, **options)
-            begin()
+            observer = begin()
+            stack.enter_context(ending(observer))
             return value
         return init_process_group
 
     wrapped(dist, "init_process_group", starting)
     sys.argv[:] = sys.argv[1:]
-    if sys.argv[0] == "-m":
-        sys.argv[:] = sys.argv[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(sys.argv[0]).parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    with stack:
+        if sys.argv[0] == "-m":
+            sys.argv[:] = sys.argv[1:]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ class Observer:
                     self._norm() if is_one and reduces else 0.0)
         self.lines.write("call", *call)
         if op.name == "reduce_scatter" and not self.in_backward:
-            out = tensors_in(list(given.values())[0])
-            self.scattered |= {place(tensor): [call.op] for tensor in out}
+            out = next((given[name] for name in given if name.startswith("out")), ())
+            self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
 
     def _group(self, given, op):
         handle = given.get("process_group", given.get("group_name"))

@@ -78,8 +78,8 @@ class Rank:
     loads: list = field(default_factory=list)  # (steps so far, the step that it holds, bits)
     saves: list = field(default_factory=list)
     passes: list = field(default_factory=list)  # (sampler, epoch, whether it shuffles)
-    waits: str = ""  # the line at which it waits now
-    ended: bool = False  # it has left its group
+    waits: str = ""  # the line at which it waits, or waited when it was ended
+    fate: str = ""  # "returned", "raised ...", or "": it was ended
     half: bool = False  # it computed in float16
 
     def in_group(self, name):
@@ -130,7 +130,7 @@ READERS = {
     "wait": lambda rank, line: setattr(rank, "waits", line),
     "back": lambda rank: setattr(rank, "waits", ""),
     "half": lambda rank: setattr(rank, "half", True),
-    "end": lambda rank: setattr(rank, "ended", True),
+    "fate": lambda rank, word: setattr(rank, "fate", word),
 }
 
 
