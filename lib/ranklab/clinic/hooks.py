@@ -77,8 +77,8 @@ def _optimizers(observer):
     def adding(real):
         def add_param_group(self, group):
             real(self, group)
-            if all(one is not self for one in observer.optimizers):
-                observer.optimizers.append(self)
+            if all(each() is not self for each in observer.optimizers):
+                observer.optimizers.append(weakref.ref(self))
         return add_param_group
 
     wrapped(torch.optim.Optimizer, "add_param_group", adding)
@@ -206,7 +206,7 @@ def _noting(observer, real):
         try:
             work = real(*args, **options)
         finally:
-            observer.reduction = "SUM"
+            observer.reduction = None
         if isinstance(work, dist.Work):
             observer.pending[id(work)] = work, here(), reduces
         return work

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 SAMPLE = 1 << 16  # elements of a tensor that `dot` and `bits` look at
-ROWS = 64  # examples of a batch that have bits of their own
+ROWS = 256  # examples of a batch that have bits of their own
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGE = 2**63 - 1
 

@@ -31,7 +31,7 @@ class Observer:
         self.thread = threading.get_ident()
         self.optimizers, self.steps, self.pending = [], 0, {}
         self.numbers, self.groups = {}, set()  # of calls in each group
-        self.reduction = "SUM"  # of the call that Python is in
+        self.reduction = None  # of the function of torch.distributed that runs
         self.in_backward, self.is_half = False, False
         self.alive, self.validated = {}, {}
         self.model = None
@@ -50,7 +50,8 @@ class Observer:
 
     def parameters(self):
         """Of all optimizers, each once."""
-        found = {id(p): p for optimizer in self.optimizers for group in optimizer.param_groups
+        self.optimizers = [each for each in self.optimizers if each()]
+        found = {id(p): p for each in self.optimizers for group in each().param_groups
                  for p in group["params"]}
         return list(found.values())
 
@@ -73,7 +74,7 @@ class Observer:
         reduces = "reduce" in op.name
         is_one = sum(tensor.numel() for tensor in tensors) == 1
         call = Call(-1 if is_message else self.numbers[group], group, op.name,
-                    self.reduction if reduces else "", given.get("root_rank", op.peer), here(),
+                    (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer), here(),
                     self.steps, self.backwards, self.in_backward,
                     self._which(tensors[0]) if tensors else "", mark_of(*tensors),
                     self._norm() if is_one and reduces else 0.0)
@@ -94,12 +95,12 @@ class Observer:
 
     def _which(self, tensor):
         if self.places is None:
-            self.places = {}
-            for number, p in enumerate(self.parameters()):
-                self.places[place(p)] = f"weight {number}"
-                if p.grad is not None:
-                    self.places[place(p.grad)] = f"gradient {number}"
-        return self.places.get(place(tensor), "")
+            self.places = {place(x): (kind, number, p)
+                           for number, p in enumerate(self.parameters())
+                           for kind, x in (("weight", p), ("gradient", p.grad)) if x is not None}
+        kind, number, p = self.places.get(place(tensor), ("", 0, None))
+        now = p.grad if kind == "gradient" else p  # what was freed may have left its place
+        return f"{kind} {number}" if now is not None and place(now) == place(tensor) else ""
 
     def _norm(self):
         return math.hypot(*(plain(p.grad).double().norm().item() for p in self.parameters()
@@ -211,7 +212,8 @@ class Observer:
                 self.scattered[place(tensor)].append(float(by)**power if is_number else math.nan)
 
     def _look_copy_(self, args, result):
-        self.scattered.pop(place(args[0]), None) if self.scattered else None
+        if self.scattered and self.reduction is None:  # else it is gloo's own
+            self.scattered.pop(place(args[0]), None)
 
 
 def place(tensor):
