@@ -7,6 +7,7 @@ that a learner forgot, and hide the bug.
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -87,6 +88,8 @@ def _run(rank, job_fd, store_fd, waiting) -> bytes:
         fn, args = pickle.load(content)
     os.close(job_fd)
     waiting.begin(job.timeout, ship.path_of(store_fd))
+    if "RANKLAB_DIAGNOSE" in os.environ:  # a later part of the library, which only this names
+        fn = importlib.import_module("ranklab.clinic.hooks").observed(fn)
     waiting.channel.send(b"s")  # started, and so are all others: the time of the call begins
     value = fn(*args)
     _wait_for_device()

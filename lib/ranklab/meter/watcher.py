@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class Watcher(TorchDispatchMode):
     """While it is on, told(func, args, kwargs, result) is called after each op of its thread and
-    of backward's threads.
+    of backward's threads; and asked(func, args, kwargs), if given, before it.
     """
 
     supports_higher_order_operators = True
@@ -17,14 +17,16 @@ class Watcher(TorchDispatchMode):
         # False would make torch run compiled functions uncompiled, in the block and ever after.
         return True
 
-    def __init__(self, owner, told):
+    def __init__(self, owner, told, asked=None):
         super().__init__()
-        self.owner, self.told = owner, told
+        self.owner, self.told, self.asked = owner, told, asked
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(_has_handler(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if self.asked:
+            self.asked(func, args, kwargs)
         result = func(*args, **kwargs)
         self.told(func, args, kwargs, result)
         return result

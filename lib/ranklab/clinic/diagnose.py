@@ -1,0 +1,101 @@
+"""diagnose: which of the known diseases a run has, by what its ranks have shown (symptoms.py).
+
+The first four functions are exercises of lab 16: each finds a disease in plain lists of numbers.
+Below them, and in stopped.py, trained.py and kept.py, a detector takes [Rank, ...] and returns a
+sentence of evidence, or None. Evidence has numbers: what was seen, and what should have been.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """A disease, and the sentence that proves it."""
+
+    disease: str
+    evidence: str
+
+
+def first_difference(calls):
+    """The number of the first call of a group that is not the same on all its ranks; None if they
+    are alike, as far as each rank has come.
+
+    calls  {rank: [what it called, ...]}; the lists may have different lengths
+    lab    16
+    """
+    for number in range(max(map(len, calls.values()), default=0)):
+        here = {each[number] for each in calls.values() if len(each) > number}
+        if len(here) > 1:
+            return number
+    return None
+
+
+def circle_of_waits(waits):
+    """[rank, ...] that wait for one another in a circle, each for the next one, the last for the
+    first; the smallest rank stands first. [] where there is no circle.
+
+    waits  {rank: set of ranks that it waits for}; a rank that waits for nobody may be left out
+    lab    16
+    """
+    def walk(path):
+        for other in sorted(waits.get(path[-1], ())):
+            if other == path[0]:
+                return path
+            if other > path[0] and other not in path and (found := walk([*path, other])):
+                return found
+        return []
+
+    return next((found for rank in sorted(waits) if (found := walk([rank]))), [])
+
+
+def own_limit(norms, tolerance=1e-3):
+    """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
+
+    It is the largest that is seen, and two ranks or more have it in the same step. Clipped by the
+    norm of all shards together, the squares of the ranks' norms add up to its square, so that no
+    two of them can have it.
+    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike
+    lab    16
+    """
+    limit = max((norm for step in norms for norm in step if math.isfinite(norm)), default=0)
+    at_limit = [sum(norm >= limit * (1 - tolerance) for norm in step) for step in norms]
+    is_clipped = limit > 0 and sum(count >= 2 for count in at_limit) >= max(2, len(norms) / 10)
+    return limit if is_clipped else None
+
+
+def steps_behind(used, held, tolerance=1e-9):
+    """How many steps older the weights are that the model uses than those that optimizers hold: the
+    smallest number that explains all steps but a tenth. None where no number of steps does.
+
+    used  [sum of the weights in the forward of step 0, of step 1, ...]
+    held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the
+          two are equal up to `tolerance` times the larger one
+    lab   16
+    """
+    for behind in range(len(used) // 2):
+        pairs = [*zip(used[behind:], held)]
+        wrong = sum(not math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
+        if wrong <= len(pairs) / 10:
+            return behind
+    return None
+
+
+# --- the list of all detectors --------------------------------------------------------------------
+
+def diagnose(ranks, before=()):
+    """[Finding, ...] for the Ranks of one run; [] where none of the known diseases is seen.
+
+    before  the Ranks of another run to compare with: of fewer ranks, or the one that this resumes
+    """
+    from ranklab.clinic import kept, stopped, trained
+
+    if not ranks:
+        return []
+    stops = stopped.DETECTORS
+    found = [Finding(name, said) for name, look in stops.items() if (said := look(ranks))]
+    for module in (trained, kept):
+        for name, look in module.DETECTORS.items():
+            said = look(ranks, before) if name in module.COMPARE else look(ranks)
+            if said:
+                found.append(Finding(name, said))
+    return found

@@ -1,0 +1,282 @@
+"""A rank is observed: hooks and wrappers that hand what happens to its Observer.
+
+    RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks [-m] PROGRAM ARGUMENTS
+
+runs a program that knows nothing of it. Ranks that `launch` starts are observed wherever that
+variable is set. Nothing is sent between ranks.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import runpy
+import sys
+import types
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data.distributed import DistributedSampler
+
+from ranklab.clinic.marks import bits_of_rows, mark_of, plain
+from ranklab.clinic.observer import Observer, here, place
+from ranklab.clinic.symptoms import Step
+
+STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, as people call it
+DETAILS = 50  # steps: after these, every 50th has marks of all parameters
+
+
+def observed(fn):
+    """What calls `fn`, and says how it ended. This rank, whose group is up, is observed."""
+    observer = begin()
+
+    def call(*args):
+        with ending(observer):
+            return fn(*args)
+
+    return call
+
+
+@contextlib.contextmanager
+def ending(observer):
+    """How the block ended is written."""
+    try:
+        yield
+    except BaseException as error:
+        is_good = isinstance(error, SystemExit) and not error.code
+        observer.lines.write("fate", "returned" if is_good else f"raised {error!r}"[:300])
+        raise
+    observer.lines.write("fate", "returned")
+
+
+def begin():
+    """The Observer of this rank, whose group is up."""
+    rank = dist.get_rank()
+    folder = Path(os.environ["RANKLAB_DIAGNOSE"], os.environ.get("MASTER_PORT", "0"))
+    while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
+        folder = folder.with_name(folder.name + "+")
+    observer = Observer(folder, rank)
+    for patch in (_optimizers, _modules, _backward, _collectives, _files, _samplers):
+        patch(observer)
+    return observer
+
+
+def wrapped(owner, name, make):
+    """`owner.name` is replaced by make(the old one)."""
+    real = getattr(owner, name)
+    setattr(owner, name, functools.wraps(real)(make(real)))
+
+
+# --- the optimizer --------------------------------------------------------------------------------
+
+def _optimizers(observer):
+    def adding(real):
+        def add_param_group(self, group):
+            real(self, group)
+            if all(each() is not self for each in observer.optimizers):
+                observer.optimizers.append(weakref.ref(self))
+        return add_param_group
+
+    wrapped(torch.optim.Optimizer, "add_param_group", adding)
+    optimizers.register_optimizer_step_pre_hook(lambda *about: _before_step(observer, about[0]))
+    optimizers.register_optimizer_step_post_hook(lambda *about: _after_step(observer, about[0]))
+
+
+def _before_step(observer, optimizer):
+    with _disable_current_modes(), torch.no_grad():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        whole = observer.steps < DETAILS or observer.steps % DETAILS == 0
+        model = observer.model and observer.model()
+        own = {id(p) for p in observer.parameters()}
+        names = {id(p): name for name, p in model.named_parameters()} if model else {}
+        outside = [p for p in (model.parameters() if model else ())
+                   if p.grad is not None and id(p) not in own]
+        factors = [observer.scattered.get(place(p.grad)) for p in params if p.grad is not None]
+        observer.step = dict(
+            number=observer.steps, backwards=observer.backwards, seconds=observer.seconds,
+            rate=max(float(group["lr"]) for group in optimizer.param_groups),
+            names=[names.get(id(p), "") for p in params],
+            weights=[mark_of(p) for p in params] if whole else [],
+            local=[observer.local.get(id(p)) for p in params] if whole else [],
+            final=[p.grad if p.grad is None else mark_of(p.grad) for p in params] if whole else [],
+            factors=factors, losses=observer.losses, values=observer.values, rows=observer.rows,
+            largest=observer.largest, masks=observer.masks, sums=observer.sums,
+            pending=[line for _, line, reduces in observer.pending.values() if reduces],
+            outside=len(outside),
+            embeddings=[i for i, p in enumerate(params) if place(p) in observer.embed])
+
+
+def _after_step(observer, optimizer):
+    with _disable_current_modes(), torch.no_grad():
+        params = [plain(p) for group in optimizer.param_groups for p in group["params"]]
+        finite = all(bool(p.isfinite().all()) for p in params)
+        observer.lines.write("step", *Step(**observer.step, finite=finite,
+                                           memory=observer.bytes_alive()))
+    observer.steps += 1
+    observer.begin_step()
+
+
+# --- the model and backward -----------------------------------------------------------------------
+
+def _modules(observer):
+    depth = [0]
+
+    def before(module, args):
+        depth[0] += 1
+        if depth[0] == 1 and torch.is_grad_enabled() and not observer.in_backward:
+            with _disable_current_modes(), torch.no_grad():
+                _enters(observer, module, args)
+
+    def after(module, args, output):
+        depth[0] -= 1
+
+    torch.nn.modules.module.register_module_forward_pre_hook(before)
+    torch.nn.modules.module.register_module_forward_hook(after, always_call=True)
+
+
+def _enters(observer, module, args):
+    """A batch enters the model."""
+    batch = next((each for each in args if isinstance(each, torch.Tensor) and each.dim()), None)
+    if batch is not None:
+        observer.rows.append(bits_of_rows(batch))
+        if batch.is_floating_point() and batch.numel():
+            observer.largest = max(observer.largest, plain(batch).abs().max().item())
+    if not observer.sums and observer.optimizers:
+        observer.model = weakref.ref(module)
+        observer.sums = [sum(mark_of(p).sum for p in some if p.requires_grad)
+                         for some in (module.parameters(), observer.parameters())]
+
+
+def _backward(observer):
+    def running(real):
+        def _engine_run_backward(*args, **options):
+            outer, observer.in_backward = observer.in_backward, True
+            try:
+                return real(*args, **options)
+            finally:
+                observer.in_backward = outer
+                if not outer:
+                    _after_backward(observer)
+        return _engine_run_backward
+
+    wrapped(torch.autograd, "_engine_run_backward", running)
+
+
+def _after_backward(observer):
+    observer.backwards += 1
+    observer.places = None
+    if observer.steps < DETAILS or observer.steps % DETAILS == 0:
+        with _disable_current_modes(), torch.no_grad():
+            observer.local = {id(p): mark_of(p.grad) for p in observer.parameters()
+                              if p.grad is not None}
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+def _collectives(observer):
+    """Who waits where, and what nobody has waited for."""
+    for name, function in [*vars(dist).items()]:
+        is_function = type(function) is types.FunctionType
+        if is_function and "async_op" in inspect.signature(function).parameters:
+            wrapped(dist, name, lambda real: _noting(observer, real))
+
+    def waiting(real):
+        def wait(work, *args, **options):
+            observer.pending.pop(id(work), None)
+            observer.lines.write("wait", here())
+            value = real(work, *args, **options)
+            observer.lines.write("back")
+            return value
+        return wait
+
+    wrapped(dist.Work, "wait", waiting)
+
+
+def _noting(observer, real):
+    reduces = "reduce" in real.__name__
+
+    def call(*args, **options):
+        ops = [each for each in (*args, *options.values())
+               if isinstance(each, (dist.ReduceOp, dist.ReduceOp.RedOpType))]
+        observer.reduction = str(getattr(ops[0], "op", ops[0])).rpartition(".")[2] if ops else "SUM"
+        try:
+            work = real(*args, **options)
+        finally:
+            observer.reduction = None
+        if isinstance(work, dist.Work):
+            observer.pending[id(work)] = work, here(), reduces
+        return work
+
+    return call
+
+
+# --- files, samplers --------------------------------------------------------------------------------
+
+def _files(observer):
+    def loading(real):
+        def load(*args, **options):
+            content = real(*args, **options)
+            observer.lines.write("load", *_version(observer, content))
+            return content
+        return load
+
+    def saving(real):
+        def save(content, *args, **options):
+            observer.lines.write("save", *_version(observer, content))
+            return real(content, *args, **options)
+        return save
+
+    wrapped(torch, "load", loading)
+    wrapped(torch, "save", saving)
+
+
+def _version(observer, content):
+    """(steps so far, the step that it says, bits of all its tensors)"""
+    from ranklab.meter.storage import tensors_in
+
+    said = content if isinstance(content, dict) else {}
+    step = next((int(said[name]) for name in STEP_NAMES
+                 if isinstance(said.get(name), (int, float, torch.Tensor))), None)
+    with _disable_current_modes(), torch.no_grad():
+        return observer.steps, step, mark_of(*tensors_in(content)).bits
+
+
+def _samplers(observer):
+    def iterating(real):
+        def __iter__(self):
+            observer.lines.write("pass", id(self), self.epoch, self.shuffle)
+            return real(self)
+        return __iter__
+
+    wrapped(DistributedSampler, "__iter__", iterating)
+
+
+def main():
+    """The program of the command line runs, and is observed from the moment its group is up."""
+    stack = contextlib.ExitStack()
+
+    def starting(real):
+        def init_process_group(*args, **options):
+            value = real(*args, **options)
+            observer = begin()
+            stack.enter_context(ending(observer))
+            return value
+        return init_process_group
+
+    wrapped(dist, "init_process_group", starting)
+    sys.argv[:] = sys.argv[1:]
+    with stack:
+        if sys.argv[0] == "-m":
+            sys.argv[:] = sys.argv[1:]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

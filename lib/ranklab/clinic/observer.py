@@ -1,0 +1,229 @@
+"""Observer: what a rank's ops tell, from one optimizer step to the next. hooks.py puts it in."""
+
+import math
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ranklab.clinic.marks import mark_of, plain
+from ranklab.clinic.symptoms import Call, Lines, Loss
+from ranklab.meter.ops import NAMESPACES, read_ops
+from ranklab.meter.storage import tensors_in
+from ranklab.meter.watcher import Watcher
+
+GIVEN = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
+MESSAGES = ("send", "recv")
+MASKS = 16  # of a step
+SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance
+NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
+                   "ranklab.clinic.hooks", "ranklab.engine", "ranklab.meter")
+
+
+class Observer:
+    """What this thread computes is seen from now on, and what it sends is written at once."""
+
+    def __init__(self, folder, rank):
+        self.lines = Lines(folder, rank)
+        self.thread = threading.get_ident()
+        self.optimizers, self.steps, self.pending = [], 0, {}
+        self.numbers, self.groups = {}, set()  # of calls in each group
+        self.reduction = None  # of the function of torch.distributed that runs
+        self.in_backward, self.is_half = False, False
+        self.alive, self.validated = {}, {}
+        self.model = None
+        self.known = {}  # op -> what looks at it
+        self.last = time.thread_time()
+        self.begin_step()
+        Watcher(self, self.told, self.asked).__enter__()
+
+    def begin_step(self):
+        """From here on the next step is observed."""
+        self.backwards, self.seconds, self.largest = 0, 0.0, 0.0
+        self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
+        self.local, self.embed, self.scattered = {}, set(), {}
+        self.fresh = {}  # storage of a mask -> its place in masks
+        self.places = None
+
+    def parameters(self):
+        """Of all optimizers, each once."""
+        self.optimizers = [each for each in self.optimizers if each()]
+        found = {id(p): p for each in self.optimizers for group in each().param_groups
+                 for p in group["params"]}
+        return list(found.values())
+
+    # --- before an op -----------------------------------------------------------------------------
+
+    def asked(self, func, args, kwargs):
+        if func.namespace in NAMESPACES:
+            self._work_ends()
+            for op in read_ops(func, args, kwargs):
+                self._write_call(op, func, args, kwargs)
+            self.last = time.thread_time()
+
+    def _write_call(self, op, func, args, kwargs):
+        given = dict(zip((one.name for one in func._schema.arguments), args)) | kwargs
+        group = self._group(given, op)
+        first = next((given[name] for name in GIVEN if name in given), next(iter(given.values())))
+        is_message = op.name in MESSAGES
+        tensors = [] if is_message else tensors_in(first)
+        self.numbers[group] = self.numbers.get(group, -1) + (not is_message)
+        reduces = "reduce" in op.name
+        is_one = sum(tensor.numel() for tensor in tensors) == 1
+        call = Call(-1 if is_message else self.numbers[group], group, op.name,
+                    (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer), here(),
+                    self.steps, self.backwards, self.in_backward,
+                    self._which(tensors[0]) if tensors else "", mark_of(*tensors),
+                    self._norm() if is_one and reduces else 0.0)
+        self.lines.write("call", *call)
+        if op.name == "reduce_scatter" and not self.in_backward:
+            out = next((given[name] for name in given if name.startswith("out")), ())
+            self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
+
+    def _group(self, given, op):
+        handle = given.get("process_group", given.get("group_name"))
+        if isinstance(handle, torch.ScriptObject):
+            handle = dist.ProcessGroup.unbox(handle)
+        name = getattr(handle, "group_name", handle)
+        if name not in self.groups:
+            self.groups.add(name)
+            self.lines.write("group", name, op.group)
+        return name
+
+    def _which(self, tensor):
+        if self.places is None:
+            self.places = {place(x): (kind, number, p)
+                           for number, p in enumerate(self.parameters())
+                           for kind, x in (("weight", p), ("gradient", p.grad)) if x is not None}
+        kind, number, p = self.places.get(place(tensor), ("", 0, None))
+        now = p.grad if kind == "gradient" else p  # what was freed may have left its place
+        return f"{kind} {number}" if now is not None and place(now) == place(tensor) else ""
+
+    def _norm(self):
+        return math.hypot(*(plain(p.grad).double().norm().item() for p in self.parameters()
+                            if p.grad is not None))
+
+    # --- after an op ------------------------------------------------------------------------------
+
+    def told(self, func, args, kwargs, result):
+        if threading.get_ident() != self.thread:
+            return
+        self._work_ends()
+        if func not in self.known:
+            name = func._schema.name.removeprefix("aten::")
+            self.known[func] = getattr(self, f"_look_{name}", None)
+        look = self.known[func]
+        if look:
+            look(args, result)
+        for tensor in (result,) if isinstance(result, torch.Tensor) else (
+                result if isinstance(result, (tuple, list)) else ()):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.alive:
+                    self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.last = time.thread_time()
+
+    def _work_ends(self):
+        """Since the last op this thread has worked; without a gradient it was no training."""
+        if self.in_backward or torch.is_grad_enabled():
+            self.seconds += time.thread_time() - self.last
+
+    def bytes_alive(self):
+        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        return sum(nbytes for _, nbytes in self.alive.values())
+
+    # --- ops that are looked at, by their names in aten ---------------------------------------------
+
+    def _look_nll_loss_forward(self, args, result):
+        if torch.is_grad_enabled():
+            self.values.append(result[0].sum().item())
+
+    def _look_nll_loss_backward(self, args, result):
+        gradient, _, targets, weight, reduction, ignored, *_ = args
+        if weight is None:  # all classes weigh the same
+            self._loss(gradient, targets, reduction, (targets != ignored).sum().item())
+
+    _look_nll_loss2d_forward = _look_nll_loss_forward
+    _look_nll_loss2d_backward = _look_nll_loss_backward
+
+    def _look_mse_loss_backward(self, args, result):
+        gradient, _, targets, reduction = args
+        self._loss(gradient, targets, reduction, targets.numel())
+
+    def _loss(self, gradient, targets, reduction, count):
+        if reduction:  # a mean (1) or a sum (2)
+            each = gradient.item() / (max(count, 1) if reduction == 1 else 1)
+            self.losses.append(Loss(count, each, mark_of(targets).bits))
+
+    def _look_mm(self, args, result):
+        if not self.is_half and result.dtype is torch.float16:
+            self.is_half = True
+            self.lines.write("half")
+
+    _look_addmm = _look_mm
+
+    def _look_embedding(self, args, result):
+        self.embed.add(place(args[0]))
+
+    def _look_bernoulli_(self, args, result):
+        """A mask of dropout, on a CPU; what it is applied to comes with the next product."""
+        if torch.is_grad_enabled() and len(self.masks) < MASKS and result.numel() >= SMALLEST:
+            self.fresh[place(result)] = len(self.masks)
+            self.masks.append([mark_of(result != 0).bits, None])
+
+    def _look_mul(self, args, result):
+        for mask, other in (args, args[::-1]) if self.fresh else ():
+            if isinstance(mask, torch.Tensor) and isinstance(other, torch.Tensor):
+                number = self.fresh.pop(place(mask), None)
+                if number is not None:
+                    self.masks[number][1] = mark_of(other).bits
+
+    def _look_native_dropout(self, args, result):
+        if len(self.masks) < MASKS and result[1].numel() >= SMALLEST:
+            self.masks.append([mark_of(result[1]).bits, mark_of(args[0]).bits])
+
+    def _look_native_batch_norm(self, args, result):
+        """In eval() the statistics that it uses are written, a hundred times a step at most."""
+        count = self.validated[self.steps] = self.validated.get(self.steps, 0) + (not args[5])
+        if not args[5] and args[3] is not None and count <= 100:
+            mean = mark_of(args[3])
+            self.lines.write("norm", f"{self.steps}, {count}", mean.bits, mean.norm)
+
+    _look_cudnn_batch_norm = _look__native_batch_norm_legit = _look_native_batch_norm
+
+    def _look_div_(self, args, result):
+        self._scaled(args, -1)
+
+    def _look_mul_(self, args, result):
+        self._scaled(args, 1)
+
+    _look__foreach_div_, _look__foreach_mul_ = _look_div_, _look_mul_
+
+    def _scaled(self, args, power):
+        """What a reduce_scatter gave is multiplied."""
+        for tensor in tensors_in(args[0]) if self.scattered else ():
+            if place(tensor) in self.scattered:
+                by = args[1] if len(args) > 1 else math.nan
+                is_number = not isinstance(by, (torch.Tensor, list)) or (
+                    isinstance(by, torch.Tensor) and by.numel() == 1)
+                self.scattered[place(tensor)].append(float(by)**power if is_number else math.nan)
+
+    def _look_copy_(self, args, result):
+        if self.scattered and self.reduction is None:  # else it is gloo's own
+            self.scattered.pop(place(args[0]), None)
+
+
+def place(tensor):
+    """Where its numbers lie: the same for views of it."""
+    return plain(tensor).untyped_storage().data_ptr()
+
+
+def here():
+    """The line of the program that led to this: "train.py:31"."""
+    frame = sys._getframe(1)
+    while frame and (frame.f_globals.get("__name__") or "").startswith(NOT_THE_PROGRAM):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "?"
