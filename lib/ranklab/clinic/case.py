@@ -1,5 +1,6 @@
 """Case: an incident of the clinic. A mended program, and the edits that make it the broken one."""
 
+import ast
 import inspect
 import linecache
 import textwrap
@@ -46,6 +47,15 @@ class Case:
     def broken_source(self):
         """The text of the program as it was found."""
         return edited(self.program, self.edits)
+
+    def is_as_found(self, program):
+        """True where nothing but comments and empty lines differ; False where its text is unknown.
+        """
+        try:
+            text = textwrap.dedent(inspect.getsource(program))
+            return ast.dump(ast.parse(text)) == ast.dump(ast.parse(self.broken_source()))
+        except (OSError, TypeError, SyntaxError):
+            return False
 
     def broken(self):
         """That program, as a function."""

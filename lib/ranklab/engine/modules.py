@@ -62,5 +62,5 @@ def _stamp(name):
     try:
         file = os.stat(sys.modules[name].__file__)
         return file.st_mtime_ns, file.st_size
-    except OSError:
+    except (OSError, TypeError):  # of a package without __init__.py it is None
         return None

@@ -1,0 +1,38 @@
+"""The exercises and predictions of lab 16, in the order of the lab."""
+
+import functools
+from dataclasses import replace
+
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.detectors import DETECTORS
+from ranklab.checks.clinic.hangs import HANGS, PREDICTIONS_OF_HANGS
+from ranklab.checks.clinic.later import LATER, PREDICTIONS_OF_LATER
+from ranklab.checks.clinic.sharded import PREDICTIONS_OF_SHARDED, SHARDED
+from ranklab.checks.clinic.wrong import PREDICTIONS_OF_WRONG, WRONG
+from ranklab.clinic.all_cases import CASES
+
+__all__ = ["EXERCISES", "PREDICTIONS"]
+
+CASE = {case.name: case for case in CASES}
+
+
+def _to_mend(exercise):
+    """The exercise; its program as it was found is refused at once, and its cause is not told."""
+    case = CASE.get(exercise.name)
+    if case is None:
+        return exercise
+
+    @functools.wraps(exercise.check)
+    def check(program):
+        expect(not case.is_as_found(program), "it is as it was found, and does what is told of it",
+               "Find the cause first. Then mend the program in its cell.")
+        yield from exercise.check(program)
+
+    return replace(exercise, check=check)
+
+
+EXERCISES = tuple(map(_to_mend, (
+    *HANGS[:1], *DETECTORS[:1], *HANGS[1:2], *DETECTORS[1:2], *HANGS[2:3], *WRONG[-1:], *LATER[:1],
+    *HANGS[3:], *WRONG[:-1], *SHARDED, *DETECTORS[2:], *LATER[1:])))
+PREDICTIONS = (*PREDICTIONS_OF_HANGS, *PREDICTIONS_OF_WRONG, *PREDICTIONS_OF_SHARDED,
+               *PREDICTIONS_OF_LATER)

@@ -1,0 +1,139 @@
+"""The checks of the four detectors that the learner writes: what they must find, and must not."""
+
+import copy
+import random
+
+from ranklab.checks.beside import expect
+from ranklab.checks.exercise import Exercise
+from ranklab.clinic.diagnose import circle_of_waits, first_difference, own_limit, steps_behind
+
+
+def agree(fn, cases, args_of=lambda given: (given,)):
+    """Each of (given, right, hint) gets its right value, and what is given stays as it was."""
+    for given, right, hint in cases:
+        kept = copy.deepcopy(given)
+        value = fn(*args_of(given))
+        expect(value == right and type(value) is type(right),
+               f"for {shortened(kept)} it returns {value!r}, not {right!r}", hint)
+        expect(given == kept, "what it is given is changed", "Work on copies.")
+
+
+def shortened(given):
+    text = repr(given)
+    return text if len(text) <= 160 else f"{text[:150]} ..."
+
+
+def check_first_difference(first_difference):
+    alike = "As far as each rank has come: a list that ends is no difference, but those that go on " \
+            "are compared."
+    a, b, c = "all_reduce", "broadcast", ("reduce", 3)
+    agree(first_difference, (
+        ({0: [a, b], 1: [a, b]}, None, "Alike is None."), ({}, None, "No ranks, no difference."),
+        ({0: [], 1: []}, None, "No calls, no difference.")))
+    yield "None where all is alike"
+    agree(first_difference, (
+        ({0: [a, b], 1: [b, a]}, 0, "It is a number, from 0, and 0 is one."),
+        ({0: [a, b, a], 1: [a, b, b]}, 2, "Count from 0."),
+        ({2: [a, b, a], 5: [a, b, a], 7: [a, c, a]}, 1, "All ranks are to be looked at, also the "
+         "last one; their numbers need not be 0, 1, 2."),
+        ({0: [a, a, b], 1: [a, c, c]}, 1, "The first one counts.")))
+    yield "the first call that is not the same, whichever rank differs"
+    agree(first_difference, (
+        ({0: [a, b, c], 1: [a, b]}, None, alike), ({0: [a], 1: [a, b], 2: [a, c]}, 1, alike),
+        ({0: [], 1: [a, a], 2: [a, b]}, 1, alike)))
+    yield "lists of different lengths"
+
+
+def check_circle_of_waits(circle_of_waits):
+    agree(circle_of_waits, (
+        ({}, [], "Nobody waits."), ({0: {1}, 1: {2}}, [], "2 waits for nobody: that is no circle."),
+        ({3: {1}, 1: {0}, 2: {1}, 0: set()}, [], "Ways that meet are no circle.")))
+    yield "[] where there is none"
+    agree(circle_of_waits, (
+        ({0: {1}, 1: {0}}, [0, 1], "Two wait for one another."),
+        ({4: {2}, 2: {7}, 7: {4}}, [2, 7, 4], "The smallest rank stands first, and each waits for "
+         "the next one.")))
+    yield "the ranks in the order of their waits, the smallest first"
+    agree(circle_of_waits, (
+        ({0: {3}, 3: {5}, 5: {3}}, [3, 5], "0 only leads to the circle: it is not in it."),
+        ({0: {1, 2}, 1: {4}, 2: {5}, 5: {0}}, [0, 2, 5], "A rank may wait for several, and the "
+         "first way may lead nowhere."),
+        ({1: {2, 3}, 2: {3}, 3: {4}, 4: {2}}, [2, 3, 4], "Go back where a way ends, and try the "
+         "others.")))
+    yield "also where other ranks lead to it, and where ways end"
+    draw = random.Random(3)
+    ring = draw.sample(range(64), 12)
+    ring = ring[ring.index(min(ring)):] + ring[:ring.index(min(ring))]
+    waits = {rank: {after} for rank, after in zip(ring, ring[1:] + ring[:1])}
+    waits |= {rank: {draw.choice(ring)} for rank in set(range(64)) - set(ring)}
+    agree(circle_of_waits, ((waits, ring, "52 ranks wait for those of a circle of 12."),))
+    yield "a circle of 12 among 64 ranks"
+
+
+def check_own_limit(own_limit):
+    one = "Clipped by one norm for all, the squares of the ranks' norms add up to its square."
+    whole = [[0.6, 0.8, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5], [0.1, 0.7, 0.5, 0.5]]
+    free = [[3.1, 2.9, 3.3, 2.7], [2.8, 3.0, 2.6, 2.9], [2.5, 2.6, 2.2, 2.4]]
+    agree(own_limit, (([], None, "No steps, no limit."), (whole, None, one),
+                      (free, None, "Norms that are not alike are not clipped by their own.")))
+    yield "None where all are clipped together, or not at all"
+    own = [[1.0, 1.0, 0.4, 1.0], [0.9, 1.0, 1.0, 1.0], [0.3, 0.9999, 1.0, 0.2]]
+    agree(own_limit, (
+        (own, 1.0, "Two ranks or more have the same norm in one step, and none has more."),
+        ([[0.25, 0.25]] * 3 + [[0.1, 0.2]] * 5, 0.25, "Later steps are within the limit."),
+        ([[1.0, 0.9995], [0.9994, 0.9996]], 1.0, "Norms are rounded: alike up to `tolerance`."),
+        ([[float("nan"), 0.5, 0.5], [0.5, 0.5, float("inf")]], 0.5,
+         "Norms that are not finite say nothing.")))
+    yield "the limit, also where some steps are below it, or a norm is not finite"
+    agree(own_limit, (([[1.0, 1.0]] + free[:1] * 20, None, "Two alike, once, are chance."),
+                      ([[2.0, 2.0]] + [[1.0, 0.5]] * 30, None, "Once in 31 steps is chance.")))
+    yield "None for what happens once"
+
+
+def check_steps_behind(steps_behind):
+    held = [10.0 + 0.37 * step + 0.01 * step**2 for step in range(20)]
+
+    def late(steps, spoilt=()):
+        used = held[:1] * steps + held[:20 - steps]
+        return [x + 1 if step in spoilt else x for step, x in enumerate(used)]
+
+    hint = "used[step] is held[step - behind]: the smallest number that fits nearly all steps."
+    pairs = [((late(behind), held), behind, hint) for behind in (0, 1, 3)]
+    agree(steps_behind, pairs, lambda given: given)
+    yield "0 where nothing is stale, and how many steps otherwise"
+    tenth = "A tenth of the steps may differ: evaluations, a first step."
+    agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, tenth),
+                         ((late(0, spoilt=(0, 9)), held), 0, tenth)), lambda given: given)
+    yield "a tenth of the steps may differ"
+    other = [x + 0.5 for x in held]
+    agree(steps_behind, (((other, held), None, "Nothing fits: None."),
+                         (([x * (1 + 1e-12) for x in held], held), 0, "Equal up to `tolerance`."),
+                         (([x * (1 + 1e-6) for x in held], held), None, "`tolerance` is small.")),
+          lambda given: given)
+    yield "None where nothing fits; equal up to the tolerance"
+
+
+DETECTORS = (
+    Exercise(first_difference, check_first_difference, hints=(
+        "Which ranks have a call of this number at all?",
+        "For each number: the set of the calls of all ranks that have come so far. Two in it are a "
+        "difference.",
+        "len({each[number] for each in calls.values() if len(each) > number}) > 1")),
+    Exercise(circle_of_waits, check_circle_of_waits, hints=(
+        "Begin at a rank and go where it waits. When are you in a circle, and when at an end?",
+        "Go on from the last rank of a path to each rank that it waits for: the first of the path "
+        "closes the circle. Where all ways end, go back.",
+        "A function walk(path) that returns a circle or []; only over ranks larger than path[0], "
+        "so that the smallest stands first, and each circle is found once.")),
+    Exercise(own_limit, check_own_limit, hints=(
+        "What have several ranks in common, if each has clipped for itself?",
+        "The largest finite norm of all is the limit. In how many steps do two ranks or more have "
+        "it?",
+        "At least two steps, and a tenth of all, with two ranks at limit * (1 - tolerance) or "
+        "more.")),
+    Exercise(steps_behind, check_steps_behind, hints=(
+        "If the model uses weights of the step before, with which number of `held` do you compare "
+        "used[5]?",
+        "Try 0, 1, 2, ...: compare used[behind:] with held, and count what differs.",
+        "math.isclose(a, b, rel_tol=tolerance) for zip(used[behind:], held); a tenth may differ.")),
+)

@@ -1,0 +1,39 @@
+"""Wrong detectors: each the library's with one edit."""
+
+from mutants import mutant
+
+from ranklab.clinic.diagnose import circle_of_waits, first_difference, own_limit, steps_behind
+
+WRONG = [
+    mutant(first_difference, "range(max(map(len, calls.values()), default=0))",
+           "range(min(map(len, calls.values()), default=0))", says="those that go on are compared"),
+    mutant(first_difference, "if len(here) > 1:", "if len(here) > 1 and number:",
+           says="It is a number, from 0"),
+    mutant(first_difference, "here = {each[number] for each in calls.values() "
+           "if len(each) > number}", "here = {each[number] if len(each) > number else None "
+           "for each in calls.values()}", says="a list that ends is no difference"),
+    mutant(first_difference, "return number", "return number + 1", says="from 0"),
+    mutant(circle_of_waits, "            if other > path[0] and other not in path and (found := "
+           "walk([*path, other])):\n                return found\n",
+           "            if other not in path:\n                return walk([*path, other])\n",
+           says="the first way may lead nowhere", called="no_way_back"),
+    mutant(circle_of_waits, "if other == path[0]:", "if other in path:", called="whole_path",
+           says="0 only leads to the circle"),
+    mutant(circle_of_waits, "sorted(waits) if", "sorted(waits, reverse=True) if",
+           "if other > path[0] and other", "if other", says="Two wait for one another"),
+    mutant(circle_of_waits, "waits.get(path[-1], ())", "waits[path[-1]]",
+           says="KeyError|2 waits for nobody", called="waits_for_nobody"),
+    mutant(own_limit, "count >= 2", "count >= 1", says="once, are chance"),
+    mutant(own_limit, "if math.isfinite(norm)), default=0)", "), default=0)",
+           says="not finite say nothing"),
+    mutant(own_limit, "max(2, len(norms) / 10)", "1", says="Once in 31 steps"),
+    mutant(own_limit, "norm >= limit * (1 - tolerance)", "norm == limit",
+           says="alike up to `tolerance`"),
+    mutant(steps_behind, "range(len(used) // 2)", "range(1, len(used) // 2)",
+           says="the smallest number that fits"),
+    mutant(steps_behind, "if wrong <= len(pairs) / 10:", "if not wrong:",
+           says="A tenth of the steps may differ"),
+    mutant(steps_behind, "rel_tol=tolerance", "rel_tol=1e-3", says="`tolerance` is small"),
+    mutant(steps_behind, "zip(used[behind:], held)", "zip(used, held[behind:])",
+           says="the smallest number that fits nearly all", called="the_wrong_way"),
+]
