@@ -8,6 +8,7 @@ sentence of evidence, or None. Evidence has numbers: what was seen, and what sho
 import math
 from typing import NamedTuple
 
+from ranklab.clinic.symptoms import by_optimizer
 
 class Finding(NamedTuple):
     """A disease, and the sentence that proves it."""
@@ -89,13 +90,12 @@ def diagnose(ranks, before=()):
     """
     from ranklab.clinic import kept, stopped, trained
 
-    if not ranks:
-        return []
-    stops = stopped.DETECTORS
-    found = [Finding(name, said) for name, look in stops.items() if (said := look(ranks))]
-    for module in (trained, kept):
+    found = {}
+    for module in (stopped, trained, kept):
         for name, look in module.DETECTORS.items():
-            said = look(ranks, before) if name in module.COMPARE else look(ranks)
-            if said:
-                found.append(Finding(name, said))
-    return found
+            more = [before] if name in module.COMPARE else []
+            for part in [ranks] if name in module.WHOLE else by_optimizer(ranks):
+                said = name not in found and look(part, *more)
+                if said:
+                    found[name] = Finding(name, said)
+    return list(found.values())

@@ -8,6 +8,7 @@ variable is set. Nothing is sent between ranks.
 
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import runpy
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.distributed import DistributedSampler
 
 from ranklab.clinic.marks import bits_of_rows, mark_of, plain
-from ranklab.clinic.observer import Observer, here, place
+from ranklab.clinic.observer import SMALLEST, Observer, here, place
 from ranklab.clinic.symptoms import Step
 
 STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, as people call it
@@ -97,7 +98,7 @@ def _before_step(observer, optimizer):
                    if p.grad is not None and id(p) not in own]
         factors = [observer.scattered.get(place(p.grad)) for p in params if p.grad is not None]
         observer.step = dict(
-            number=observer.steps, backwards=observer.backwards, seconds=observer.seconds,
+            number=observer.steps, optimizer=observer.number_of(optimizer), backwards=observer.backwards, seconds=observer.seconds,
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[mark_of(p) for p in params] if whole else [],
@@ -105,7 +106,7 @@ def _before_step(observer, optimizer):
             final=[p.grad if p.grad is None else mark_of(p.grad) for p in params] if whole else [],
             factors=factors, losses=observer.losses, values=observer.values, rows=observer.rows,
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
-            pending=[line for _, line, reduces in observer.pending.values() if reduces],
+            pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
             embeddings=[i for i, p in enumerate(params) if place(p) in observer.embed])
 
@@ -117,6 +118,7 @@ def _after_step(observer, optimizer):
         observer.lines.write("step", *Step(**observer.step, finite=finite,
                                            memory=observer.bytes_alive()))
     observer.steps += 1
+    observer.pending.clear()
     observer.begin_step()
 
 
@@ -186,7 +188,7 @@ def _collectives(observer):
 
     def waiting(real):
         def wait(work, *args, **options):
-            observer.pending.pop(id(work), None)
+            observer.pending = [each for each in observer.pending if each[0]() is not work]
             observer.lines.write("wait", here())
             value = real(work, *args, **options)
             observer.lines.write("back")
@@ -208,7 +210,8 @@ def _noting(observer, real):
         finally:
             observer.reduction = None
         if isinstance(work, dist.Work):
-            observer.pending[id(work)] = work, here(), reduces
+            is_gradient = reduces and observer.given >= SMALLEST  # and not a loss, say, for the log
+            observer.pending.append((weakref.ref(work), here(), is_gradient))
         return work
 
     return call
@@ -278,5 +281,5 @@ def main():
             runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the module that the ranks' lines are known to come from
+    importlib.import_module("ranklab.clinic.hooks").main()

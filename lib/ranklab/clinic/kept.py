@@ -5,7 +5,7 @@ from collections import Counter
 from statistics import median
 
 from ranklab.clinic.diagnose import own_limit, steps_behind
-from ranklab.clinic.trained import replicas, together
+from ranklab.clinic.trained import together
 
 LARGEST = 20  # times the largest number of all other batches: no data is so by itself
 LOUD = 5  # times the usual loss
@@ -56,16 +56,10 @@ def optimizer_before_sharding(ranks):
 
 def shard_norm(ranks):
     """Each rank clips by the norm of what it has itself."""
-    if len(ranks) < 2 or replicas(ranks):
-        finals = []
-    else:
-        finals = [[math.hypot(*(mark.norm for mark in step.final if mark)) for step in steps]
-                  for steps in together(ranks)]
-    given = [[math.hypot(*(c.mark.norm for c in r.calls if c.step == step and c.mark.numel > 1
-                           and c.kind in ("reduce_scatter", "all_reduce") and c.backwards
-                           and not c.in_backward)) for r in ranks]
-             for step in range(min((len(r.steps) for r in ranks), default=0))]
-    for norms, what in ((finals, "that its optimizer takes"), (given, "that it gives to others")):
+    for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
+        norms = [list({tuple(mark.bits for mark in marks): math.hypot(*(m.norm for m in marks))
+                       for r, step in zip(ranks, steps) if (marks := of(r, step))}.values())
+                 for steps in together(ranks)]  # ranks with the same gradient count once
         limit = own_limit(norms)
         if limit:
             at = sum(norm >= limit * 0.999 for step in norms for norm in step)
@@ -73,6 +67,16 @@ def shard_norm(ranks):
                     f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
                     "its own")
     return None
+
+
+def _final(rank, step):
+    return [mark for mark in step.final if mark]
+
+
+def _given(rank, step):
+    return [call.mark for call in rank.calls if call.step == step.number and call.backwards
+            and call.kind in ("reduce_scatter", "all_reduce") and not call.in_backward
+            and call.mark.numel > 1]
 
 
 def fp16_nan(ranks):
@@ -164,4 +168,5 @@ def _save_of(rank, bits):
 DETECTORS = {each.__name__: each for each in (
     stale_weights, optimizer_before_sharding, shard_norm, fp16_nan, memory_growth, corrupt_shard,
     data_twice, old_shard)}
+WHOLE = ("fp16_nan", "corrupt_shard", "data_twice", "old_shard")
 COMPARE = ("data_twice",)

@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 SAMPLE = 1 << 16  # elements of a tensor that `dot` and `bits` look at
 ROWS = 256  # examples of a batch that have bits of their own
@@ -33,15 +34,22 @@ def mark_of(*tensors):
 
 
 def _mark(tensor):
+    if not is_here(tensor):
+        return Mark(0, 0.0, 0.0, 0.0, 0)
     flat = plain(tensor).reshape(-1)
     n = flat.numel()
-    if n == 0:
-        return Mark(0, 0.0, 0.0, 0.0, 0)
     some = flat[::-(-n // SAMPLE)].contiguous()
     direction, _ = _random(len(some), some.device)
     wide = flat.double()
     dot = direction @ some.double()
     return Mark(n, wide.sum().item(), wide.norm().item(), dot.item(), _bits(some[None]).item())
+
+
+def is_here(tensor):
+    """It has numbers: it is not empty, not without memory, and its memory was not given back."""
+    tensor = plain(tensor)
+    return (tensor.numel() > 0 and tensor.device.type != "meta"
+            and not isinstance(tensor, FakeTensor) and tensor.untyped_storage().nbytes() > 0)
 
 
 def plain(tensor):

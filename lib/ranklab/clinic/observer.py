@@ -4,12 +4,13 @@ import math
 import sys
 import threading
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ranklab.clinic.marks import mark_of, plain
+from ranklab.clinic.marks import is_here, mark_of, plain
 from ranklab.clinic.symptoms import Call, Lines, Loss
 from ranklab.meter.ops import NAMESPACES, read_ops
 from ranklab.meter.storage import tensors_in
@@ -18,7 +19,7 @@ from ranklab.meter.watcher import Watcher
 GIVEN = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
 MESSAGES = ("send", "recv")
 MASKS = 16  # of a step
-SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance
+SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
                    "ranklab.clinic.hooks", "ranklab.engine", "ranklab.meter")
 
@@ -29,9 +30,11 @@ class Observer:
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
         self.thread = threading.get_ident()
-        self.optimizers, self.steps, self.pending = [], 0, {}
+        self.optimizers, self.steps, self.pending = [], 0, []
+        self.order = weakref.WeakKeyDictionary()  # optimizer -> its number
         self.numbers, self.groups = {}, set()  # of calls in each group
         self.reduction = None  # of the function of torch.distributed that runs
+        self.given = 0  # numbers, to that
         self.in_backward, self.is_half = False, False
         self.alive, self.validated = {}, {}
         self.model = None
@@ -47,6 +50,10 @@ class Observer:
         self.local, self.embed, self.scattered = {}, set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places = None
+
+    def number_of(self, optimizer):
+        """Of an optimizer, which keeps it."""
+        return self.order.setdefault(optimizer, len(self.order))
 
     def parameters(self):
         """Of all optimizers, each once."""
@@ -79,6 +86,7 @@ class Observer:
                     self._which(tensors[0]) if tensors else "", mark_of(*tensors),
                     self._norm() if is_one and reduces else 0.0)
         self.lines.write("call", *call)
+        self.given = call.mark.numel
         if op.name == "reduce_scatter" and not self.in_backward:
             out = next((given[name] for name in given if name.startswith("out")), ())
             self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
@@ -116,7 +124,7 @@ class Observer:
             name = func._schema.name.removeprefix("aten::")
             self.known[func] = getattr(self, f"_look_{name}", None)
         look = self.known[func]
-        if look:
+        if look and all(is_here(x) for x in args[:2] if isinstance(x, torch.Tensor)):
             look(args, result)
         for tensor in (result,) if isinstance(result, torch.Tensor) else (
                 result if isinstance(result, (tuple, list)) else ()):

@@ -108,6 +108,8 @@ def straggler(ranks):
 
 DETECTORS = {each.__name__: each for each in (
     collective_order, rank_branch, communicator_order, sync_every_micro_step, straggler)}
+WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all of a run at once
+COMPARE = ()
 
 
 def whereabouts(ranks):

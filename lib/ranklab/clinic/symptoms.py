@@ -7,7 +7,7 @@ it did. This file says what the lines are. Numbers of tensors are Marks (marks.p
 import itertools
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class Step(NamedTuple):
     """A step of an optimizer. Lists with marks have one for each parameter."""
 
     number: int
+    optimizer: int  # the number of the one that takes it
     backwards: int  # since the step before
     seconds: float  # of the main thread at work on the CPU: not in validation, not waiting
     rate: float  # the largest learning rate
@@ -85,6 +86,14 @@ class Rank:
     def in_group(self, name):
         """Its collectives there, in order."""
         return [call for call in self.calls if call.group == name and call.number >= 0]
+
+
+def by_optimizer(ranks):
+    """The same ranks for each optimizer, the first that stepped first, with its steps alone."""
+    orders = [list(dict.fromkeys(step.optimizer for step in r.steps)) for r in ranks]
+    for i in range(max(map(len, orders), default=0)):
+        yield [replace(r, steps=[step for step in r.steps if step.optimizer in order[i:i + 1]])
+               for r, order in zip(ranks, orders)]
 
 
 def read(folder):

@@ -232,6 +232,7 @@ def _batch(run, i):
 DETECTORS = {each.__name__: each for each in (
     wrong_reduction, unsynchronised_start, same_data, learning_rate, batch_norm, token_mean,
     dropout_seeds, tied_weights)}
+WHOLE = ("same_data", "batch_norm")
 COMPARE = ("learning_rate",)
 
 

@@ -1,0 +1,105 @@
+"""`ranklab diagnose`: a program runs and is observed; then it says which known diseases it has.
+
+What is observed: ranklab.clinic.hooks. How it is judged: ranklab.clinic.diagnose.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from ranklab.clinic.diagnose import diagnose
+from ranklab.clinic.stopped import whereabouts
+from ranklab.clinic.symptoms import read
+from ranklab.engine import torchrun
+
+WATCHED = "RANKLAB_DIAGNOSE"
+
+
+def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None):
+    """The program has run, and what is found is printed. Returns 0 where nothing is.
+
+    what    a .py file or a module; or a folder that `keep` or a job has filled
+    ranks   start so many by torchrun; None: the program launches its own
+    keep    a folder for what is observed
+    before  such a folder, of a run to compare with
+    error   ValueError: there is no such program, or nothing was observed
+    """
+    with contextlib.ExitStack() as stack:
+        if Path(what).is_dir():
+            folder, ended = what, ""
+        else:
+            folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ranklab-"))
+            ended = _run(_words(what), arguments, ranks, timeout, folder)
+        runs = [read(path) for path in _launches(folder)]
+        earlier = [read(path) for path in _launches(before)] if before else [()]
+        for name, launches in ((folder, runs), (before, earlier)):
+            if not launches:
+                raise ValueError(f"{what}: no ranks were observed" + (
+                    "; --ranks N starts them by torchrun" if name is not before else " before"))
+        found = [_judge(run, earlier[-1], ended, i, len(runs)) for i, run in enumerate(runs, 1)]
+    if ended:
+        print(f"The program did not end well: {ended}")
+    if not before:
+        print("(One run does not show whether its learning rate fits its batch: see --before.)")
+    return int(any(found) or bool(ended))
+
+
+def _words(what):
+    """Python's own for this program: a file's, or a module's; also of one in this folder."""
+    if what.endswith(".py") and Path(what).is_file():
+        return [what]
+    sys.path.insert(0, "")  # as `python -m` does, and a console script does not
+    try:
+        if find_spec(what) is not None:
+            return ["-m", what]
+    except (ImportError, ValueError, AttributeError):
+        pass
+    finally:
+        sys.path.pop(0)
+    raise ValueError(f"{what!r} is no module, no .py file, and no folder")
+
+
+def _run(words, arguments, ranks, timeout, folder):
+    """The program has run; returns how it ended, "" where it ended well."""
+    old = os.environ.get(WATCHED)
+    os.environ[WATCHED] = str(Path(folder).absolute())
+    try:
+        if ranks:
+            print(torchrun("-m", "ranklab.clinic.hooks", *words, *arguments, ranks=ranks,
+                           timeout=timeout), end="")
+            return ""
+        code = subprocess.run([sys.executable, *words, *arguments], timeout=timeout).returncode
+        return f"exit code {code}" if code else ""
+    except (RuntimeError, TimeoutError) as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"it was not done after {timeout:g} s"
+    finally:
+        os.environ.pop(WATCHED)
+        if old is not None:
+            os.environ[WATCHED] = old
+
+
+def _launches(folder):
+    """The folders of its launches, in order."""
+    files = {path.parent: path.stat().st_mtime_ns
+             for path in sorted(Path(folder).glob("**/rank*.0.jsonl"))}
+    return sorted(files, key=files.get)
+
+
+def _judge(ranks, before, ended, launch, of):
+    """What is found in one launch is printed; returns True where there is something."""
+    found = diagnose(ranks, before)
+    print((f"launch {launch} of {of}: " if of > 1 else "") +
+          f"{len(ranks)} ranks, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
+          f"{max(len(r.calls) for r in ranks)} collectives and messages: "
+          + ("" if found else "none of the known diseases is seen"))
+    for disease, evidence in found:
+        print(f"  {disease}\n    {evidence}")
+    if ended and launch == of:
+        print(*(f"  {line}" for line in whereabouts(ranks)), sep="\n")
+    return bool(found)
