@@ -312,7 +312,7 @@ check(clinic_two_scores_cause=...)
 two_scores = check(two_scores)
 
 # %% [markdown]
-# DDP broadcasts rank 0's buffers before each forward (`broadcast_buffers=True`): then the ranks agree, and evaluate with what rank 0 saw. Statistics of the whole batch need SyncBatchNorm, or a norm that knows no batch.
+# DDP broadcasts rank 0's buffers before each forward, unless told otherwise: then the ranks agree, and evaluate with what rank 0 saw. Statistics of the whole batch need SyncBatchNorm, or a norm that knows no batch.
 
 # %% [markdown]
 # ### 4.x A curve for each number of ranks

@@ -65,7 +65,7 @@ PREDICTIONS_OF_WRONG = (
            "counts a quarter. One mean over all 1,145 is 5.5052, for any number of ranks and "
            "pieces.",
            "a sum of four ranks' means would be 22, and the first loss is 5.5023",
-           "their targets are -100, which cross_entropy leaves out: a line alone, with nothing to "
-           "fill up, has the same loss",
+           "their targets are -100, which cross_entropy leaves out: all 24 lines together or each "
+           "alone, the sum over the tokens, divided by 1,145, is 5.5052",
            "that moves 5.5 in its seventh digit; here it is the fourth"),
 )
