@@ -74,6 +74,9 @@ def test_a_rate_that_one_rank_takes_is_too_large_and_the_log_is_not_the_checkpoi
                                                       program=GATHERED_MODEL.program)
     assert max(broken[0]["losses"]) > 100 > 6 > max(mended[0]["losses"])
     assert broken[0]["losses"][1] > 5.5 > 5.3 > mended[0]["losses"][1]
+    for settings in ({"lr": 0.0}, {"lr": 100.0}, {"ranks": 1}):  # step 0 is not in it
+        again = trained(GATHERED_MODEL, steps=2, **settings)[0]
+        assert again["losses"] == pytest.approx(broken[0]["losses"][:2], rel=1e-5)
     slow = trained(GATHERED_MODEL, lr=0.25)[0]
     assert max(slow["losses"]) < 6 and slow["losses"][-1] < slow["losses"][0] - 0.5
     for is_right, got in ((False, slow), (True, mended[0])):

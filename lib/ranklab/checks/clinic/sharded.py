@@ -260,7 +260,7 @@ SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
         "A group of the first and the last rank; after backward, before the step, an all-reduce of "
         "the shared matrix's gradient in it. A single rank has nothing to do.")),
     (sharded.gathered_model, check_gathered_model, (
-        "Compare the loss of step 1 with that of one rank. Which weights give this number?",
+        "Run two steps with lr=0 and with lr=100. Which weights give the loss of step 1?",
         "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
         "arrive come into the model? Then the same for the evaluation.",
         "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate.")),

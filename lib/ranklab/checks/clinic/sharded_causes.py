@@ -33,14 +33,14 @@ PREDICTIONS_OF_SHARDED = (
            ("with steps=0 token.weight and head.weight are equal bit for bit",
             "after one step all weights of the blocks are within 1e-6 of those of one rank",
             "the stages have 35 names in all: the 34 of one rank, and head.weight, the copy")),
-    _cause(GATHERED_MODEL, "Of which weights is the loss of step 1? Change what may depend on "
-           "the step before: lr=0, lr=100.",
-           "The loss of step 1 is 5.610 with lr=0, lr=1 and lr=100: step 0 is not in it. One rank "
-           "has 5.204.",
-           ("a sum would be a larger step, and the loss of step 1 depends on no step: with lr=0 "
-            "it is 5.610, too",
-            "one rank trains well by this rate with the same 48 rows: 3.69 at the end",
-            "the gathered weights are the same on all ranks, bit for bit, after each step")),
+    _cause(GATHERED_MODEL, "Does it diverge on one rank, too? What does the loss of step 1 "
+           "depend on: change the rate to 0, to 100.",
+           "The loss of step 1 is 5.610 with lr=0, lr=1 and lr=100: step 0 is not in it.",
+           ("one rank has nothing to add up, and its losses are the same: 5.628, 5.610, 5.112",
+            "the loss of step 1 is 5.610 with lr=0 and with lr=100: it is no matter of the size "
+            "of a step",
+            "one rank has one shard, in no order, and its losses are the same: 5.628, 5.610, "
+            "5.112")),
     _cause(SHARDED_GPT, "Which weights does the step change? Count what is there before it: "
            "gradients, and the optimizer's parameters.",
            "With lr=1 the losses are those of lr=0.01 to the last digit, and none of the model's "
