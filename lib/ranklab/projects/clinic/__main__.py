@@ -1,0 +1,39 @@
+"""A round through the clinic: all programs run under observation, and are diagnosed.
+
+    python -m ranklab.projects.clinic
+    python -m ranklab.projects.clinic --case half_digits --form found
+
+Of your own program: ranklab diagnose train.py --ranks 4. At full size the same, under torchrun on
+each node: RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks train.py.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from ranklab.clinic.all_cases import CASES
+from ranklab.options import option
+from ranklab.projects.clinic.ward import FORMS, report, round_of
+from ranklab.projects.runner import Options as Command
+from ranklab.projects.runner import Project, Shown
+
+
+@dataclass(frozen=True)
+class Options(Command):
+    """What the command takes."""
+
+    case: str | None = option(None, "one program", choices=(None, *(each.name for each in CASES)))
+    form: str | None = option(None, "one form", choices=(None, *FORMS))
+
+
+def act(options, _):
+    visits = round_of([options.form] if options.form else FORMS, [options.case] if options.case
+                      else ())
+    missed = sum(not each.is_right() for each in visits)
+    return Shown(report(visits), code=int(missed > len(visits) // 8))
+
+
+project = Project(__package__, __doc__, Options, act)
+main = project.main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The ward: programs run under observation; what diagnose says of each, beside what it has."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from ranklab.clinic import diagnose as detectors
+from ranklab.clinic.all_cases import CASES
+from ranklab.clinic.symptoms import read
+from ranklab.engine import HangError, RankError, launch
+
+STALL = 2.0  # seconds without any work: a hang
+FORMS = ("found", "variant", "mended")  # the stub, the same disease elsewhere, the answer
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What was seen at one program.
+
+    disease  that it has; "" where it is mended
+    found    names of the diseases that were diagnosed
+    evidence of the right one, or of the first
+    """
+
+    case: str
+    form: str
+    disease: str
+    found: tuple
+    evidence: str
+
+    def is_right(self):
+        return (self.disease in self.found) if self.disease else not self.found
+
+
+def observe(program, ranks=4, **settings):
+    """The Ranks of `program`, which has run under observation; also of one that hangs or fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=folder):
+            try:
+                launch(lambda: program(**settings) and None, ranks=ranks, stall=STALL)
+            except (HangError, RankError):
+                pass  # what the ranks did until then is there
+        launches = sorted({path.parent for path in Path(folder).glob("**/rank*.0.jsonl")})
+        return read(launches[-1]) if launches else []
+
+
+def visit(case, form="found", **own):
+    """A Visit. own: detectors by name, which take the place of the library's."""
+    program = {"found": case.broken, "variant": case.variant, "mended": lambda: case.program}[form]()
+    ranks = observe(program, case.ranks)
+    with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
+        found = detectors.diagnose(ranks)
+    disease = "" if form == "mended" else case.disease
+    said = {each.disease: each.evidence for each in found}
+    evidence = said.get(disease) or next(iter(said.values()), "")
+    return Visit(case.name, form, disease, tuple(said), evidence)
+
+
+def round_of(forms=FORMS, names=(), **own):
+    """[Visit, ...] of all cases, or of those named."""
+    return [visit(case, form, **own) for case in CASES if not names or case.name in names
+            for form in forms]
+
+
+def report(visits):
+    """As text: of each program what was said, and how many were right."""
+    lines = []
+    for each in visits:
+        mark = "ok  " if each.is_right() else "MISS" if each.disease else "FALSE ALARM"
+        said = ", ".join(each.found) or "nothing"
+        lines.append(f"{mark} {each.case:20} {each.form:8} {said}")
+        if each.evidence:
+            lines.append(f"       {each.evidence}")
+    sick = [each for each in visits if each.disease]
+    well = [each for each in visits if not each.disease]
+    lines.append(f"found: {sum(map(Visit.is_right, sick))} of {len(sick)} sick programs; false "
+                 f"alarms: {len(well) - sum(map(Visit.is_right, well))} of {len(well)}")
+    return "\n".join(lines)
