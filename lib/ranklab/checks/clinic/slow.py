@@ -5,14 +5,15 @@ import contextlib
 import inspect
 import re
 from collections import Counter
+from functools import partial
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ranklab.checks.beside import GROUPINGS, beside, expect, on_groups
+from ranklab.checks.beside import GROUPINGS, expect, on_groups
 from ranklab.checks.clinic.causes import cause_of
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import explain, on_ranks
 from ranklab.clinic import slow
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
@@ -33,8 +34,12 @@ def _told(found):
     return {"losses": torch.tensor(found["losses"]), "weights": _flat(found["weights"].values())}
 
 
-def _all(alone, ranks):
-    return {name: [value] * ranks for name, value in alone.items()}
+def _as_alone(ranks, call, alone, hint):
+    """Looks at both turns. (beside.py counts handles, and torch's DDP waits for its own in C++.)"""
+    for turn, right in enumerate(alone):
+        found = {name: value.cpu() for name, value in call(turn).items()}
+        for name, value in right.items():
+            yield partial(explain, f"{ranks}: {name}", found[name], value, None, hint)
 
 
 def _trained(config, seed, batches):
@@ -73,8 +78,7 @@ def _large_trial(program, ranks):
                                                    if op.name not in ("broadcast", "barrier")]))
         return _told(found)
 
-    yield from beside(str(ranks), ranks, call, lambda turn: _all(alone[turn], ranks.size),
-                      advice=lambda _: LAST)
+    yield from _as_alone(ranks, call, alone, LAST)
     yield lambda: [_sends_once(str(ranks), *each) for each in seen] and None
 
 
@@ -103,6 +107,7 @@ def check_train_large_batch(program):
 FUNCTIONS = ({"steps": 1, "batch": 24, "longest": 512},
              {"steps": 1, "batch": 12, "longest": 300, "micro": 1, "seed": 1})
 FAIR = 1.25  # of a fair share; no rank has more, in training or in evaluation
+WHOLE = "All functions count, to their `longest` byte, and each token alike."
 LONG = ("What a rank has to do is its tokens, padding included. Share out those, in training and "
         "in evaluation, and keep neighbours in length together.")
 
@@ -154,8 +159,7 @@ def _functions_trial(program, ranks, alone):
                      for what, is_training in (("training", True), ("evaluation", False))})
         return _told(found) | {"held out": torch.tensor(found["held_out"])}
 
-    yield from beside(str(ranks), ranks, call, lambda turn: _all(alone[turn][0], ranks.size),
-                      advice=lambda _: "All functions count, whole, and each token alike.")
+    yield from _as_alone(ranks, call, [values for values, _ in alone], WHOLE)
     yield lambda: [(share, what, str(ranks)) for each in seen for what, share in each.items()]
 
 
