@@ -228,7 +228,7 @@ gathered_model = check(gathered_model)
 # > We moved a run to fully_shard. It has no error and no warning, and it has the speed that we hoped for. The loss stays where it begins, at that of a guess among 256 bytes, as long as we wait.
 
 # %%
-def sharded_gpt(steps=12, lr=0.01, seed=0, group=None):
+def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
     """A GPT is trained under torch's fully_shard.
 
     Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
@@ -260,7 +260,7 @@ def sharded_gpt(steps=12, lr=0.01, seed=0, group=None):
 # **Look.** What does a step change? Is there a gradient when it is taken?
 
 # %%
-losses = launch(sharded_gpt, ranks=4)[0]["losses"]
+losses = launch(moved_gpt, ranks=4)[0]["losses"]
 print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 
 # %% [markdown]
@@ -272,13 +272,13 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 # 4. The optimizer has parameters that the model no longer uses.
 
 # %%
-check(clinic_sharded_gpt_cause=...)
+check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
 # **Mend it,** in the cell above. All weights must be those of one process, and the two blocks and the rest must still be sharded.
 
 # %%
-sharded_gpt = check(sharded_gpt)
+moved_gpt = check(moved_gpt)
 
 # %% [markdown]
 # #### Half of the norm

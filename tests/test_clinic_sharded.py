@@ -20,11 +20,11 @@ from ranklab.models.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.timeout(120)
 
-WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, SHARDED_GPT, FLAT_MODEL = CASES
+WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, MOVED_GPT, FLAT_MODEL = CASES
 SHOWS = {  # the same symptom, or the next one
     "wide_layer": "drop the same places of the wide layer", "staged_gpt": "apart",
     "gathered_model": "the loss of step 1 is that of the first weights",
-    "sharded_gpt": "2 of 18 weights are what they were", "flat_model": "The ranks log"}
+    "moved_gpt": "2 of 18 weights are what they were", "flat_model": "The ranks log"}
 
 
 def trained(case, *, program=None, ranks=None, **settings):
@@ -88,10 +88,10 @@ def test_a_rate_that_one_rank_takes_is_too_large_and_the_log_is_not_the_checkpoi
 
 
 def test_the_loss_stays_at_that_of_a_guess():
-    losses = trained(SHARDED_GPT)[0]["losses"]
+    losses = trained(MOVED_GPT)[0]["losses"]
     assert all(abs(loss - math.log(256)) < 0.2 for loss in losses)
-    assert trained(SHARDED_GPT, lr=1.0)[0]["losses"] == losses
-    assert trained(SHARDED_GPT, program=SHARDED_GPT.program)[0]["losses"][-1] < 4
+    assert trained(MOVED_GPT, lr=1.0)[0]["losses"] == losses
+    assert trained(MOVED_GPT, program=MOVED_GPT.program)[0]["losses"][-1] < 4
 
 
 def test_four_ranks_log_half_of_the_norm_of_one():

@@ -139,7 +139,7 @@ def gathered_model(steps=16, lr=1.0, seed=0, group=None):
     return {"losses": losses, "held_out": held_out, "weights": flat}
 
 
-def sharded_gpt(steps=12, lr=0.01, seed=0, group=None):
+def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
     """A GPT is trained under torch's fully_shard.
 
     Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
@@ -270,7 +270,7 @@ CASES = (
                  "The ranks' gradients are added up where their mean is due.",
                  "The learning rate is too large for this batch.",
                  "The gathered shards come in an order that differs between ranks.")),
-    Case(sharded_gpt, ((BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT),),
+    Case(moved_gpt, ((BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT),),
          hidden=((ROOT + OPTIMIZER, OPTIMIZER + ROOT),), disease="optimizer_before_sharding",
          told="We moved a run to fully_shard. It has no error and no warning, and it has the speed "
               "that we hoped for. The loss stays where it begins, at that of a guess among 256 "

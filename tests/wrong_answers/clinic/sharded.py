@@ -4,7 +4,7 @@ from mutants import mutant
 
 from ranklab.clinic.sharded import (
     BLOCKS, CLIP, GATHER, HELD_OUT, KEEP, LOAD, NEW_ENDS, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP,
-    SUM_ENDS, flat_model, gathered_model, sharded_gpt, staged_gpt, wide_layer,
+    SUM_ENDS, flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
 )
 
 AVERAGED = """            dist.all_reduce(end.weight.data, group=ends)
@@ -63,14 +63,14 @@ WRONG = [
            says="held_out is that of the weights before the step", called="before_the_forward"),
     mutant(gathered_model, "        coming.wait()\n", "", says="wait"),
 
-    mutant(sharded_gpt, ROOT + OPTIMIZER, OPTIMIZER + ROOT, says="2 of 18 weights are what they"),
-    mutant(sharded_gpt, BLOCKS + ROOT + OPTIMIZER,
+    mutant(moved_gpt, ROOT + OPTIMIZER, OPTIMIZER + ROOT, says="2 of 18 weights are what they"),
+    mutant(moved_gpt, BLOCKS + ROOT + OPTIMIZER,
            OPTIMIZER.replace("lr,", "100 * lr,") + BLOCKS + ROOT,
            says="18 of 18 weights are what they were"),
-    mutant(sharded_gpt, BLOCKS + ROOT, "", "        loss.backward()\n", BY_HAND,
+    mutant(moved_gpt, BLOCKS + ROOT, "", "        loss.backward()\n", BY_HAND,
            "weight.full_tensor()", "weight", says="0 reduce-scatters in 3 steps"),
-    mutant(sharded_gpt, BLOCKS, "", says="3 reduce-scatters in 3 steps, not 3 a step"),
-    mutant(sharded_gpt, "DeviceMesh.from_group(group, device().type) if group else None", "None",
+    mutant(moved_gpt, BLOCKS, "", says="3 reduce-scatters in 3 steps, not 3 a step"),
+    mutant(moved_gpt, "DeviceMesh.from_group(group, device().type) if group else None", "None",
            says="in groups of 1 and 3"),
 
     mutant(flat_model, ALL_REDUCE, "pass", "norm = square.sqrt()", "norm = square.sqrt()\n"

@@ -22,7 +22,7 @@ from ranklab.meter import Traffic
 __all__ = ["PREDICTIONS_OF_SHARDED", "SHARDED"]
 
 ALL = ((0, 1, 2, 3),)
-RATE = {"wide_layer": 0.5, "staged_gpt": 0.01, "gathered_model": 1.0, "sharded_gpt": 0.01,
+RATE = {"wide_layer": 0.5, "staged_gpt": 0.01, "gathered_model": 1.0, "moved_gpt": 0.01,
         "flat_model": 1.0}  # the stubs' own
 
 
@@ -193,13 +193,13 @@ def _look_at_gathered_model(where, settings, values):
 
 # --- optimizer_before_sharding --------------------------------------------------------------------
 
-def check_sharded_gpt(program):
-    return _compared(program, _look_at_sharded_gpt, (ALL, {"steps": 3, "seed": 0}),
+def check_moved_gpt(program):
+    return _compared(program, _look_at_moved_gpt, (ALL, {"steps": 3, "seed": 0}),
                      (GROUPS, lambda size: {"steps": 3, "seed": size}))
 
 
-def _look_at_sharded_gpt(where, settings, values):
-    alone = partial(gpt_alone, lr=RATE["sharded_gpt"], batch=12, seed=settings["seed"])
+def _look_at_moved_gpt(where, settings, values):
+    alone = partial(gpt_alone, lr=RATE["moved_gpt"], batch=12, seed=settings["seed"])
     (losses, right), (_, start) = alone(settings["steps"]), alone(0)
     for rank, got in enumerate(values):
         at = f"{where}, rank {rank} of {len(values)}"
@@ -264,7 +264,7 @@ SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
         "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
         "arrive come into the model? Then the same for the evaluation.",
         "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate.")),
-    (sharded.sharded_gpt, check_sharded_gpt, (
+    (sharded.moved_gpt, check_moved_gpt, (
         "Which weights have changed after a step? And which gradients are there?",
         "fully_shard puts new parameters, DTensors, in the place of the model's. The optimizer "
         "keeps those that it was given.",

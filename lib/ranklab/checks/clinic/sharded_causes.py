@@ -15,7 +15,7 @@ def _cause(case, hint, why, against):
                       mistakes=mistakes, why=why, tolerance=0, hint=hint)
 
 
-WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, SHARDED_GPT, FLAT_MODEL = CASES
+WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, MOVED_GPT, FLAT_MODEL = CASES
 
 PREDICTIONS_OF_SHARDED = (
     _cause(WIDE_LAYER, "In step 0, what is the last tensor that is alike on ranks 0 and 1? Run it "
@@ -41,7 +41,7 @@ PREDICTIONS_OF_SHARDED = (
             "of a step",
             "one rank has one shard, in no order, and its losses are the same: 5.628, 5.610, "
             "5.112")),
-    _cause(SHARDED_GPT, "Which weights does the step change? Count what is there before it: "
+    _cause(MOVED_GPT, "Which weights does the step change? Count what is there before it: "
            "gradients, and the optimizer's parameters.",
            "With lr=1 the losses are those of lr=0.01 to the last digit, and none of the model's "
            "parameters is one of the optimizer's, by `is`.",
