@@ -138,7 +138,7 @@ CASES = (
         hidden=(("    for step in", f"    {OWN_FIRST}{SEND}\n    for step in"),),
         told="With one rank it runs. With more it stands still in the first step, each time. I "
              "raised the timeout to an hour: then it stands still for an hour. My colleague got it "
-             "through once; then it said that of some digits more were read right than there are.",
+             "through once; then the ranks did not agree how many of each digit are read right.",
         causes=("All ranks make the same calls, but not in the same order.",
                 "A rank makes fewer calls than the others.",
                 "The tensor of one call has another size on each rank.",
@@ -186,8 +186,8 @@ CASES = (
         if seen[0] >= good * seen[1]:
 """, """        if right >= good * len(held_y):
 """)),
-        hidden=(("        model.zero_grad()\n", "        if loss < clear.sum():\n            "
-                 "continue\n        model.zero_grad()\n"),),
+        hidden=(("        model.zero_grad()\n", "        if loss < 0.7 * clear.sum():\n            "
+                 "break\n        model.zero_grad()\n"),),
         told="It learns, and then it stands still, with another number of ranks at another step. "
              "With one rank there is no trouble, however long it runs. The scans of last year "
              "never did that, and nobody has touched the program since.",

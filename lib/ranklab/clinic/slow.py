@@ -68,18 +68,19 @@ def with_torchs_wrapper(micro_batches=16, accumulate=8, batch=2, length=32, grou
     return {"weights": dict(model.module.named_parameters()), "losses": [loss.item()]}
 
 
-def train_on_functions(steps=2, batch=32, micro=2, seed=0, group=None):
+def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
     """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
-    `micro` functions of like length are worked through together, so that little is padded. A step's
-    gradient is the mean over the tokens of all ranks. Returns the weights, the steps' losses and
-    the held-out loss, which are such means, too; the same on every rank.
+    `micro` functions of like length are worked through together, so that little is padded; of each
+    the first `longest` bytes. A step's gradient is the mean over the tokens of all ranks. Returns
+    the weights, the steps' losses and the held-out loss, which are such means, too; the same on
+    every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     functions = re.split(r"\n(?=(?:    )?def )", inspect.getsource(argparse))
-    functions = [torch.tensor(list(function.encode()[:1024])) for function in functions]
+    functions = [torch.tensor(list(function.encode()[:longest])) for function in functions]
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(n_ctx=1024, n_layer=1, n_head=2, n_embd=16)).to(device())
+    model = GPT(GPTConfig(n_ctx=longest, n_layer=1, n_head=1, n_embd=16)).to(device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
     def piles_of(texts):
@@ -151,7 +152,7 @@ SLOW = (
                 ("batch * step:batch * step + batch", "batch // ranks * step:][:batch // ranks"),
                 (f"for pile in {SHARE}", "for pile in piles"), (f"(loss_of, {SHARE})",
                                                                 "(loss_of, piles)")),
-        told="Losses and weights are right. But four GPUs are not even twice as fast as one: "
+        told="Losses and weights are right. But four GPUs are hardly twice as fast as one: "
              "three of them stand still in all_reduce for a good part of each step, and rank 3 "
              "never does. We have put another card into its place, twice.",
         causes=("Its functions are longer than those of the other ranks.",
