@@ -174,6 +174,18 @@ def test_the_loop_seeds_dropout_by_itself():
     assert not torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
+def _random_after_own_random():
+    torch.manual_seed(3)
+    with own_random(dist.get_rank()):
+        torch.rand(1, device=device())
+    return torch.rand(4, device=device()).cpu()
+
+
+@pytest.mark.parametrize("rehearse", [None, "gpu"])
+def test_random_numbers_of_the_device_go_on_after_own_ones(rehearse):
+    assert torch.equal(*launch(_random_after_own_random, ranks=2, rehearse=rehearse))
+
+
 def test_every_one_of_eight_ranks_drops_other_numbers():
     seen = set()
     for rank in range(8):

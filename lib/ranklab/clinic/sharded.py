@@ -264,8 +264,8 @@ CASES = (
          hidden=((STEP + GATHER, KEEP + STEP + SEND),), disease="stale_weights",
          told="Weights are gathered while the optimizer works, to save time. Since then the run "
               "diverges, at a learning rate at which it went well before; with a quarter of it "
-              "it trains, but slowly. The held-out loss in the log is not that of the checkpoint of the same "
-              "step. All ranks print the same numbers.",
+              "it trains, but slowly. The held-out loss in the log is not that of the checkpoint "
+              "of the same step. All ranks print the same numbers.",
          causes=("The forward uses weights from before the last step.",
                  "The ranks' gradients are added up where their mean is due.",
                  "The learning rate is too large for this batch.",
@@ -274,7 +274,7 @@ CASES = (
          hidden=((ROOT + OPTIMIZER, OPTIMIZER + ROOT),), disease="optimizer_before_sharding",
          told="We moved a run to fully_shard. It has no error and no warning, and it has the speed "
               "that we hoped for. The loss stays where it begins, at that of a guess among 256 "
-              "bytes, as long as we wait. The gradients are there.",
+              "bytes, as long as we wait.",
          causes=("The optimizer has parameters that the model no longer uses.",
                  "The learning rate is too small for shards.",
                  "Each rank trains for itself, and nothing is averaged.",

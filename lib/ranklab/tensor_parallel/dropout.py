@@ -10,6 +10,7 @@ import contextlib
 import torch
 from torch import nn
 
+from ranklab.engine import device
 from ranklab.models.initialise import seed_of
 
 SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to so many ranks
@@ -43,8 +44,8 @@ def own_random(own):
     which sets the generator back, gets the same masks when it computes again.
     """
     draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
+    mine = device()
+    with torch.random.fork_rng([mine] if mine.type != "cpu" else [], device_type=mine.type):
         torch.manual_seed(seed_of(own, draw))  # mixed: the CPU's generator reads 32 bits of it
         yield
 

@@ -14,6 +14,7 @@ from ranklab.checks.beside import expect, located
 from ranklab.checks.clinic.sharded_alone import flat_alone, gpt_alone, wide_alone
 from ranklab.checks.clinic.sharded_causes import PREDICTIONS_OF_SHARDED
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import GROUPS, explain, group_of_mine, on_ranks
 from ranklab.clinic import sharded
 from ranklab.meter import Traffic
@@ -30,7 +31,8 @@ RATE = {"wide_layer": 0.5, "staged_gpt": 0.01, "gathered_model": 1.0, "sharded_g
 def _compared(program, look, *situations, trial=None):
     """look(where, settings, what each rank of a group returned) holds in all situations.
 
-    situations  (ranks of each group, settings or function of a group's size that gives them)
+    situations  (ranks of each group, settings or function of a group's size that gives them):
+                groups that have other rows notice what comes from the other one
     """
     for groups, settings in situations:
         where = "on 4 ranks" if groups == ALL else "in groups of 1 and 3 ranks"
@@ -38,8 +40,8 @@ def _compared(program, look, *situations, trial=None):
         seen = call() if groups == ALL else located(where, call)
         for members in groups:
             look(where, _settings(settings, members), [seen[rank] for rank in members])
-        yield f"as one process {where}: {', '.join(f'{k}={v}' for k, v in _settings(
-            settings, groups[-1]).items())}"
+        shown = ", ".join(f"{name}={value}" for name, value in _settings(settings, members).items())
+        yield f"as one process, {where}, with {shown}"
 
 
 def _settings(settings, members):
@@ -50,9 +52,9 @@ def _run(program, groups, settings):
     torch.set_default_dtype(torch.float64)  # the rank ends with this run
     group = None if groups == ALL else group_of_mine()
     members = next(each for each in groups if torch.distributed.get_rank() in each)
-    with Traffic() as traffic:
+    with Traffic() as traffic, Waits() as waits:
         got = program(**_settings(settings, members), group=group)
-    return got | {"calls": traffic.calls}
+    return got | {"calls": traffic.calls, "missing": waits.missing(traffic.calls.total())}
 
 
 def _run_with_masks(program, groups, settings):
@@ -85,7 +87,7 @@ def _each(where, values, name, right, slips=None, hint=""):
 def check_wide_layer(program):
     steps = {"steps": 4}
     return _compared(program, _look_at_wide_layer, (ALL, steps | {"tensor": 2, "seed": 0}),
-                     (GROUPS, lambda size: steps | {"tensor": size, "seed": 1}),
+                     (GROUPS, lambda size: steps | {"tensor": size, "seed": size}),
                      (ALL, steps | {"tensor": 1, "seed": 2}), trial=_run_with_masks)
 
 
@@ -93,7 +95,7 @@ def _look_at_wide_layer(where, settings, values):
     steps, T = settings["steps"], settings["tensor"]
     counts = [len(got["masks"]) for got in values]
     expect(set(counts) == {2 * steps}, f"{where}: F.dropout is called {counts[0]} times in {steps} "
-           "steps, not twice a step", "Keep both, by F.dropout or nn.Dropout: masks are read there.")
+           "steps, not twice a step", "Keep both, as F.dropout or nn.Dropout: the masks are read.")
     wide, narrow = ([got["masks"][first::2] for got in values] for first in (0, 1))
     _look_at_masks(f"{where}, tensor={T}", T, wide, narrow)
     masks = [[(torch.cat([wide[rank + t][step] for t in range(T)], 1), narrow[rank][step])
@@ -101,8 +103,8 @@ def _look_at_wide_layer(where, settings, values):
     losses, weights = wide_alone(steps, RATE["wide_layer"], settings["seed"], masks)
     for rank, got in enumerate(values):
         at = f"{where}, tensor={T}: rank {rank}"
-        _same(f"{at}: the losses", got["losses"], losses[rank // T], hint="It drops by right masks, "
-              "and computes otherwise than one process with the same masks.")
+        _same(f"{at}: the losses", got["losses"], losses[rank // T], hint="The masks are "
+              "right. One process that drops the same computes something else.")
         for name, right in weights.items():
             dim = {"up.weight": 0, "down.weight": 1}.get(name)
             right = right if dim is None else right.chunk(T, dim)[rank % T]
@@ -134,7 +136,7 @@ def _look_at_masks(where, T, wide, narrow):
 
 def check_staged_gpt(program):
     return _compared(program, _look_at_staged_gpt, (ALL, {"steps": 4, "seed": 0}),
-                     (GROUPS, {"steps": 4, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 4, "seed": size}))
 
 
 def _look_at_staged_gpt(where, settings, values):
@@ -145,8 +147,8 @@ def _look_at_staged_gpt(where, settings, values):
     if len(values) > 1:
         apart = (first["token.weight"] - last["head.weight"]).abs().max().item()
         expect(apart < 1e-6, f"{where}: after {settings['steps']} steps token.weight of the first "
-               f"and head.weight of the last are up to {apart:.2g} apart", "They begin alike. Which "
-               "gradients has each of them had?")
+               f"and head.weight of the last are up to {apart:.2g} apart", "They begin alike. "
+               "Which gradients has each of them had?")
     name, slips = f"{where}: the shared matrix", {}
     if not torch.allclose(first["token.weight"], right["token.weight"], atol=1e-6):
         slips = {f"trained by {what}": (alone(tied=both)[1]["token.weight"], hint)
@@ -170,13 +172,14 @@ TIED = (("the mean of both gradients", lambda e, h: (e + h) / 2, "One matrix, us
 
 def check_gathered_model(program):
     return _compared(program, _look_at_gathered_model, (ALL, {"steps": 8, "lr": 1.0, "seed": 0}),
-                     (GROUPS, {"steps": 8, "lr": 0.3, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 8, "lr": 0.3, "seed": size}))
 
 
 def _look_at_gathered_model(where, settings, values):
     right = flat_alone(**settings, max_norm=float("inf"), momentum=0.5)
     for place, got in enumerate(values):
         at = f"{where}, rank {place} of {len(values)}"
+        all_awaited(got["missing"], at)
         _same(f"{at}: the loss of step 1", got["losses"][1], right["losses"][1], {
             "that of the first weights": (right["stale"][1], "Step 0 has changed the shards by "
                                           "then. Which numbers does the forward use?")})
@@ -192,7 +195,7 @@ def _look_at_gathered_model(where, settings, values):
 
 def check_sharded_gpt(program):
     return _compared(program, _look_at_sharded_gpt, (ALL, {"steps": 3, "seed": 0}),
-                     (GROUPS, {"steps": 3, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 3, "seed": size}))
 
 
 def _look_at_sharded_gpt(where, settings, values):
@@ -200,7 +203,7 @@ def _look_at_sharded_gpt(where, settings, values):
     (losses, right), (_, start) = alone(settings["steps"]), alone(0)
     for rank, got in enumerate(values):
         at = f"{where}, rank {rank} of {len(values)}"
-        still = [name for name, weight in got["weights"].items() if torch.equal(weight, start[name])]
+        still = [name for name in got["weights"] if torch.equal(got["weights"][name], start[name])]
         expect(not still, f"{at}: {len(still)} of {len(got['weights'])} weights are what they were "
                f"before training: {', '.join(still[:3])} ...", "Does the optimizer have them? "
                "Compare its parameters with the model's, by `is`.")
@@ -218,13 +221,15 @@ def _look_at_sharded_gpt(where, settings, values):
 def check_flat_model(program):
     return _compared(program, _look_at_flat_model,
                      (ALL, {"steps": 6, "max_norm": 0.5, "seed": 0}),
-                     (GROUPS, {"steps": 6, "max_norm": 1.2, "seed": 1}))
+                     (GROUPS, lambda size: {"steps": 6, "max_norm": 1.2, "seed": size}))
 
 
 def _look_at_flat_model(where, settings, values):
     R, alone = len(values), partial(flat_alone, **settings | {"lr": RATE["flat_model"]})
     right = alone()
     own = torch.stack([part.norm() for part in right["gradient"].chunk(R)])
+    logged = [f"{got['norms'][0]:.3g}" for got in values]
+    hint = f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else ""
     for rank, got in enumerate(values):
         _same(f"{where}, rank {rank} of {R}: the norm of step 0", got["norms"][0],
               right["norms"][0], {
@@ -233,7 +238,7 @@ def _look_at_flat_model(where, settings, values):
                   "the sum of the shards' norms": (own.sum(), "Norms do not add up; squares do."),
                   "the largest of the shards' norms": (own.max(), "That is a part of the vector."),
                   "the root of the mean square": (own.norm() / R**0.5, "Squares add up; a mean of "
-                                                  "them is too small.")})
+                                                  "them is too small.")}, hint)
     _each(where, values, "norms", right["norms"], hint="That of step 0 is right. By which norm is "
           "the gradient clipped?")
     _each(where, values, "losses", right["losses"])
@@ -255,7 +260,7 @@ SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
         "A group of the first and the last rank; after backward, before the step, an all-reduce of "
         "the shared matrix's gradient in it. A single rank has nothing to do.")),
     (sharded.gathered_model, check_gathered_model, (
-        "Compare the loss of step 1 with that of one rank. Which weights give this number?",
+        "Run two steps with lr=0 and with lr=100. Which weights give the loss of step 1?",
         "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
         "arrive come into the model? Then the same for the evaluation.",
         "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate.")),
@@ -265,7 +270,7 @@ SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
         "keeps those that it was given.",
         "Make the optimizer after the last fully_shard, that of the root: it has the embedding.")),
     (sharded.flat_model, check_flat_model, (
-        "Compare the four ranks' norms of step 0 with that of one rank. What do their squares give?",
+        "Compare the norms of step 0 on four ranks with that of one rank. What do squares give?",
         "Each rank has a part of the vector. The norm of the vector follows from the parts' "
         "squares, and one factor scales all parts.",
         "square = shard.grad.square().sum(); all-reduce it in the group; norm = its root; "

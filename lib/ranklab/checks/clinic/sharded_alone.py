@@ -15,14 +15,18 @@ from ranklab.models.gpt import GPT, GPTConfig
 
 
 @contextlib.contextmanager
-def in_float64():
-    """Inside, new floating-point tensors have 64 bits."""
-    before = torch.get_default_dtype()
+def as_a_rank_of_the_check():
+    """Inside, new tensors have 64 bits, and one thread computes: two that wait for each other on a
+    busy machine take a hundred times as long.
+    """
+    before, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+        torch.set_num_threads(threads)
 
 
 def text():
@@ -39,7 +43,7 @@ def flat(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-@in_float64()
+@as_a_rank_of_the_check()
 def flat_alone(steps, lr, max_norm, seed, momentum=0.9):
     """What flat_model returns, and the "gradient" of the first step.
 
@@ -74,7 +78,7 @@ def flat_alone(steps, lr, max_norm, seed, momentum=0.9):
     return seen | {"weights": flat(model.parameters()), "before": flat(before.values())}
 
 
-@in_float64()
+@as_a_rank_of_the_check()
 def gpt_alone(steps, lr, seed, batch, n_layer=2, tied=None):
     """(losses, {name: weight}) of a GPT.
 
@@ -98,7 +102,7 @@ def gpt_alone(steps, lr, seed, batch, n_layer=2, tied=None):
     return losses, {name: weight.detach() for name, weight in model.state_dict().items()}
 
 
-@in_float64()
+@as_a_rank_of_the_check()
 def wide_alone(steps, lr, seed, masks):
     """(losses of each data rank, {name: weight}) of wide_layer's model that drops by `masks`.
 
