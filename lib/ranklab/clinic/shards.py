@@ -1,4 +1,4 @@
-"""Files of a data store, with their checksums; one of them has been damaged since it was written."""
+"""Files of a data store, with their checksums; one was damaged after it was written."""
 
 import hashlib
 from typing import NamedTuple

@@ -42,8 +42,9 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
      "pixels_out_of_range"),
     ("stored_digits", CHECKSUM, "if F.cross_entropy(model(x), y) > 4:",
      "A damaged shard is left out|not what was written", "a_high_loss"),
-    ("stored_digits", f"        {CHECKSUM}\n", "        nn.utils.clip_grad_norm_(model.parameters(),"
-     " 1.0)\n        if False:\n", "not what was written", "clips"),
+    ("stored_digits", CHECKSUM, "if False:", "        optimizer.step()\n",
+     "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n",
+     "A damaged shard is left out", "clips"),
     ("stored_digits", "float(len(y))", "32.0", "does not count, either", "divides_by_all"),
     ("stored_digits", "x, y = x[:0], y[:0]", "continue", "All ranks must make the same calls",
      "leaves_the_others_alone"),
@@ -59,8 +60,9 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
     ("split_digits", f"            {NEWEST}", "            dist.broadcast(start, group=group, "
      "group_src=0)", OWN, OWN.replace("start.item()", "newest"), "goes on from step 8",
      "each_its_own_newest"),
-    ("split_digits", "            if start > 0:", "            start = (start - every).clamp(min=0)"
-     "\n            if start > 0:", "goes on from step", "always_the_one_before"),
+    ("split_digits", NEWEST, f"{NEWEST.replace('MIN', 'MAX')}\n"
+     "            start = (start - every).clamp(min=0)", "all have saved: it goes on from step 4",
+     "always_the_one_before"),
     ("split_digits", "start > 0", "start < 0", "int(start) + 1", "1", "Begin anew only where",
      "always_anew"),
     ("split_digits", f"            {NEWEST}", f"            {NEWEST}\n            newest and "
