@@ -98,7 +98,8 @@ def _before_step(observer, optimizer):
                    if p.grad is not None and id(p) not in own]
         factors = [observer.scattered.get(place(p.grad)) for p in params if p.grad is not None]
         observer.step = dict(
-            number=observer.steps, optimizer=observer.number_of(optimizer), backwards=observer.backwards, seconds=observer.seconds,
+            number=observer.steps, optimizer=observer.number_of(optimizer),
+            calls=observer.numbers.get(observer.everyone, -1) + 1, backwards=observer.backwards, seconds=observer.seconds,
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[mark_of(p) for p in params] if whole else [],
@@ -108,7 +109,7 @@ def _before_step(observer, optimizer):
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
             pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
-            embeddings=[i for i, p in enumerate(params) if place(p) in observer.embed])
+            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed])
 
 
 def _after_step(observer, optimizer):

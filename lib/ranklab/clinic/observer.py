@@ -1,5 +1,6 @@
 """Observer: what a rank's ops tell, from one optimizer step to the next. hooks.py puts it in."""
 
+import itertools
 import math
 import sys
 import threading
@@ -31,7 +32,8 @@ class Observer:
         self.lines = Lines(folder, rank)
         self.thread = threading.get_ident()
         self.optimizers, self.steps, self.pending = [], 0, []
-        self.order = weakref.WeakKeyDictionary()  # optimizer -> its number
+        self.order, self.next_number = weakref.WeakKeyDictionary(), itertools.count()
+        self.everyone = dist.group.WORLD.group_name
         self.numbers, self.groups = {}, set()  # of calls in each group
         self.reduction = None  # of the function of torch.distributed that runs
         self.given = 0  # numbers, to that
@@ -53,7 +55,9 @@ class Observer:
 
     def number_of(self, optimizer):
         """Of an optimizer, which keeps it."""
-        return self.order.setdefault(optimizer, len(self.order))
+        if optimizer not in self.order:
+            self.order[optimizer] = next(self.next_number)
+        return self.order[optimizer]
 
     def parameters(self):
         """Of all optimizers, each once."""
@@ -103,12 +107,14 @@ class Observer:
 
     def _which(self, tensor):
         if self.places is None:
-            self.places = {place(x): (kind, number, p)
+            self.places = {plain(x).data_ptr(): (kind, number, p)
                            for number, p in enumerate(self.parameters())
                            for kind, x in (("weight", p), ("gradient", p.grad)) if x is not None}
-        kind, number, p = self.places.get(place(tensor), ("", 0, None))
+        at = plain(tensor).data_ptr()
+        kind, number, p = self.places.get(at, ("", 0, None))
         now = p.grad if kind == "gradient" else p  # what was freed may have left its place
-        return f"{kind} {number}" if now is not None and place(now) == place(tensor) else ""
+        is_there = now is not None and plain(now).data_ptr() == at
+        return f"{kind} {number}" if is_there else ""
 
     def _norm(self):
         return math.hypot(*(plain(p.grad).double().norm().item() for p in self.parameters()
@@ -174,7 +180,7 @@ class Observer:
     _look_addmm = _look_mm
 
     def _look_embedding(self, args, result):
-        self.embed.add(place(args[0]))
+        self.embed.add(plain(args[0]).data_ptr())
 
     def _look_bernoulli_(self, args, result):
         """A mask of dropout, on a CPU; what it is applied to comes with the next product."""

@@ -46,6 +46,7 @@ class Step(NamedTuple):
 
     number: int
     optimizer: int  # the number of the one that takes it
+    calls: int  # collectives of all ranks before it
     backwards: int  # since the step before
     seconds: float  # of the main thread at work on the CPU: not in validation, not waiting
     rate: float  # the largest learning rate
@@ -89,11 +90,24 @@ class Rank:
 
 
 def by_optimizer(ranks):
-    """The same ranks for each optimizer, the first that stepped first, with its steps alone."""
-    orders = [list(dict.fromkeys(step.optimizer for step in r.steps)) for r in ranks]
-    for i in range(max(map(len, orders), default=0)):
-        yield [replace(r, steps=[step for step in r.steps if step.optimizer in order[i:i + 1]])
-               for r, order in zip(ranks, orders)]
+    """The same ranks for each optimizer, with its steps alone. Where some have more optimizers than
+    others, those belong together that begin after as many collectives of all ranks.
+    """
+    parts = [_by_optimizer(r.steps) for r in ranks]
+    if len(set(map(len, parts))) == 1:
+        parts = [dict(enumerate(each.values())) for each in parts]
+    for key in sorted(set().union(*parts)):
+        yield [replace(r, steps=each.get(key, [])) for r, each in zip(ranks, parts)]
+
+
+def _by_optimizer(steps):
+    parts, named = {}, {}
+    for step in steps:
+        parts.setdefault(step.optimizer, []).append(step)
+    for part in parts.values():
+        turn = sum(calls == part[0].calls for calls, _ in named)
+        named[part[0].calls, turn] = part
+    return named
 
 
 def read(folder):

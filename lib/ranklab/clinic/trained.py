@@ -184,12 +184,12 @@ def dropout_seeds(ranks):
 
 def tied_weights(ranks):
     """A matrix that embeds begins as the same as another one, and does not stay so."""
-    first = [(r, i, r.steps[0].weights[i], r.steps[-1]) for r in ranks if r.steps
-             for i in range(len(r.steps[0].weights)) if r.steps[0].weights[i].numel >= 64]
-    for r, i, mark, _ in first:
+    first = [(r, i, mark) for r in ranks if r.steps
+             for i, mark in enumerate(r.steps[0].weights) if not _is_constant(mark)]
+    for r, i, mark in first:
         if i not in r.steps[0].embeddings:
             continue
-        for other, j, its, _ in first:
+        for other, j, its in first:
             if its.bits == mark.bits and its.numel == mark.numel and (
                     j not in other.steps[0].embeddings) and (other, j) != (r, i):
                 ends = [_last(r, i), _last(other, j)]
@@ -252,6 +252,11 @@ def replicas(ranks):
         if any(mark for each in finals for mark in each):
             groups[str(finals[:10])].append(r)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _is_constant(mark):
+    """All its numbers are alike, as those of a norm layer at the start; or there are few."""
+    return mark.numel < 64 or math.isclose(mark.sum**2, mark.norm**2 * mark.numel, rel_tol=1e-9)
 
 
 def _last(rank, place):
