@@ -1548,7 +1548,7 @@ del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 # %% [markdown]
 # On GPUs NCCL's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` compares the dumps: the same idea as your `first_difference` (not run here).
 #
-# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. A plain script with torch's DDP, in which a rank's sampler is forgotten:
+# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. A plain script with torch's DDP, in which all ranks draw the same numbers:
 
 # %%
 from ranklab.engine import torchrun
@@ -1557,6 +1557,7 @@ script = Path(tempfile.mkdtemp(), "train.py")
 script.write_text("""
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -1565,7 +1566,7 @@ model = DistributedDataParallel(torch.nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(10):
     x = torch.randn(32, 16)
-    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

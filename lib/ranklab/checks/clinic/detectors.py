@@ -24,8 +24,8 @@ def shortened(given):
 
 
 def check_first_difference(first_difference):
-    alike = "As far as each rank has come: a list that ends is no difference, but those that go on " \
-            "are compared."
+    alike = ("As far as each rank has come: a list that ends is no difference, but those that go "
+             "on are compared.")
     a, b, c = "all_reduce", "broadcast", ("reduce", 3)
     agree(first_difference, (
         ({0: [a, b], 1: [a, b]}, None, "Alike is None."), ({}, None, "No ranks, no difference."),

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ranklab.clinic.all_cases import CASES
 from ranklab.options import option
 from ranklab.projects.clinic.ward import FORMS, report, round_of
-from ranklab.projects.runner import Options as Command
-from ranklab.projects.runner import Project, Shown
+from ranklab.projects.runner import Options as Command, Project, Shown
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def observe(program, ranks=4, **settings):
 
 def visit(case, form="found", **own):
     """A Visit. own: detectors by name, which take the place of the library's."""
-    program = {"found": case.broken, "variant": case.variant, "mended": lambda: case.program}[form]()
+    program = case.program if form == "mended" else (
+        case.variant() if form == "variant" else case.broken())
     ranks = observe(program, case.ranks)
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
         found = detectors.diagnose(ranks)
