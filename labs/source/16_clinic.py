@@ -66,7 +66,7 @@ plots.symptoms()
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A case, as all of them are. The colleague says: "Since I print the best loss, it hangs."
+# A case, as all of them are. The colleague says: "Since I log the best loss, it hangs at the end."
 
 # %% tags=["nbval-check-output"]
 def train(steps=3, best=1.9):
@@ -84,7 +84,7 @@ except HangError as error:
     print(error)
 
 # %% [markdown]
-# Rank 1 waits in the all-reduce of the next step, and rank 0's for the log has met it: one call too many on one rank. The report names the lines. The *cause* is a branch that only rank 0 takes, five lines above. The log of a real job shows only that rank 1 timed out.
+# Rank 0 waits in a call that rank 1 never makes: one call too many on one rank. The report says what each of them did. The log of a real job says only that rank 0 timed out, and so rank 0's node is looked at. The cause is the line above: a branch that only one rank takes. Had it come a step earlier, the call would have met the all-reduce of the next step, and the sums would have been wrong before anything hung.
 
 # %% [markdown]
 # ## 4. Build it
@@ -312,7 +312,7 @@ def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
     return {"weights": [model.weight.detach(), model.bias.detach()], "steps": step}
 
 
-# %%
+# %% tags=["nbval-check-output"]
 look(train_until_good)
 
 # %% [markdown]
@@ -622,7 +622,7 @@ def long_steps(steps=30, lr=0.5, most=0.1, group=None):
     return {"loss": loss.item(), "longest": longest, "weights": weights}
 
 
-# %%
+# %% tags=["nbval-check-output"]
 [f"{launch(long_steps, ranks=ranks)[0]['longest']:.3f}" for ranks in (1, 2, 4)]
 
 # %% [markdown]
@@ -687,7 +687,7 @@ def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
             "mean": pack(mean.parameters()).detach(), "examples": examples}
 
 
-# %%
+# %% tags=["nbval-check-output"]
 [f"{each['loss']:.2f}" for each in launch(saved_model, ranks=4)]
 
 # %% [markdown]
@@ -748,7 +748,7 @@ def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
     return {"loss": loss, "weights": pack(model.parameters()).detach(), "seen": seen}
 
 
-# %%
+# %% tags=["nbval-check-output"]
 len(launch(no_faster, ranks=4)[0]["seen"][0])
 
 # %% [markdown]
@@ -876,7 +876,7 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
             "weights": pack(model.parameters()).detach()}
 
 
-# %%
+# %% tags=["nbval-check-output"]
 [each["score"] for each in launch(two_scores, ranks=4)]
 
 # %% [markdown]
@@ -1367,7 +1367,7 @@ def stored_digits(group=None, steps=12, shards=None):
 # %% [markdown]
 # **Look.** One line runs it. What you print, count or compare beyond that is yours:
 
-# %%
+# %% tags=["nbval-check-output"]
 print([round(loss, 2) for loss in launch(stored_digits, ranks=4)[0]["losses"]])
 
 # %% [markdown]
