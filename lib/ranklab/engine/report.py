@@ -16,7 +16,8 @@ from pathlib import Path
 ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
-                     for name in ("engine", "course", "checks", "meter", "clinic/hooks.py"))
+                     for name in ("engine", "course", "checks", "meter", "clinic/hooks.py",
+                                  "clinic/calls.py"))
 PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
 SHOWN = 12  # lines of a traceback
 CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end
