@@ -39,18 +39,7 @@ def main(argv=None) -> int:
     rehearse = commands.add_parser("rehearse", help="a notebook or program under a GPU's rules")
     rehearse.add_argument("what", help="a .ipynb file, or a .py file or module with a launch in it")
     rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
-    diagnose = commands.add_parser("diagnose", help="which known diseases a training has")
-    diagnose.add_argument("--ranks", type=number(int, above=0), metavar="N",
-                          help="start so many by torchrun; else the program launches its own")
-    diagnose.add_argument("--timeout", type=number(float, above=0), default=600, metavar="S",
-                          help="seconds for the program")
-    diagnose.add_argument("--keep", type=new_folder, metavar="FOLDER",
-                          help="for what is observed: to judge it again, or to compare with it")
-    diagnose.add_argument("--before", type=existing_place, metavar="FOLDER",
-                          help="of a run to compare with: of fewer ranks, or one that this resumes")
-    diagnose.add_argument("what", help="a .py file, a module, or such a folder")
-    diagnose.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
-    diagnose.set_defaults(run=_diagnose)
+    _add_diagnose(commands)
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
     build.add_argument("--check", action="store_true", help="only say what is stale; run nothing")
@@ -70,6 +59,23 @@ def main(argv=None) -> int:
     options.rest = rest
     with refusals(f"ranklab {options.command}"):
         return options.run(options) or 0
+
+
+def _add_diagnose(commands):
+    diagnose = commands.add_parser("diagnose", help="which known diseases a training has")
+    diagnose.add_argument("--ranks", type=number(int, above=0), metavar="N",
+                          help="start so many by torchrun; else the program launches its own")
+    diagnose.add_argument("--timeout", type=number(float, above=0), default=600, metavar="S",
+                          help="seconds for the program")
+    diagnose.add_argument("--keep", type=new_folder, metavar="FOLDER",
+                          help="for what is observed: to judge it again, or to compare with it")
+    diagnose.add_argument("--before", type=existing_place, metavar="FOLDER",
+                          help="of the run that this one resumes")
+    diagnose.add_argument("--beside", type=existing_place, metavar="FOLDER",
+                          help="of the same program on fewer ranks")
+    diagnose.add_argument("what", help="a .py file, a module, or such a folder")
+    diagnose.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    diagnose.set_defaults(run=_diagnose)
 
 
 class _Subcommand(Command):
@@ -146,7 +152,7 @@ def _diagnose(options):
     from ranklab.course.diagnose import main
 
     return main(options.what, options.arguments, options.ranks, options.timeout, options.keep,
-                options.before)
+                options.before, options.beside)
 
 
 def _compare(options):

@@ -5,5 +5,10 @@ case.py says what an incident is. The mended programs, each with the edits that 
     wrong.py    trainings that run to the end and are wrong
     sharded.py  what breaks with tensor, pipeline and fully sharded parallelism
     later.py    what goes well at first: precision, memory, checkpoints, a resumed run
-Then symptoms.py, what a run shows of itself, and diagnose.py, which names the disease.
+Then what `ranklab diagnose` is made of, to be read in this order:
+    diagnose.py four detectors in plain numbers, and diagnose(), which asks them all
+    symptoms.py what a run shows of itself: a step, a collective; as lines in a file
+    stopped.py, trained.py, split.py, kept.py     the detectors, group by group
+    marks.py    a tensor in five numbers
+    observer.py what is seen of a rank's ops; hooks.py and calls.py put it into a program
 """

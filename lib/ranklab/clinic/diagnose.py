@@ -1,7 +1,7 @@
 """diagnose: which of the known diseases a run has, by what its ranks have shown (symptoms.py).
 
 The first four functions are exercises of lab 16: each finds a disease in plain lists of numbers.
-Below them, and in stopped.py, trained.py and kept.py, a detector takes [Rank, ...] and returns a
+In stopped.py, trained.py, split.py and kept.py a detector takes [Rank, ...] and returns a
 sentence of evidence, or None. Evidence has numbers: what was seen, and what should have been.
 """
 
@@ -83,19 +83,19 @@ def steps_behind(used, held, tolerance=1e-9):
 
 # --- the list of all detectors --------------------------------------------------------------------
 
-def diagnose(ranks, before=()):
+def diagnose(ranks, before=(), beside=()):
     """[Finding, ...] for the Ranks of one run; [] where none of the known diseases is seen.
 
-    before  the Ranks of another run to compare with: of fewer ranks, or the one that this resumes
+    before  the Ranks of the run that this one goes on with; data_twice looks at both
+    beside  those of the same program on fewer ranks: without them no learning_rate is judged
     """
-    from ranklab.clinic import kept, stopped, trained
+    from ranklab.clinic import kept, split, stopped, trained
 
-    found = {}
-    for module in (stopped, trained, kept):
+    found, more = {}, {"data_twice": [before], "learning_rate": [beside]}
+    for module in (stopped, trained, split, kept) if ranks else ():
         for name, look in module.DETECTORS.items():
-            more = [before] if name in module.COMPARE else []
             for part in [ranks] if name in module.WHOLE else by_optimizer(ranks):
-                said = name not in found and look(part, *more)
+                said = name not in found and look(part, *more.get(name, ()))
                 if said:
                     found[name] = Finding(name, said)
     return list(found.values())

@@ -1,82 +1,11 @@
-"""Detectors of diseases of what is kept: shards, copies, memory, files, and what a resume reads."""
+"""Detectors of diseases that come later: of numbers, memory, files, and of what a resume reads."""
 
-import math
 from collections import Counter
 from statistics import median
-
-from ranklab.clinic.diagnose import own_limit, steps_behind
-from ranklab.clinic.trained import together
 
 LARGEST = 20  # times the largest number of all other batches: no data is so by itself
 LOUD = 5  # times the usual loss
 LEAST_GROWTH = 4096  # bytes a step
-
-
-def stale_weights(ranks):
-    """The model computes with weights that are older than those that the optimizers hold; or a
-    reduction is not awaited before the step.
-    """
-    for r in ranks:
-        lines = Counter(line for step in r.steps for line in step.pending)
-        if lines:
-            line, times = lines.most_common(1)[0]
-            return (f"rank {r.number} steps {times} times while nobody has waited for the "
-                    f"reduction that begins at {line}")
-    sums = [[step.sums for step in steps] for steps in zip(*(r.steps for r in ranks))]
-    sums = [each for each in sums if all(each)]
-    if len(sums) < 4:
-        return None
-    used = [each[0][0] for each in sums]
-    for held in ([each[0][1] for each in sums], [sum(one[1] for one in each) for each in sums]):
-        near = 1e-9 * max(map(abs, held))  # a sum of numbers of both signs is no exacter
-        fresh = [math.isclose(a, b, rel_tol=1e-9, abs_tol=near) for a, b in zip(used, held)]
-        behind = steps_behind(used, held)
-        if behind == 0 or sum(fresh) > len(fresh) / 2:
-            return None
-        if fresh[0] and held[0] and behind:
-            return (f"in {len(fresh) - sum(fresh)} of {len(fresh)} steps the model's weights are "
-                    f"{behind} step(s) older than those that the optimizers hold. In step 2 they "
-                    f"add up to {used[2]:.6g} in the model and {held[2]:.6g} in the optimizers")
-    return None
-
-
-def optimizer_before_sharding(ranks):
-    """The optimizer has parameters that the model no longer uses."""
-    for r in ranks:
-        steps = [step for step in r.steps if step.final]
-        idle = [i for i in range(len(steps[0].final)) if not any(
-            i < len(step.final) and step.final[i] for step in steps)] if steps else []
-        outside = min((step.outside for step in steps), default=0)
-        if idle and outside:
-            return (f"on rank {r.number} {len(idle)} of {len(steps[0].final)} parameters of the "
-                    f"optimizer had no gradient in {len(steps)} steps, and {outside} parameters "
-                    "of the model have one and are in no optimizer")
-    return None
-
-
-def shard_norm(ranks):
-    """Each rank clips by the norm of what it has itself."""
-    for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
-        norms = [list({tuple(mark.bits for mark in marks): math.hypot(*(m.norm for m in marks))
-                       for r, step in zip(ranks, steps) if (marks := of(r, step))}.values())
-                 for steps in together(ranks)]  # ranks with the same gradient count once
-        limit = own_limit(norms)
-        if limit:
-            at = sum(norm >= limit * 0.999 for step in norms for norm in step)
-            return (f"the gradient of a rank {what} has a norm of {limit:.4g} in {at} of "
-                    f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
-                    "its own")
-    return None
-
-
-def _final(rank, step):
-    return [mark for mark in step.final if mark]
-
-
-def _given(rank, step):
-    return [call.mark for call in rank.calls if call.step == step.number and call.backwards
-            and call.kind in ("reduce_scatter", "all_reduce") and not call.in_backward
-            and call.mark.numel > 1]
 
 
 def fp16_nan(ranks):
@@ -166,7 +95,5 @@ def _save_of(rank, bits):
 
 
 DETECTORS = {each.__name__: each for each in (
-    stale_weights, optimizer_before_sharding, shard_norm, fp16_nan, memory_growth, corrupt_shard,
-    data_twice, old_shard)}
+    fp16_nan, memory_growth, corrupt_shard, data_twice, old_shard)}
 WHOLE = ("fp16_nan", "corrupt_shard", "data_twice", "old_shard")
-COMPARE = ("data_twice",)

@@ -22,7 +22,7 @@ MESSAGES = ("send", "recv")
 MASKS = 16  # of a step
 SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
-                   "ranklab.clinic.hooks", "ranklab.engine", "ranklab.meter")
+                   "ranklab.clinic.hooks", "ranklab.clinic.calls", "ranklab.engine", "ranklab.meter")
 
 
 class Observer:

@@ -1,4 +1,6 @@
-"""Detectors of diseases of waiting: ranks that wait for ever, or that are slow."""
+"""Detectors of diseases of waiting: ranks that wait for ever, or that are slow (which rank is slow
+is judged as in resilience).
+"""
 
 from collections import Counter, defaultdict
 
@@ -109,7 +111,6 @@ def straggler(ranks):
 DETECTORS = {each.__name__: each for each in (
     collective_order, rank_branch, communicator_order, sync_every_micro_step, straggler)}
 WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all of a run at once
-COMPARE = ()
 
 
 def whereabouts(ranks):

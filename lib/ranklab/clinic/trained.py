@@ -95,7 +95,7 @@ def unsynchronised_start(ranks):
             norms = [step.weights[place].norm for step in first]
             return (f"at the first step {len(apart)} of {len(first[0].weights)} parameters differ "
                     f"between {rank_names(r.number for r in group)}, which then take the same "
-                    f"gradient: {_name(first[0], place)} has norms {_list(norms)}")
+                    f"gradient: {name_of(first[0], place)} has norms {_list(norms)}")
     return None
 
 
@@ -163,64 +163,25 @@ def batch_norm(ranks):
             f"{rank_names(seen)}")
 
 
-def dropout_seeds(ranks):
-    """Masks are alike where they must differ, or differ where they must be alike."""
-    for a, b in combinations(ranks, 2):
-        alike = split = seen = 0
-        for x, y in together([a, b]):
-            has_same_data = [one.targets for one in x.losses] == [one.targets for one in y.losses]
-            for (mask, on), (other, on_other) in zip(x.masks, y.masks):
-                seen += 1
-                alike += mask == other and on != on_other and not has_same_data
-                split += mask != other and on == on_other and on is not None
-        if seen and alike >= MOST * seen:
-            return (f"ranks {a.number} and {b.number} have different data, and drop the same "
-                    f"places in {alike} of {seen} masks")
-        if split >= 3 and not replicas([a, b]):
-            return (f"ranks {a.number} and {b.number} hold the same numbers, and drop different "
-                    f"ones of them {split} times ({seen} masks)")
-    return None
-
-
-def tied_weights(ranks):
-    """A matrix that embeds begins as the same as another one, and does not stay so."""
-    first = [(r, i, mark) for r in ranks if r.steps
-             for i, mark in enumerate(r.steps[0].weights) if not _is_constant(mark)]
-    for r, i, mark in first:
-        if i not in r.steps[0].embeddings:
-            continue
-        for other, j, its in first:
-            if its.bits == mark.bits and its.numel == mark.numel and (
-                    j not in other.steps[0].embeddings) and (other, j) != (r, i):
-                ends = [_last(r, i), _last(other, j)]
-                if ends[0].bits != ends[1].bits:
-                    return (f"{_name(r.steps[0], i)} of rank {r.number} and "
-                            f"{_name(other.steps[0], j)} of rank {other.number} are the same at "
-                            f"the start; at the last step their norms are {ends[0].norm:.4f} and "
-                            f"{ends[1].norm:.4f}, their sums {ends[0].sum:.3f} and "
-                            f"{ends[1].sum:.3f}")
-    return None
-
-
-def learning_rate(ranks, before):
-    """With more ranks the batch has grown, and the learning rate has not. Needs two runs."""
+def learning_rate(ranks, beside):
+    """With more ranks the batch has grown, and the learning rate has not; or the reverse. Needs a
+    run `beside` this one, on fewer ranks. By how much a rate should grow is not judged.
+    """
     batches, rates = [], []
-    for run in (before, ranks):
-        steps = [step for r in run for step in r.steps]
-        if not steps:
+    for run in (beside, ranks):
+        count = min((len(r.steps) for r in run), default=0)
+        if not count:
             return None
-        count = min(len(r.steps) for r in run)
         batches.append(median(_batch(run, i) for i in range(count)))
-        rates.append(max(step.rate for step in steps))
-    if min(batches) <= 0 or len(before) >= len(ranks):
+        rates.append(max(step.rate for r in run for step in r.steps))
+    if min(batches) <= 0:
         return None
     grown, faster = batches[1] / batches[0], rates[1] / rates[0]
-    if abs(grown - 1) < 0.05 and 0.95 < faster < 1.05 or grown > 1.5 and faster > 1.2 or (
-            0.95 <= grown < 1.5):
+    if (grown > 1.5) == (faster > 1.2):
         return None
-    return (f"with {len(ranks)} ranks a step has {batches[1]:.0f} targets, with {len(before)} it "
-            f"has {batches[0]:.0f}: {grown:.3g} times as many; the largest learning rate is "
-            f"{rates[1]:.3g}, and was {rates[0]:.3g}")
+    return (f"on {len(ranks)} ranks a step has {batches[1]:.0f} targets, on {len(beside)} it has "
+            f"{batches[0]:.0f}: {grown:.3g} times as many; the largest learning rate is "
+            f"{rates[1]:.3g} and {rates[0]:.3g}")
 
 
 def _batch(run, i):
@@ -230,10 +191,8 @@ def _batch(run, i):
 
 
 DETECTORS = {each.__name__: each for each in (
-    wrong_reduction, unsynchronised_start, same_data, learning_rate, batch_norm, token_mean,
-    dropout_seeds, tied_weights)}
-WHOLE = ("same_data", "batch_norm")
-COMPARE = ("learning_rate",)
+    wrong_reduction, unsynchronised_start, same_data, learning_rate, batch_norm, token_mean)}
+WHOLE = ("same_data", "batch_norm", "learning_rate")
 
 
 # --- what ranks have in common --------------------------------------------------------------------
@@ -254,16 +213,7 @@ def replicas(ranks):
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _is_constant(mark):
-    """All its numbers are alike, as those of a norm layer at the start; or there are few."""
-    return mark.numel < 64 or math.isclose(mark.sum**2, mark.norm**2 * mark.numel, rel_tol=1e-9)
-
-
-def _last(rank, place):
-    return next(step.weights[place] for step in reversed(rank.steps) if len(step.weights) > place)
-
-
-def _name(step, place):
+def name_of(step, place):
     return step.names[place] or f"parameter {place}"
 
 

@@ -19,13 +19,15 @@ from ranklab.engine import torchrun
 WATCHED = "RANKLAB_DIAGNOSE"
 
 
-def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None):
+def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
+         beside=None):
     """The program has run, and what is found is printed. Returns 0 where nothing is.
 
     what    a .py file or a module; or a folder that `keep` or a job has filled
     ranks   start so many by torchrun; None: the program launches its own
     keep    a folder for what is observed
-    before  such a folder, of a run to compare with
+    before  such a folder, of the run that this one goes on with
+    beside  such a folder, of the same program on fewer ranks
     error   ValueError: there is no such program, or nothing was observed
     """
     with contextlib.ExitStack() as stack:
@@ -34,17 +36,18 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None):
         else:
             folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ranklab-"))
             ended = _run(_words(what), arguments, ranks, timeout, folder)
-        runs = [read(path) for path in _launches(folder)]
-        earlier = [read(path) for path in _launches(before)] if before else [()]
-        for name, launches in ((folder, runs), (before, earlier)):
-            if not launches:
-                raise ValueError(f"{what}: no ranks were observed" + (
-                    "; --ranks N starts them by torchrun" if name is not before else " before"))
-        found = [_judge(run, earlier[-1], ended, i, len(runs)) for i, run in enumerate(runs, 1)]
+        runs, *others = [[read(path) for path in _launches(each)] if each else [()]
+                         for each in (folder, before, beside)]
+        if not all((runs, *others)):
+            raise ValueError(f"{what}: no ranks were observed" + (
+                " in the other folder" if runs else "" if ranks else
+                "; --ranks N starts them by torchrun"))
+        found = [_judge(run, i, len(runs), ended, *(each[-1] for each in others))
+                 for i, run in enumerate(runs, 1)]
     if ended:
         print(f"The program did not end well: {ended}")
-    if not before:
-        print("(One run does not show whether its learning rate fits its batch: see --before.)")
+    if not beside:
+        print("(Whether the learning rate fits the batch takes a second run: see --beside.)")
     return int(any(found) or bool(ended))
 
 
@@ -91,9 +94,9 @@ def _launches(folder):
     return sorted(files, key=files.get)
 
 
-def _judge(ranks, before, ended, launch, of):
+def _judge(ranks, launch, of, ended, before, beside):
     """What is found in one launch is printed; returns True where there is something."""
-    found = diagnose(ranks, before)
+    found = diagnose(ranks, before, beside)
     print((f"launch {launch} of {of}: " if of > 1 else "") +
           f"{len(ranks)} ranks, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
           f"{max(len(r.calls) for r in ranks)} collectives and messages: "
