@@ -15,26 +15,26 @@ CASES = {case.disease: case for case in (*hangs.CASES, *later.CASES)}
 
 
 def symptoms():
-    return plots.symptoms(title=""), 8.6, 4.6
+    return plots.symptoms(title=""), 8.6, 3.9
 
 
 def waits():
     calls = [[(group, "all_reduce of\n" + ("gradients" if kind == "columns" else kind))
               for group, kind in mine] for mine in _grid_calls()]
-    return plots.waits(calls, title=""), 8.4, 3.5
+    return plots.waits(calls, title=""), 7.4, 3
 
 
 def orders():
     calls = [[f"{kind}\n{'x'.join(map(str, shape))}\n{'to' if kind == 'reduce' else 'from'} {root}"
               for kind, _, shape, root in mine] for mine in _calls("collective_order")]
-    return plots.orders(calls, title=""), 8.4, 3.2
+    return plots.orders(calls, title=""), 7.6, 2.8
 
 
 def restarts():
     usual = {"data_twice": {"stops": ()}, "old_shard": {"stop": 0}}
     runs = {name.replace("_", " "): (_losses(name, **never), _losses(name))
             for name, never in usual.items()}
-    return plots.restarts(runs, stop=8, title=""), 8.2, 3.2
+    return plots.restarts(runs, stop=8, title=""), 7.4, 2.9
 
 
 def _grid_calls():
