@@ -31,8 +31,8 @@ LOOP = """\
 WRONG = [mutant(answer, *edits, says="right", called=called) for answer, *edits, called in (
     (long_steps, NORM, "        dist.all_reduce(w.grad, group=group)\n        part.grad = w.grad["
      "rank * size:][:size] / R\n        norm = (w.grad / R).norm()\n", "the_whole_gradient"),
-    (saved_model, START, "    dist.broadcast(flat := pack(model.parameters()).detach(), group=group, "
-     "group_src=0)\n    nn.utils.vector_to_parameters(flat, model.parameters())\n"
+    (saved_model, START, "    dist.broadcast(flat := pack(model.parameters()).detach(), "
+     "group=group, group_src=0)\n    nn.utils.vector_to_parameters(flat, model.parameters())\n"
      "    mean = copy.deepcopy(model)\n", "one_message"),
     (saved_model, START, "    mean = copy.deepcopy(model)\n", "    model = nn.Sequential(",
      "    torch.manual_seed(1)\n    model = nn.Sequential(", "a_seed_right_before"),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ranklab.clinic.all_cases import CASES
 from ranklab.options import option
 from ranklab.projects.clinic.ward import FORMS, report, round_of
-from ranklab.projects.runner import Options as Command, Project, Shown
+from ranklab.projects.runner import Options as Command
+from ranklab.projects.runner import Project, Shown
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,8 @@ class Options(Command):
 
 
 def act(options, _):
-    visits = round_of([options.form] if options.form else FORMS, [options.case] if options.case
-                      else ())
-    missed = sum(not each.is_right() for each in visits)
-    return Shown(report(visits), code=int(missed > len(visits) // 8))
+    visits = round_of(options.form, options.case)
+    return Shown(report(visits), code=int(sum(not v.is_right() for v in visits) > len(visits) // 8))
 
 
 project = Project(__package__, __doc__, Options, act)

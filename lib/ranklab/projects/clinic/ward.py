@@ -59,10 +59,10 @@ def visit(case, form="found", **own):
     return Visit(case.name, form, disease, tuple(said), evidence)
 
 
-def round_of(forms=FORMS, names=(), **own):
-    """[Visit, ...] of all cases, or of those named."""
-    return [visit(case, form, **own) for case in CASES if not names or case.name in names
-            for form in forms]
+def round_of(form=None, name=None):
+    """[Visit, ...] of all cases in all forms, or of one."""
+    return [visit(case, each) for case in CASES if name in (None, case.name)
+            for each in FORMS if form in (None, each)]
 
 
 def report(visits):
