@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ranklab.clinic import calls
 from ranklab.clinic.calls import wrapped
-from ranklab.clinic.marks import bits_of_rows, mark_of, plain
+from ranklab.clinic.marks import bits_of_rows, is_here, mark_of, plain
 from ranklab.clinic.observer import Observer, place
 from ranklab.clinic.symptoms import Step
 
@@ -107,7 +107,8 @@ def _before_step(observer, optimizer):
 def _after_step(observer, optimizer):
     with _disable_current_modes(), torch.no_grad():
         params = [plain(p) for group in optimizer.param_groups for p in group["params"]]
-        finite = all(bool(p.isfinite().all()) for p in params)
+        norms = torch._foreach_norm([p for p in params if is_here(p)], dtype=torch.float64)
+        finite = not norms or bool(torch.stack([*norms]).isfinite().all())
         observer.lines.write("step", *Step(**observer.step, finite=finite,
                                            memory=observer.bytes_alive()))
     observer.steps += 1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-SAMPLE = 1 << 16  # elements of a tensor that `dot` and `bits` look at
+SAMPLE = 1 << 14  # elements of a tensor that `dot` and `bits` look at
 ROWS = 256  # examples of a batch that have bits of their own
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGE = 2**63 - 1
@@ -40,9 +40,11 @@ def _mark(tensor):
     n = flat.numel()
     some = flat[::-(-n // SAMPLE)].contiguous()
     direction, _ = _random(len(some), some.device)
-    wide = flat.double()
+    numbers = flat if flat.is_floating_point() else flat.double()
+    norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
     dot = direction @ some.double()
-    return Mark(n, wide.sum().item(), wide.norm().item(), dot.item(), _bits(some[None]).item())
+    return Mark(n, numbers.sum(dtype=torch.float64).item(), norm.item(), dot.item(),
+                _bits(some[None]).item())
 
 
 def is_here(tensor):
@@ -66,7 +68,7 @@ def bits_of_rows(tensor):
 
 def _bits(rows):
     """A number of each row that depends on all its bits and their places."""
-    words = rows.view(WORDS[rows.element_size()]).long()
+    words = rows.view(WORDS[rows.element_size()])
     return (words * _random(words.shape[1], words.device)[1]).sum(1) % LARGE
 
 

@@ -52,11 +52,11 @@ def stale_weights(ranks):
     reduction is not awaited before the step.
     """
     for r in ranks:
-        lines = Counter(line for step in r.steps for line in step.pending)
+        lines = Counter(line for step in r.steps for line in {*step.pending})
         if lines:
             line, times = lines.most_common(1)[0]
-            return (f"rank {r.number} steps {times} times while nobody has waited for the "
-                    f"reduction that begins at {line}")
+            return (f"in {times} of {len(r.steps)} steps the optimizer of rank {r.number} works "
+                    f"before anybody has waited for the reduction that begins at {line}")
     sums = [[step.sums for step in steps] for steps in zip(*(r.steps for r in ranks))]
     sums = [each for each in sums if all(each)]
     if len(sums) < 4:

@@ -1,0 +1,272 @@
+"""`ranklab diagnose`: it names the disease of each case of lab 16, and none where none is.
+
+Numbers that detectors look at come from real ranks; only the four that are exercises are also tried
+on lists.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ranklab.clinic import hangs, later, sharded, symptoms, wrong
+from ranklab.clinic.case import edited, made
+from ranklab.clinic.diagnose import (circle_of_waits, diagnose, first_difference, own_limit,
+                                     steps_behind)
+from ranklab.clinic.stopped import whereabouts
+from ranklab.engine import RankError, launch
+
+CASES = [*hangs.CASES, *wrong.CASES, *sharded.CASES, *later.CASES]
+TWO_RUNS = "learning_rate"
+PROGRAMS = {"mended": lambda case: made(case.program, edited(case.program, ())),
+            "broken": lambda case: case.broken(), "hidden": lambda case: case.variant()}
+
+
+@pytest.fixture
+def observed(tmp_path, monkeypatch):
+    """observed(program, ranks, *args): the Ranks of its launch, also where that fails."""
+    def run(program, ranks, *args):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        monkeypatch.setenv("RANKLAB_DIAGNOSE", str(folder))
+        with contextlib.suppress(RankError):
+            launch(program, *args, ranks=ranks, timeout=30, stall=1)
+        monkeypatch.delenv("RANKLAB_DIAGNOSE")
+        return symptoms.read(next(folder.iterdir()))
+
+    return run
+
+
+# --- the cases ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["mended", "broken",
+                                  pytest.param("hidden", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_case_has_its_disease_and_no_other_one(case, kind, observed):
+    ranks = observed(PROGRAMS[kind](case), case.ranks)
+    found = diagnose(ranks)
+    expected = [] if kind == "mended" or case.disease == TWO_RUNS else [case.disease]
+    assert [each.disease for each in found] == expected, found
+    assert all(any(char.isdigit() for char in each.evidence) for each in found)
+    is_over = all(rank.fate == "returned" for rank in ranks)
+    assert is_over or len(whereabouts(ranks)) == sum(r.fate != "returned" for r in ranks)
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_rate_that_does_not_grow_shows_beside_a_run_of_one_rank(kind, observed):
+    case = next(case for case in CASES if case.disease == TWO_RUNS)
+    beside, ranks = (observed(PROGRAMS[kind](case), number) for number in (1, case.ranks))
+    found = diagnose(ranks, beside=beside)
+    assert [each.disease for each in found] == [TWO_RUNS] * (kind != "mended"), found
+
+
+@pytest.mark.parametrize("start, expected", [(4, []), (0, ["data_twice"])])
+def test_a_resume_in_a_process_of_its_own(start, expected, observed):
+    """10 batches are an epoch; the first process did 4 of them."""
+    def train(start, stop):
+        x, y = _batch(80, seed=0)
+        model = nn.Linear(20, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for at in torch.arange(80).repeat(2).split(8)[start:stop]:
+            mine = at.tensor_split(dist.get_world_size())[dist.get_rank()]
+            _step(model, optimizer, x[mine], y[mine])
+
+    before, ranks = observed(train, 2, 0, 4), observed(train, 2, start, 14)
+    assert [each.disease for each in diagnose(ranks, before)] == expected
+    assert diagnose(ranks) == []
+
+
+# --- other programs -------------------------------------------------------------------------------
+
+def _batch(n=16, seed=None):
+    generator = torch.Generator().manual_seed(seed) if seed is not None else None
+    return torch.randn(n, 20, generator=generator), torch.randint(4, (n,), generator=generator)
+
+
+def _mlp():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+    torch.manual_seed(dist.get_rank())
+    return model
+
+
+def _step(model, optimizer, x, y, between=lambda: None):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    between()
+    optimizer.step()
+    return loss
+
+
+def accumulating():
+    """As it should be: gradients are reduced once a step; the norm is clipped in each."""
+    model = DistributedDataParallel(_mlp())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(6):
+        for last in (False, False, True):
+            with contextlib.nullcontext() if last else model.no_sync():
+                x, y = _batch()
+                (F.cross_entropy(model(x), y) / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_optimizers_and_validation(kept=()):
+    """As it should be: two trainings, of which the second goes on from a copy; rank 0 validates."""
+    first = DistributedDataParallel(_mlp())
+    optimizers = [torch.optim.SGD(first.parameters(), 0.1)]
+    second = nn.Sequential(nn.Linear(20, 4))
+    if dist.get_rank() == 0:  # a training of its own
+        optimizers.append(torch.optim.SGD(second.parameters(), 0.1))
+    losses = []
+    for turn in range(12):
+        losses.append(_step(first, optimizers[0], *_batch()).detach())
+        if dist.get_rank() == 0:
+            _step(second, optimizers[1], *_batch())
+            with torch.no_grad():
+                first.module(_batch(300)[0])
+    dist.all_reduce(torch.stack(losses))
+
+
+def unawaited(wait=False):
+    model = _mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        works = []
+
+        def reduce():
+            for p in model.parameters():
+                p.grad /= dist.get_world_size()
+                works.append(dist.all_reduce(p.grad, async_op=True))
+            for work in works if wait else ():
+                work.wait()
+
+        _step(model, optimizer, *_batch(), reduce)
+        for work in works:
+            work.wait()
+
+
+def summed(scale=1):
+    model = _mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def reduce():
+        flat = torch.cat([p.grad.flatten() for p in model.parameters()]) / scale
+        dist.all_reduce(flat)
+        nn.utils.vector_to_parameters(flat, [p.grad for p in model.parameters()])
+        for p, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
+            p.grad = part.view_as(p).clone()
+
+    for _ in range(6):
+        _step(model, optimizer, *_batch(), reduce)
+
+
+@pytest.mark.parametrize("program, arguments, expected", [
+    (accumulating, (), []), (two_optimizers_and_validation, (), []),
+    (unawaited, (True,), []), (unawaited, (), ["stale_weights"]),
+    (summed, (3,), []), (summed, (), ["wrong_reduction"]),
+])
+def test_programs_of_another_form(program, arguments, expected, observed):
+    found = diagnose(observed(program, 3, *arguments))
+    assert [each.disease for each in found] == expected, found
+
+
+# --- a program that has not heard of ranklab ------------------------------------------------------
+
+PLAIN = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, flags = dist.get_rank(), sys.argv[1:]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+if "early" in flags:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+if "ddp" in flags:
+    model = DistributedDataParallel(model)
+else:
+    fully_shard(model[0])
+    fully_shard(model)
+if "early" not in flags:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+torch.manual_seed(rank)
+for step in range(8):
+    if "skip" in flags and rank == step == 1:
+        continue
+    x, y = torch.randn(8, 20), torch.randint(4, (8,))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def command(tmp_path, *words, status, ranks=("--ranks", "2")):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    done = subprocess.run([sys.executable, "-m", "ranklab.cli", "diagnose", *ranks, *words],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=200,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flags, disease", [
+    ("ddp", None), ("fsdp2", None), ("fsdp2 early", "optimizer_before_sharding")])
+def test_a_plain_script_under_torchrun(flags, disease, tmp_path):
+    said = command(tmp_path, "plain.py", *flags.split(), status=int(bool(disease)))
+    assert "2 ranks, 8 steps" in said
+    assert f"\n  {disease}\n" in said if disease else "none of the known diseases" in said
+
+
+def test_a_plain_script_that_hangs_is_ended_and_judged_again_from_its_folder(tmp_path):
+    first = command(tmp_path, "--timeout", "25", "--keep", "kept", "plain.py", "ddp", "skip",
+                    status=1)
+    again = command(tmp_path, "kept", status=1, ranks=())
+    for said in (first, again):
+        assert "rank_branch\n    rank 0 waits in call" in said
+        assert "rank 1 returned after" in said
+    assert "was not done after 25 s" in first
+
+
+def test_what_cannot_be_judged_is_said(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no ranks were observed" in command(tmp_path, "empty", status=2, ranks=())
+    assert "is no module" in command(tmp_path, "nothing.here", status=2)
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+def test_detectors_on_lists():
+    assert first_difference({0: "abc", 1: "ab", 2: "abd"}) == 2
+    assert first_difference({0: "abc", 1: "", 2: "ab"}) is first_difference({}) is None
+    assert circle_of_waits({0: {1, 2}, 1: {3}, 3: {1}, 2: set()}) == [1, 3]
+    assert circle_of_waits({3: {0}, 0: {2}, 2: {3}}) == [0, 2, 3]
+    assert circle_of_waits({0: {1}, 1: {2}}) == circle_of_waits({}) == []
+    assert own_limit([[0.5, 0.5, 0.3], [0.4, 0.5, 0.5]]) == 0.5
+    assert own_limit([[0.3, 0.4, 0.0], [0.5, 0.0, 0.0], [0.4, 0.3, 0.0]]) is own_limit([]) is None
+    held = [1.0, 2.0, 4.0, 7.0, 11.0, 16.0]
+    assert [steps_behind(used, held) for used in (held, [1.0, *held[:-1]], [9.0, *held[:-1]],
+                                                  held[::-1])] == [0, 1, 1, None]
+
+
+def test_files_of_a_long_run_stay_small_and_keep_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(symptoms, "MOST_BYTES", 1000)
+    lines = symptoms.Lines(tmp_path, 0)
+    for number in range(1000):
+        lines.write("pass", 0, number, True)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3000
+    epochs = [epoch for _, epoch, _ in symptoms.read(tmp_path)[0].passes]
+    assert epochs[0] == 0 and epochs[-1] == 999 and epochs == sorted(epochs)
