@@ -63,7 +63,7 @@ def _noting(observer, real):
     return call
 
 
-# --- files, samplers --------------------------------------------------------------------------------
+# --- files, samplers ------------------------------------------------------------------------------
 
 def files(observer):
     def loading(real):

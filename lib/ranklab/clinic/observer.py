@@ -22,7 +22,8 @@ MESSAGES = ("send", "recv")
 MASKS = 16  # of a step
 SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
-                   "ranklab.clinic.hooks", "ranklab.clinic.calls", "ranklab.engine", "ranklab.meter")
+                   "ranklab.clinic.hooks", "ranklab.clinic.calls", "ranklab.engine",
+                   "ranklab.meter")
 
 
 class Observer:
@@ -85,8 +86,8 @@ class Observer:
         reduces = "reduce" in op.name
         is_one = sum(tensor.numel() for tensor in tensors) == 1
         call = Call(-1 if is_message else self.numbers[group], group, op.name,
-                    (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer), here(),
-                    self.steps, self.backwards, self.in_backward,
+                    (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer),
+                    here(), self.steps, self.backwards, self.in_backward,
                     self._which(tensors[0]) if tensors else "", mark_of(*tensors),
                     self._norm() if is_one and reduces else 0.0)
         self.lines.write("call", *call)
@@ -149,7 +150,7 @@ class Observer:
         self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
         return sum(nbytes for _, nbytes in self.alive.values())
 
-    # --- ops that are looked at, by their names in aten ---------------------------------------------
+    # --- ops that are looked at, by their names in aten -------------------------------------------
 
     def _look_nll_loss_forward(self, args, result):
         if torch.is_grad_enabled():
