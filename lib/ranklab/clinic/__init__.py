@@ -1,10 +1,11 @@
 """The clinic: programs that misbehave for a real reason, and what finds the reason (lab 16).
 
 case.py says what an incident is. The mended programs, each with the edits that break it:
-    hangs.py    ranks that wait for each other
-    wrong.py    trainings that run to the end and are wrong
+    hangs.py    ranks that wait for each other; slow.py: ranks that do too much
+    wrong.py    trainings that run to the end and are wrong; their programs are in trainings.py
     sharded.py  what breaks with tensor, pipeline and fully sharded parallelism
-    later.py    what goes well at first: precision, memory, checkpoints, a resumed run
+    later.py    what goes well at first: precision, memory, checkpoints, a resumed run; shards.py
+signs.py says which signs each disease shows: a table that is measured.
 Then what `ranklab diagnose` is made of, to be read in this order:
     diagnose.py four detectors in plain numbers, and diagnose(), which asks them all
     symptoms.py what a run shows of itself: a step, a collective; as lines in a file

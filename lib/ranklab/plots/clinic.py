@@ -65,7 +65,7 @@ def waits(calls, title="A circle of waits"):
         for number, (group, what) in enumerate(mine):
             last = number == len(mine) - 1
             box(rows, 1.75 * number, -rank, f"{_name(group)} {_members(group)}:\n{what}",
-                STANDING if last else PALE, width=1.6, height=0.7, fontsize=9)
+                STANDING if last else PALE, width=1.6, height=0.86, fontsize=9)
     rows.text(0, 0.65, "done", ha="center")
     rows.text(1.75, 0.65, "waits here", ha="center")
     rows.set(xlim=(-2, 2.7), ylim=(-3.5, 0.9))
@@ -133,7 +133,7 @@ def restarts(runs, stop, first=4, title="After a restart"):
         ax.axvline(stop - 0.5, color=INK, linewidth=0.8, linestyle=":")
         for one, other in ((usual, found), (found, usual)):
             above = one[stop] > other[stop]
-            ax.annotate(f"{one[stop]:.2f}", (stop, one[stop]), (6, 6 if above else -14),
+            ax.annotate(f"{one[stop]:.2f}", (stop, one[stop]), (6, 6) if above else (-30, -10),
                         textcoords="offset points")
         ax.set(xlabel="step", title=name)
     axes[0].set_ylabel("loss of the step")
