@@ -39,11 +39,14 @@ def rank_branch(ranks):
     for group, calls in _groups(ranks).items():
         most = max(map(len, calls.values()))
         short = {rank: len(each) for rank, each in calls.items() if len(each) < most}
-        waiting = [rank for rank in calls if rank not in short and _waits(_of(ranks, rank))]
+        ended = [rank for rank in calls if _of(ranks, rank).fate.startswith("raised")]
+        waiting = [rank for rank in calls if rank not in short
+                   and (rank in ended or _waits(_of(ranks, rank)))]
         done = [rank for rank in short if _of(ranks, rank).fate == "returned"]
         if done and waiting:
             last = calls[waiting[0]][-1]
-            return (f"{rank_names(waiting)} wait in call {most} of {_named(group, ranks)}, "
+            said = "raised" if waiting[0] in ended else "wait"  # where the other's end is noticed
+            return (f"{rank_names(waiting)} {said} in call {most} of {_named(group, ranks)}, "
                     f"{last.kind} at {last.line}; {rank_names(done)} returned after "
                     f"{min(short[rank] for rank in done)} calls")
     return None
