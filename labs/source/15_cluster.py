@@ -789,4 +789,4 @@ questions("15_cluster")
 # - **Who may run when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
 # - **Images**: what a container must hold to reach the cards (MOFED, plugins of a cloud) is the cloud's to say.
 #
-# Next: **16_clinic** (planned).
+# Next: **16_clinic**, where twenty-one programs are ill.
