@@ -37,7 +37,7 @@ def tied_weights(ranks):
         for other, j, its in first:
             if its.bits == mark.bits and its.numel == mark.numel and (
                     j not in other.steps[0].embeddings) and (other, j) != (r, i):
-                ends = [_last(r, i), _last(other, j)]
+                ends = _last(r, i, other, j)
                 if ends[0].bits != ends[1].bits:
                     return (f"{name_of(r.steps[0], i)} of rank {r.number} and "
                             f"{name_of(other.steps[0], j)} of rank {other.number} are the same at "
@@ -114,8 +114,12 @@ def _given(rank, step):
             and call.mark.numel > 1]
 
 
-def _last(rank, place):
-    return next(step.weights[place] for step in reversed(rank.steps) if len(step.weights) > place)
+def _last(rank, place, other, its_place):
+    """Marks of both parameters at the last step of which both are known: a rank may go on alone."""
+    found = [(a.weights[place], b.weights[its_place]) for a, b in zip(rank.steps, other.steps)
+             if len(a.weights) > place and len(b.weights) > its_place
+             and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
+    return found[-1]
 
 
 def _is_constant(mark):
