@@ -236,6 +236,20 @@ def test_what_is_current_is_not_run_again(root, monkeypatch):
     assert len(runs) == 2
 
 
+def test_another_text_keeps_the_outputs_and_other_code_does_not(root, monkeypatch):
+    build(root)
+    runs = []
+    monkeypatch.setattr(builder, "execute", lambda notebook, root: runs.append(notebook))
+    change(root, "# **Predict.**", "# **Predict**, in other words.")
+    build(root)
+    there = nbformat.read(root / "solutions" / f"{STEM}.ipynb", as_version=4)
+    assert "other words" in str(there.cells) and "before double" in str(there.cells)
+    assert runs == [] and stale(root) == []
+    change(root, "import math", "import cmath")
+    build(root)
+    assert len(runs) == 1
+
+
 def test_the_solution_is_executed_and_keeps_its_outputs(root):
     build(root)
     notebook = nbformat.read(root / "solutions" / f"{STEM}.ipynb", as_version=4)

@@ -38,7 +38,8 @@ class BuildError(Exception):
 
 
 def build(root: Path, stems=(), force=False):
-    """labs/ and solutions/ are up to date for `stems` (all); stale solutions are executed again.
+    """labs/ and solutions/ are up to date for `stems` (all); a solution whose code changed is
+    executed again.
 
     force  executes solutions that are current, and overwrites cells that this never wrote
     """
@@ -50,8 +51,9 @@ def build(root: Path, stems=(), force=False):
         target = root / "solutions" / f"{stem}.ipynb"
         notebook = solution_notebook(root, stem)
         if force or not is_current(target, notebook):
-            print(f"{stem}: executing the solution")
-            execute(notebook, root)
+            if force or not _take_outputs(target, notebook):
+                print(f"{stem}: executing the solution")
+                execute(notebook, root)
             _write(target, notebook)
         print(f"{stem}: built")
 
@@ -89,6 +91,19 @@ def is_current(path, notebook):
     there = nbformat.read(path, as_version=4)
     wanted = notebook.metadata["ranklab"]["cells"]
     return there.metadata.get("ranklab", {}).get("cells") == wanted == cells_hash(there.cells)
+
+
+def _take_outputs(path, notebook):
+    """True when only texts changed: `notebook` has the outputs of `path`, whose code is the same."""
+    if not path.exists():
+        return False
+    old, new = ([cell for cell in book.cells if cell.cell_type == "code"]
+                for book in (nbformat.read(path, as_version=4), notebook))
+    if [(cell.id, cell.source) for cell in old] != [(cell.id, cell.source) for cell in new]:
+        return False
+    for cell, executed in zip(new, old):
+        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    return True
 
 
 def lab_notebook(root, stem):
