@@ -6,13 +6,13 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Lab 09's GPT again: a trillion parameters, 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam take about 16 TB. Which lab's way to share them is the right one?
+# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them. Each one alone fails:
 #
-# - **Data parallelism in shards** (ZeRO-3, labs 06 and 07). The paper ran DeepSpeed's ZeRO-3 of 2021 on 530 billion parameters and 2,240 GPUs, with one sequence for each: 48 TFLOP/s on a GPU, where the three kinds together reached 159 (its table 2). Each layer is gathered twice for a single sequence.
-# - **Tensor alone** (lab 08). Fast inside a node of 8 GPUs. Between nodes each layer waits for the slow network, several times.
-# - **Pipeline alone** (lab 09). There are 128 layers, so 128 GPUs at most.
+# - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice, here for a single sequence. The paper ran DeepSpeed's ZeRO-3 of 2021 on 530 billion parameters and 2,240 GPUs, one sequence per GPU. It reached 48 TFLOP/s per GPU; the three kinds together reached 159 (its table 2).
+# - **Tensor parallelism** (lab 08) is fast inside a node of 8 GPUs. Across nodes, every layer waits for the slow network several times.
+# - **Pipeline parallelism** (lab 09) stops at 128 GPUs, because the model has 128 layers.
 #
-# They took all three: pipeline 64 x data 6 x tensor 8, and reached 52% of peak. So did others. (Megatron-LM and BLOOM count what is computed a second time as work; GLM and Llama do not.)
+# So they used all three, pipeline 64 x data 6 x tensor 8, and reached 52% of peak. Others did the same. (Megatron-LM and BLOOM count recomputed work as work; GLM and Llama do not.)
 #
 # | | GPUs | pipeline | data | tensor | of peak |
 # |---|---|---|---|---|---|
@@ -22,9 +22,9 @@
 # | Llama 3 405B (arXiv 2407.21783) | 8,192 H100 | 16, interleaved | 64, FSDP | 8 | 43% |
 # | the same, with half the batch for each pipeline | 16,384 H100 | 16, interleaved | 128, FSDP | 8 | 41% |
 #
-# Llama 3's FSDP shards the optimizer's state and the gradients. Weights stay whole after their forward (its section 3.3.2), so it is near to ZeRO-2.
+# Llama 3's FSDP shards the optimizer state and the gradients, but keeps the weights whole after their forward (its section 3.3.2). That is close to ZeRO-2.
 #
-# This lab builds on labs 01, 03 and 06 to 09, and writes none of them again. What is new is how they fit together.
+# This lab uses what you wrote in labs 01, 03 and 06 to 09. The new thing is how the parts fit together.
 
 # %%
 import dataclasses
@@ -42,7 +42,7 @@ from ranklab.mesh import Mesh
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight ranks in a **mesh** of three axes, on two nodes of four. Each panel shows one axis, and who talks along it. Dark ranks are on one node, white ones on the other; dashed lines cross nodes.
+# Eight ranks on two nodes of four, arranged in a **mesh** with three axes. Each panel shows one axis and which ranks talk along it. Dark ranks are on one node, white ranks on the other, and dashed lines cross between the nodes.
 
 # %%
 from ranklab.plots import hybrid as plots
@@ -51,13 +51,13 @@ from ranklab.plots.mesh import who_talks_to_whom
 who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 
 # %% [markdown]
-# | along | travels | how often | can a rank go on meanwhile? |
+# | along | what travels | how often | can a rank compute meanwhile? |
 # |---|---|---|---|
 # | pipeline | activations | once each way for each micro-batch and border | with the next micro-batch |
 # | data | gradients (ZeRO-1: and parameters; FSDP: each layer) | once a step (FSDP: each micro-batch) | yes, with the rest of the backward |
 # | tensor | activations | 4 times in each layer and micro-batch | hardly: the next product needs them (lab 08) |
 #
-# How much is that? By our formulas, for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. In this trainer gradients of activations travel in float32. And blocks that are computed again send their forward's sums again.
+# How much is that? The figure below is computed by our formulas, for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. Two things make tensor so tall: this trainer sends the gradients of activations in float32, and a block that is recomputed sends the sums of its forward a second time.
 
 # %%
 from ranklab.hybrid import layout_traffic
@@ -68,7 +68,7 @@ layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True
 plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, "A step of 100 billion parameters")
 
 # %% [markdown]
-# So tensor ranks are **neighbours**, and stay inside a node. The last axis of a mesh varies fastest: its ranks are neighbours.
+# Tensor parallelism sends by far the most, so tensor ranks must be **neighbours** inside a node. In a mesh, the last axis varies fastest: ranks that differ by one are neighbours along it.
 #
 # **Predict.** 64 ranks, pipeline 4 x data 2 x tensor 8, in this order. Rank 21 is in the second stage. To which rank does it send its output?
 
@@ -78,7 +78,7 @@ check(mesh_next_rank=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Eight ranks, `divmod` to coordinates, a group along each axis, and one sum in each:
+# Eight ranks. `divmod` turns a rank into coordinates, each axis gets its groups, and each rank sums once along each axis:
 
 # %% tags=["nbval-check-output"]
 def place_of(rank):
@@ -106,7 +106,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
     print(f"{rank:4}  {place_of(rank)!s:22}  {sums}")
 
 # %% [markdown]
-# Why do all ranks make all groups? By default `new_group` is a call of all ranks of the job: if some make other groups, or in another order, they wait for each other, or talk to the wrong ones. With `use_local_synchronization=True` only a group's members call it; groups that overlap must still be made in one order (its docstring in torch 2.13).
+# Why does every rank make all groups, even those it isn't in? By default all ranks of the job must call `new_group`. If some ranks make other groups, or make them in another order, the ranks wait for each other or talk to the wrong peers. With `use_local_synchronization=True` only the members of a group call it, but overlapping groups must still be made in the same order (its docstring in torch 2.13).
 
 # %% [markdown]
 # ## 4. Build it
@@ -115,16 +115,16 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 # ### 4.1 The mesh
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 10 lines
 #
-# `Mesh` (given) computes who is where, and needs no ranks for it. You make the process groups.
+# `Mesh` is given. It computes where each rank sits, which is only arithmetic. You make the process groups.
 #
 # | given | |
 # |---|---|
 # | `mesh.axes`, `mesh.size` | {name: size}, and the number of ranks |
 # | `mesh.all_along(names)` | all groups of ranks that differ along these axes only, as tuples: `[(0, 1), (2, 3), ...]` |
-# | `mesh.ranks_along(names)` | the one of them that has this rank |
+# | `mesh.ranks_along(names)` | the one of these groups that contains this rank |
 # | `mesh.groups` | filled by you: {tuple of axes, in the order of `mesh.axes`: this rank's process group} |
 #
-# `joined` asks for groups along several axes together. `[("pipeline", "data")]`: all ranks at the same place along tensor. A loss is summed over these.
+# `joined` asks for groups that span several axes. `[("pipeline", "data")]` gives, for each place along tensor, one group of all ranks at that place. The loss is summed over such a group.
 
 # %%
 def build_mesh(axes, joined=()):
@@ -143,7 +143,7 @@ def build_mesh(axes, joined=()):
 build_mesh = check(build_mesh)
 
 # %% [markdown]
-# Your mesh on eight real ranks. And which axes of 64 ranks stay inside a node of 8, in three orders:
+# Here is your mesh on eight real ranks. Below it, three orders of the axes for 64 ranks, and which axes then stay inside a node of 8:
 
 # %% tags=["nbval-check-output"]
 mesh = launch(build_mesh, {"pipeline": 2, "data": 2, "tensor": 2}, ranks=8)[0]
@@ -153,30 +153,30 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
     print(f"{order:22} inside a node of 8: {', '.join(of_64.axes_inside(8))}")
 
 # %% [markdown]
-# With tensor outermost, each of its messages crosses nodes. Pipeline or data outermost? Data's messages are larger, but rare, and can be hidden; pipeline's are small. Megatron-LM puts pipeline outermost, Llama 3 data.
+# With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data. Pipeline messages are small. Data messages are large, but rare, and can be hidden behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, Llama 3 puts data there.
 #
-# torch's own mesh is `init_device_mesh("cuda", (4, 2, 8), mesh_dim_names=("pipeline", "data", "tensor"))`, and `mesh["tensor"].get_group()` a group of it; DTensor, FSDP2 and section 5 take it. It matters at size: Llama 3 on 16,384 GPUs has 1,024 + 128 + 2,048 = 3,200 groups. Where each rank has said which GPU it uses, DeviceMesh makes all groups of an axis by one call, `split_group`, and else by one `new_group` each, as you do (`device_mesh.py` of torch 2.13).
+# torch's own mesh is `init_device_mesh("cuda", (4, 2, 8), mesh_dim_names=("pipeline", "data", "tensor"))`, and `mesh["tensor"].get_group()` is one of its groups. DTensor, FSDP2 and section 5 take such a mesh. The number of groups matters at scale: Llama 3 on 16,384 GPUs has 1,024 + 128 + 2,048 = 3,200 of them. If each rank has told torch which GPU it uses, DeviceMesh makes all groups of an axis in one call, `split_group`. Otherwise it calls `new_group` for each, as you do (`device_mesh.py` of torch 2.13).
 
 # %% [markdown]
 # ### 4.2 In the right order
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 8 lines
 #
-# Six calls of earlier labs change a model in place. Some orders of them fail at once, some need memory for the whole model on each rank, and some train wrong numbers without an error. Which are right follows from what a call takes hold of, and from what it throws away:
+# Six calls from earlier labs each change a model in place. Call them in the wrong order, and they fail at once, or need memory for the whole model on each rank, or train wrong numbers without any error. To find a right order, look at what each call holds on to and what it throws away:
 #
-# | given, in the order of the alphabet | takes hold of | leaves |
+# | given, in alphabetical order | holds on to | leaves |
 # |---|---|---|
-# | `checkpoint_blocks(model, checkpoint)`, lab 01 | blocks | each runs as `checkpoint(block, x)`: torch's, with `use_reentrant=False` |
-# | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter and its numbers | its gradient averaged, or the parameter sharded |
-# | `hybrid.materialize(model)`, lab 07 | parameters on `meta`: shapes, no memory | the same on the device, with their first numbers |
-# | `hybrid.pipeline.keep_stages(model)`, lab 09 | nothing | this rank's layers; the others are gone |
-# | `hybrid.pipeline.make_stages(model)`, lab 09 | layers, as they are then | the model runs stage by stage |
-# | `parallel_gpt(model, TPConfig(group, sequence_parallel))`, lab 08 | layers | others in their place, with new, smaller parameters |
+# | `checkpoint_blocks(model, checkpoint)`, lab 01 | blocks | each block runs as `checkpoint(block, x)`, torch's, with `use_reentrant=False` |
+# | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter and its values | gradients that will be averaged, or sharded parameters |
+# | `hybrid.materialize(model)`, lab 07 | parameters on `meta`: shapes without memory | the same parameters on the device, with initial values |
+# | `hybrid.pipeline.keep_stages(model)`, lab 09 | nothing | this rank's layers; the other layers are gone |
+# | `hybrid.pipeline.make_stages(model)`, lab 09 | the layers as they are at that moment | a model that runs stage by stage |
+# | `parallel_gpt(model, TPConfig(group, sequence_parallel))`, lab 08 | layers | parallel layers in their place, with new, smaller parameters |
 #
-# The model arrives on the `meta` device, because no rank could hold all of it. Several orders are right.
+# The model arrives on the `meta` device, because no rank could hold all of it. More than one order is right.
 #
-# Micro-batches serve two labs at once: gradients are **accumulated** over them (lab 01), and they fill the **pipeline** (lab 09).
+# Micro-batches do two jobs here: gradients **accumulate** over them (lab 01), and they keep the **pipeline** full (lab 09).
 #
-# **Predict.** 1,024 sequences in a step, 8 data ranks, micro-batches of 2. How many micro-batches go through each pipeline?
+# **Predict.** A step has 1,024 sequences. There are 8 data ranks, and a micro-batch has 2 sequences. How many micro-batches go through each pipeline?
 
 # %%
 check(mesh_micro_batches=...)
@@ -202,7 +202,7 @@ def parallelize(model, hybrid):
 parallelize = check(parallelize)
 
 # %% [markdown]
-# Your function in the course's training loop, on the source code of Python's library. `Hybrid` is what the loop sees of a mesh. From here on a layout is often written in short: `2x8x4` is dp x tp x pp, data 2, tensor 8, pipeline 4. `sp` is sequence parallelism, `zero` ZeRO-1, `full` lab 07's full shard.
+# Now your function runs in the course's training loop. The data is the source code of Python's standard library. `Hybrid` is what the loop knows of the mesh. From here on layouts have a short form: `2x8x4` means dp x tp x pp, so data 2, tensor 8, pipeline 4. `sp` adds sequence parallelism, `zero` adds ZeRO-1, and `full` adds the full shard of lab 07.
 
 # %%
 from ranklab.data import python_text
@@ -246,7 +246,7 @@ for name, (losses, here) in zip(("one process", *ways), found):
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
 # %% [markdown]
-# What do wrong orders cost? Here your function finds that something was done before. Memory: each rank makes the whole model, and then drops most of it. Data parallelism: its buckets hold whole matrices. They travel in each step, and nothing uses them any more; the parts that replaced them are never averaged.
+# What does a wrong order cost? Two wrong orders, each made by doing one call before your function runs. *Memory first*: each rank makes the whole model and then drops most of it. *Data first*: the buckets hold on to whole matrices. They travel in each step although nothing uses them any more, and the parts that replaced them are never averaged.
 
 # %%
 def memory_before(model, hybrid):
@@ -288,9 +288,9 @@ for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
     print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
-# The last line raised no error: it sends twice the bytes, whole matrices for nothing, and the data ranks drift apart.
+# The last order raised no error. It sends twice the bytes, for nothing, and the data ranks drift apart.
 #
-# **Order of the data.** A resumed run in another layout must see the same rows. So a batch follows from the seed and the number of the step alone, and data rank r of R takes each R-th of its rows. The last characters of step 0's first rows, and which data rank has them:
+# **Order of the data.** A run that resumes in another layout must see the same rows. So a batch depends on the seed and the step number alone, and data rank r of R takes every R-th row, starting at row r. Below are the last characters of the first rows of step 0, and the data rank that gets each:
 
 # %%
 from ranklab.data import batch_at, decode
@@ -304,7 +304,7 @@ for number, row in enumerate(rows[:5]):
 # ### 4.3 One matrix, two ranks
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# The embedding, on the first stage, and the head, on the last, are one matrix (tied, as in lab 03). Each end has a copy and computes a part of its gradient. Both need the sum, and the same bits, or else the copies drift apart. `other` is a rank *of the group*: torch's messages take it as `group_dst=`, `group_src=` or `group_peer=`.
+# The embedding is on the first stage, the head is on the last, and both are one matrix (tied, as in lab 03). So each of the two stages has a copy and computes a part of its gradient. Both need the sum, equal to the last bit, or the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
 #
 # **Predict.** A vocabulary of 50,304, width 10,240, tensor 8, gradients in bf16. How many MB does a rank of the first stage send for it in a step?
 
@@ -329,7 +329,7 @@ def tied_embedding_sync(copies, other, group=None):
 tied_embedding_sync = check(tied_embedding_sync)
 
 # %% [markdown]
-# Two stages, with your function and without any. Without it nothing crashes. How far are the two copies apart after each step?
+# Two stages train, first with your function, then with nothing in its place. Nothing crashes. Look at how far apart the two copies are after each step:
 
 # %%
 def without(copies, other, group=None):
@@ -357,9 +357,9 @@ print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
 # ### 4.4 One norm over the mesh
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# Gradients are clipped by the norm of *all* of them. No rank has all. But data ranks have the same gradients, tensor ranks have the same ones of norm layers, and tied matrices are on two stages. Each number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
+# Clipping needs the norm of *all* gradients, and no rank has all of them. Some are on several ranks: data ranks hold the same gradients, tensor ranks hold the same gradients of the norm layers, and a tied matrix is on two stages. Every number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
 #
-# **Predict.** 2 x 2 x 2 ranks, no ZeRO. Each rank adds up the squares of all gradients that it has, and one all-reduce sums over all 8. Norms and the tied matrix aside: how many times too large is the norm?
+# **Predict.** 2 x 2 x 2 ranks, no ZeRO. Each rank adds up the squares of all its gradients, and one all-reduce sums these over all 8 ranks. Leave norm layers and the tied matrix aside. By which factor is the norm too large?
 
 # %%
 check(mesh_norm_factor=...)
@@ -381,7 +381,7 @@ def mesh_grad_norm(held, group=None):
 mesh_grad_norm = check(mesh_grad_norm)
 
 # %% [markdown]
-# With your function, and naively, in the first step of two layouts:
+# Your norm and the naive norm, in the first step of two layouts:
 
 # %%
 def norms(*ways):
@@ -406,13 +406,13 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
     print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
 
 # %% [markdown]
-# In the second line the factor is above the square root of 2, mostly because the tied matrix counts four times: on two stages, each with two data ranks. With ZeRO-1 each data rank has its share, and only norms and the tied matrix count twice. A naive norm depends on the layout: the same `clip` would then train differently in another one.
+# In the second line the factor is larger than the square root of 2, mostly because the tied matrix counts four times: it is on two stages, and each stage has two data ranks. With ZeRO-1 each data rank has its own share, so only the norm layers and the tied matrix count twice. A naive norm depends on the layout, so the same `clip` would train differently in another layout.
 
 # %% [markdown]
 # ### 4.5 A checkpoint in another layout
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines
 #
-# Tomorrow there are other GPUs, so the run must go on in another layout. Every rank wrote its own parts, each as a **box** of a whole tensor: name, where it begins (offset), and its numbers. A rank that loads takes from each box what overlaps its own boxes:
+# Tomorrow you get other GPUs, and the run must go on in another layout. Every rank has saved its own parts, each as a **box** cut out of a whole tensor: a name, an offset (where the box begins), and its numbers. A rank that loads takes from each saved box what overlaps its own boxes:
 
 # %%
 saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
@@ -420,9 +420,9 @@ wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
 plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8))
 
 # %% [markdown]
-# Here rank 1 of the three needs a piece of each of the four boxes.
+# Here rank 1 of the three needs a piece of all four boxes.
 #
-# **Predict.** 100 billion parameters, float32 weights and Adam's two moments. 64 ranks each write an equal part. How many GB does each write?
+# **Predict.** A model of 100 billion parameters saves its float32 weights and Adam's two moments. 64 ranks write equal parts. How many GB does each rank write?
 
 # %%
 check(mesh_checkpoint_gb=...)
@@ -435,7 +435,7 @@ check(mesh_checkpoint_gb=...)
 # | `.offset` | where the piece begins in the whole, one number for each dim |
 # | `.tensor` | its numbers, a view of what is trained: fill it, do not replace it |
 #
-# A helper of your own may stand above, in the place of the dots.
+# You may put a helper of your own in the place of the dots.
 
 # %%
 ### BEGIN SOLUTION
@@ -463,7 +463,7 @@ def reshard_checkpoint(pieces, saved):
 reshard_checkpoint = check(reshard_checkpoint)
 
 # %% [markdown]
-# Three steps in 2 x 2 x 2 with ZeRO-1, saved by eight ranks. Loaded by your function in other layouts, put together again, and compared bit by bit with what was saved:
+# Eight ranks train three steps in 2 x 2 x 2 with ZeRO-1, and save. Your function loads the files in three other layouts. Then the pieces are put together again and compared bit by bit with what was saved:
 
 # %%
 def pieces_of(trainer):
@@ -506,7 +506,7 @@ for words in ("1x4x1,sp", "4x1x1,full", "1x1x1"):
 folder.cleanup()
 
 # %% [markdown]
-# Adam's first moment of one matrix, in the boxes in which it was saved, and in those of two layouts that loaded it. Numbers are ranks; in the first layout ZeRO-1 gave this matrix to the second data rank:
+# Here is Adam's first moment for one matrix: the boxes in which it was saved, and the boxes of two layouts that loaded it. The numbers are ranks. In the first layout, ZeRO-1 gave this matrix to the second data rank:
 
 # %%
 def boxes(ranks, name, kind):
@@ -519,22 +519,22 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
                whole[name, "exp_avg"].shape, f"exp_avg of {name}")
 
 # %% [markdown]
-# The state is bit-equal. Training that goes on in another layout adds in another order, so its losses agree to about six digits.
+# The loaded state is equal bit for bit. Another layout then adds numbers in another order, so the losses that follow agree to about six digits.
 
 # %% [markdown]
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
-# Write a search for any `Job`, number of GPUs and `Machine`. Helpers of your own go in the place of the dots. What a layout costs says lab 13's planner, by formulas for the course's own trainer:
+# Write a search that works for any `Job`, number of GPUs and `Machine`. Put helpers of your own in the place of the dots. The planner of lab 13 tells you what a layout costs, by formulas for the course's own trainer:
 #
 # | given | |
 # |---|---|
-# | `model_of(job.config)`, `plan_of(job, layout)` | `model` and `plan`: how the planner names the same things; the job's batch and micro-batch are in the plan |
-# | `memory_per_gpu(model, plan, machine).total` | bytes of a GPU: the first rank's peak, and what CUDA and NCCL take |
+# | `model_of(job.config)`, `plan_of(job, layout)` | `model` and `plan`, the planner's names for the same things; the job's batch and micro-batch are in the plan |
+# | `memory_per_gpu(model, plan, machine).total` | bytes on a GPU: the peak of the first rank, plus what CUDA and NCCL take |
 # | `step_time(model, plan, machine)` | seconds of a step: `.total`, and its parts `.products`, `.attention`, `.other`, `.recompute`, `.tensor`, `.weights` (zero=3), `.pipeline`, `.bubble`, `.data`, `.optimizer`, `.rest` |
 # | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outermost)` | `zero` is 0, 1 or 3; `outermost` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
 # | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
-# | `machine.memory_bytes`, `machine.node` | of a GPU; GPUs in a row that NVLink joins |
+# | `machine.memory_bytes`, `machine.node` | memory of a GPU; how many GPUs NVLink joins |
 
 # %%
 from ranklab.hybrid import Job, choose_layout as library_choice, layout_memory, model_of, plan_of
@@ -571,7 +571,7 @@ def choose_layout(job, gpus, machine):
 choose_layout = check(choose_layout)
 
 # %% [markdown]
-# Your score, beside the library's, for 10 billion parameters on three clusters: eight nodes with fast cards, the same with slow ones, and two racks of four nodes with a slow link between them. Seconds of a step, and where yours go:
+# Your score beside the library's, for 10 billion parameters on three clusters: eight nodes with a fast network, eight nodes with a slow one, and two racks of four nodes with a slow link between the racks. For each you see the seconds of a step, and where the seconds of your choice go:
 
 # %% tags=["nbval-check-output"]
 job = dataclasses.replace(JOBS["10b"], batch=256)
@@ -588,14 +588,14 @@ for name, each in machines.items():
     print(" " * 6, *parts)
 
 # %% [markdown]
-# With fast cards few stages are best, with four virtual ones on each rank, so little time is lost in bubbles. With slow ones tensor 2 x data 4 fill a node, and only stages talk between nodes: the bubble grows to about a fifth of the step. With racks tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link; virtual stages would cross it more often. A micro-batch of 2 has larger matrix products, nearer to their best rate; with micro-batches of 1 there are twice as many, and so half the bubble.
+# On the fast network few stages are best, with four virtual stages on each rank, so the bubble is small. On the slow network tensor 2 x data 4 fill a node, and only pipeline stages talk across nodes; the bubble grows to about a fifth of the step. With two racks, tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link; virtual stages would cross it more often. The size of a micro-batch is a trade, too: 2 sequences make larger matrix products, closer to the GPU's best rate, while 1 sequence gives twice as many micro-batches and half the bubble.
 #
-# All of it is a model, not a measurement. Lab 13 holds it against published runs of other tools. The course's trainer is in none of them: for it the planner takes that no message is hidden and no kernel fused, and that weights travel in bf16, where ours are float32.
+# All of this is a model, not a measurement. Lab 13 compares it with published runs of other tools. None of these used the course's trainer. For ours the planner assumes that no message is hidden behind computing, that no kernel is fused, and that weights travel in bf16, although ours are float32.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# The same GPT, mesh and batches by torch alone: DTensor for tensor, `fully_shard` or `replicate` for data, `torch.distributed.pipelining`. And by DeepSpeed, whose `PipelineModule` goes with ZeRO-1 over data ranks. The first three losses:
+# Now the same GPT, mesh and batches with torch's own tools: DTensor for tensor, `fully_shard` or `replicate` for data, and `torch.distributed.pipelining`. After that DeepSpeed does the same, with its `PipelineModule` and ZeRO-1 over the data ranks. You see the first three losses:
 
 # %%
 from ranklab.hybrid.torch_hybrid import TorchHybrid
@@ -625,7 +625,7 @@ losses = launch(by_deepspeed, "2x1x2,zero", ranks=4)[0]
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# Here too `tied_embedding_sync` sums up the gradients of the tied matrix, which torch leaves to the user. The layout that you chose, as options of Megatron-LM:
+# torch leaves the tied matrix to its user, so here, too, `tied_embedding_sync` sums its gradients. And this is the layout that you chose, as options for Megatron-LM:
 
 # %%
 from ranklab.hybrid.megatron import megatron_command
@@ -635,12 +635,12 @@ chosen = dataclasses.replace(job, micro_batch=size)
 print(megatron_command(layout, chosen))
 
 # %% [markdown]
-# **Whose memory?** That by which you chose is `layout_memory`, of the course's trainer: weights and gradients in float32, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM has bf16 weights, and float32 for gradients, masters and moments: 18 bytes a parameter, 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The number above is `memory_per_gpu`'s for `plan_of(job, layout, "megatron")`, which lab 13 holds against published runs. So some layouts that fit there were refused here.
+# **Whose memory?** You chose by the memory of the course's trainer, `layout_memory`: float32 weights and gradients, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM keeps bf16 weights, and float32 gradients, master weights and moments. That is 18 bytes a parameter, or 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The number above is what `memory_per_gpu` says for `plan_of(job, layout, "megatron")`, which lab 13 compares with published runs. So some layouts that fit in Megatron-LM were refused here.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **Train, stop, go on elsewhere** (half a minute). A GPT on real text with your functions in 2 x 2 x 2. It is stopped half-way, and goes on in another layout to the same held-out loss as one process.
+# **Train, stop, go on elsewhere** (half a minute). A GPT trains on real text in 2 x 2 x 2, with your functions. It stops half-way, goes on in another layout, and ends with the same held-out loss as one process.
 
 # %%
 from ranklab.projects import hybrid as project
@@ -653,13 +653,13 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.report(run(layout=parse_layout("1x2x2,sp"), resume=True)))
 
 # %% [markdown]
-# **The dry run** (half a minute). Does a large config fit, and what will it send? One process poses as rank 0 of all: the same code on tensors without memory, in a process group without ranks. 10 billion parameters on 8 GPUs:
+# **The dry run** (half a minute). Does a large config fit, and what will it send? One process plays rank 0: it runs the same code on tensors without memory, in a process group that has no other ranks. Here are 10 billion parameters on 8 GPUs:
 
 # %%
 print(project.dry_run_report("10b"))
 
 # %% [markdown]
-# **Your turn.** Change one thing of the layout. First write down what happens to memory, to the bytes of each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outermost": "data"`.
+# **Your turn.** Change one thing in the layout. First write down what will happen to the memory, to the bytes along each axis and to the time. Ideas: `"zero": 0`, `"recompute": False`, `"tp": 4, "dp": 4`, `"outermost": "data"`.
 
 # %%
 big, layout = JOBS["100b"], parse_layout("2x8x4,sp,zero,recompute")
@@ -673,7 +673,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # %% [markdown]
 # ## 7. Measure
 #
-# What rank 0 sends along each axis in a step, by formula and counted. Along data 8 bytes more are counted: the number of targets.
+# What rank 0 sends along each axis in a step, predicted by formula and counted. The count along data is 8 bytes higher, because the number of targets travels too.
 
 # %%
 from ranklab.hybrid.counted import counted_step
@@ -694,7 +694,7 @@ for axis, nbytes in predicted.items():
     print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
 
 # %% [markdown]
-# **One model, one batch, every layout:** `ranklab compare` in a terminal. Here are some layouts of four ranks. Before you run it: in which does a rank hold least, and in which does it send least?
+# **One model, one batch, every layout.** `ranklab compare` does this in a terminal. Here are five layouts of four ranks. Before you run it, guess: in which does a rank hold least, and in which does it send least?
 
 # %%
 from ranklab.projects.hybrid import compare
@@ -707,7 +707,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in each line: that is the proof. Costs are not. Memory: all but one process and 4 x 1 x 1 divide it. Bytes: full sharding and tensor send most, pipeline least. The model is tiny, so embedding and head are a large part of it. Seconds of shared cores say nothing.
+# The loss is the same in every line, and that is the proof. The costs differ. Every layout divides the memory, except one process and 4 x 1 x 1. Full sharding and tensor send most, pipeline sends least. The model is tiny, so embedding and head are a large part of it. The seconds say nothing, because the ranks share cores.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -730,20 +730,20 @@ questions("12_hybrid")
 #
 # What changes there:
 #
-# - **Ranks and nodes.** torchrun, and Slurm by default, give neighbouring ranks to one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. NVLink may join more: on an NVL72, with 4 GPUs in each of 18 hosts, say `--per-node 72`.
-# - **Several groups at once.** Each group is an NCCL communicator. Say rank 0 starts a sum over data and then one over tensor, and its peers start them the other way round. The first kernel of each may fill its GPU while it waits for peers, whose own first kernel waits for rank 0's second, which finds no room: the classic deadlock of 3D training, which gloo does not show. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
-# - **Communicators have buffers**, which no formula above counts. They are made with the group here, because the engine names each rank's device to torch, and otherwise at its first message.
-# - **A slow card slows one axis.** Tensor messages that take ten times as long point at NVLink, data at the network. `python -m ranklab.projects.collectives` measures both.
-# - **bf16.** The three sizes multiply in bf16. Weights, gradients and Adam stay in float32.
+# - **Ranks and nodes.** torchrun, and Slurm by default, put neighbouring ranks on one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. Where NVLink joins several hosts, say so: for an NVL72, with 4 GPUs in each of 18 hosts, pass `--per-node 72`.
+# - **Several groups at once.** Each group is an NCCL communicator. Say rank 0 starts a sum over data and then one over tensor, while its peers start them the other way round. Rank 0's first kernel may fill its GPU while it waits for its peers. Their first kernels wait for rank 0's second one, which finds no room. This is the classic deadlock of 3D training, and gloo does not show it. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
+# - **Communicators have buffers**, which no formula above counts. Here they are made together with the group, because the engine tells torch each rank's device. Otherwise they are made at the group's first message.
+# - **One slow link slows one axis.** If tensor messages take ten times as long, look at NVLink; if data messages do, look at the network. `python -m ranklab.projects.collectives` measures both.
+# - **bf16.** All three sizes multiply in bf16. Weights, gradients and Adam's state stay in float32.
 #
-# What to expect, from papers and not measured by us: 33 to 52% of peak for the layouts of section 1. This lab has not been run on several GPUs yet.
+# What to expect: 33 to 52% of peak for the layouts of section 1. These numbers are from the papers; this lab has not run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Context and expert parallelism** are further axes of this mesh: `cp=2` and `ep=2` in a layout (labs 10 and 11). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
-# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can send some of them earlier, behind the last backwards (`--overlap-grad-reduce`).
-# - **Gradients in bf16** on their way, and FP8: half the bytes or less. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2): many small numbers added in bf16 lose what one alone shows.
-# - **Failures.** On thousands of GPUs one fails every few hours: lab 14 (planned).
+# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can start earlier and hide some of them behind the last backwards (`--overlap-grad-reduce`).
+# - **Gradients in bf16 or FP8** on their way halve the bytes, or better. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2), because a long sum in bf16 loses its small terms.
+# - **Failures.** On thousands of GPUs, one fails every few hours. That is lab 14.
 #
 # Next: **13_planner**: from a layout to days, dollars and megawatts.

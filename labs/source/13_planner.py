@@ -439,4 +439,4 @@ questions("13_planner")
 # - **TPUs** and torus networks: their published rows are read, and not used.
 # - **Learning.** A larger batch is faster, and may need more tokens.
 #
-# Next: **14_resilience** (planned): what happens in the time that failures take.
+# Next: **14_resilience**: what happens in the time that failures take.
