@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 405B took 30.84 million GPU hours on up to 16,384 H100s (its model card; arXiv 2407.21783). At two dollars an hour a layout that is 10% slower costs six million more. Nobody tries out layouts at that size. They are computed first.
+# Llama 3 405B took 30.84 million GPU hours on up to 16,384 H100s (its model card; arXiv 2407.21783). At two dollars an hour, a layout that is 10% slower costs six million dollars more. At that size nobody finds the layout by trying. You compute it first.
 #
-# You have all the parts: what states hold (lab 06), what each axis sends (02 to 12), how many micro-batches wait and how large the bubble is (09). This lab adds them up to one number of bytes and one of seconds. Then it does what few planners do: it holds them against some seven hundred published training runs, and says how far off it is.
+# You have all the parts: how many bytes the states take (lab 06), what each axis sends (labs 02 to 12), how many micro-batches are in flight and how large the bubble is (lab 09). In this lab you add them up, to one number of bytes and one of seconds. Then you do what few planners do: you compare these numbers with about seven hundred published training runs, and see how far off they are.
 #
 # The lab needs labs 06, 08, 09; 12 helps.
 
@@ -28,7 +28,7 @@ from ranklab.planner.step import Step
 # %% [markdown]
 # ## 2. Picture
 #
-# Each mark is a published run: what the planner says of its step time, beside what its authors measured. They range from one layer on 8 GPUs to Llama 3 on 16,384. Both axes are logarithmic; the band is 20% to each side.
+# Each mark is a published run: the step time that its authors measured, against the one that the planner predicts. The runs range from one layer on 8 GPUs to Llama 3 on 16,384. Both axes are logarithmic, and the band is 20% to each side.
 
 # %%
 from ranklab.plots import planner as plots
@@ -39,7 +39,7 @@ plots.published(project.predicted())
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The smallest planner: measure a link once, and predict something else. Two ranks, an all-reduce of 4 MB. Its *bus bandwidth*, the bytes that each rank sends by the second (lab 02), predicts one of 16 MB.
+# The smallest planner measures a link once and predicts another message. Two ranks all-reduce 4 MB. That gives the *bus bandwidth*, the bytes that each rank sends per second (lab 02), and from it the time for 16 MB.
 
 # %%
 import time
@@ -66,12 +66,12 @@ def both():
 print(launch(both, ranks=2)[0])
 
 # %% [markdown]
-# How far off is it on your machine? Bandwidth is not one number: it grows with the message, and differs with what else runs. The planner takes NCCL's published sweeps as a curve.
+# How far off is it on your machine? Bandwidth is not one number. It grows with the size of the message, and it depends on what else is running. So the planner uses a curve, from published sweeps of NCCL.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# Three frozen dataclasses say what is asked. A `Model` has the sizes of a transformer, a `Machine` is a GPU with its links, and a `Plan` is a layout with the tool that runs it. `usual(tool, machine)` gives the fields of a Plan that a tool sets by itself: which messages it runs beside computing, which kernels it has.
+# Three frozen dataclasses describe the question. A `Model` has the sizes of a transformer, a `Machine` is a GPU with its links, and a `Plan` is a layout with the tool that runs it. `usual(tool, machine)` gives the fields of a Plan that the tool decides by itself, for example which messages it hides behind computing and which kernels it has.
 
 # %% tags=["nbval-check-output"]
 llama, dgx = MODELS["llama-70b"], find_node("h100-dgx")
@@ -87,23 +87,23 @@ print(f"a GPU: {dgx.peak_flops / 1e12:.0f} TFLOP/s, {dgx.memory_bytes / 1e9:.0f}
 # ### 4.1 What a GPU holds
 # > difficulty 4/5 · importance 5/5 · 30 minutes · about 18 lines
 #
-# **Predict.** Megatron-LM with bf16 has 18 bytes for each parameter: the weight 2, the gradient that is added up over micro-batches 4 (the *main gradient*), and Adam 12 (a float32 copy and two moments). The distributed optimizer divides the last 12 by the data ranks. The plan above: 70.55 billion parameters, tensor 4 x pipeline 4 x data 16. Assume that all parameters are spread evenly. How many GB of states has a GPU?
+# **Predict.** Megatron-LM with bf16 keeps 18 bytes for each parameter: 2 for the weight, 4 for the gradient that accumulates over micro-batches (the *main gradient*), and 12 for Adam (a float32 copy and two moments). The distributed optimizer divides the last 12 among the data ranks. Take the plan above: 70.55 billion parameters, tensor 4 x pipeline 4 x data 16. If all parameters were spread evenly, how many GB of states would a GPU hold?
 
 # %%
 check(planner_states_gb=...)
 
 # %% [markdown]
-# It isn't quite even. The first stage has the embedding, the last one the head, and the last one has the logits, too. The first one has most micro-batches in flight. Which one is fullest depends on the plan, so ask several.
+# They are not quite even. The first stage has the embedding and the most micro-batches in flight. The last stage has the head and the logits. Which stage is fullest depends on the plan, so look at several.
 #
 # Given, each for one GPU:
 #
-# - `numbers_of(model, plan, rank)`: (parameters, parameters of experts) of a pipeline rank. The first are on all data and context ranks, the second on fewer: an expert is on `plan.copies * plan.tp // plan.ep` GPUs.
-# - `states(plan, tool, numbers, ranks)`: (weights, gradients, optimizer) in bytes, where what the plan shards lies over so many ranks. It does not know of `plan.offload`: then the optimizer is on the host, and takes nothing of the GPU.
-# - `kept_bytes(model, plan, tool)`: what *one* layer keeps of *one* micro-batch until its backward. With a fourth argument, `"none"`, as if nothing were computed again.
-# - `in_flight(plan, rank)`: how many micro-batches wait there at the worst moment (lab 09).
-# - `buffer_bytes(model, plan, tool, numbers)`: gathered weights, buckets, messages. `numbers` are the first of the two: experts are not gathered here.
+# - `numbers_of(model, plan, rank)`: (parameters, parameters of experts) of a pipeline rank. All data and context ranks have the first kind. The second kind is on fewer GPUs: each expert is on `plan.copies * plan.tp // plan.ep` of them.
+# - `states(plan, tool, numbers, ranks)`: (weights, gradients, optimizer) in bytes, if the plan shards over `ranks` ranks. It does not know about `plan.offload`, which moves the optimizer to the host, so that it takes no memory of the GPU.
+# - `kept_bytes(model, plan, tool)`: what *one* layer keeps of *one* micro-batch until its backward. A fourth argument, `"none"`, gives the bytes without any recomputation.
+# - `in_flight(plan, rank)`: how many micro-batches wait on that rank at the worst moment (lab 09).
+# - `buffer_bytes(model, plan, tool, numbers)`: gathered weights, buckets, messages. Here `numbers` is the first of the two, because experts are not gathered.
 #
-# `plan.tokens` are those of a micro-batch on one context rank, `plan.sharders` the ranks over which states are sharded. Two of the numbers are fitted: CUDA and NCCL take `constants.context_bytes`, and gaps between tensors `constants.gaps` of activations and logits. The `machine` isn't needed; it stands there because step_time has the same arguments.
+# `plan.tokens` counts the tokens of a micro-batch on one context rank, and `plan.sharders` the ranks over which states are sharded. Two numbers are fitted to measurements: CUDA and NCCL take `constants.context_bytes`, and the gaps between tensors take the part `constants.gaps` of activations and logits. You don't need `machine`; it is there because step_time has the same arguments.
 
 # %%
 from ranklab.planner.memory import (
@@ -130,7 +130,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 memory_per_gpu = check(memory_per_gpu)
 
 # %% [markdown]
-# Three trainings that ran, by your function. All three did fit: Llama 3 405B on 80 GB (FSDP beside tensor and pipeline ranks, as torchtitan does it), GLM-130B on 40 GB, BLOOM-176B on 80 GB.
+# Your function on three trainings that really ran, so all three did fit: Llama 3 405B on 80 GB (FSDP beside tensor and pipeline ranks, as torchtitan does it), GLM-130B on 40 GB, and BLOOM-176B on 80 GB.
 
 # %% tags=["nbval-check-output"]
 for name, cards, each in project.TRAINED:
@@ -143,21 +143,21 @@ for name, cards, each in project.TRAINED:
 # ### 4.2 How long a step takes
 # > difficulty 5/5 · importance 5/5 · 40 minutes · about 14 lines
 #
-# **Predict.** A node has 8 H100s, and beside each GPU a network card of 400 Gbit/s. An all-reduce goes over all GPUs of 16 such nodes. At how many GB/s of bus bandwidth (bytes that each rank sends, by the second) can it run at most? NVLink is no limit here.
+# **Predict.** A node has 8 H100s, each with its own network card of 400 Gbit/s. All GPUs of 16 such nodes take part in one all-reduce. What is the highest bus bandwidth (bytes that each rank sends per second) it can reach, in GB/s? NVLink is not the limit here.
 
 # %%
 check(planner_bus_gb=...)
 
 # %% [markdown]
-# A GPU does its share of the layers for each micro-batch. What it waits for comes on top. Given, all in seconds, and what computing hides is left out already:
+# For each micro-batch, a GPU computes its share of the layers. Whatever it waits for comes on top. These functions are given. They return seconds, without the messages that hide behind computing:
 #
-# - `layer_seconds(model, plan, machine, c)`: {part: seconds} of **all** layers for **one** micro-batch: products, attention, other, recompute, and messages of the axes tensor, context, expert, weights.
-# - `head_seconds(...)`: the same of the head and the loss: products and other.
-# - `sent_seconds(model, plan, machine, beside, c)`: of one micro-batch's messages between stages; `beside` is the time that a GPU is busy with one micro-batch: all the parts above, messages too.
-# - `bubble_part(model, plan, machine, c)`: the bubble as a part of the *whole* time of a pipeline of even stages, the bubble included.
-# - `update_seconds(model, plan, machine, beside, c)`: (data, optimizer): once a step; `beside` as above.
+# - `layer_seconds(model, plan, machine, c)`: {part: seconds} of **all** layers for **one** micro-batch. The parts are products, attention, other, recompute, and the messages along tensor, context, expert, weights.
+# - `head_seconds(...)`: the same for the head and the loss. The parts are products and other.
+# - `sent_seconds(model, plan, machine, beside, c)`: the messages of one micro-batch between stages. `beside` is the time that a GPU is busy with one micro-batch: all the parts above, with their messages.
+# - `bubble_part(model, plan, machine, c)`: the bubble of a pipeline with even stages, as a part of its *whole* time, the bubble included.
+# - `update_seconds(model, plan, machine, beside, c)`: (data, optimizer), once per step. `beside` is the same as above.
 #
-# Three things are yours. Take the *average* GPU first: pp stages share the layers, and the head. Then the bubble. Then what the average hides: all wait for the fullest stage, `plan.stages(model.layers)` says who has how many layers, and the last one has the head. That waiting is a bubble, too. A `Step` has the parts of layer_seconds by their names, and pipeline, bubble, data, optimizer, rest.
+# Three things are left for you. First the *average* GPU: pp stages share the layers and the head. Then the bubble. Then what the average hides: everyone waits for the fullest stage. `plan.stages(model.layers)` gives the number of layers of each stage, and the last stage also has the head. This waiting counts as bubble, too. A `Step` has the parts of layer_seconds by their names, and pipeline, bubble, data, optimizer, rest.
 
 # %%
 from ranklab.planner.step import (
@@ -181,7 +181,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
 step_time = check(step_time)
 
 # %% [markdown]
-# Where does a step go? By your functions, for four plans of Llama 3 70B on 256 H100s. Before you look: which one waits most, and which doesn't fit?
+# Where does a step's time go? Your functions on four plans for Llama 3 70B on 256 H100s. Before you look, guess: which plan waits most, and which doesn't fit?
 
 # %%
 plans = {"16 x 4 x 4": plan,
@@ -193,21 +193,21 @@ plots.steps({f"{name}: {memory_per_gpu(llama, each, dgx).total / 1e9:.0f} GB":
              step_time(llama, each, dgx) for name, each in plans.items()})
 
 # %% [markdown]
-# A GPU has 86 GB. Virtual stages make the bubble smaller, and keep more micro-batches in flight: a planner that knew time alone would take what does not fit.
+# A GPU has 86 GB. Virtual stages make the bubble smaller, but keep more micro-batches in flight. A planner that knew only time would choose a plan that does not fit.
 #
-# And now the truth. Your two formulas, on published runs that nothing was fitted on (a quarter of all, chosen by a hash of their names) and on the others:
+# And now the truth: your two formulas on published runs. On a quarter of them, chosen by a hash of their names, nothing was fitted. The rest are the runs that were used for the fit:
 
 # %% tags=["nbval-check-output"]
 print(project.errors(memory_per_gpu, step_time))
 
 # %% [markdown]
-# A row is never dropped for its error. But it is easy to fool oneself: whoever looks at all rows while the model is shaped has fitted it to all of them, whatever a hash says. So each *source* is left out of the fit in turn, too, because your cluster will be a new source: then the median over all rows is 9%, and 90% are below 21% (memory: 2% and 9%). `python -m ranklab.projects.planner fit` prints it, source by source; it takes a minute or two.
+# No row is dropped because of its error. But it is easy to fool yourself: if you look at all rows while you shape the model, you have fitted it to all of them, whatever the hash says. So there is a harder test. Each *source* is left out of the fit in turn, because your cluster will be a new source. Then the median error over all rows is 9%, and 90% of the rows are below 21% (memory: 2% and 9%). `python -m ranklab.projects.planner fit` prints it, source by source, in a minute or two.
 
 # %% [markdown]
 # ### 4.3 What a token costs
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 4 lines
 #
-# **Predict.** A 13B model with sequences of 2,048 (Llama 2's) on A100s of 40 GB at 50% MFU, 2.74 dollars an hour; or on A10Gs at 35%, 1.006 dollars an hour. An A10G has 70 TFLOP/s, an A100 312. How many times as much does a token cost on the A10Gs?
+# **Predict.** You train a 13B model on sequences of 2,048 tokens (Llama 2's size). You can rent 40 GB A100s at 2.74 dollars an hour and reach 50% MFU, or A10Gs at 1.006 dollars an hour and reach 35%. An A100 has 312 TFLOP/s, an A10G 70. How many times as much does a token cost on the A10Gs?
 
 # %%
 check(planner_a10_times=...)
@@ -227,7 +227,7 @@ def cost_per_token(model, sequence, machine, mfu, price):
 cost_per_token = check(cost_per_token)
 
 # %% [markdown]
-# By your function, with the last published prices. The last column: the MFU that each needs to match H100s at 40%.
+# Your function, with the last published prices. The last column is the MFU that each GPU needs to match the cost of H100s at 40%.
 
 # %% tags=["nbval-check-output"]
 from ranklab.planner.cost import price_of
@@ -242,13 +242,13 @@ for cards in ("h100-dgx", "a100-40gb-dgx", "a10-pcie", "l4-pcie"):
           f"needs {0.4 * each / h100:4.0%} to match  ({source.split(' on')[0]})")
 
 # %% [markdown]
-# Before you rent L4s: nothing says that they reach 40%. They have 24 GB and no NVLink, so a 13B lies on many of them, and messages go over PCIe.
+# Before you rent L4s: nothing says that they reach 40%. They have 24 GB and no NVLink, so a 13B model needs many of them, and its messages go over PCIe.
 
 # %% [markdown]
 # ### 4.4 What more GPUs bring
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 12 lines
 #
-# **Predict.** 8 stages, 1F1B, a batch of 512 sequences in micro-batches of 1. With 4 data ranks each pipeline has 128 micro-batches. With 64 data ranks, and the same batch, how large is the bubble, as a part of all time?
+# **Predict.** A pipeline has 8 stages and runs 1F1B. The batch has 512 sequences, in micro-batches of 1, so with 4 data ranks each pipeline gets 128 micro-batches. Now take 64 data ranks and the same batch. Which part of the whole time is bubble?
 
 # %%
 check(planner_bubble=...)
@@ -279,15 +279,15 @@ plots.scaling({"the batch grows": scaling_curve(llama, small, dgx, counts, weak=
                "the batch stays": scaling_curve(llama, small, dgx, counts)})
 
 # %% [markdown]
-# This is what teams see when scaling "stops". The network isn't at fault: with 256 data ranks a pipeline has two micro-batches, and four stages.
+# This is what teams see when scaling "stops". The network is not to blame. With 256 data ranks each pipeline has only two micro-batches for its four stages.
 
 # %% [markdown]
 # ### 4.5 `search_layouts` - open
 # > difficulty 5/5 · importance 5/5 · 50 minutes · about 12 lines
 #
-# Ten minutes to pass; the rest is for beating the library. Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields what the library asks, some thousand plans for each tool, in about a second. A loop over them passes. But the library doesn't look everywhere: a plan may recompute only a share of its layers (`recomputed`), shard over fewer ranks than all (`shard`), have another ZeRO stage. **So it can be beaten**, on one of the check's orders by a tenth. The check prints your seconds beside the library's.
+# Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields the plans that the library tries: about a thousand for each tool, in about a second. A loop over them passes the check, which takes you ten minutes. The other forty are for beating the library. It doesn't look everywhere: a plan may recompute only some of its layers (`recomputed`), shard over a part of the ranks (`shard`), or use another ZeRO stage. On one of the check's orders there is a plan that is a tenth faster than the library's. The check prints your seconds beside the library's.
 #
-# What a tool does by itself is fixed: `usual(tool, machine)` gives those fields of a Plan. Free are dp, tp, pp, cp, ep, virtual (with `schedule="interleaved"`), micro_batch, micro_batches, zero, shard, recompute, recomputed, outermost and offload (DeepSpeed's); sequence_parallel goes with tp above 1. `refuse(plan, ...)` raises a ValueError where a tool can't run a plan: ask it as often as you like.
+# `usual(tool, machine)` gives the fields of a Plan that the tool decides; leave them as they are. You may choose dp, tp, pp, cp, ep, virtual (with `schedule="interleaved"`), micro_batch, micro_batches, zero, shard, recompute, recomputed, outermost and offload (DeepSpeed only); sequence_parallel needs tp above 1. `refuse(plan, ...)` raises a ValueError if the tool can't run the plan. Call it as often as you like.
 
 # %%
 from ranklab.planner.search import Found, NoLayout
@@ -316,7 +316,7 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
 search_layouts = check(search_layouts)
 
 # %% [markdown]
-# By your search: 10 billion parameters on two sites of 32 A100s, with ever slower links between them. What goes across the slow link?
+# Your search on 10 billion parameters and two sites of 32 A100s, with slower and slower links between the sites. What does it send across the slow link?
 
 # %%
 from ranklab.planner import model_of_size
@@ -332,12 +332,12 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
           f"            across: {', '.join(across)}; {why(best.plan, best.step, sites)}")
 
 # %% [markdown]
-# Fast links carry gradients, because data ranks alone need no bubble. Over slow ones go the few messages of a pipeline.
+# Over a fast link it sends gradients, because data parallelism has no bubble. Over a slow link it sends the few small messages of a pipeline.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed estimates states, too. For ZeRO-2 on 4 nodes of 8 its estimate and ours must be equal: 2 bytes for each parameter's weight, and the 32 GPUs share 18: gradients in 16 bits, their sums and the weights in 32, and two moments.
+# DeepSpeed estimates states, too. For ZeRO-2 on 4 nodes of 8 GPUs its estimate and ours must be equal. Each GPU holds 2 bytes for every weight. Another 18 bytes per parameter are shared by the 32 GPUs: gradients in 16 bits, their sums and the weights in 32 bits, and two moments.
 
 # %%
 from ranklab.zero.deepspeed_engine import quiet_deepspeed
@@ -355,16 +355,16 @@ for stage, estimate in estimates.items():
     print(f"ZeRO-{stage}: DeepSpeed's estimate {estimate / 1e9:.2f} GB, ours {said / 1e9:.2f} GB")
 
 # %% [markdown]
-# For ZeRO-3 it counts 18 bytes, and leaves out that each rank also holds its share of the 2-byte weights: 20 in all (`stage3.py` of DeepSpeed 0.19.8). Read an estimate before you believe it: ours as well.
+# For ZeRO-3 it counts 18 bytes. It leaves out each rank's share of the 2-byte weights, which makes 20 (`stage3.py` of DeepSpeed 0.19.8). Read how an estimate is made before you believe it, and that includes ours.
 
 # %% [markdown]
-# The course's own trainer can be counted instead of estimated. One process poses as the first of 64: a fake process group, fake tensors, and the real code of lab 12.
+# The course's own trainer can be counted instead of estimated. One process plays the first of 64 ranks: it runs the real code of lab 12 on fake tensors, in a fake process group.
 
 # %% tags=["nbval-check-output"]
 print(project.counted())
 
 # %% [markdown]
-# And the chosen plan, as what the tools read. This is the end of planning: someone starts it.
+# And here is the chosen plan in the form that the tools read. Planning ends here, and someone starts the job.
 
 # %%
 from ranklab.planner.export import deepspeed_json, megatron_arguments
@@ -375,7 +375,7 @@ for tool, words in (("megatron", megatron_arguments), ("deepspeed", deepspeed_js
 # %% [markdown]
 # ## 6. Project
 #
-# **Six orders.** Each is a model, a machine and constraints, which the planner checks. First write a plan by hand for one of them, and look what fails:
+# **Six orders.** Each order is a model, a machine and some constraints, and the planner checks the constraints. First write a plan for one of them by hand, and look at what fails:
 
 # %% tags=["nbval-check-output"]
 print(project.orders())
@@ -392,7 +392,7 @@ mine = {"memory": memory_per_gpu, "step": step_time, "cost": cost_per_token,
 print(project.run(**mine))
 
 # %% [markdown]
-# **Your turn.** Change one thing in an order, and first write down what will happen: `far=0.1e9` bytes/s between the sites, `sequence=4096`, `batch=256`, `memory_bytes=40e9`, `network=5e9`.
+# **Your turn.** Change one thing in an order. First write down what will happen. Ideas: `far=0.1e9` bytes/s between the sites, `sequence=4096`, `batch=256`, `memory_bytes=40e9`, `network=5e9`.
 
 # %%
 print(project.run(**mine, only="10b", far=0.1e9))
@@ -400,13 +400,13 @@ print(project.run(**mine, only="10b", far=0.1e9))
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside measurement, for each source. *Usable* rows publish a metric and don't contradict themselves; *used* are those that say enough to be predicted. `pairs`: of two layouts of one model on the same GPUs, whose times differ by more than 5%, how often the faster one was named. For choosing that counts more than the error.
+# Prediction beside measurement, for each source. A row is *usable* if it publishes a metric and doesn't contradict itself. It is *used* if it says enough to be predicted. The column `pairs` takes two layouts of one model on the same GPUs whose times differ by more than 5%, and counts how often the planner named the faster one. If you want to choose a layout, that number matters more than the error.
 
 # %%
 print(project.scores())
 
 # %% [markdown]
-# What can be decided with such errors? Whether it fits with room to spare, the order of costs, whether a layout is much worse than another. Not which of two that are 3% apart is better: run both, for twenty steps.
+# What can you decide with errors of this size? Whether a model fits with room to spare, what it costs roughly, and whether one layout is much worse than another. But if two layouts are 3% apart, run both for twenty steps.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -427,16 +427,16 @@ questions("13_planner")
 # sbatch labs/jobs/planner.sbatch
 # ```
 #
-# `measure` finds what *your* GPUs and links do: the best matrix product, a copy, all-reduces in a node and between nodes. It writes a file for `--on node.json`. A plan is worth a test on few GPUs: run 20 steps of it, compare, and only then rent the rest.
+# `measure` finds out what *your* GPUs and links can do: the best matrix product, a copy, all-reduces inside a node and between nodes. It writes a file for `--on node.json`. Before you rent a thousand GPUs, run 20 steps of the plan on a few, compare, and only then rent the rest.
 #
-# Nothing of this lab was run on GPUs by us: the numbers are those that others have published, and each row names its source.
+# We have run nothing of this lab on GPUs. The numbers were published by others, and each row names its source.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Measured kernels.** Planners that time each operator on one GPU come within some 5%. Ours knows a rate for each kind of GPU, and that products go in tiles.
+# - **Measured kernels.** Planners that time each operator on one GPU come within about 5%. Ours knows one rate for each kind of GPU, and that matrix products are cut into tiles.
 # - **Congestion**, other jobs, slow nodes: the constants are averages over other people's clusters.
-# - **TPUs** and torus networks: their published rows are read, and not used.
-# - **Learning.** A larger batch is faster, and may need more tokens.
+# - **TPUs** and torus networks: the published rows are there, but not used.
+# - **Learning.** A larger batch makes a step more efficient, but the model may then need more tokens.
 #
-# Next: **14_resilience**: what happens in the time that failures take.
+# Next: **14_resilience**. All these times assume that nothing fails, and on thousands of GPUs something fails every few hours.
