@@ -6,11 +6,11 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In 54 days of Llama 3's training there were 419 unexpected interruptions on 16,384 GPUs: one every three hours, and more than half of them GPUs or their memory (arXiv 2407.21783, table 5). A synchronous run stops with its weakest part. At this size something is always broken, and a run that isn't built for it never ends.
+# Llama 3's training on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days. That is once every three hours, and more than half of these interruptions were GPUs or their memory (arXiv 2407.21783, table 5). A synchronous run stops when any part of it fails. At this size something is always broken, and a run that isn't built for that never ends.
 #
-# So a large run is a loop of four: save, notice, find out who, go on. This lab builds each: how often to save and what that costs, a file that is never torn, a run that goes on bit for bit, the same batch on fewer ranks; slow ranks, sick GPUs and silent errors found by name. In the end a chaos monkey kills, stops and corrupts lab 12's training, and it ends as if nothing had been.
+# So a large run is a loop of four things: save, notice a failure, find out which part failed, go on. In this lab you build all four. You compute how often to save, write files that are never torn, resume a run bit for bit, keep the same batch on fewer ranks, and find slow ranks, sick GPUs and silent errors. At the end a chaos monkey kills, stops and corrupts lab 12's training, and it still ends as if nothing had happened.
 #
-# It needs labs 00 to 03; 12 for the project.
+# The lab needs labs 00 to 03, and lab 12 for the project.
 
 # %%
 import copy
@@ -42,7 +42,7 @@ from ranklab.plots import resilience as plots
 plots.interruptions()
 
 # %% [markdown]
-# **Predict.** 419 unexpected interruptions in 54 days, on 16,384 GPUs. If failures go with the number of GPUs: how many hours are there between two on 2,048 GPUs?
+# **Predict.** 419 unexpected interruptions in 54 days, on 16,384 GPUs. Assume that failures are proportional to the number of GPUs. How many hours are there between two failures on 2,048 GPUs?
 
 # %%
 check(resilience_hours_between_failures=...)
@@ -50,7 +50,7 @@ check(resilience_hours_between_failures=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Two ranks count. Rank 1 kills itself, by the signal that the kernel's out-of-memory killer sends. The launch fails and names it; the supervisor, here a loop, starts both again from what rank 0 has saved.
+# Two ranks count. Rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved.
 
 # %% tags=["nbval-check-output"]
 def count(path, until=6):
@@ -76,7 +76,7 @@ for life in (1, 2):
         print(f"life {life}: rank {error.rank} is gone")
 
 # %% [markdown]
-# That is the whole idea, and each word of it hides a problem. *Saved*: what if it dies while it saves? *From*: what belongs to a run besides its step? *Both*: what if only one rank is left? *Fails*: what if it hangs instead?
+# That is the whole idea, and each word of it hides a problem. *Saved*: what if a rank dies while it saves? *From what*: which state does a run have besides its step? *Both*: what if only one rank is left? *Fails*: what if it hangs instead?
 
 # %% [markdown]
 # ## 4. Build it
@@ -85,13 +85,13 @@ for life in (1, 2):
 # ### 4.1 How often to save
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 5 lines
 #
-# **Predict.** Llama 3's run: a failure each 3.1 hours (54 days / 419). A checkpoint for which all stand still takes a minute. After how many minutes of work is it time for the next one?
+# **Predict.** Llama 3's run again: a failure every 3.1 hours (54 days / 419). All ranks stand still for a minute while a checkpoint is saved. After how many minutes of work should the next checkpoint come?
 
 # %%
 check(resilience_interval_minutes=...)
 
 # %% [markdown]
-# Short intervals pay for checkpoints, long ones for work that is lost. Young (1974) made the two costs equal to first order: sqrt(2 C M). Where a checkpoint takes a good part of the time between failures, that is too long. Daly (2006) went on: with x = sqrt(C / 2M) it is sqrt(2 C M) (1 + x/3 + x²/9) - C; and M where C is 2 M or more, because then nothing helps.
+# With short intervals you pay for checkpoints. With long intervals you pay for lost work. Let C be the seconds of a checkpoint and M the mean time between failures. Young (1974) balanced the two costs to first order: sqrt(2 C M). That is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C. If C is 2 M or more, nothing helps, and the interval is M.
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
@@ -114,13 +114,13 @@ optimal_interval = check(optimal_interval)
 # ### 4.2 What is left
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 5 lines
 #
-# **Predict.** The same run, checkpoints of a minute after every 20 minutes of work, and 10 minutes until a job works again after a failure. Which share of all time, in percent, is useful work?
+# **Predict.** The same run saves for a minute after every 20 minutes of work. After a failure it takes 10 minutes until the job works again. What percentage of the whole time is useful work?
 
 # %%
 check(resilience_goodput=...)
 
 # %% [markdown]
-# *Goodput* is that share. Exact is possible: failures at random have no memory. The chance that L seconds go well is e^(-L/M). If one may begin again at once after each failure, it takes M (e^(L/M) - 1) seconds on average until L seconds have gone well. A restart is to be gone through first, after each failure.
+# This share is called *goodput*. There is an exact formula, because random failures have no memory. L seconds pass without a failure with probability e^(-L/M). If you can start again at once after each failure, it takes M (e^(L/M) - 1) seconds on average until L seconds in a row have gone well. Here you can't start at once: after each failure comes a restart, and it can fail as well.
 
 # %%
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
@@ -139,7 +139,7 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
 goodput = check(goodput)
 
 # %% [markdown]
-# By your functions, beside a simulation that goes from failure to failure: a run on 16,384 GPUs whose checkpoints stand still for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops are flat: twice the best interval costs little.
+# Your functions beside a simulation that jumps from failure to failure. The run has 16,384 GPUs, and a checkpoint stops it for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops of the curves are flat, so twice the best interval costs little.
 
 # %%
 from ranklab.resilience.interval import random_gaps, simulate
@@ -153,7 +153,7 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 # ### 4.3 Never torn
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 15 lines
 #
-# A process that is killed while it writes leaves half a file under the good name, and the old one is gone. The power may fail after the write and before the disk has it. What can be done at once is a *rename* within one folder: it happens, or it doesn't. And `os.fsync` waits until bytes are on the disk.
+# If a process is killed while it writes, half a file stands under the good name, and the old file is gone. The power may also fail after the write and before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
 
 # %%
 def atomic_save(state, path):
@@ -174,15 +174,15 @@ def atomic_save(state, path):
 atomic_save = check(atomic_save)
 
 # %% [markdown]
-# The checkpoints of this course (`ranklab/checkpoint/`) are many files, one for each rank, with checksums; the index is renamed into place last. A folder without index is no checkpoint.
+# A checkpoint of this course (`ranklab/checkpoint/`) has one file per rank, with checksums, and an index that is renamed into place last. A folder without an index is no checkpoint.
 
 # %% [markdown]
 # ### 4.4 Bit for bit
 # > difficulty 3/5 · importance 5/5 · 25 minutes · about 18 lines
 #
-# A run that goes on *nearly* as before hides the next bug: a batch seen twice, dropout that repeats itself, a learning rate that starts again. If it is bit-equal, every difference is a mistake.
+# A run that goes on *nearly* as before can hide a bug: a batch seen twice, dropout masks that repeat, a learning rate schedule that starts again. If you insist on equal bits, every difference is a mistake that you can find.
 #
-# `Run` is given: a small classifier with all that real ones have. Read what moves on in a step:
+# `Run` is given. It is a small classifier with all the state that a real run has. Read which parts change in a step:
 
 # %%
 import inspect
@@ -210,7 +210,7 @@ def resume_exact(run, saved=None):
 resume_exact = check(resume_exact)
 
 # %% [markdown]
-# `random_state()` of lab 01 is torch's alone, and `set_random_state` puts it back. A run with its two functions, on handwritten digits. After 30 steps it is saved by yours; then it goes on, and a second process goes on from the file:
+# Lab 01's `random_state()` covers only torch's generators, and `set_random_state` puts them back. Below, a run on handwritten digits is saved by your functions after 30 steps. Then the run goes on, and a second process goes on from the file:
 
 # %% tags=["nbval-check-output"]
 from sklearn.datasets import load_digits
@@ -239,7 +239,7 @@ print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last: {los
 # ### 4.5 Fewer ranks, the same batch
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 8 lines
 #
-# A node is gone, and no spare is there. With 7 of 8 ranks the run can go on, if a step stays what it was: the same global batch, the same mean. Then learning rate and loss curve stay, too. Given is lab 00's `shard_range(n, rank, ranks)`: a rank's part of n positions.
+# A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was: the same global batch, and the same mean. Then the learning rate and the loss curve stay the same, too. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
 
 # %%
 from ranklab.ranks import shard_range
@@ -274,7 +274,7 @@ for ranks in (8, 7):
 # ### 4.6 Who is slow
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 6 lines
 #
-# One GPU that runs hot is 20% slower, and so is the whole run: all others wait. In the step times of all ranks it can't be seen, because they are equal. What differs is the time until a rank *reaches* the collective.
+# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is: they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
@@ -299,7 +299,7 @@ find_straggler = check(find_straggler)
 # #### `health_check`
 # > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines
 #
-# Before a run starts, and after each failure: is a GPU wrong, is one slow, is a link? A `Probe` measures one rank or one link (given); who measures what when, and what it means, is yours. Of a ring's links each rank can use one at a time: even ones first, then odd ones. A link that is slow on both sides of a rank is that rank's card.
+# Before a run starts, and after each failure, you want to know: does a GPU compute wrong numbers, is a GPU slow, is a link slow? A `Probe` is given, and measures one rank or one link. You decide which rank measures what, in which order, and what the results mean. In a ring a rank can use only one of its two links at a time, so measure the even links first, then the odd ones. If both links of a rank are slow, blame that rank's card.
 
 # %%
 from ranklab.resilience.health import Health, Probe
@@ -323,7 +323,7 @@ def health_check(probe, group=None, slow=3.0):
 health_check = check(health_check)
 
 # %% [markdown]
-# `help(Health)` says what it returns. The messages of this probe are real, and its seconds are made up: a bad cable between ranks 1 and 2.
+# `help(Health)` says what to return. In the run below the messages are real, but the seconds are made up: they show a bad cable between ranks 1 and 2.
 
 # %% tags=["nbval-check-output"]
 class BadCable(Probe):
@@ -339,7 +339,7 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 # #### `silent_corruption`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines
 #
-# A GPU that computes wrong and says nothing is the worst of all. 6 of Llama 3's 419 interruptions were that. But data-parallel ranks have the same weights: they must be equal bit for bit. So compare, without sending the weights.
+# The worst failure is a GPU that computes wrong numbers and says nothing. 6 of Llama 3's 419 interruptions were of this kind. But the weights of data-parallel ranks must be equal bit for bit. So you can compare them, and you don't have to send the weights for it.
 
 # %%
 def silent_corruption(parameters, group=None):
@@ -358,7 +358,7 @@ def silent_corruption(parameters, group=None):
 silent_corruption = check(silent_corruption)
 
 # %% [markdown]
-# One bit of one number is turned on rank 2 of four. And a rank that *computes* wrong is found before its weights are: `recompute_step` lets all ranks compute the gradients of one rank's batch.
+# Below, one bit of one weight is flipped on rank 2 of four. A rank that *computes* wrong numbers can be found even before its weights go wrong: `recompute_step` lets all ranks compute the gradients of the same rank's batch.
 
 # %% tags=["nbval-check-output"]
 def turn_a_bit():
@@ -375,7 +375,7 @@ print(launch(turn_a_bit, ranks=4)[0])
 # #### `loss_spike`
 # > difficulty 3/5 · importance 3/5 · 20 minutes · about 10 lines
 #
-# The loss jumps. Often it comes back by itself; sometimes the run is lost. PaLM's loss spiked about 20 times: its authors went back some 100 steps, and left out 200 to 500 batches. From another checkpoint the same batches made no spike (arXiv 2204.02311, section 5.1).
+# The loss jumps. Often it recovers by itself, and sometimes the run is lost. PaLM's loss spiked about 20 times. Its authors went back about 100 steps and skipped 200 to 500 batches. When they trained on the same batches from another checkpoint, there was no spike (arXiv 2204.02311, section 5.1).
 
 # %%
 def loss_spike(losses, window=64, limit=6.0, patience=3):
@@ -402,9 +402,9 @@ loss_spike = check(loss_spike)
 # #### `recovery_policy` - open
 # > difficulty 5/5 · importance 3/5 · 50 minutes · about 30 lines
 #
-# A node fails. Wait for its repair, go on with fewer, or take a spare that was paid for all along? How often to save, when failures come in bursts, or more often than was promised? There is no recipe, and no best policy.
+# A node fails. Do you wait for its repair, go on with fewer nodes, or take a spare that you have paid for all along? How often do you save when failures come in bursts, or more often than promised? There is no recipe, and no best policy.
 #
-# A job runs in a simulation, on a trace of failures out of published rates. Your policy is asked at the start and at each event. The score is useful work for each node-second that is paid. The check wants a part of what an oracle gets that knows the trace, and prints yours beside it, and beside Daly's interval with waiting. `help(State)`, `help(Decision)` and `help(Job)` say what is seen and what can be decided.
+# A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance; the check wants a part of its score. It prints yours beside the oracle's, and beside Daly's interval with waiting. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
 
 # %%
 from ranklab.resilience.cluster import Decision, Job, State, run_policy
@@ -441,7 +441,7 @@ plots.policies(scores)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **A save beside the work.** torch's DCP saves the shards of an FSDP2 model and AdamW on two ranks. `save` returns when all is written: the steps stand still. `async_save` copies the state, returns, and a thread writes. To make the order certain its write waits here for three steps:
+# **Saving in the background.** torch's DCP saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training stands still. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
 
 # %% tags=["nbval-check-output"]
 from ranklab.resilience import peers
@@ -453,9 +453,9 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote those o
       found["as at the call"])
 
 # %% [markdown]
-# A step pays for the copy in memory, not for the disk. The price is memory: the state is there twice.
+# Training waits only for the copy in memory, not for the disk. The price is memory, because the state is there twice.
 #
-# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all again; what they go on from is their own affair. The same training under `launch`, undisturbed, and under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
+# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all of them again. Saving and loading is up to your program. Below, the same training runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
 
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
@@ -466,13 +466,13 @@ for name, found in runs.items():
 print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 
 # %% [markdown]
-# torch elastic sees processes that end. Two packages see more; they are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
+# torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` of NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, 3 seconds here. Rank 1 is stopped by SIGSTOP. It is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again, begin at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same by a shared file: a stopped rank is ended after a second without a step.
-# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One is killed after step 10. The other goes on alone; the dead one is started again, takes weights and step from the living one, and joins. In six runs the living one stood still for 1.0 or 1.1 s, the lighthouse's timeout, and made 19 to 43 steps alone; in the end the sums of both groups' weights are equal in all 12 digits. No checkpoint is read, and no step of the living one is lost. But while it is alone, its batch is half as large.
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, here for 3 seconds. Rank 1 is stopped by SIGSTOP, and is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group stood still for 1.0 or 1.1 s, the timeout of torchft's lighthouse, and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits. No checkpoint is read, and the living group loses no step. But while it is alone, its batch is half as large.
 
 # %% [markdown]
-# **Without a disk.** Gemini (SOSP 2023) keeps each rank's shard in a neighbour's memory, too. Rank 2 of four dies; a new one takes its place, and gets its state from rank 3:
+# **Without a disk.** Gemini (SOSP 2023) keeps a copy of each rank's shard in the memory of a neighbour. Below, rank 2 of four dies. A new process takes its place and gets its state from rank 3:
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import Traffic
@@ -494,7 +494,7 @@ def keep_and_recover():
 print(*launch(keep_and_recover, ranks=4), sep="\n")
 
 # %% [markdown]
-# **Predict.** 128 nodes in a ring, each with a copy of the shard of the node before it. Two random nodes die together. How likely, in percent, is it that a shard is lost?
+# **Predict.** 128 nodes form a ring, and each node keeps a copy of its predecessor's shard. Two random nodes die at the same time. With what probability, in percent, is a shard lost?
 
 # %%
 check(resilience_neighbour_lost=...)
@@ -502,7 +502,7 @@ check(resilience_neighbour_lost=...)
 # %% [markdown]
 # ## 6. Project
 #
-# **A run that survives.** Lab 12's GPT on real text, over four ranks (data 2 x pipeline 2, ZeRO-1), under a supervisor and a chaos monkey: ranks are killed by SIGKILL, stopped by SIGSTOP, or leave a collective; bytes of a checkpoint are changed; a disk is full in the middle of a save; a rank is slow. The supervisor sees heartbeats. It starts what is left in a layout that fits, from the last checkpoint that is whole:
+# **A run that survives.** Lab 12's GPT trains on real text with four ranks (data 2 x pipeline 2, ZeRO-1), under a supervisor and a chaos monkey. The monkey kills ranks by SIGKILL, stops them by SIGSTOP, makes one skip a collective, changes bytes of a checkpoint, fills the disk in the middle of a save, or slows a rank down. The supervisor watches heartbeats. After a failure it starts the ranks that are left, in a layout that fits, from the last checkpoint that is whole:
 
 # %%
 from ranklab.projects import resilience as project
@@ -514,9 +514,9 @@ print(project.report([trial], find_straggler, goodput))
 plots.lives(trial.found, trial.config.steps)
 
 # %% [markdown]
-# The held-out loss is that of a run that nothing disturbed, to a millionth: another layout adds in another order. Weights and optimizer are equal bit for bit to a run that changes its layout at the same steps, but is not disturbed: all of the faults have left no trace. Your `find_straggler` is given each rank's seconds divided by those of the undisturbed run, because stages of a pipeline have more or less to do.
+# The held-out loss is that of an undisturbed run, to a millionth (another layout adds in another order). Now compare with an undisturbed run that changes its layout at the same steps: weights and optimizer are equal bit for bit, so the faults have left no trace. One detail: pipeline stages have more or less to do, so your `find_straggler` gets each rank's seconds divided by those of the undisturbed run.
 #
-# **Your turn.** Change one thing, and first write down which numbers change: `seed`, more faults, `checkpoint_every=8`, other layouts.
+# **Your turn.** Change one thing. First write down which numbers will change: `seed`, more faults, `checkpoint_every=8`, other layouts.
 
 # %%
 changed = project.trial(faults=2, seed=5, checkpoint_every=8)
@@ -525,7 +525,7 @@ print(project.report([changed], find_straggler, goodput))
 # %% [markdown]
 # ## 7. Measure
 #
-# Predicted beside simulated: goodput of Llama 3's run by your formula, at your interval, for three sizes, with checkpoints of a minute and restarts of ten.
+# The goodput of Llama 3's run at three sizes: predicted by your formula at your interval, and simulated. A checkpoint takes one minute and a restart ten.
 
 # %% tags=["nbval-check-output"]
 for gpus in (2048, 16384, 131072):
@@ -537,7 +537,7 @@ for gpus in (2048, 16384, 131072):
           f"{interval / 60:4.1f} min; useful {said:.1%}, simulated {seen:.1%}")
 
 # %% [markdown]
-# Llama 3 reports more than 90% of effective training time. At eight times the size, with the same parts, half of the time would be lost. So checkpoints must cost seconds, and restarts must not start all again.
+# Llama 3 reports more than 90% effective training time. At eight times the size, with the same parts, half of the time would be lost. So at that size a checkpoint must take seconds, and a failure must not restart every rank.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -556,15 +556,15 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# With seeds 1 to 100 and five faults each, 100 of 100 ended as if undisturbed; of 754 checkpoints none was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, but for the last edits of section 5. The job is a 70B on 256 GPUs: torchrun starts its ranks again when one dies, Slurm requeues it when a node is gone, and it goes on from the last whole checkpoint. It has not been run by us: we have no 256 GPUs. What was run is named above.
+# We ran seeds 1 to 100 with five faults each. All 100 runs ended as if undisturbed, and none of 754 checkpoints was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, except for the last edits of section 5. The job file trains a 70B model on 256 GPUs: torchrun starts the ranks again when one dies, Slurm requeues the job when a node is gone, and the job goes on from the last whole checkpoint. We have not run it, because we have no 256 GPUs.
 #
-# What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says in which (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and to the disk beside the training. `health_check` runs before the job, and again on the nodes of a failure.
+# What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says which collective it was (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and from there to the disk while training goes on. `health_check` runs before the job, and again on the nodes that failed.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Saves beside the work** in the simulation of policies, and failures of the storage itself.
-# - **Healing without a restart** by functions of our own. Section 5 says what torchft does.
-# - **Errors of attention or the network** that checksums of weights don't see, because all ranks make them.
+# - **Background saves** in the simulation of policies, and failures of the storage itself.
+# - **Healing without a restart**, built by hand. Section 5 shows what torchft does.
+# - **Errors that all ranks make alike**, in attention or on the network. Checksums of weights don't see these.
 #
 # Next: **15_cluster**, where all of this meets a real scheduler.
