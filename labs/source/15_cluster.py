@@ -6,11 +6,11 @@
 # %% [markdown]
 # ## 1. Story
 #
-# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and by the arithmetic it should take 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL left out eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes each sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
+# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
 #
-# The code of this run was right. Its surroundings were not: a job is also what the scheduler is told, which network NCCL takes, how fast the storage is, and whether anybody notices. This lab builds each of these: a batch script that saves, requeues itself and goes on; NCCL's settings from a description of the nodes; NCCL's log, read by a function; alert rules for a real Prometheus; the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
+# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL takes, on the storage, and on whether anybody notices. In this lab you write a batch script that saves, requeues itself and goes on. You derive NCCL's settings from a description of the nodes, read NCCL's log by a function, write alert rules for a real Prometheus, and write the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
 #
-# It needs labs 00 to 03; the project runs lab 12's.
+# The lab needs labs 00 to 03; the project runs lab 12's training.
 
 # %%
 import json
@@ -36,7 +36,7 @@ from ranklab.cluster.job import Job
 # %% [markdown]
 # ## 2. Picture
 #
-# What leaves a node in a second, by each of its networks, and how long the gradients of 10B parameters take over it on four nodes. The scale is logarithmic:
+# How many bytes leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over it on four nodes. The scale is logarithmic:
 
 # %%
 from ranklab.plots import cluster_links
@@ -51,7 +51,7 @@ cluster_links.networks({
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*: it starts the ranks of its node. The agents must find each other. All of them get the same address, of the first host; there they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
+# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*: it starts the ranks of its node. The agents must find each other. All of them get the address of the first host. There they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
 
 # %%
 program = Path(tempfile.mkdtemp(), "meet.py")
@@ -85,7 +85,7 @@ print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
 # %% [markdown]
 # (The place where they meet, torch's TCPStore, listens on all addresses, and has no password. On a cluster that port belongs behind a firewall.)
 #
-# Nobody told an agent which host it is. But somebody must tell them *how many* they are and *where* they meet. What starts them again when one is lost? Who gives them time to save? And what carries their bytes? That is the lab.
+# Nobody told an agent which host it is. But somebody must tell all of them *how many* they are and *where* they meet. What starts them again when one is lost? What gives them time to save? And what carries their bytes? That is this lab.
 
 # %% [markdown]
 # ## 4. Build it
@@ -100,7 +100,7 @@ print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
 check(cluster_starts=...)
 
 # %% [markdown]
-# Slurm gives a job its nodes and runs the *batch script* on the first of them. Its `#SBATCH` lines are read before: they are no shell, and sbatch stops at the first command. In the script, `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: all is done, something failed, or the time is up. After the last two the run should be saved, and the job should go back into the queue.
+# Slurm gives a job its nodes and runs the *batch script* on the first of them. sbatch reads the `#SBATCH` lines before bash runs, and stops at the first command, so these lines can't use the shell. In the script, `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: everything is done, something failed, or the time is up. In the last two cases the run should be saved, and the job should go back into the queue.
 #
 # The difficult part is the signals: which process gets which, and how long it may live after that. This is what the man pages and a real Slurm 22.05 with two nodes say:
 #
@@ -122,7 +122,7 @@ check(cluster_starts=...)
 # - Since Slurm 22.05 srun does not take `--cpus-per-task` over from sbatch. Without it 8 ranks and their data loaders share one CPU.
 # - Slurm writes a list of hosts as `gpu[07,12-13],big2`. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one name a line.
 # - Two jobs of four GPUs may share a host of eight. With one port, the second meets the first. `$SLURM_JOB_ID` is known when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
-# - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write text that bash reads as it was.
+# - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write it so that bash reads the original text.
 #
 # `Job` is given:
 
@@ -160,7 +160,7 @@ def sbatch_script(job):
 sbatch_script = check(sbatch_script)
 
 # %% [markdown]
-# The check reads the options, and runs your text by bash. `srun` and `scontrol` in its PATH are stand-ins: they write down what they are asked, and srun fails when the check wants it. It asks for the long options; sbatch would take the short ones, too. We ran this answer on a real Slurm 22.05.8, too: after a SIGTERM one host needed 12 s longer than the other, both saved, the job was requeued and went on. Yours, for lab 12's 10B:
+# The check reads your options and runs your text by bash. The `srun` and `scontrol` in its PATH are stand-ins: they write down their arguments, and srun fails when the check wants it to. The check asks for the long options, although sbatch would take the short ones, too. We ran the library's answer on a real Slurm 22.05.8: after a SIGTERM one host needed 12 s longer than the other, both saved, and the job was requeued and went on. Here is your script for lab 12's 10B:
 
 # %% tags=["nbval-check-output"]
 job = Job("gpt-10b", nodes=4, gpus=8, command=("-m", "ranklab.projects.hybrid", "--size", "10b"),
@@ -171,7 +171,7 @@ print(sbatch_script(job))
 # ### 4.2 Tell NCCL which network
 # > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
 #
-# A GPU node has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and the scheduler, bridges of containers. (The cards speak InfiniBand, or RoCE, which is its protocol over Ethernet.) NCCL chooses among them, and often well. But it does not know that a card belongs to storage. Each node chooses alone. And where a driver is missing one morning, NCCL takes TCP and says so only in its log.
+# A GPU node has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and the scheduler, bridges of containers. (The cards speak InfiniBand, or RoCE, which is its protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
 #
 # **Predict.** A node has eight cards of 400 Gb/s and an Ethernet interface of 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
 
@@ -179,9 +179,9 @@ print(sbatch_script(job))
 check(cluster_fallback_times_slower=...)
 
 # %% [markdown]
-# NVIDIA's guide has two kinds of NCCL variables. Some describe the system, which interface and which cards, and belong in the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO. Many scripts have five of them, from a blog, for a machine that is long gone.
+# NVIDIA's guide has two kinds of NCCL variables. Some describe the system (which interface, which cards), and these belong in the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO. Many scripts have five of them, from a blog, for a machine that is long gone.
 #
-# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` means all others. So `NCCL_IB_HCA==mlx5_1` is no slip: the first `=` is the shell's. `selected` follows NCCL's rules:
+# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` means all others. So `NCCL_IB_HCA==mlx5_1` is not a typo: the first `=` is the shell's. `selected` follows NCCL's rules:
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl import Hca, Interface, Node, Topology, node_bandwidth, selected
@@ -191,7 +191,7 @@ for value in ("mlx5_1", "=mlx5_1", "=mlx5_1:1", "^=mlx5_10"):
     print(f"NCCL_IB_HCA={value:10s} selects", *selected(value, cards))
 
 # %% [markdown]
-# A `Topology` holds what is known about a job's nodes. On *rails* card i of every node hangs on switch i, so traffic should stay between cards of one number. A *traffic class* is a mark by which switches give RoCE a queue of its own:
+# A `Topology` holds what you know about a job's nodes. With *rails*, card i of every node is plugged into switch i, so traffic should stay between cards of the same number. A *traffic class* is a mark on packets, by which switches give RoCE a queue of its own:
 
 # %%
 for given in (Interface, Hca, Node, Topology):
@@ -242,13 +242,13 @@ for name, hcas in clusters.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# In the last cluster the description knows that a driver is missing, so all nodes take Ethernet. Had it broken after the script was made, `NCCL_NET=IB` would end the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
+# In the last cluster the description knows about the missing driver, so all nodes take Ethernet. If the driver breaks after the script was made, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
 
 # %% [markdown]
 # ### 4.3 Read what NCCL did
 # > difficulty 4/5 · importance 5/5 · 40 minutes · about 25 lines
 #
-# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. They say which way your gradients go.
+# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. Somewhere in them stands the way that your gradients take.
 #
 # **Predict.** Two nodes of eight GPUs. NCCL makes four channels, each with a ring that goes once through the first node and once through the second. A link is a GPU that sends to the next one. How many of the 64 links are between the nodes, both directions counted?
 
@@ -271,7 +271,7 @@ check(cluster_links_between_nodes=...)
 #
 # When a collective doesn't end, torch adds lines of its own: how many collectives each rank has *enqueued*. Look at the rank that has enqueued fewer than the others.
 #
-# The patterns of these lines are given, by NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
+# The patterns for these lines are given, written from NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl_log import (
@@ -313,7 +313,7 @@ def read_nccl_log(text):
 read_nccl_log = check(read_nccl_log)
 
 # %% [markdown]
-# Rings, read by your function. These nodes have four cards. Each ring runs through all GPUs of a node before it leaves, and each leaves by another GPU, so each card has a ring of its own:
+# These rings were read by your function. The nodes have four cards. Each ring runs through all GPUs of a node before it leaves, and each ring leaves from another GPU, so each card has a ring of its own:
 
 # %%
 log = read_nccl_log(read_log("two_nodes"))
@@ -336,15 +336,15 @@ for name in ("waiting_rank", "killed_rank", "no_infiniband"):
         print("   ", sentence)
 
 # %% [markdown]
-# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is usual: the loudest ranks are its neighbours in the ring.
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical: the ranks that complain loudest are the neighbours of the dead one in the ring.
 
 # %% [markdown]
 # ### 4.4 Too little work
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# A run that hangs costs as much as a run that works. Somebody must hear of it, also at night. **Prometheus** asks each rank for its numbers ("scrapes" it) and keeps them, here every 15 seconds; its default is a minute. It also evaluates *rules*: the expression of a rule computes with these series, and an alert is active for each series of its result. After the time in `for` it fires, and Alertmanager sends it to a person, or to a script that drains the node.
+# A run that hangs costs as much as a run that works, so somebody must hear about it, even at night. **Prometheus** asks each rank for its numbers ("scrapes" it) and keeps them, here every 15 seconds; its default is a minute. It also evaluates *rules*: the expression of a rule computes with these series, and an alert is active for each series of its result. After the time in `for` it fires, and Alertmanager sends it to a person, or to a script that drains the node.
 #
-# *MFU* is the share of the GPUs' FLOP/s that the model's own FLOPs use (lab 01). It falls for every reason that makes a run slow.
+# *MFU* is the share of the GPUs' FLOP/s that the model's own FLOPs use (lab 01). Whatever makes a run slow, its MFU falls.
 #
 # **Predict.** 16 GPUs of 989 TFLOP/s each train on 100,000 tokens a second together. The model of 7B parameters needs 42 GFLOPs for a token. How many percent is the MFU?
 
@@ -462,13 +462,13 @@ if not promql.missing():
 check(cluster_pods=...)
 
 # %% [markdown]
-# Kubernetes knows no ranks. Three things stand above each other:
+# Kubernetes knows no ranks. Three kinds of objects build on each other:
 #
-# - A *Job* makes pods until enough of them have ended well. A pod that fails it makes anew, 6 times by default (`backoffLimit`), one by one. Ranks can't work like that: the others wait for the dead one, so all must begin anew.
-# - A *JobSet* holds Jobs that fail and begin together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs that. Without its end, the name of the set, the name is not found.
-# - A *TrainJob* of Kubeflow Trainer says how many nodes and ranks, and no more. Its controller writes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options of the command line would come before them. In `env` its webhook refuses them.
+# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that: the others wait for the dead one, so all must start again together.
+# - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs that name, and needs all of it: without the set's name at the end it does not resolve.
+# - A *TrainJob* of Kubeflow Trainer says how many nodes and ranks, and no more. Its controller writes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
 #
-# Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever torchrun is told. And `restartPolicy` is OnFailure in a JobSet: a container starts again by itself, beside ranks of another life.
+# Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever torchrun is told. And `restartPolicy` is OnFailure in a JobSet, so a container starts again by itself, next to ranks from an earlier start.
 #
 # Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks it: `ranklab/cluster/schemas/` holds Kubeflow Trainer's and JobSet's own, trimmed. What a schema can't see, the check looks for: ranks, limits, times, names.
 
@@ -504,7 +504,7 @@ def train_job_manifest(job, kind="TrainJob"):
 train_job_manifest = check(train_job_manifest)
 
 # %% [markdown]
-# Your manifests of the job of 4.1, by the schemas; and one with two mistakes:
+# Your manifests for the job of 4.1, checked by the schemas, and one manifest with two mistakes:
 
 # %% tags=["nbval-check-output"]
 job = replace(job, image="example.org/ranklab:1")
@@ -518,7 +518,7 @@ spoilt["spec"]["trainer"]["numNodes"] = "4"
 print(*invalid(spoilt), sep="\n")
 
 # %% [markdown]
-# `kubectl apply -f` takes it as JSON. We had no cluster: both are validated, not run. Two things a TrainJob does not say here: how often all begins anew, and how long a pod may save. Both are the runtime's, and `torch-distributed` as published leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And at its activeDeadlineSeconds a TrainJob or JobSet has failed; nothing requeues it.
+# `kubectl apply -f` takes it as JSON. We had no cluster, so both are validated, not run. A TrainJob does not say how often everything starts again, nor how long a pod may save. Both belong to the runtime, and `torch-distributed` as published leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And at its activeDeadlineSeconds a TrainJob or JobSet has failed; nothing requeues it.
 
 # %% [markdown]
 # #### `storage_plan`
@@ -578,13 +578,13 @@ for sharded in (True, False):
         print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
 
 # %% [markdown]
-# One writer costs minutes. Its file costs hours in a restart wherever the file system has a limit, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+# One writer costs minutes. And where the file system has a limit, its file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
 
 # %% [markdown]
 # #### `sick_rank_alarm` - open
 # > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines
 #
-# A rule sees one number. A person who looks for a sick GPU sees eight: clock and temperature, corrected memory errors, errors of the link, the wait for data. A bad link makes *all* ranks slow, and no rank's own time shows it. Ranks whose share is larger are slow from the start, and are well. There is no recipe.
+# Your rules saw one number. A person looking for a sick GPU sees eight: clock and temperature, corrected memory errors, link errors, the wait for data, and more. A bad link makes *all* ranks slow, and no rank's own time shows it. A rank with a larger share of the work is slow from the start, and healthy. There is no recipe.
 #
 # Nobody publishes the metrics of a large cluster together with what was wrong. So the recordings are **emulated**: `help(recordings)` says which parts are published, and which are our own choice. There are five kinds of sickness, and eight kinds of health that look like one. Eight ranks in a row share a host:
 
@@ -674,16 +674,16 @@ print("seconds in all-reduces:", {rank: round(x, 3) for rank, x in waits.items()
 print("all wait for rank", min(waits, key=waits.get))
 
 # %% [markdown]
-# On GPUs NVIDIA's own tools see more. These two lines were not run here:
+# On GPUs, NVIDIA's own tools show more. These two lines were not run here:
 #
 # ```bash
 # torchrun --no-python ... nsys profile --trace=cuda,nvtx,osrt -o rank%q{RANK} python train.py
 # ncu --set full --kernel-name regex:gemm --launch-count 3 -o gemm python train.py
 # ```
 #
-# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart and runs it several times for that, so by default give it no collective: the other ranks would wait.
+# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart, and for that it runs the kernel several times. So in its default mode don't give it a collective: the other ranks would wait.
 #
-# **Where a team outgrows one machine.** Nobody should write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), how many seconds it has to save, and how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun; behind it is always lab 12's training. The table says what we did with each, without a GPU where none is named, and a test holds it to its proofs. *Run*: it did its work. *Validated*: its own schema takes our file, and nothing was submitted.
+# **When a team outgrows one machine.** Don't write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), how many seconds it has to save, and how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun; behind it is always lab 12's training. The table says what we did with each, without a GPU where none is named, and a test holds it to its proofs. *Run*: it did its work. *Validated*: its own schema takes our file, and nothing was submitted.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster import systems
@@ -717,9 +717,9 @@ with tempfile.TemporaryDirectory() as folder:
 print(project.printed())
 
 # %% [markdown]
-# Nobody did anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the first life had expired (5 s here, 120 s by default). So on a cluster with defaults the same takes about seven minutes. The script found the last whole checkpoint, and the end is equal bit for bit to a run that nothing disturbed. Your `sbatch_script` has the same lines around `srun`; the library's was submitted there, too.
+# Nobody touched anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the first life had expired (5 s here, 120 s by default). So on a cluster with the defaults this takes about seven minutes. The script found the last whole checkpoint, and the final state is equal bit for bit to that of an undisturbed run. Your `sbatch_script` has the same lines around `srun`, and the library's was submitted to this Slurm, too.
 #
-# **Your turn.** Change one thing, and first write down what you expect: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come?
+# **Your turn.** Change one thing. First write down what you expect. Ideas: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come?
 
 # %%
 rule = straggler_rule(3.0, 5) | {"for": "4s"}
@@ -729,7 +729,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## 7. Measure
 #
-# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). A flat ring pays for the second; a hierarchical sum never does. Predicted by formula, counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). The second way makes a flat ring send more between nodes, and a hierarchical sum does not care. The table has the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce
@@ -777,7 +777,7 @@ questions("15_cluster")
 # python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# Each file is a GPT of 70B parameters on 256 H100s. Its first lines say how to make it small, what was validated and what was run. No cloud was asked, and no image was built here. Two things cost most of the first day, and they differ from cloud to cloud. The *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High GPUDirect-TCPX, A3 Mega TCPXO. Without them NCCL takes TCP, and only its log tells. Set `NCCL_NET`, and the job fails instead. And the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit.
+# Each file is a GPT of 70B parameters on 256 H100s. Its first lines say how to make it small, what was validated and what was run. No cloud was asked, and no image was built here. Two things cost most of the first day, and they differ from cloud to cloud. The *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High GPUDirect-TCPX, A3 Mega TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
 #
 # Ray Train ran eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. Once Ray's own start timed out.
 
@@ -789,4 +789,4 @@ questions("15_cluster")
 # - **Who may run when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
 # - **Images**: what a container must hold to reach the cards (MOFED, plugins of a cloud) is the cloud's to say.
 #
-# Next: **16_clinic**, where twenty-one programs are ill.
+# Next: **16_clinic**: twenty-one sick programs, and you are the doctor.
