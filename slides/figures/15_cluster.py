@@ -22,7 +22,7 @@ LLAMA = Load(2048, 8, 25e9, 14 * 405.85e9, 1200.0)
 
 
 def fallback():
-    ethernet = (Interface("lo", 0, "host"), Interface("eth0", 10))
+    ethernet = (Interface("lo", 0, "host"), Interface("eth0", 25))
     topology = Topology(tuple(Node(f"gpu{i:02}", ethernet, CARDS + STORAGE)
                               for i in range(NODES)), fabric="rails")
     right = nccl_environment(topology)
