@@ -119,8 +119,9 @@ plots.shards(shard_range, n=50)
 #
 # Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
 # `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. Both take a `group`: the ranks that
-# take part, or `None` for all of them. A group counts its ranks from 0 again, and these numbers are the ones that
-# `group_dst` and `group_src` want. Pass `group=group` on, because the check tries a smaller group too.
+# take part, or `None` for all of them. A group counts its ranks from 0 again, and `group_dst` and `group_src` are
+# such numbers. (`dst` and `src` would be numbers in the whole job.) Pass `group=group` on, because the check tries a smaller
+# group too.
 #
 # The ranks form a ring. Each rank hands its `x` to the next rank and returns what it got from the rank before it; the
 # last rank hands its `x` to rank 0. The obvious code is below. **First run it as it is**, and read what the check reports.
@@ -294,8 +295,8 @@ launch(train_together, documents, ranks=4)
 #
 # There is no recipe. Think of two ranks whose time is up, and of a third rank that calls at that very moment.
 #
-# **Predict.** One of 1024 ranks is missing. The other 1023 see each other at once, and then each of them asks the store
-# every 10 ms for the missing one. How many questions does the store get in ten seconds?
+# **Predict.** One of 1024 ranks is missing. The others see each other at once, and then each of them asks the store every
+# 10 ms for the missing one. How many questions does the store get in ten seconds?
 
 # %%
 check(questions_to_the_store=...)

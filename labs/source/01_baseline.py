@@ -375,8 +375,8 @@ print(x.grad)
 # %% [markdown]
 # Forward is given below, and you write backward. There are three traps. First, cut the inputs off from the graph that they
 # came from. Second, dropout must drop *the same* numbers again; the context `random_replayed(state)` does that. Third, the
-# weights inside `function` are not among the inputs, but they need gradients too. `torch.autograd.backward(outputs,
-# gradients)` fills the `.grad` of everything that `outputs` were made from. `torch.autograd.grad` would return only the
+# weights inside `function` are not among the inputs, but they need gradients too.
+# `torch.autograd.backward(outputs, gradients)` fills the `.grad` of everything that `outputs` were made from. `torch.autograd.grad` would return only the
 # gradients that you name, and you can't name weights that you don't see.
 
 # %%
