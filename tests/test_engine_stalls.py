@@ -26,12 +26,12 @@ no_gpus = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs Linux 
 TIMEOUT = 40  # a machine so busy that no rank ever sleeps long enough only gets there later
 DEADLOCKS = {
     "skipped collective":
-        "ranks 0, 2 of 3 wait for ever: all have slept in communication for 0.4 s, and rank 1 has "
+        "ranks 0, 2 of 3 wait forever: all have slept in communication for 0.4 s, and rank 1 has "
         "returned",
     "both send first":
         "ranks 0, 1 of 2 wait for each other: all have slept in communication for 0.4 s",
     "returned early":
-        "rank 1 of 2 waits for ever: it has slept in communication for 0.4 s, and rank 0 has "
+        "rank 1 of 2 waits forever: it has slept in communication for 0.4 s, and rank 0 has "
         "returned",
     "in a thread":
         "ranks 0, 1 of 2 wait for each other: all have slept in communication for 0.4 s",
@@ -202,8 +202,8 @@ def test_an_answer_counts_if_it_is_that_of_the_last_question():
 def test_one_rank_is_one():
     handles = [RankHandle(0, None, None)]
     assert str(verdict.deadlock(handles, handles, 5)).startswith(
-        "rank 0 of 1 waits for ever: it has slept in communication for 5 s\n")
+        "rank 0 of 1 waits forever: it has slept in communication for 5 s\n")
     handles += [RankHandle(r, None, None, report=Value(b""), seconds=1) for r in (1, 2)]
     assert str(verdict.deadlock(handles, handles[:1], 5)).startswith(
-        "rank 0 of 3 waits for ever: it has slept in communication for 5 s, and ranks 1, 2 have "
+        "rank 0 of 3 waits forever: it has slept in communication for 5 s, and ranks 1, 2 have "
         "returned\n")

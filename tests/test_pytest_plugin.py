@@ -131,7 +131,7 @@ def test_under_xdist_without_a_module_that_can_be_imported(project):
     "E       ranklab.engine.report.RankError: rank 1 of 2 raised AssertionError: assert [1] == [0]",
     "E         test_mine.py, line 20, in is_first\nE             assert [r] == [0]",
     "rank 1 of 2 raised AssertionError: assert (2 * 1) < 2",
-    "rank 0 of 2 waits for ever: it has slept in communication for 1 s, and rank 1 has returned",
+    "rank 0 of 2 waits forever: it has slept in communication for 1 s, and rank 1 has returned",
     "rank 0  waits in barrier at test_mine.py, line 48, in test_hang:  dist.barrier()",
     "the test returned a coroutine; it must return None",
     "launch: capsys can't be sent to the ranks",

@@ -85,7 +85,7 @@ def test_each_fault_was_what_it_is_called(job, found):
     assert after.first == 2  # 6 is damaged, and 4 was refused
     assert after.layout == layouts[1] and after.layout.ranks == 3
     left = lives[life_of(found, "left")].ended
-    assert "rank 1 has returned" in left and "wait for ever" in left
+    assert "rank 1 has returned" in left and "wait forever" in left
     assert lives[life_of(found, "stopped")].ended == "rank 2 of 4 was killed by SIGKILL"
     slow = lives[life_of(found, "slow")].work[:, 3:8].min(axis=1)
     assert slow[0] > 0.1 > slow[1:].max()

@@ -16,20 +16,21 @@ from ranklab import answer, check, device, hint, launch, questions
 check(hang_dollars=...)
 
 # %% [markdown]
-# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. Nothing here blocks: the library
-# takes over an exercise that you skip.)
+# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. You may skip any exercise of this
+# course: later cells then use the library's answer in place of yours.)
 #
-# Everything in this course is made of two things: **ranks**, which are processes that all run the same program, and
-# **messages** between them. A machine in a cluster is called a **node**; it usually has eight GPUs and runs eight ranks.
-# This lab gives you both, and the skill that saves the ten minutes: reading a hang.
+# When a program waits forever, we say that it **hangs**. This lab teaches you to find out which rank is to blame, and
+# that saves the ten minutes. But first you need the two things that everything in this course is made of: **ranks**,
+# which are processes that all run the same program, and **messages** between them. A machine in a cluster is called a
+# **node**. It usually has eight GPUs and runs eight ranks.
 #
-# It builds on nothing but Python and a little PyTorch.
+# You need nothing but Python and a little PyTorch.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight ranks on two nodes. Every process knows three numbers about itself: its number in the whole job (`RANK`), its
-# number on its machine (`LOCAL_RANK`, and so which GPU it takes), and the number of that machine (`GROUP_RANK`).
+# Here are eight ranks on two nodes. Every process knows three numbers about itself. `RANK` is its number in the whole
+# job. `LOCAL_RANK` is its number on its node, and says which GPU it takes. `GROUP_RANK` is the number of the node.
 
 # %%
 from ranklab.plots import ranks as plots
@@ -39,9 +40,9 @@ plots.world(ranks=8, nodes=2)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# `launch` starts four fresh processes, runs the function in each of them, and brings the values back. Here every rank
-# adds its own number to a sum. `dist.all_reduce` is a **collective**: a call that all ranks make together, and that leaves
-# the same result on each, written into the tensor they passed.
+# `launch` starts four fresh processes, runs the function in each of them, and brings the values back. Here the ranks add
+# up their own numbers. `dist.all_reduce` is a **collective**: a call that all ranks make together. Each rank passes a
+# tensor, and afterwards every tensor holds the sum.
 
 # %%
 import os
@@ -61,15 +62,16 @@ def hello():
 launch(hello, ranks=4, nodes=2)
 
 # %% [markdown]
-# One program, four processes, no rank in charge: that is **SPMD**, single program, multiple data. They differ only in
-# what they read from `RANK`. What a rank prints comes back
-# with its number in front. (With `nodes=2`, `launch` only *numbers* the ranks as if they were on two machines.)
+# Four processes ran one program, and no rank was in charge. This is called **SPMD**: single program, multiple data. The
+# ranks differ only in what they read from `RANK`. `launch` puts a rank's number in front of what that rank prints. (With
+# `nodes=2` it only *numbers* the ranks as if they were on two machines.)
 #
-# Functions and variables of your cells travel to the ranks by themselves. Only what a rank returns comes back; what it
-# changes does not.
+# Your functions and variables travel to the ranks by themselves. Only what a rank returns comes back. If a rank changes
+# a variable, your notebook doesn't see it.
 #
-# The messages are carried by a **backend**. Where each rank has a GPU of its own it is NCCL, NVIDIA's library for its GPUs. Otherwise it is gloo, on the CPU. `device()` is the rank's own device. No cell of this course names a backend, so your code
-# runs on both.
+# A **backend** carries the messages. If each rank has a GPU of its own, the backend is NCCL, NVIDIA's library for its
+# GPUs. Otherwise it is gloo, which works on the CPU. `device()` gives a rank its own device. No cell of this course names
+# a backend, so your code runs on both.
 
 # %% [markdown]
 # ## 4. Build it
@@ -81,10 +83,11 @@ launch(hello, ranks=4, nodes=2)
 # ### 4.1 Which part is mine?
 # > difficulty 1/5 · importance 5/5 · 10 minutes · about 3 lines
 #
-# The first thing a rank needs is its part of the work, its **shard**. It must find it **alone**, because asking costs messages.
-# Every rank computes the same split from `n`, its `rank` and the number of ranks, `size` (the *world size*).
+# The first thing a rank needs is its part of the work, its **shard**. Asking another rank would cost messages, so each
+# rank finds its shard **alone**. All ranks compute the same split from `n`, their `rank` and the number of ranks, `size`
+# (the *world size*).
 #
-# **Predict.** 1 000 003 documents, 8 ranks. How many documents are in the largest part?
+# **Predict.** 8 ranks share 1 000 003 documents. How many documents are in the largest part?
 
 # %%
 check(longest_shard=...)
@@ -93,8 +96,8 @@ check(longest_shard=...)
 def shard_range(n, rank, size):
     """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
-    Together the parts are range(n), nothing twice. Their lengths differ by at most one; the longer
-    ones come first.
+    Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
+    one; the longer ones come first.
     """
     # how many does every rank get, and how many are left over?
     raise NotImplementedError("exercise 4.1: about 3 lines")
@@ -104,8 +107,8 @@ def shard_range(n, rank, size):
 shard_range = check(shard_range)
 
 # %% [markdown]
-# This is what your function does with 50 items. Look at 8 ranks: two of them have one item more than the rest, and
-# **every step of the job takes as long as theirs**.
+# Your function splits 50 items like this. With 8 ranks, two of them have one item more than the others, and all the
+# others wait for those two: **the slowest rank sets the pace of the job**.
 
 # %%
 plots.shards(shard_range, n=50)
@@ -115,20 +118,21 @@ plots.shards(shard_range, n=50)
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 6 lines
 #
 # Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
-# `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. `group` names the ranks that take
-# part; `None` means all. Inside a group, ranks are counted from 0 again: hence `group_dst` and not `dst`. Pass
-# `group=group` on; the check tries a smaller group as well.
+# `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. Both take a `group`: the ranks that
+# take part, or `None` for all of them. A group counts its ranks from 0 again, and `group_dst` and `group_src` are
+# such numbers. (`dst` and `src` would be numbers in the whole job.) Pass `group=group` on, because the check tries a smaller
+# group too.
 #
-# Each rank hands its `x` to the next rank, the last one to rank 0, and returns what came from the one before: the ranks
-# form a ring. The obvious code is below. **First run it as it is**, and read what the check reports. The text below the
-# next picture says what you need to mend it; then come back to this cell.
+# The ranks form a ring. Each rank hands its `x` to the next rank and returns what it got from the rank before it; the
+# last rank hands its `x` to rank 0. The obvious code is below. **First run it as it is**, and read what the check reports.
+# Then read on: below the next picture you find what you need to mend it.
 
 # %%
 def ring_shift(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
     A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once, in one
-    message, and nothing is under way any more; a single rank sends nothing and gets a copy of x.
+    message, and all messages have arrived; a single rank sends nothing and gets a copy of x.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -150,9 +154,9 @@ ring_shift = check(ring_shift)
 plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 
 # %% [markdown]
-# A circle of arrows is a deadlock. Two cures: **break the circle** (one rank
-# receives first), or **do not wait yet**: start the send and the receive, then wait for both. The second
-# keeps all links busy. In PyTorch:
+# A circle of arrows is a **deadlock**. There are two cures. You can **break the circle**: one rank receives first. Or you
+# **don't wait yet**: start the send and the receive, and then wait for both. The second cure is faster, because all links
+# are busy at the same time. In PyTorch:
 #
 # ```python
 # handles = dist.batch_isend_irecv([
@@ -161,14 +165,14 @@ plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 # ])                          # returns at once; wait for each handle before you use or leave the tensors
 # ```
 #
-# Now mend the cell above. (A trap: some libraries buffer small messages, as MPI does, and there the obvious code works. It
-# hangs on the day the tensor grows.)
+# Now go back and mend the cell above. (Don't trust the obvious code where it works. Some libraries, such as MPI, put small
+# messages into a buffer, so `send` returns at once. Then the program hangs on the day your tensor outgrows the buffer.)
 
 # %% [markdown]
 # ### 4.3 Read a hang
 # > difficulty 2/5 · importance 5/5 · 7 minutes · no lines, two numbers
 #
-# Here is a training loop as you find it in real projects. Twenty documents, four ranks, five documents for each. One
+# You find training loops like this one in real projects. Four ranks share twenty documents, five for each rank. One
 # document is empty, so its mean is NaN. The author was careful: the loop skips a bad batch.
 
 # %%
@@ -189,8 +193,8 @@ def train(documents):
 
 
 # %% [markdown]
-# Run it. It can't finish, and `launch` ends it after three seconds with a report. (Without a limit it would sit there for
-# gloo's thirty minutes.)
+# Run it. It can't finish, so `launch` ends it after three seconds and shows a report. (Without `timeout=3` it would sit
+# there until gloo's own limit, thirty minutes.)
 
 # %%
 from ranklab.engine import HangError
@@ -201,21 +205,22 @@ except HangError as report:
     print(report)
 
 # %% [markdown]
-# (A rank that finished "waits to be released": it has returned, and it is kept alive so that others can still talk to it.)
+# Three ranks wait, all on the same line. You would now debug that line, and find nothing, because **the guilty rank is the
+# one that does *not* wait there**. The others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
 #
-# Three ranks wait, all on the same line. But **the guilty rank is the one that does
-# not wait there**: the others wait for *it*. Which rank is it, and how many `all_reduce` calls did it make?
+# (A rank that "waits to be released" has returned from its function. It stays alive so that others can still talk to it.)
 
 # %%
 check(guilty_rank=...)
 check(calls_it_made=...)
 
 # %% [markdown]
-# **On GPUs the stack can point at the wrong line.** With gloo, `all_reduce` waits until it is done, so each rank's stack
-# shows the call it is in. With NCCL, `all_reduce` only puts work into the GPU's queue and returns. Python goes on until
-# something needs the GPU's answer, a `.item()` or a `synchronize()`, perhaps some steps later, and that is where the
-# stack stops. There you compare what the ranks were *doing on the GPU*. After ten minutes NCCL's watchdog prints it on
-# each rank. This is from a real job (issue 1409 of NVIDIA/nccl, shortened):
+# **On GPUs the stack can point at the wrong line.** With gloo, `all_reduce` returns when it is done, so each rank's stack
+# shows the call that it waits in. With NCCL, `all_reduce` only puts work into the GPU's queue and returns. Python goes on
+# until it needs an answer from the GPU, at a `.item()` or a `synchronize()`, perhaps some steps later. The stack shows
+# that line. So on GPUs you compare what each rank was *doing on its GPU*. NCCL has a watchdog, a thread that looks for
+# calls that take too long, and after ten minutes it prints what it found. This is from a real job (issue 1409 of
+# NVIDIA/nccl, shortened):
 #
 # ```text
 # [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST,
@@ -224,19 +229,19 @@ check(calls_it_made=...)
 #          NumelIn=2106881, NumelOut=2106881, Timeout(ms)=600000) ran for 600013 milliseconds ...
 # ```
 #
-# `SeqNum` counts the collectives of a group. Call number 80078 is a broadcast on rank 7 and an all-reduce on rank 3: one
-# of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`.
+# `SeqNum` counts the collectives of a group. Call number 80078 is a broadcast on rank 7 and an all-reduce on rank 3, so
+# one of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`.
 
 # %% [markdown]
 # ### 4.4 Decide together
 # > difficulty 2/5 · importance 5/5 · 7 minutes · about 3 lines
 #
-# What came before the hang is worse. Rank 2 skipped its second document, so its *second* call met the others' second
-# call, but with its *third* document: wrong sums for three steps, and nobody noticed.
+# Before the hang, something worse happened. Rank 2 skipped its second document and went on with its third. So when the
+# others summed their second documents, rank 2 put its third into the sum. Three sums were wrong, and nobody noticed.
 #
-# The rule behind it: **all ranks must make the same calls, in the same order.** A branch that depends on
-# a rank's own data breaks it. So turn the data into a common decision first, and branch on that. (Mixed-precision
-# training needs this when each rank holds only a part of the gradients, as in labs 06 and 07: one rank sees an overflow that the others don't.)
+# The rule is: **all ranks must make the same calls, in the same order.** A branch that depends on a rank's own data
+# breaks it. So first turn the data into a decision that all ranks share, and branch on that. (You will need this again in
+# labs 06 and 07. There each rank holds a part of the gradients, and one rank sees an overflow that the others don't.)
 #
 # `dist.all_reduce(x, op, group=group)` sums by default; `dist.ReduceOp` has others: MIN, MAX, PRODUCT.
 
@@ -255,7 +260,8 @@ def all_ranks_finite(loss, group=None):
 all_ranks_finite = check(all_ranks_finite)
 
 # %% [markdown]
-# And the loop, mended with your function. It counts its steps: one bad document now costs one of five, on all ranks alike.
+# Here is the loop, mended with your function. It counts its steps. One bad document now makes all ranks skip one step of
+# five.
 
 # %% tags=["nbval-check-output"]
 def train_together(documents):
@@ -274,23 +280,23 @@ launch(train_together, documents, ranks=4)
 # ### 4.5 Who is missing?
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 10 lines · open: no recipe
 #
-# Deciding together needs all ranks. But on a new cluster some rank may not be there at all, and `dist` will not say
-# which: a collective could only hang. Below the collectives lies a **store**: a small dictionary that all ranks read and
-# write, kept by one process. `init_process_group` itself meets through it.
+# All ranks must be there to decide something together. But on a new cluster a rank may be missing, and `dist` won't tell
+# you which one: a collective would just hang. Below the collectives lies a **store**, a small dictionary that one process
+# keeps and that all ranks read and write. The ranks found each other through it in the first place.
 #
 # | given | |
 # |---|---|
-# | `store.set(key, text)` | writes |
+# | `store.set(key, text)` | writes `text` under the key |
 # | `store.get(key)` | waits until the key is there; returns bytes |
-# | `store.check([key, ...])` | True when all these keys are there; does not wait |
+# | `store.check([key, ...])` | True if all these keys are there; does not wait |
 # | `store.add(key, n)` | adds n to a counter and returns its new value; no two ranks get the same |
 # | `store.wait([key, ...], timedelta(seconds=s))` | waits for the keys; raises RuntimeError when the time is up |
-# | `store.compare_set(key, "", text)` | writes only where nothing stands; returns what stands then, as bytes |
+# | `store.compare_set(key, "", text)` | writes only if the key is not there yet; returns what is under the key now, as bytes |
 #
-# Here is no recipe. Think of two ranks whose time is up, and of a third one that calls at that very moment.
+# There is no recipe. Think of two ranks whose time is up, and of a third rank that calls at that very moment.
 #
-# **Predict.** 1024 ranks, and one is missing. Each rank asks the store every 10 ms for each rank that it has not seen.
-# How many questions does the store get in ten seconds, when all others are seen at once?
+# **Predict.** One of 1024 ranks is missing. The others see each other at once, and then each of them asks the store every
+# 10 ms for the missing one. How many questions does the store get in ten seconds?
 
 # %%
 check(questions_to_the_store=...)
@@ -304,12 +310,13 @@ from datetime import timedelta
 def roll_call(store, rank, ranks, seconds):
     """Returns the sorted list of the ranks that have not called in time, the same on every rank.
 
-    store   a torch.distributed Store in which nothing stands yet; it serves one roll call
-    rank    this rank's number, of `ranks` that should call; they may be thousands
-    time    all are here: [] at once. Else the time is up `seconds` after the first call, and
-            each rank has the list soon after. A rank that calls later gets that list, too, at
-            once, and is on it. Any rank may be missing, also rank 0
-    cost    at most ranks + 8 calls to the store of each rank, however long it waits; no collective
+    store   an empty torch.distributed Store; it serves one roll call
+    rank    this rank's number, of `ranks` that should call; there may be thousands
+    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
+            first call, and each rank gets the list soon after. A rank that calls later gets the
+            same list at once, and is on it. Any rank may be missing, rank 0 too
+    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
+            collective
     """
     raise NotImplementedError("exercise 4.5: about 10 lines")
 
@@ -318,7 +325,8 @@ def roll_call(store, rank, ranks, seconds):
 roll_call = check(roll_call)
 
 # %% [markdown]
-# Your roll call with five ranks: rank 0 does not come, and rank 3 comes after the time is up. Each rank prints its list.
+# Now your roll call with five ranks. Rank 0 does not come, and rank 3 comes after the time is up. Each rank prints its
+# list.
 
 # %% tags=["nbval-check-output"]
 def come(absent, late, seconds=1):
@@ -334,18 +342,18 @@ def come(absent, late, seconds=1):
 _ = launch(come, 0, 3, ranks=5)
 
 # %% [markdown]
-# Rank 3 was alive, and yet it is on its own list. That is right: the others have gone on without it, and a rank that
-# believes otherwise would wait for them for ever. Every elastic launcher first agrees on which ranks take part
-# (lab 14, planned).
+# Rank 3 is alive, and yet it is on its own list. That is right. The others have gone on without it, so if rank 3 believed
+# that it takes part, it would wait for them forever. A launcher that lets ranks come and go must do the same: first all
+# agree on which ranks take part (lab 14, planned).
 
 # %% [markdown]
 # ### Further
 #
-# Not in the 75 minutes: a loop to read, and one more exercise, which is checked too. The lab runs without them.
+# This part is not in the 75 minutes: a loop that hangs again, and one more exercise with a check. The lab runs without
+# them.
 #
-# `train_together` with 18 documents hangs again: `shard_range` gives two ranks five documents and two ranks four, so now
-# the *number* of calls differs. What should the ranks agree on, and when? You build three answers in lab 03: pad, cut,
-# join.
+# Give `train_together` 18 documents, and it hangs. `shard_range` gives two ranks five documents and two ranks four, so now
+# the *number* of calls differs. What should the ranks agree on, and when? In lab 03 you build three answers.
 
 # %%
 try:
@@ -357,9 +365,10 @@ except HangError as report:
 # #### `pass_the_token`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 6 lines
 #
-# A token travels around the ring 0, 1, 2, ..., back to 0; each rank that holds it adds 1. `send` and `recv` are those of 4.2.
+# A token travels around the ring: 0, 1, 2, ..., back to 0. Each rank that gets it adds 1. You need only `send` and `recv`
+# from 4.2.
 #
-# **Predict.** 1024 GPUs in a ring, 20 microseconds for a hop. How many milliseconds until the token is back?
+# **Predict.** 1024 GPUs form a ring, and a hop takes 20 microseconds. After how many milliseconds is the token back?
 
 # %%
 check(token_round_ms=...)
@@ -368,8 +377,8 @@ check(token_round_ms=...)
 def pass_the_token(group=None):
     """The token has gone once around the ring; returns its value as it reached this rank.
 
-    The token is a counter. Rank 0 starts it at 0; each rank adds 1 and sends it on to the next
-    one, the last back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
+    the last sends it to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
     Each rank sends one message of 8 bytes.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -385,7 +394,7 @@ def pass_the_token(group=None):
 pass_the_token = check(pass_the_token)
 
 # %% [markdown]
-# Each send is now slowed down by 20 ms, as over a bad link. The bar of a rank ends when your function returns there.
+# Now we make each send 20 ms slower, as over a bad link. A rank's bar ends when your function returns on that rank.
 
 # %%
 def watched(fn):
@@ -407,17 +416,17 @@ first = min(start for start, _ in spans)
 plots.time_held([end - first for _, end in spans])
 
 # %% [markdown]
-# A staircase: each rank waits until the token has visited all ranks before it, and rank 0 waits until it comes home.
-# Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can build from eight
-# ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
+# You see a staircase. Each rank waits until the token has visited all ranks before it, and rank 0 waits until the token
+# comes home. Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can build from
+# eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# On a cluster nobody calls `launch`. There, **torchrun** starts the processes on each node and sets the variables of the
-# picture. By default it starts *one* process; `--nproc-per-node 8` (or `gpu`) starts one for each GPU. Your program calls
-# `dist.init_process_group()` and finds the others through `MASTER_ADDR`. Here is that program, without this course's
-# library:
+# On a cluster nobody calls `launch`. There, **torchrun** starts the processes on each node and sets `RANK`, `LOCAL_RANK`
+# and the others. By default it starts *one* process; `--nproc-per-node 8` (or `gpu`) starts one for each GPU. Your program
+# calls `dist.init_process_group()`, which finds the other ranks through `MASTER_ADDR`. Here is such a program, without this
+# course's library:
 
 # %%
 from pathlib import Path
@@ -439,22 +448,23 @@ output = torchrun(script, ranks=2)
 print(output)
 
 # %% [markdown]
-# The same sum as `launch` gives to two ranks. (torchrun does not sort what ranks
-# print; lines may even run together.)
+# `launch` gives two ranks the same sum. (torchrun does not sort what the ranks print. Their lines may even run together.)
 
 # %%
 assert output.count("the sum is 1") == 2
 assert launch(hello, ranks=2) == [1, 1]
 
 # %% [markdown]
-# Where torchrun (or Slurm's `srun`) has started the ranks, `launch` runs the function in place.
-# So one script works with `python`, `torchrun` and `sbatch`; every project of this course is such a script.
+# If torchrun (or Slurm's `srun`) has already started the ranks, `launch` starts none and just runs the function. So one
+# script works with `python`, `torchrun` and `sbatch`. Every project of this course is such a script.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **You are given a new cluster. What do you run first?** A program that says which ranks are there, whether sums are right, and which ranks are slow. This is that program, with your `roll_call` and `ring_shift`, on four ranks numbered as two nodes. `compute` is the rank's own time for a fixed matrix product, `link in` is the time of 2 MB from
-# the rank before it. A rank that computes 1.5 times as long as the median is named.
+# **You get a new cluster. What do you run first?** A program that tells you which ranks are there, whether their sums are
+# right, and which ranks are slow. Here it is, with your `roll_call` and `ring_shift`, on four ranks numbered as two nodes.
+# `compute` is the time that the rank takes for a fixed matrix product. `link in` is the time that 2 MB take from the rank
+# before it. If a rank computes 1.5 times as long as the median rank, the program names it.
 
 # %%
 from ranklab.projects import ranks as project
@@ -465,8 +475,8 @@ print(found["table"])
 print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
 
 # %% [markdown]
-# One slow GPU of 1024 slows down 1024, because every step waits for it. The project can
-# play such faults: `slow=2` makes rank 2 sleep in each product. And here is a rank that is alive but does not answer:
+# One slow GPU slows down all 1024, because every step waits for it. The project can play such faults: `slow=2` makes
+# rank 2 sleep in each product, and `missing=3` keeps rank 3 alive but silent:
 
 # %% tags=["nbval-check-output"]
 from ranklab.engine import RankError
@@ -477,9 +487,9 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and is
-# a rank named? Ideas: `"n_bytes": 20_000_000`, ten times the message of `link in`; `"ranks": 8`, more ranks than cores;
-# `"slow": 0` in place of 2.
+# **Your turn.** Change one thing below. First write down what you expect: which column changes, by which factor, and does
+# the program name a rank? Some ideas: `"n_bytes": 20_000_000` makes the message of `link in` ten times as long; `"ranks": 8`
+# runs more ranks than you have cores; `"slow": 0` slows down another rank.
 
 # %%
 change = {"slow": 2}
@@ -488,19 +498,19 @@ print(found["table"])
 print("\n".join(found["problems"]))
 
 # %% [markdown]
-# Only one number of the column moves, by the 50 ms of sleep, and so that rank is named.
+# With `slow`, only one number in the `compute` column moves, by the 50 ms of sleep. So the program can name that rank.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# A last prediction: `ring_shift` with 1000 numbers of 4 bytes, on 4 ranks. How many bytes are sent, by all ranks
+# One last prediction. You call `ring_shift` with 1000 numbers of 4 bytes, on 4 ranks. How many bytes do all ranks send
 # together?
 
 # %%
 check(shift_bytes=...)
 
 # %% [markdown]
-# And now count. `Traffic` sees every message that a rank sends, from your code or from torch's.
+# Now count. `Traffic` sees every message that a rank sends, whether your code sends it or torch's.
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import Traffic
@@ -527,7 +537,8 @@ for name, (predicted, counted) in rows.items():
     assert predicted == counted
 
 # %% [markdown]
-# Now the clock. Two ranks swap tensors with your `ring_shift`, from 8 bytes to 32 MB. Sizes take turns, so a busy moment of your laptop hits all of them a little.
+# Now the clock. Two ranks swap tensors with your `ring_shift`, from 8 bytes to 32 MB. We measure all sizes in turn, round
+# after round, so that a busy moment of your laptop doesn't fall on one size only.
 
 # %%
 from statistics import median
@@ -548,11 +559,12 @@ def swap_times(rounds=9):
 plots.times_by_size(launch(swap_times, ranks=2)[0], "a swap between two ranks, median of 9 rounds")
 
 # %% [markdown]
-# On the left the curve is nearly flat: a small message costs the same whatever its size. That is **latency**. On the right
-# it climbs in proportion to the bytes: that is **bandwidth**. The knee between them decides most of lab 02.
+# On the left the curve is nearly flat, because a small message costs the same whatever its size. This cost is the
+# **latency**. On the right the time grows with the bytes: there the **bandwidth** decides. Much of lab 02 is about the knee
+# between the two.
 #
-# Do not compare these times with a GPU's: the ranks share your few cores here, and gloo copies through the operating
-# system. Counts are exact on any machine; times are not. So this course asserts counts and prints times.
+# Don't compare these times with a GPU's. Here the ranks share your few cores, and gloo copies through the operating
+# system. Counts are exact on any machine; times are not. So this course asserts counts and only prints times.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -565,16 +577,16 @@ questions("00_ranks")
 # %% [markdown]
 # ## 9. On real GPUs
 #
-# The project, as it is, on one node with 8 GPUs and on four nodes:
+# These lines run the same project on one node with 8 GPUs, and on four nodes:
 #
 # ```bash
 # labs/jobs/torchrun.sh ranks
 # sbatch labs/jobs/ranks.sbatch
 # ```
 #
-# What changes: the backend is NCCL, each rank owns a GPU, `send` and `recv` are queued on the GPU (they return before
-# they are done), and the default limit is ten minutes instead of thirty. In a program of your own, tell torch which GPU
-# is yours before anything else:
+# Now the backend is NCCL, and each rank owns a GPU. `send` and `recv` go into the GPU's queue and return before they are
+# done. A call that hangs is ended after ten minutes by default, not thirty. In a program of your own, tell torch which GPU
+# is yours before you do anything else:
 #
 # ```python
 # device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -582,20 +594,22 @@ questions("00_ranks")
 # dist.init_process_group(device_id=device)   # NCCL connects now, so a bad link fails here and not later
 # ```
 #
-# For the day it hangs, keep each rank's output in a file of its own, and let torch record every collective with its stack:
+# Prepare for the day when it hangs. Keep each rank's output in a file of its own, and let torch record every collective
+# with its stack:
 #
 # ```bash
 # export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1      # the flight recorder; torchfrtrace reads it
 # torchrun --nproc-per-node 8 --tee 3 --log-dir logs train.py        # 3: stdout and stderr, to files and the terminal
 # ```
 #
-# Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual values, not ours: this lab has not been run on a GPU machine yet.
+# Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
+# values, and we did not measure them: this lab has not been run on a GPU machine yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15 (planned).
-# - **Groups and meshes of ranks**: you passed `group=` on. Lab 02 uses two groups, lab 12 many.
-# - **Why an all-reduce is right and fast**: lab 02 builds it, from the `send` and `recv` you used here.
+# - **Groups and meshes of ranks**: you only passed `group=` on. Lab 02 uses two groups, lab 12 many.
+# - **Why an all-reduce is right and fast**: in lab 02 you build one from the `send` and `recv` that you used here.
 #
-# Next: **01_baseline**: one device, understood. You can't judge eight GPUs before you know what one can do.
+# Next is **01_baseline**, about one device. You can't judge eight GPUs before you know what one can do.

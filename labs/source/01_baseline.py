@@ -7,10 +7,11 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Your team wants to train a GPT with 1.5 billion parameters (GPT-2's size) on 30 billion tokens.
-# You have one H100. It does 989 TFLOP/s in bf16 at best; well-tuned code gets about 40% of that. (The data sheet prints
-# 1,979, with a star: that holds for sparse matrices only.) A common rule says that training costs 6 FLOPs for each
-# parameter and token. How many days will it take?
+# Your team wants to train a GPT with 1.5 billion parameters (GPT-2's size) on 30 billion tokens. You have one H100. At
+# best it does 989 TFLOP/s in bf16, and well-tuned code gets about 40% of that. A common rule says that training costs
+# 6 FLOPs for each parameter and token. How many days will it take?
+#
+# (The data sheet of the H100 prints 1,979 TFLOP/s, with a star. That number holds for sparse matrices only.)
 
 # %%
 from ranklab import answer, check, device, hint, launch, questions
@@ -20,16 +21,16 @@ check(days_on_one_gpu=...)
 # %% [markdown]
 # (Replace `...` by your number; `hint("days_on_one_gpu")` helps.)
 #
-# You can answer such questions before anything runs, and that is what this lab is about: **predict what a step
-# computes and what it keeps, then count both, to the byte.** If you can't do that for one GPU, you can't judge eight.
+# You can answer such questions before you run anything. In this lab you **predict what a training step computes and what
+# it keeps in memory, and then count both, to the byte.** If you can't do that for one GPU, you can't judge eight.
 #
-# It builds on `launch` and `check` from lab 00, and on PyTorch's autograd.
+# You need `launch` and `check` from lab 00, and PyTorch's autograd.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# A GPU is a pyramid of memories. Arithmetic happens at the top; the model lives in the middle; other GPUs are at the
-# bottom. Each level is slower than the one above it, and at least as large.
+# A GPU is a pyramid of memories. Arithmetic happens at the top, the model lives in the middle, and the other GPUs are at
+# the bottom. As you go down, each level is slower than the one above it, and at least as large.
 
 # %%
 from ranklab import hardware
@@ -39,14 +40,14 @@ plots.hierarchy(hardware.H100)
 
 # %% [markdown]
 # While an H100 reads one number from its main memory (HBM), its tensor cores could do hundreds of multiplications. So
-# fast code keeps numbers near the top. Training on many GPUs uses the lower levels too: NVLink inside a node and the
-# network between nodes. That is why the rest of this course is about sending less.
+# fast code keeps numbers near the top. When you train on many GPUs, numbers also have to cross the lowest and slowest
+# levels: NVLink inside a node, and the network between nodes. So the rest of this course is about sending less.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A GPT, real text, a loop. The text is on your disk already: the source code of Python's own library, byte by byte.
-# One file in ten is held out and never trained on.
+# We train a GPT on real text in a plain loop. The text is already on your disk: the source code of Python's own library,
+# byte by byte. We hold out one file in ten and never train on it.
 
 # %%
 import torch
@@ -79,26 +80,27 @@ def train(steps=100):
 launch(train, ranks=1);
 
 # %% [markdown]
-# A fresh model guesses nearly evenly among 256 bytes, and ln 256 = 5.5 nats. The loss of one batch jumps up and down;
-# the number on held-out text is the one to trust. Is it good? A **bigram model** counts which
-# byte follows which, and nothing else:
+# A fresh model guesses nearly evenly among 256 bytes. The loss of such a guess is ln 256 = 5.5. (With the natural
+# logarithm, the unit of the loss is called a *nat*.) The loss of one batch jumps up and down, so trust the number on
+# held-out text. But is that number good? To find out, we need a rival. A **bigram model** counts which byte follows which, and
+# nothing else:
 
 # %%
 rival = bigram_loss(text.train, *held_out)
 print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 
 # %% [markdown]
-# A model that does not beat this number on held-out text has learned nothing that needs a transformer. After 100 steps
-# our GPT does not beat it; in the project it will.
+# If a model doesn't beat this number on held-out text, you did not need a transformer. After 100 steps our GPT does not
+# beat it yet. In the project it will.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters, here and in the whole course: B batch, T tokens (called `seq` in code), C width (`config.n_embd`), H heads,
+# The whole course uses these letters: B batch, T tokens (called `seq` in code), C width (`config.n_embd`), H heads,
 # V vocabulary, L layers.
 #
 # You will count what one block computes and keeps, so here is a block of our GPT. `up` and `down` are the two matrices of
-# the MLP. The `x` that runs through all blocks, and to which each of them adds, is called the **residual stream**.
+# the MLP. One `x` runs through all blocks, and each block adds something to it. This `x` is called the **residual stream**.
 
 # %%
 import inspect
@@ -121,12 +123,13 @@ print(inspect.getsource(gpt.MLP), inspect.getsource(gpt.Block), sep="\n")
 # | q @ k, over all heads | C x T | 1 |
 # | probability @ v, over all heads | T x C | 1 |
 #
-# and at the end of the model the head, C x V, once. Backward needs two products for each of these: one for the gradient
-# of its input, one for the gradient of its weight. (The upper half of the causal T x T matrix is masked. Count it: torch's
-# counter does, and so do most papers.)
+# At the end of the model comes the head, C x V, once. For each of these products, backward needs two: one for the gradient
+# of the input, one for the gradient of the weight. (The causal mask throws away the upper half of the T x T matrix. Count
+# it anyway, as torch's counter and most papers do.)
 #
-# **Predict.** GPT-2 medium: 353.55 million parameters, C = 1024, 24 layers; a batch of 8 sequences of 1024 tokens. How
-# many TFLOP does one training step take? Take the rule of the story; it leaves out attention's own products.
+# **Predict.** GPT-2 medium has 353.55 million parameters, C = 1024 and 24 layers. The batch is 8 sequences of 1024 tokens.
+# How many TFLOP does one training step take? Use the rule from the story, 6 FLOPs for each parameter and token. It leaves
+# out the last two rows of the table.
 
 # %%
 check(step_tflop=...)
@@ -135,7 +138,7 @@ check(step_tflop=...)
 def transformer_flops(config, batch, seq, backward=True):
     """The FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
 
-    backward=False: of the forward alone. Attention counts in full, also the masked half.
+    backward=False: of forward alone. Attention counts in full, with its masked half.
     """
     C, V, tokens = config.n_embd, config.vocab_size, batch * seq
     # the table, for all layers; then the head, and backward
@@ -146,8 +149,8 @@ def transformer_flops(config, batch, seq, backward=True):
 transformer_flops = check(transformer_flops)
 
 # %% [markdown]
-# The check compared you with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it where no counter could run: how
-# much of GPT-2 medium's work is attention, when the context grows?
+# The check compared your count with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it for a model that is too large
+# to run here. How much of GPT-2 medium's work does the rule of 6 see when the context grows?
 
 # %% tags=["nbval-check-output"]
 for seq in (256, 1024, 4096, 16384):
@@ -158,17 +161,19 @@ for seq in (256, 1024, 4096, 16384):
           f"{rule / seq / 1e9:.2f}: {100 * rule / total:3.0f}% of it")
 
 # %% [markdown]
-# The rule is fine for short contexts. At GPT-2's own 1024 tokens it is 12% low, and at 16k tokens it misses more than two thirds of the work.
+# The rule is fine for short contexts. At GPT-2's own 1024 tokens it is 12% low, and at 16k tokens it misses more than two
+# thirds of the work.
 #
-# Other models are counted in the same way. Grouped-query attention (GQA) has fewer heads for k and v: their two matrices
-# shrink, q @ k and probability @ v do not. In a mixture of experts (MoE) each token visits only a few experts, so the rule
-# takes the *active* parameters, not all of them.
+# You count other models in the same way. Grouped-query attention (GQA) has fewer heads for k and v, so their two matrices
+# shrink, but q @ k and probability @ v do not. In a mixture of experts (MoE) each token visits only a few experts, so the
+# rule takes the *active* parameters, not all of them.
 #
-# The count gives the one number for training speed. **Model FLOPs utilisation** (MFU) is the FLOPs that the *model* needs,
-# divided by the FLOPs that the devices could have done in that time. What is computed twice to save memory is no work.
+# How well do you use the hardware? People answer with one number. **Model FLOPs utilisation** (MFU) is the FLOPs that the
+# *model* needs, divided by the FLOPs that the devices could have done in that time. If you compute something twice to save
+# memory, the second time does not count.
 #
-# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s), with 2.423 GFLOP for each token (as
-# `transformer_flops` counts; the rule of 6 says 2.12). How many per cent MFU?
+# **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s). `transformer_flops` counts 2.423 GFLOP
+# for each token (the rule of 6 says 2.12). How many per cent is the MFU?
 
 # %%
 check(mfu_percent=...)
@@ -177,16 +182,16 @@ check(mfu_percent=...)
 # ### 4.2 What must stay in memory
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# Four things live as long as the run: weights, gradients, Adam's two moments (a mean and a mean square of each
-# gradient), and, in mixed precision, float32 **master weights**. Why those? A bf16 number has 8 bits of precision.
-# Adding 0.001 to 1.0 gives 1.0:
+# Four things live as long as the run: the weights, the gradients, Adam's two moments (a mean and a mean square of each
+# gradient), and, in mixed precision, a float32 copy of the weights, the **master weights**. Why do you need the copy? A
+# bf16 number has only 8 bits of precision, so 1.0 plus 0.001 is still 1.0:
 
 # %% tags=["nbval-check-output"]
 one = torch.tensor(1.0, dtype=torch.bfloat16)
 print(one + 0.001, " ", torch.tensor(1.0) + 0.001)
 
 # %% [markdown]
-# So the products are computed with bf16 weights, but the small steps are added up in float32. Three recipes:
+# So mixed precision multiplies with bf16 weights, but adds up the small steps in float32. These are three common recipes:
 #
 # | recipe | weights, gradients | Adam's moments | master weights |
 # |---|---|---|---|
@@ -194,7 +199,8 @@ print(one + 0.001, " ", torch.tensor(1.0) + 0.001)
 # | mixed | bf16 | float32 | float32 |
 # | bf16 | bf16 | bf16 | none |
 #
-# **Predict.** 7 billion parameters, recipe "mixed". How many GB, before the first activation?
+# **Predict.** A model has 7 billion parameters, and you take the recipe "mixed". How many GB do you need before the first
+# activation?
 
 # %%
 check(adam_gb=...)
@@ -213,7 +219,7 @@ def model_state_bytes(n, recipe="mixed"):
 model_state_bytes = check(model_state_bytes)
 
 # %% [markdown]
-# Which model fits which GPU, without any activation?
+# Which model fits on which GPU, if we forget activations for a moment?
 
 # %% tags=["nbval-check-output"]
 for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
@@ -222,18 +228,19 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
     print(f"{name:>5}: {need / 1e9:6.1f} GB fits {fits or 'no single GPU: labs 06 to 12'}")
 
 # %% [markdown]
-# (A card of 24 GB is not listed for 1.5B: nothing would be left for activations.)
+# (The cards with 24 GB are not listed for 1.5B, because nothing would be left for activations.)
 #
-# Did you notice? "mixed" and "fp32" both have 16 bytes a parameter. **Mixed precision saves time and activations, not
-# model state.**
+# Did you notice that "mixed" and "fp32" both need 16 bytes for each parameter? **Mixed precision saves time and activations,
+# not model state.**
 
 # %% [markdown]
 # ### 4.3 What waits for backward
 # > difficulty 2/5 · importance 5/5 · 8 minutes · no lines, one number
 #
-# The rest of the memory is activations: what forward keeps because backward will need it. There are only a few rules. A
-# linear layer keeps its input. GELU keeps its input. A norm keeps its input and two numbers for each token (their mean and
-# deviation). Attention keeps q, k, v and its output. An addition keeps nothing. A tensor that two of them keep exists once:
+# The rest of the memory goes to activations: what forward keeps because backward will need it. The rules are few. A linear
+# layer and a GELU keep their input. A norm keeps its input and two numbers for each token, a mean and a deviation.
+# Attention keeps q, k, v and its output. An addition keeps nothing. If two operations keep the same tensor, it is there
+# only once. So a block keeps:
 #
 # | per token, in a block | numbers |
 # |---|---|
@@ -247,18 +254,18 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 # | input of GELU | 4 C |
 # | output of GELU, which is the input of `down` | 4 C |
 #
-# (Here the model is bf16 throughout, 2 bytes a number, which is a simplification. Under `autocast`, section 5, norms,
-# residual stream and loss stay in float32, 4 bytes each.)
+# To keep it simple, we let all numbers be bf16, 2 bytes each. (`autocast` in section 5 is finer: it leaves norms, residual
+# stream and loss in float32.)
 #
-# **Predict.** GPT-2 medium (C = 1024, 24 layers), 8 sequences of 1024 tokens, bf16, flash attention. How many GB in
-# all blocks? (Leave out what is smaller than C.)
+# **Predict.** GPT-2 medium (C = 1024, 24 layers) runs on 8 sequences of 1024 tokens, in bf16, with flash attention. How
+# many GB do all blocks keep? Leave out the rows that are smaller than C.
 
 # %%
 check(activation_gb=...)
 
 # %% [markdown]
-# `activation_bytes` adds the table up, for all layers, and is equal to what autograd saves, byte by byte. (Under Further
-# you can write it.) What it says about GPT-2 medium, in bf16:
+# `activation_bytes` adds up the table for all layers. It equals what autograd saves, to the byte. (You can write it
+# yourself under Further.) For GPT-2 medium in bf16 it says:
 
 # %%
 from ranklab.baseline import activation_bytes, ends_bytes
@@ -278,20 +285,21 @@ plots.activations(
     title="Saved for backward: GPT-2 medium, 8 x 1024 tokens")
 
 # %% [markdown]
-# Plain attention pays for a T x T matrix in each head. **Flash attention** never writes it: it keeps a log-sum for
-# each row, and computes the matrix again in backward, piece by piece, high up in the pyramid. The right bar is what
-# exercise 4.5 will keep until backward starts. The peak is higher, because backward needs one whole block at a time.
+# Plain attention pays for a T x T matrix in each head. **Flash attention** never writes this matrix. It keeps a log-sum for
+# each row, and in backward it computes the matrix again, piece by piece, high up in the pyramid. The right bar shows what
+# your function of 4.5 will keep until backward starts. The peak is higher, because backward needs one whole block at a
+# time.
 
 # %% [markdown]
 # ### 4.4 A big batch in small pieces
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 6 lines
 #
-# Activations grow with the batch; model state does not. So compute the gradient of a big batch in pieces, its **micro-batches**:
-# `backward()` **adds** to `.grad`, and frees what the piece had kept. This is **gradient accumulation**, and the
-# whole difficulty is what to divide by. Every target that counts must have the same weight, in whichever piece it is.
-# Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.
+# Activations grow with the batch; model state does not. So if a batch is too big, cut it into pieces, the
+# **micro-batches**. After each piece, `backward()` **adds** to `.grad` and frees what the piece has kept. This is **gradient
+# accumulation**. The only difficulty is what to divide by, because every target that counts must have the same weight,
+# whatever piece it is in. Targets with the value IGNORE (padding, or a prompt in instruction tuning) do not count at all.
 #
-# **Predict.** 9 rows of text in pieces of 4, 4 and 1. Somebody takes the mean of each piece, and then the mean of the
+# **Predict.** 9 rows of text come in pieces of 4, 4 and 1. Somebody takes the mean of each piece, and then the mean of the
 # three means. By what factor does the single last row weigh too much?
 
 # %%
@@ -303,8 +311,8 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
     the batch had been one piece; returns that mean, detached.
 
     loss_sum(inputs, targets) is the sum of the losses of all targets that are not IGNORE.
-    Pieces have `micro_batch` rows, the last may have fewer; each goes through loss_sum once, in any
-    order. One piece in memory at a time.
+    Pieces have `micro_batch` rows, and the last may have fewer. Each goes through loss_sum once, in
+    any order. Only one piece is in memory at a time.
     """
     count = (targets != IGNORE).sum()  # over the whole batch
     mean = 0.0
@@ -316,7 +324,7 @@ def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
 accumulate_gradients = check(accumulate_gradients)
 
 # %% [markdown]
-# The same gradient, for the same FLOPs, with the memory of one piece.
+# You get the same gradient for the same FLOPs, with the memory of one piece:
 
 # %%
 from ranklab.meter import SavedActivations
@@ -335,17 +343,17 @@ for micro_batch in (32, 8, 2):
 # ### 4.5 Compute again instead of keeping
 # > difficulty 4/5 · importance 5/5 · 18 minutes · about 5 lines
 #
-# And when one sequence alone is too much? Keep only the *input* of a block. When backward arrives there, run the
-# block again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
+# And if a single sequence is already too much? Then keep only the *input* of each block. When backward comes to the block,
+# run the block again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
 #
-# **Predict.** Every block is checkpointed. By how many per cent does the work of a step grow, at most?
+# **Predict.** You checkpoint every block. By how many per cent does the work of a step grow at most?
 
 # %%
 check(recompute_percent=...)
 
 # %% [markdown]
-# An operation with a backward of your own is a `torch.autograd.Function`. Inside it autograd is off, so nothing is
-# kept but what you save:
+# To give an operation a backward of your own, write a `torch.autograd.Function`. Autograd is off inside it, so it keeps
+# only what you save:
 
 # %%
 class Square(torch.autograd.Function):
@@ -365,11 +373,11 @@ Square.apply(x).backward()
 print(x.grad)
 
 # %% [markdown]
-# Forward is given below; you write backward. There are three traps. The inputs must be cut off from the graph that they
-# came from. Dropout must drop *the same* numbers again (`random_replayed(state)` is a context for that). And the weights
-# inside `function` are not inputs, but they need gradients too: `torch.autograd.backward(outputs, gradients)` fills the
-# `.grad` of everything that `outputs` were made from. `torch.autograd.grad` returns only the gradients that you name, and
-# you can't name weights that you don't see.
+# Forward is given below, and you write backward. There are three traps. First, cut the inputs off from the graph that they
+# came from. Second, dropout must drop *the same* numbers again; the context `random_replayed(state)` does that. Third, the
+# weights inside `function` are not among the inputs, but they need gradients too.
+# `torch.autograd.backward(outputs, gradients)` fills the `.grad` of everything that `outputs` were made from. `torch.autograd.grad` would return only the
+# gradients that you name, and you can't name weights that you don't see.
 
 # %%
 from ranklab.baseline.checkpointing import random_replayed, random_state
@@ -401,8 +409,8 @@ def checkpointed(function, *inputs):
 checkpointed = check(checkpointed)
 
 # %% [markdown]
-# A GPT of six layers, one step with your function around each block, and one without. The curve is what waits for
-# backward; left of the dotted line is forward:
+# Here is one step of a GPT with six layers, with your function around each block and without. The curves show the
+# activations that wait for backward. Forward is left of the dotted line:
 
 # %%
 from ranklab.baseline.checkpointing import checkpoint_blocks
@@ -415,23 +423,23 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
                       checkpoint_blocks(GPT(deep), checkpointed), *batch)})
 
 # %% [markdown]
-# A mountain becomes a comb: in backward each tooth is one block, computed again and used up. More layers make the
-# mountain higher, but hardly the comb.
+# The mountain becomes a comb. In backward each tooth is one block that is computed again and used up. With more layers
+# the mountain grows, but the comb stays almost as it is.
 
 # %% [markdown]
 # ### 4.6 The smallest peak
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines · open: no recipe
 #
-# Now all of it together: the gradient of a big batch in as little memory as you can. Rows, blocks, logits: which of them
-# have to stand whole, and when? There is no recipe. Two things that cost people an hour: a tied head and embedding are one
-# weight with two gradients, and autograd may hold the first until it has the second. And a name that still holds a
-# tensor keeps it alive.
+# Now put it all together: compute the gradient of a big batch in as little memory as you can. Do you need all rows at once?
+# All blocks? All logits? There is no recipe. Two things have cost people an hour. A tied head and embedding are one weight
+# with two gradients, and autograd may hold the first until it has the second. And a variable that still names a tensor
+# keeps it alive.
 #
-# What you may call: `model.token(inputs)` (B, T) -> (B, T, C); each of `model.blocks.values()` and `model.norm`, (B, T, C)
-# -> (B, T, C); `model.loss(model.head, hidden, targets, "sum")`, the sum of the losses of what you pass; and your functions
-# of 4.4 and 4.5.
+# You may call `model.token(inputs)`, (B, T) -> (B, T, C); each of `model.blocks.values()` and `model.norm`, (B, T, C) ->
+# (B, T, C); `model.loss(model.head, hidden, targets, "sum")`, the sum of the losses of what you pass; and your functions of
+# 4.4 and 4.5.
 #
-# **Predict.** Vocabulary 50304, 1024 tokens, one row, float32. How many MB do the logits alone take?
+# **Predict.** The vocabulary has 50304 entries. How many MB do the logits of one row of 1024 tokens take, in float32?
 
 # %%
 check(logits_mb=...)
@@ -441,11 +449,11 @@ def frugal_gradients(model, inputs, targets):
     """Each parameter's .grad has grown by the gradient of the mean loss over all targets that are
     not IGNORE, as after model(inputs, targets).backward(); returns that mean, detached.
 
-    model   a GPT without dropout; its head may be tied to its embedding. What is frozen has no
+    model   a GPT without dropout; its head may be tied to its embedding. Frozen weights get no
             gradient. Afterwards the model is as it was
-    memory  at most twice what one row keeps for backward when each block keeps its input, and one
-            of them all that it needs. Counted is all that lives at the peak beside parameters,
-            gradients and buffers
+    memory  the peak is at most twice this bound: what one row keeps for backward if each block
+            keeps only its input, plus what a single block keeps. The peak counts all that
+            lives beside parameters, gradients and buffers
     cost    at most 1.5 times the FLOPs of the plain step
     """
     raise NotImplementedError("exercise 4.6: about 20 lines")
@@ -455,7 +463,8 @@ def frugal_gradients(model, inputs, targets):
 frugal_gradients = check(frugal_gradients)
 
 # %% [markdown]
-# The same gradient in four ways, with six blocks. At the peak, beside parameters and gradients:
+# Here are four ways to the same gradient, with six blocks. The numbers are the memory at the peak, without parameters and
+# gradients:
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import MemoryPeak
@@ -481,19 +490,20 @@ for name, step in steps.items():
     print(f"{name:18} 1 row {peak(step, 1):6,.0f} kB, 4 rows {peak(step, 4):6,.0f} kB")
 
 # %% [markdown]
-# Yours hardly grows with the rows. It is a limit, not advice: small pieces keep a GPU less busy. In practice you go only as
-# far in this direction as your memory asks for.
+# Your peak stays almost the same with more rows. But don't always train like this: small pieces keep a GPU less busy. In
+# practice, go in this direction only as far as your memory forces you to.
 
 # %% [markdown]
 # ### Further
 #
-# More that one device teaches, not in the 145 minutes; the exercises are checked, too. The lab runs without them.
+# One device can teach you more than fits into the 145 minutes. The exercises here have checks too, and the lab runs without
+# them.
 
 # %% [markdown]
 # #### `mfu`
 # > difficulty 1/5 · importance 5/5 · 5 minutes · about 2 lines
 #
-# What you have predicted in 4.1, as a function.
+# Turn your prediction of 4.1 into a function.
 
 # %%
 def mfu(config, tokens_per_second, peak_flops, devices=1):
@@ -508,7 +518,7 @@ def mfu(config, tokens_per_second, peak_flops, devices=1):
 mfu = check(mfu)
 
 # %% [markdown]
-# And this machine? Its "peak" is the best matrix product that we can measure here.
+# What is the MFU of your own machine? As its peak we take the fastest matrix product that we can measure here.
 
 # %%
 here = hardware.present("cpu")
@@ -519,15 +529,15 @@ used = mfu(GPTConfig(), 12 * 64 / seconds, here.fp32_flops)
 print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and backward: {used:.0%}")
 
 # %% [markdown]
-# Well below 100%, although nothing was sent anywhere: the matrices are small, and norms, GELU and softmax count as no
-# work at all. A whole run is lower still.
+# This is well below 100%, although no message was sent. The matrices are small, and the time of norms, GELU and softmax
+# counts as no work at all. A whole run gets even less.
 
 # %% [markdown]
 # #### `activation_bytes`
 # > difficulty 3/5 · importance 4/5 · 18 minutes · about 7 lines
 #
-# The table of 4.3 as a formula, to the byte. `ends_bytes(config, batch, seq, element)` counts embedding, head and loss for you. All numbers have
-# `element` bytes, except the log-sums.
+# Write the table of 4.3 as a formula that is right to the byte. `ends_bytes(config, batch, seq, element)` counts embedding,
+# head and loss for you. All numbers have `element` bytes, except the log-sums.
 
 # %%
 def activation_bytes(config, batch, seq, element=4, recompute=False):
@@ -544,8 +554,9 @@ def activation_bytes(config, batch, seq, element=4, recompute=False):
 activation_bytes = check(activation_bytes)
 
 # %% [markdown]
-# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity* says for which: the FLOPs for
-# each byte that it moves. At which intensity do both take equally long on an H100 (989.4 TFLOP/s in bf16, 3.35 TB/s)?
+# **Roofline.** An operation waits either for arithmetic or for memory. Its *intensity*, the FLOPs for each byte that it
+# moves, tells you which of the two. At the *balance* both take equally long. What is the balance of an H100 (989.4 TFLOP/s
+# in bf16, 3.35 TB/s)?
 
 # %%
 check(break_even_intensity=...)
@@ -558,16 +569,16 @@ operations = block_operations(medium, batch=8, seq=1024) + [decode_operation(med
 plots.roofline(operations, hardware.H100)
 
 # %% [markdown]
-# Left of the balance more FLOP/s would change nothing. That is why compilers *fuse* norms and additions into their
-# neighbours, why flash attention is faster, and why generating text one token at a time uses a third of a per cent of the
-# GPU (1 of 295).
+# Operations left of the balance wait for memory, so more FLOP/s would not help them. That is why compilers *fuse* norms and
+# additions into their neighbours, and why flash attention is faster. It is also why a GPU that generates text one token at
+# a time uses a third of a per cent of its peak (1 of 295).
 
 # %% [markdown]
 # #### `scale_loss`: sixteen bits and small gradients
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 10 lines
 #
-# There are two 16-bit formats. bf16 has float32's range and little precision; fp16 has more precision and a small
-# range. Small gradients vanish in fp16, large ones overflow:
+# There are two 16-bit formats. bf16 has float32's range and little precision. fp16 has more precision and a small range, so
+# small gradients vanish in it and large ones overflow:
 
 # %% tags=["nbval-check-output"]
 for x in (1e-8, 1e-3, 1.001, 1e5):
@@ -575,12 +586,14 @@ for x in (1e-8, 1e-3, 1.001, 1e5):
     print(f"{x:10.4g}   bf16 {x.bfloat16().item():10.4g}   fp16 {x.half().item():10.4g}")
 
 # %% [markdown]
-# The cure for fp16: multiply the *loss* by a large scale, so that all gradients grow, and divide them by it before
-# the step. Which scale? Try: when a gradient overflows, **skip** the step and **halve** the scale; after `interval`
-# clean steps in a row, **double** it. (bf16 needs none of this, which is why most training changed to it.)
+# The cure for fp16 is to multiply the *loss* by a large scale, so that all gradients grow, and to divide the gradients by it
+# before the step. How large a scale? You find it by trying: if a gradient overflows, **skip** the step and **halve** the
+# scale; after `interval` clean steps in a row, **double** it. (bf16 needs none of this, which is why most training changed
+# to it.)
 #
-# A third format hides in float32 code. **TF32** has float32's range and fp16's precision, and runs on the tensor cores.
-# `torch.set_float32_matmul_precision("high")` lets float32 products use it: several times faster on an A100 or H100, with about three correct digits.
+# A third format hides in float32 code. **TF32** has float32's range and fp16's precision, and runs on the tensor cores. If
+# you call `torch.set_float32_matmul_precision("high")`, float32 products use it. They are then several times faster on an
+# A100 or H100, and have about three correct digits.
 
 # %%
 from ranklab.baseline import LossScale
@@ -590,8 +603,8 @@ def scale_loss(loss, optimizer, state):
     """`optimizer` has stepped with the true gradients of `loss`, or skipped the step because the
     scaled ones overflowed; returns the next LossScale (halved, kept or doubled).
 
-    `state` has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one. It
-    holds all that is remembered between two steps.
+    `state` has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one.
+    Nothing else is remembered between two steps.
     """
     optimizer.zero_grad()
     (loss * state.scale).backward()
@@ -605,8 +618,8 @@ def scale_loss(loss, optimizer, state):
 scale_loss = check(scale_loss)
 
 # %% [markdown]
-# A run with two batches of large gradients. The scale climbs until something overflows, steps back, and climbs again.
-# (2^16 itself is too much even for a gradient of 1: fp16 ends at 65504.)
+# In this run two batches have large gradients. The scale climbs until a gradient overflows, halves, and climbs again.
+# (A scale of 2^16 is too much even for a gradient of 1, because fp16 ends at 65504.)
 
 # %%
 w = torch.nn.Parameter(torch.ones(4))
@@ -621,9 +634,10 @@ for step in range(100):
 plots.scale_history(scales, skipped, large)
 
 # %% [markdown]
-# **Streams.** On a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. Two
-# consequences: a clock without `synchronize` measures how fast you can queue, and a `print(loss.item())` in each step
-# makes Python wait, and then the GPU. Here a thread plays the GPU; names and rules are CUDA's.
+# **Streams.** With a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. This has
+# two consequences. If you stop the time without `synchronize`, you measure how fast you can queue. And a
+# `print(loss.item())` in each step makes Python wait for the GPU, and then the GPU waits for Python. In this cell a thread
+# plays the GPU, with CUDA's names and rules.
 
 # %%
 import time
@@ -640,8 +654,8 @@ done = time.perf_counter() - start
 print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
 
 # %% [markdown]
-# Two streams run side by side, unless one waits for an **event** of the other. That is how lab 03 hides communication
-# behind computing. Backward begins with the last layer, so layer 2's gradients travel while layer 1 computes:
+# Two streams run side by side, unless one waits for an **event** of the other. In this way lab 03 hides communication
+# behind computation. Backward begins with the last layer, so the gradients of layer 2 travel while layer 1 computes:
 
 # %%
 other, spans = Stream(), {"stream 1": [], "stream 2": []}
@@ -663,7 +677,7 @@ stream.synchronize(), other.synchronize()
 plots.timeline(spans, title="Layer 2's gradients travel while layer 1 computes (emulated)")
 
 # %% [markdown]
-# **Fragmentation.** "Tried to allocate 40 MB; 60 MB are free." How can that fail? Memory is handed out in one piece:
+# **Fragmentation.** "Tried to allocate 40 MB; 60 MB are free." How can that fail? A tensor needs its memory in one piece:
 
 # %% tags=["nbval-check-output"]
 from ranklab.baseline.fragmentation import Arena
@@ -679,15 +693,17 @@ except MemoryError as error:
 plots.arena({"memory": arena}, title="60 bytes are free, and 40 do not fit")
 
 # %% [markdown]
-# Batches whose lengths keep changing do this to a GPU. The cures: pad to a few fixed shapes, and
-# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets torch join pieces by remapping pages. To *see* it on a GPU, call
-# `torch.cuda.memory._record_memory_history()`, run some steps, call `torch.cuda.memory._dump_snapshot("memory.pickle")`, and
-# open the file at pytorch.org/memory_viz: it shows each piece, its size, and the line of code that asked for it.
+# Batches whose lengths keep changing do this to a GPU. There are two cures. Pad to a few fixed shapes, or set
+# `PYTORCH_ALLOC_CONF=expandable_segments:True`, which lets torch join pieces by remapping pages. To *see* the pieces on a
+# GPU, call `torch.cuda.memory._record_memory_history()`, run some steps, and call
+# `torch.cuda.memory._dump_snapshot("memory.pickle")`. Open the file at pytorch.org/memory_viz, and you see each piece, its
+# size, and the line of code that asked for it.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# **torch.utils.checkpoint** is your `checkpointed`, made for production. Same gradients, same bytes (where an input needs a gradient: where none does, yours gives the weights none):
+# **torch.utils.checkpoint** is your `checkpointed`, made for production. It gives the same gradients and keeps the same
+# bytes. (There is one difference: if no input needs a gradient, yours gives the weights none.)
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -710,9 +726,10 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torch_grads))
 
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
-# weights, norms and losses in float32. (So with it the weights are float32, the gradients too, and there is no
-# separate master copy: 4 + 4 + 8 = 16 bytes again. The 16-bit copies of the weights take 2 bytes more for each parameter: autocast keeps each from its first use to the end of the `with`, and the graph until backward.) `GradScaler` is `scale_loss` of Further,
-# whose check compares the two step by step.
+# weights, norms and losses in float32. So the weights are float32, the gradients too, and there is no separate master copy:
+# 4 + 4 + 8 = 16 bytes again. On top come 2 bytes for the 16-bit copy of each weight. `autocast` keeps it from its first use
+# to the end of the `with`, and the graph keeps it until backward. `GradScaler` is your `scale_loss` from Further, and the
+# check there compares the two step by step.
 
 # %% tags=["nbval-check-output"]
 model = GPT(GPTConfig())
@@ -721,7 +738,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 print(f"weights {model.head.weight.dtype}, logits {logits.dtype}")
 
 # %% [markdown]
-# **torch.profiler** says where the time goes, by operation:
+# **torch.profiler** tells you where the time goes, operation by operation:
 
 # %%
 import os
@@ -736,15 +753,15 @@ for event in events:
     print(f"{event.key:60.60} {event.count:4} calls {event.self_cpu_time_total / 1e3:8.2f} ms")
 
 # %% [markdown]
-# In a large model, matrix products (`addmm`, `mm`, `bmm`) and attention lead such a list. When something else does, you have found your first optimisation.
-# `profiler.export_chrome_trace("trace.json")` opens in ui.perfetto.dev.
+# In a large model, matrix products (`addmm`, `mm`, `bmm`) and attention lead this list. If something else does, you have
+# found your first optimisation. `profiler.export_chrome_trace("trace.json")` writes a file that ui.perfetto.dev opens.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **Train the baseline that every later lab is compared with**: a GPT on text, with its tokens per second (here
-# a token is a byte), its MFU, its memory by category and its loss curve. It uses `ranklab.trainer`: AdamW, warm-up and
-# cosine, clipping, accumulation, mixed precision, checkpoints. The same entry point trains 1.5 billion parameters on a
+# **Train the baseline that we compare every later lab with.** It is a GPT on text. The report shows its tokens per second
+# (here a token is a byte), its MFU, its memory by category and its loss. The loop is `ranklab.trainer`, with AdamW, warm-up
+# and cosine, clipping, accumulation, mixed precision and checkpoints. The same program trains 1.5 billion parameters on a
 # GPU (section 9).
 
 # %%
@@ -760,19 +777,19 @@ print(project.report(found))
 plots.loss_curve(found["history"], found["bigram"])
 
 # %% [markdown]
-# At first the GPT learns what the bigram knows. Then it goes further, because it looks back more than one byte. It has
-# read half a megabyte of Python so far, and this is how it writes:
+# First the GPT learns what the bigram model knows. Then it goes further, because it looks back more than one byte. So far
+# it has read half a megabyte of Python, and it writes like this:
 
 # %%
 print(found["sample"])
 assert found["held_out"] < found["bigram"] - 0.3
 
 # %% [markdown]
-# Not a programmer yet. It had 4 x 10^11 FLOPs; GPT-2 had an estimated 10^21.
+# It is not a programmer yet. It had 4 x 10^11 FLOPs; GPT-2 had an estimated 10^21.
 #
 # **Your turn.** Change one thing below. First write down what you expect: which bytes change, by which factor, and does
-# the loss? Ideas: `"micro_batch": 3`; `"recompute": True`; `"loss_chunks": 4`; all three. It stands at your
-# own gradients: what will be at the peak?
+# the loss change? The cell now uses your `frugal_gradients`: what will be in memory at the peak? Other ideas are
+# `"micro_batch": 3`, `"recompute": True`, `"loss_chunks": 4`, or all three.
 
 # %%
 change = {"frugally": True}
@@ -783,13 +800,13 @@ for changes in ({}, change):
           f"{tried['peak']:,} bytes")
 
 # %% [markdown]
-# The loss is the same to four digits. One row of twelve, and of that row the activations of one block: a peak that is
-# nearly 20 times smaller, for about 30% more FLOPs.
+# The loss is the same to four digits. With `frugally`, only one row of twelve is in memory, and of that row only the
+# activations of one block. So the peak is nearly 20 times smaller, for about 30% more FLOPs.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for the run that you have just made:
+# Compare prediction and count for the long run of section 6:
 
 # %% tags=["nbval-check-output"]
 predicted, counted = found["flops"]["predicted"], found["flops"]["counted"]
@@ -797,8 +814,8 @@ print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
 
 # %% [markdown]
-# And the bytes? In the table of section 6 only the optimizer differs: Adam keeps a step counter of 4 bytes for each of
-# its tensors. Everything else is equal, to the byte.
+# What about the bytes? In the table of section 6 only the optimizer differs, because Adam keeps a step counter of 4 bytes
+# for each of its tensors. Everything else is equal, to the byte.
 
 # %%
 tensors = len(list(found["model"].parameters()))
@@ -806,9 +823,9 @@ for name, (predicted, counted) in found["memory"].items():
     assert counted - predicted == (4 * tensors if name == "optimizer state" else 0), name
 
 # %% [markdown]
-# The clock can show here that small matrices reach a small part of the peak. It can't show anything about a GPU. There
+# Here the clock can show that small matrices reach a small part of the peak. It can't tell you anything about a GPU. There
 # the peak is ten thousand times higher, and the time goes into waiting: for memory, for Python and for other GPUs. So this
-# course counts bytes and FLOPs exactly, prints times, and asserts none.
+# course counts bytes and FLOPs exactly, prints times, and asserts no time.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -828,22 +845,23 @@ questions("01_baseline")
 # python -m ranklab.projects.baseline --size 350m --device cuda --compile --micro-batch 4 --recompute
 # ```
 #
-# What changes: bf16 by autocast, AdamW in one fused kernel, flash attention, `torch.compile` (the first step takes a
-# minute or two), a vocabulary padded to a multiple of 128, heads of 128, no wait for the GPU inside a step. The third
-# line is for 24 GB.
+# The third line is for a card with 24 GB. On a GPU the project uses bf16 by autocast, AdamW in one fused kernel, flash
+# attention and `torch.compile` (the first step takes a minute or two). The vocabulary is padded to a multiple of 128, heads
+# have 128 numbers, and Python does not wait for the GPU inside a step.
 #
-# What to expect: llm-foundry's published table for the H100 (989 TFLOP/s dense, contexts up to 2048) has 35% to 40% MFU for
-# 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. We have not measured them yet. Below 30%, look first for a wait in the loop (`.item()`,
-# `print`), then for small micro-batches, then for a context or vocabulary with an odd size.
+# What speed can you expect? llm-foundry's published table for the H100 (989 TFLOP/s dense, contexts up to 2048) has 35% to
+# 40% MFU for 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. We have
+# not measured them yet. If you get less than 30%, look first for a wait in the loop (`.item()`, `print`), then for small
+# micro-batches, then for a context or vocabulary with an odd size.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **fp8** training, CUDA graphs, hand-written kernels: they make one device faster still.
-# - **Selective recomputation**: keep what is expensive to compute (products), recompute what is cheap (GELU, norms).
-#   `torch.compile` does some of it by itself.
+# - **fp8** training, CUDA graphs, hand-written kernels: they make one device even faster.
+# - **Selective recomputation**: keep what is expensive to compute (products), and recompute what is cheap (GELU, norms).
+#   `torch.compile` does some of this by itself.
 # - **Offloading** optimizer state to the host: lab 06.
 # - **Data loading**: our text fits in memory. Real loaders are a common bottleneck; lab 04 reads their traces.
-# - A tokenizer: bytes are honest and slow. Real models see three to four bytes a token.
+# - **A tokenizer**: bytes are simple but slow. Real models see three to four bytes in a token.
 #
-# Next: **02_collectives**. One device is understood; now they talk.
+# Now you understand one device. In **02_collectives** several of them talk to each other.

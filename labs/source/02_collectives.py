@@ -6,12 +6,14 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea: all send their
-# gradient to one machine, the **parameter server**, which adds up and sends the sum back. This is the naive form. (The
-# systems that made the idea known, DistBelief and that of Li et al., cut the parameters into slices, one server for each.)
-# Nobody buys an extra machine here: one of the eight plays the server, beside its own work.
+# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea is simple. All GPUs
+# send their gradient to one machine, the **parameter server**, which adds up and sends the sum back. You don't buy an extra
+# machine for this. One of the eight plays the server, beside its own work.
 #
 # How many megabytes does the server have to send in every step?
+#
+# (This is the naive form. The systems that made the idea known, DistBelief and the parameter server of Li et al., cut the
+# parameters into slices, with one server for each.)
 
 # %%
 import math
@@ -25,18 +27,18 @@ from ranklab import answer, check, device, hint, launch, questions
 check(server_megabytes=...)
 
 # %% [markdown]
-# With 1024 GPUs it is 102 GB a step, through one cable. In this lab you build the algorithm that replaced it: each GPU
-# sends 175 MB when there are eight, and 200 MB when there are a million. You build it from `send` and `recv` alone, count
-# every byte, and predict its time before you run it.
+# With 1024 GPUs, 102 GB have to go through one cable in every step. In this lab you build the algorithm that replaced the
+# server. With it, each GPU sends 175 MB if there are eight, and 200 MB if there are a million. You build it from `send` and
+# `recv` alone, count every byte, and predict its time before you run it.
 #
-# It builds on lab 00: ranks, messages, and why a ring deadlocks when everybody sends first.
+# From lab 00 you need ranks, messages, and why a ring deadlocks if everybody sends first.
 
 # %% [markdown]
 # ## 2. Picture
 #
-# Two ranks talk by `send` and `recv` (lab 00). What all ranks of a group do together comes in nine verbs, which you build
-# of those two. The pictures show three ranks before and after. Each row is what one rank holds, cut
-# into three columns; `+` is the sum of its column over all ranks:
+# Two ranks talk by `send` and `recv` (lab 00). For all ranks of a group together there are nine verbs, and each can be
+# built from those two. The pictures show three ranks before and after. A row is what one rank holds, cut into three columns.
+# `+` is the sum of its column over all ranks:
 
 # %%
 from ranklab.plots import collectives as plots
@@ -45,12 +47,14 @@ plots.nine_verbs()
 
 # %% [markdown]
 # Look at **all-reduce**. Then look at **reduce-scatter**: it ends on the diagonal, where **all-gather** begins. One after
-# the other, they do what all-reduce does. That is the most useful observation in this lab: all-reduce is built like this (4.4), and like this lab 06 (ZeRO) gives each rank a part of the gradients and of the optimizer's state, without sending a byte more.
+# the other, the two do what all-reduce does. This is the most useful observation in this lab. You will build all-reduce in
+# this way (4.4). And ZeRO in lab 06 does the two halves at different times, so that each rank holds only a part of the
+# gradients and of the optimizer's state, without sending a byte more.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The idea of the story in a few lines: all ranks send to rank 0, and it sends the sum back.
+# Here is the idea of the story in a few lines. All ranks send to rank 0, and rank 0 sends the sum back.
 
 # %%
 def sum_on_rank_0(x):
@@ -87,14 +91,15 @@ naive = launch(count, sum_on_rank_0, ranks=4)
 plots.traffic_matrix([sent for sent, _ in naive], "all-reduce of 4 MB through rank 0")
 
 # %% [markdown]
-# Row and column 0 carry everything; the other six links are idle. And the sum is right (`4.0` on every rank):
+# Everything goes from or to rank 0, in its row and its column. The other six links are idle. And the sum is right (`4.0` on
+# every rank):
 
 # %% tags=["nbval-check-output"]
 [total for _, total in naive]
 
 # %% [markdown]
-# `ranklab.collectives.verbs` has all nine in this plain form, each in about ten lines. How many MB does each rank send, for
-# a tensor of 4 MB?
+# `ranklab.collectives.verbs` has all nine verbs in this plain form, each in about ten lines. How many MB does each of four
+# ranks send for a tensor of 4 MB?
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import verbs
@@ -118,16 +123,16 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
     print(f"{name:15}", *(f"{megabytes:6.1f}" for megabytes in sent))
 
 # %% [markdown]
-# The first four have one rank in the middle by nature. All-gather, reduce-scatter and all-to-all are fair: each rank sends
-# three of the four megabytes. All-reduce is not fair, but it can be: 4.2 to 4.4 mend it.
+# The first four verbs need one rank in the middle. All-gather, reduce-scatter and all-to-all are fair: each rank sends three
+# of the four megabytes. All-reduce is not fair, but it can be. You mend it in 4.2 to 4.4.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to` and fills `into` with what rank
-# `source` sends, **at the same time**: it is your `ring_shift` of lab 00, for any two partners. It returns `into`.
-# It does not send what is empty. `to` and `source` count *inside* `group`, as `dist.get_rank(group)` does. So pass `group` on, and your functions work on
-# any part of the ranks.
+# You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to`, and **at the same time** fills
+# `into` with what rank `source` sends. It is your `ring_shift` of lab 00 for any two partners, and it returns `into`. If
+# `piece` is empty, nothing is sent; if `into` is empty, nothing is awaited. `to` and `source` are numbers *inside* `group`,
+# like `dist.get_rank(group)`. So pass `group` on, and your functions work on any part of the ranks.
 #
 # Below, each rank swaps with `rank ^ 1`. `^` is xor: it flips the bits of `rank` that are set in the other number. `^ 1`
 # flips the last bit, so 0 and 1 are partners, and so are 2 and 3. `^ 2` pairs 0 with 2 and 1 with 3.
@@ -148,20 +153,21 @@ launch(swap_with_my_neighbour, ranks=4)
 # ### 4.1 Broadcast in log2 R rounds
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# Rank `src` has the model, and all ranks need it. If `src` sends to each in turn, that takes R-1 rounds. But a rank that
-# has the value can pass it on, so the number of ranks that have it **doubles** in each round. In a group,
-# `dist.send(x, group=group, group_dst=...)` and `dist.recv(x, group=group, group_src=...)` take the group's ranks.
+# Rank `src` has the model, and all ranks need it. If `src` sends it to one rank after the other, that takes R-1 rounds. But
+# each rank that has the value can pass it on, so the number of ranks that have it **doubles** in each round. As in lab 00,
+# `dist.send(x, group=group, group_dst=...)` and `dist.recv(x, group=group, group_src=...)` take numbers inside the group.
 #
-# **Predict.** 100 ranks. How many rounds?
+# **Predict.** How many rounds do 100 ranks need?
 
 # %%
 check(tree_rounds=...)
 
 # %%
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`, in one message each, in a new tensor; `x` is unchanged.
+    """Every rank ends with rank src's `x`, in a new tensor; `x` is unchanged.
 
-    It takes ceil(log2 R) rounds. Nothing is sent when x is empty.
+    Each rank but src gets one message. It takes ceil(log2 R) rounds. Nothing is sent when x is
+    empty.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
@@ -176,8 +182,8 @@ def tree_broadcast(x, src=0, group=None):
 tree_broadcast = check(tree_broadcast)
 
 # %% [markdown]
-# Who sent to whom? The picture shows the tree: rank 0 sends three times, rank 1 twice, ranks 2 and 3 once. In round 1 a
-# message goes one rank on, in round 2 two ranks, in round 3 four.
+# Who sent to whom? The picture shows the tree. Rank 0 sends three times, rank 1 twice, ranks 2 and 3 once. A message goes
+# one rank further in round 1, two ranks in round 2, and four in round 3.
 
 # %%
 tree = launch(count, tree_broadcast, ranks=8)
@@ -188,11 +194,11 @@ plots.traffic_matrix([sent for sent, _ in tree], "tree_broadcast of 4 MB", in_ro
 # ### 4.2 Ring reduce-scatter
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# Now the sum. Cut `x` into R chunks, and let every rank **own** one: rank r ends with the sum of chunk r. A partial sum of
-# each chunk travels round the ring to the right; every rank adds its own share and passes it on. All R chunks travel at
-# once, so every link is busy in every step.
+# Now the sum. Cut `x` into R chunks, and let every rank **own** one: rank r ends with the sum of chunk r. For each chunk, a
+# partial sum travels round the ring to the right. Every rank adds its own share and passes the sum on. All R chunks travel
+# at the same time, so every link is busy in every step.
 #
-# **Predict.** Four ranks, 100 MB. How many megabytes does each rank send?
+# **Predict.** Four ranks reduce-scatter 100 MB. How many megabytes does each rank send?
 
 # %%
 check(reduce_scatter_megabytes=...)
@@ -201,8 +207,8 @@ check(reduce_scatter_megabytes=...)
 def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`, in x's type; `x` itself is unchanged.
 
-    `out`, as large as `x`, may be given as the place where partial sums arrive: chunk r of the sum
-    then lies in its place there. Else it is a new tensor, also on one rank.
+    If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
+    as chunk r of `out`. Without `out` the result is a new tensor, on a single rank too.
     A rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -210,7 +216,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     sums = out.view(-1).tensor_split(R) if out is not None else None
     # The partial sum of chunk r must END at rank r, after R-1 steps to the right. So where does it
     # start, and which chunk do I send first?
-    # What arrives needs a place: sums[i] where `out` is given, else a new one as large as mine[i]
+    # Receive into sums[i] if `out` is given, else into a new tensor as large as mine[i]
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -218,8 +224,8 @@ def ring_reduce_scatter(x, group=None, out=None):
 ring_reduce_scatter = check(ring_reduce_scatter)
 
 # %% [markdown]
-# This is what your function did, message by message. (`Watch` notes what each rank sends; `marked` makes numbers that
-# remember which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (circled) and grows until it is home.
+# Here you see what your function did, message by message. (`Watch` notes what each rank sends. `marked` makes numbers that
+# show which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (circled) and grows until it is home, at rank 0.
 
 # %%
 from ranklab.collectives.watch import Watch, marked
@@ -237,10 +243,10 @@ plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4)
 # ### 4.3 Ring all-gather
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 5 lines
 #
-# The other half. Every rank has one finished chunk, and every rank needs all of them. In each step, pass on what arrived
-# last.
+# Now the other half of all-reduce. Every rank has one finished chunk, and every rank needs all of them. So in each step,
+# pass on what arrived last.
 #
-# **Predict.** Four ranks, a shard of 25 MB on each. How many megabytes does each rank send?
+# **Predict.** Each of four ranks has a shard of 25 MB. How many megabytes does each rank send?
 
 # %%
 check(all_gather_megabytes=...)
@@ -249,9 +255,9 @@ check(all_gather_megabytes=...)
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be given when shards differ in length:
-    its size says how long each of them is; `shard` may lie in its place there already. Else the
-    result is a new tensor, also on one rank.
+    If `out` is given, the result goes there, and `shard` may lie in its place already. If shards
+    differ in length, `out` must be given, because its size tells how long each of them is. Without
+    `out` the result is a new tensor, on a single rank too.
     A rank sends R-1 messages of one shard each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -268,10 +274,10 @@ ring_all_gather = check(ring_all_gather)
 # ### 4.4 Ring all-reduce
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# Reduce-scatter left each rank with one finished chunk; all-gather hands every chunk to everyone. Together they are the
-# algorithm that made data parallelism scale. NCCL chooses among it and a few others for your gradients.
+# Reduce-scatter leaves each rank with one finished chunk, and all-gather hands every chunk to everyone. Together they are
+# the algorithm that made data parallelism scale. NCCL still uses it for your gradients, beside a few others.
 #
-# **Predict.** Four ranks, a gradient of 100 MB. How many megabytes does each rank send?
+# **Predict.** Four ranks all-reduce a gradient of 100 MB. How many megabytes does each rank send?
 
 # %%
 check(megabytes_sent=...)
@@ -280,11 +286,11 @@ check(megabytes_sent=...)
 def ring_all_reduce(x, group=None, out=None):
     """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
 
-    `out`, of x's shape, may be given as the place for the result (never `x` itself). Else it is a
-    new tensor. The same bits on every rank. A rank sends 2(R-1) messages of one chunk each, all to
-    one neighbour, and nobody sends padding.
+    If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
+    the result is a new tensor. All ranks get the same bits. A rank sends 2(R-1) messages of one
+    chunk each, all to one neighbour, and nobody sends padding.
     """
-    # Hand `out` to both halves: the first leaves its chunk where the second wants it
+    # Pass `out` to both halves: the first leaves its chunk where the second wants it
     raise NotImplementedError("exercise 4.4: about 4 lines")
 
 
@@ -292,17 +298,18 @@ def ring_all_reduce(x, group=None, out=None):
 ring_all_reduce = check(ring_all_reduce)
 
 # %% [markdown]
-# Steps 1 to 3 reduce, steps 4 to 6 gather. All ranks do the same; no rank is special. In each half a rank sends R-1 chunks
-# of 1/R:
+# Steps 1 to 3 reduce, steps 4 to 6 gather. All ranks do the same, so no rank is special. In each half a rank sends R-1
+# chunks of 1/R. In all, it sends
 #
-# **2 (R-1)/R of the tensor per rank**: 1.5 of it on 4 ranks, 1.75 on 8, and never 2.
+# **2 (R-1)/R of the tensor**: 1.5 times the tensor on 4 ranks, 1.75 times on 8, and never 2.
 
 # %%
 plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
 
 # %% [markdown]
-# Compare it with section 3, in the same shades. The total is the same 24 MB, to the byte! The ring does not send *less*. It
-# spreads the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
+# Compare the ring with section 3. (Both pictures use the same shades.) The total is the same 24 MB, to the byte! The ring
+# does not send *less*. It spreads the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead
+# of 28.
 
 # %%
 ring = launch(count, ring_all_reduce, ranks=4)
@@ -313,17 +320,18 @@ plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.
 # ### 4.5 Know the time before you run it
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
 #
-# A message of n bytes takes **alpha + n beta** seconds: alpha is the latency (each message pays it, however small), beta is
-# one over the bandwidth. An algorithm takes as long as its steps, one after the other:
+# A message of n bytes takes **alpha + n beta** seconds. Alpha is the latency, which every message pays, however small it
+# is. Beta is one over the bandwidth. The steps of an algorithm come one after the other, so add up their times:
 #
 # | algorithm | steps | bytes in each |
 # |---|---|---|
 # | `"ring"` all-reduce | 2(R-1) | n/R |
-# | `"parameter_server"` | 2(R-1): the server serves one after the other | n |
+# | `"parameter_server"` | 2(R-1): the server serves one rank after the other | n |
 # | `"tree_broadcast"` | log2 R, rounded up | n |
-# | `"recursive_doubling"` all-reduce (see Further) | as the tree; one more when R is no power of two | n |
+# | `"recursive_doubling"` all-reduce (see Further) | like the tree, and one more if R is no power of two | n |
 #
-# **Predict.** Eight ranks, 10 MB, alpha 10 us, 100 GB/s. How many microseconds does the ring take?
+# **Predict.** Eight ranks all-reduce 10 MB by a ring. Alpha is 10 us, and a link has 100 GB/s. How many microseconds does it
+# take?
 
 # %%
 check(ring_microseconds=...)
@@ -341,8 +349,8 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
 alpha_beta_time = check(alpha_beta_time)
 
 # %% [markdown]
-# Your model, for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left the steps decide, on the right the
-# bytes:
+# Draw your model for eight GPUs, a latency of 10 us and links of 100 GB/s. On the left the number of steps decides, on the
+# right the number of bytes:
 
 # %%
 sizes = np.geomspace(1e3, 1e9, 25)
@@ -355,20 +363,21 @@ plots.time_against_size(
 # ### 4.6 Any length to any rank
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# In section 3 all pieces of an all-to-all are equally long. Often they are not: lab 11 sends each token to the rank of its
-# expert, and some experts are popular. MPI calls this **Alltoallv**. No rank knows how much the others will send.
+# In the all-to-all of section 3, all pieces have the same length. Often they don't. Lab 11 sends each token to the rank of
+# its expert, and some experts are popular. MPI calls this verb **Alltoallv**. What makes it hard is that no rank knows how
+# much the others will send.
 
 # %%
 def all_to_all_v(pieces, group=None):
     """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
 
     pieces    a list of 1-dim tensors of one type and device, one for each rank, perhaps views with
-              steps. Any length, also 0, and no other rank knows it. They stay as they are
+              steps. Any length, 0 too, and no other rank knows it. They stay as they are
     returns   a new tensor from each rank, this one too: 1-dim, of its sender's length and type
-    bytes     a piece goes once, straight to its rank; 1000 bytes more may tell lengths
-    messages  one for each piece that leaves and is not empty; at most R - 1 for lengths
+    bytes     each piece goes once, straight to its rank; lengths may take 1000 bytes more
+    messages  one for each piece that leaves and is not empty; for lengths at most R - 1 more
     score     the alpha-beta time of the busiest rank
-    Only sendrecv, dist.send, recv, isend, irecv, and what is built from them.
+    Use only sendrecv, dist.send, recv, isend, irecv, and what is built from them.
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -377,7 +386,8 @@ def all_to_all_v(pieces, group=None):
 all_to_all_v = check(all_to_all_v)
 
 # %% [markdown]
-# What your function sends for three tables of lengths, in MB from each rank to each other (8 B are a length):
+# Try your function with three tables of lengths. The pictures show how many MB each rank sends to each other rank. (A cell
+# of 8 B is a message that tells a length.)
 
 # %%
 LENGTHS = {"even": [[1, 1, 1, 1]] * 4, "skewed": [[3, 0, 0, 0]] * 4,
@@ -398,7 +408,8 @@ seen = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))
 plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in seen.items()})
 
 # %% [markdown]
-# And the time by the model, on the fabric of 4.5, if R - 1 messages tell lengths, beside the bound: the bytes into or out of one rank.
+# How long does this take by the model, with the links of 4.5 and R - 1 messages for the lengths? The bound beside it counts
+# only the bytes into or out of the busiest rank.
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import all_to_all_v_time
@@ -410,14 +421,14 @@ for name, table in LENGTHS.items():
           f"{model:4.0f} us; bound {bound:3.0f} us")
 
 # %% [markdown]
-# In `skewed` rank 0 receives 9 MB, and no algorithm can help: lab 11 will keep experts evenly loaded instead. 30 us are for
-# lengths. Can fewer messages tell them? Then your score beats the library's.
+# In `skewed`, rank 0 receives 9 MB, and no algorithm can help with that. Lab 11 will keep the load of the experts even
+# instead. The lengths take 30 us. If you can tell them in fewer messages, your score beats the library's.
 
 # %% [markdown]
 # ### Further
 #
-# Five more exercises, all checked: all-reduce for two kinds of links, the server that you now know to avoid, the all-reduce
-# for small messages, and two tools that turn measurements into a decision. They are not in the 125 minutes; the rest of the
+# Here are five more exercises with checks: an all-reduce for two kinds of links, the parameter server, an all-reduce for
+# small messages, and two tools that turn measurements into a decision. They are not in the 125 minutes, and the rest of the
 # lab runs without them.
 
 # %% [markdown]
@@ -425,8 +436,8 @@ for name, table in LENGTHS.items():
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 3 lines
 #
 # A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. (A "node" here
-# is what NVLink joins. Usually that is one machine with eight GPUs; in a GB200 NVL72 rack it is 18 machines with 72.) In
-# one direction, for each GPU:
+# is what NVLink joins. Usually that is one machine with eight GPUs. In a GB200 NVL72 rack it is 18 machines with 72.) This
+# is how fast the links are, in one direction and for each GPU:
 #
 # | link | GB/s | |
 # |---|---|---|
@@ -436,16 +447,16 @@ for name, table in LENGTHS.items():
 # | InfiniBand NDR, or RoCE (the same over Ethernet) at 400 Gbit/s | 50 | one adapter for each GPU, in good clusters |
 # | Ethernet, 100 Gbit/s | 12.5 | often one for the whole node |
 #
-# So keep inside the node what can be done there. With L ranks in each of M nodes: **reduce-scatter inside**, and each rank
-# has one L-th of its node's sum; **all-reduce across**, among the ranks that have the same part on the other nodes;
-# **all-gather inside**.
+# So do as much as possible inside the node. Say there are M nodes with L ranks each. First **reduce-scatter inside**: each
+# rank gets one L-th of its node's sum. Then **all-reduce across**, among the ranks that have the same part on the other
+# nodes. Then **all-gather inside**.
 #
-# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, also through the one that leaves each node. On
-# two nodes of four ranks, with 100 MB, that is 175 MB over the slow link. One rank of the node sends it all, and the others
-# wait for it in every step.
+# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, and one of them leaves the node. With 100 MB on
+# two nodes of four ranks, that is 175 MB over the slow link. One rank of the node sends them all, and the others wait for it
+# in every step.
 #
-# **Predict.** Two nodes of four ranks, 100 MB, hierarchical. How many megabytes leave each node, from all its ranks
-# together?
+# **Predict.** Two nodes of four ranks all-reduce 100 MB hierarchically. How many megabytes leave each node, from all its
+# ranks together?
 
 # %%
 check(slow_link_megabytes=...)
@@ -454,7 +465,7 @@ check(slow_link_megabytes=...)
 def hierarchical_all_reduce(x, inside=None, across=None):
     """Every rank ends with the sum of `x` over all nodes, in a new tensor; `x` is unchanged.
 
-    `inside` is the group of this rank's node, `across` that of its peers on the other nodes.
+    `inside` is the group of this rank's node, `across` the group of its peers on all nodes.
     Across M nodes a rank sends only 2(M-1)/M of its own part of x; inside, 2(L-1)/L of x.
     """
     # three lines, with what you have built. If shards differ in length, how can all-gather know?
@@ -465,8 +476,8 @@ def hierarchical_all_reduce(x, inside=None, across=None):
 hierarchical_all_reduce = check(hierarchical_all_reduce)
 
 # %% [markdown]
-# Four ranks as two nodes. Only the dashed frames crossed the slow link: half of the tensor from each rank, so one whole
-# tensor from each node. A flat ring of four sends 1.5.
+# Watch four ranks on two nodes. Only the chunks in dashed frames crossed the slow link. Each rank sent half of the tensor
+# across, so each node sent one tensor. With a flat ring of four ranks it would be 1.5.
 
 # %%
 from ranklab.collectives import node_groups
@@ -487,8 +498,8 @@ plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
 def parameter_server(x, server=0, group=None):
     """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged.
 
-    The result is a new tensor. Each worker sends x once, to the server; the server sends the sum
-    to each of them, in one message. Nothing is sent when x is empty.
+    The result is a new tensor. Each worker sends x once, to the server. The server sends the sum
+    to each worker, in one message. Nothing is sent when x is empty.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -502,16 +513,16 @@ parameter_server = check(parameter_server)
 # #### `recursive_doubling`
 # > difficulty 4/5 · importance 3/5 · 15 minutes · about 13 lines
 #
-# Swap *all* you have with the rank whose number differs in bit 0, then bit 1, then bit 2: after log2 R swaps every rank has
-# the sum. Few steps, many bytes: the algorithm for small messages.
+# Swap *all* you have with the rank whose number differs from yours in bit 0, then in bit 1, then in bit 2, and add. After
+# log2 R swaps every rank has the sum. This takes few steps but many bytes, so it is good for small messages.
 
 # %%
 def recursive_doubling(x, group=None):
     """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
-    R is no power of two, the ranks beyond the largest one first hand their x to a partner, and at
-    the end get the sum back.
+    In round k each rank swaps all it has with the rank 2^k away, so both end with the same bits.
+    If R is no power of two, take the largest power of two below it: the ranks from there on first
+    hand their x to a partner, and at the end get the sum back.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
@@ -525,7 +536,7 @@ def recursive_doubling(x, group=None):
 recursive_doubling = check(recursive_doubling)
 
 # %% [markdown]
-# Three ways to the same sum. Look at the busiest rank's bytes: you wait for that rank.
+# Now you have three ways to the same sum. Look at the bytes of the busiest rank, because you wait for that rank.
 
 # %%
 ways = (parameter_server, recursive_doubling, ring_all_reduce)
@@ -537,7 +548,7 @@ plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
 # #### `fit_alpha_beta`
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
 #
-# You have times, measured at several sizes. Which alpha and beta explain them best, **in proportion**? (Why not plain least
+# You have measured times at several sizes. Which alpha and beta explain them best, **in proportion**? (Why not plain least
 # squares? Try it, and look at alpha.)
 
 # %%
@@ -545,7 +556,7 @@ def fit_alpha_beta(sizes, seconds):
     """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
 
     Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A size may come
-    several times. A ValueError when there are not two different sizes.
+    several times. A ValueError if there are not two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
     # np.linalg.lstsq(rows, wanted, rcond=None)[0] solves many equations at once
@@ -559,7 +570,8 @@ fit_alpha_beta = check(fit_alpha_beta)
 # #### `crossover_bytes`
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
 #
-# **Predict.** Eight ranks, alpha 10 us, 100 GB/s. From how many megabytes on is the ring faster than doubling?
+# **Predict.** There are eight ranks, alpha is 10 us, and a link has 100 GB/s. From how many megabytes on is the ring faster
+# than doubling?
 
 # %%
 check(crossover_megabytes=...)
@@ -580,8 +592,8 @@ crossover_bytes = check(crossover_bytes)
 # %% [markdown]
 # ## 5. The real thing
 #
-# In production you write one line: `dist.all_reduce(x)`. Does it give the same numbers as your two? Try random floats on
-# four ranks:
+# In production you write one line: `dist.all_reduce(x)`. Does it give the same numbers as your ring and your hierarchical
+# all-reduce? Try random floats on four ranks:
 
 # %%
 def three_ways():
@@ -600,11 +612,14 @@ alike = all(torch.equal(a, b) for _, ours in seen for a, b in zip(ours, seen[0][
 print("all ranks agree to the last bit, for the ring and for the hierarchical one:", alike)
 
 # %% [markdown]
-# The same, up to the last bits, which depend on the *order* of additions. So two algorithms differ, and yet all ranks of
-# one run agree exactly: each chunk is summed once, then copied. If each rank added everything up in *its own* order, the ranks' copies of a model would drift apart. (In doubling each rank adds for itself, but all in the same order: a + b and b + a have the
-# same bits.)
+# The numbers are the same up to the last bits, which depend on the *order* of additions. Two algorithms add in different
+# orders, so they differ. But in one run all ranks agree exactly, because each chunk is summed once and then copied. If each
+# rank added everything up in *its own* order, the ranks' copies of a model would drift apart. (In doubling each rank
+# adds for itself, but all add in the same order, because a + b and b + a have the same bits.)
 #
-# MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests, NVIDIA's benchmark (the project below explains them). The inputs are the same, and `#wrong` counts elements that are not what they should be.
+# MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests, NVIDIA's benchmark.
+# (The project below explains the columns.) The inputs are the same, and `#wrong` counts elements that are not what they
+# should be.
 
 # %%
 from ranklab.collectives.mpi import mpirun
@@ -612,16 +627,17 @@ from ranklab.collectives.mpi import mpirun
 print(mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K,1M"))
 
 # %% [markdown]
-# MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour:
-# compare the rows of 1 KB here (2 ranks) with gloo's rows in the next table (4). (MPI's ranks wait in a loop that uses a whole core: where
-# other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes straight into the other GPU's memory,
-# where the machine allows it.
+# MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour.
+# Compare the rows of 1 KB here (2 ranks) with gloo's rows in the next table (4 ranks). (MPI's ranks wait in a loop that
+# uses a whole core. If other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes straight into
+# the other GPU's memory, if the machine allows it.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` multiplies it by what the
-# busiest link carries (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. The last line says whose functions ran.
+# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` is `algbw` times what the
+# busiest link carries of each byte (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. The
+# last line says whose functions ran.
 
 # %%
 from ranklab.projects import collectives as project
@@ -638,14 +654,14 @@ print(project.summary(rows))
 project.figure(rows)
 
 # %% [markdown]
-# Does the server win on the left? The model gives it as many steps as the ring: 2(R-1). But the workers do not wait for each
-# other. All send at the same moment, so their latencies overlap, and two rounds remain: in, and out. The ring's six steps
-# on four ranks can't overlap, because each needs the one before it. The server's advantage ends as R grows: it still
-# handles 2(R-1) messages, one by one, and with tensors of some size its link carries all the bytes.
+# Does the server win for small tensors, on the left? The model gives it as many steps as the ring, 2(R-1). But the workers
+# do not wait for each other. All send at the same moment, so their latencies overlap, and only two rounds remain: in, and
+# out. The ring's six steps on four ranks can't overlap, because each needs the step before it. As R grows, the server loses
+# this advantage. It still handles 2(R-1) messages, one by one, and with larger tensors its link carries all the bytes.
 #
-# **When is the hierarchical one worth it?** On one machine all links are alike, so here is an emulation: real ranks, real
-# messages, but each sender *sleeps* as long as its link would take. Two nodes of two ranks. All ranks of a node share its
-# *one* link to the other node, and that link is slower by a factor.
+# **When does hierarchical all-reduce pay off?** On one machine all links are equal, so we emulate: the ranks and messages
+# are real, but each sender *sleeps* as long as its link would take. There are two nodes of two ranks. All ranks of a node
+# share its *one* link to the other node, and that link is slower by a factor.
 
 # %%
 from ranklab.projects.collectives import links as slow
@@ -657,10 +673,10 @@ plots.slow_link(ratios, slow.model(ratios), emulated,
                 title="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
 
 # %% [markdown]
-# By the model, the flat ring wins where all links are equal, because the hierarchical one does the same work in two layers.
-# They meet at a factor of 2, and beyond it the hierarchical one wins. (Each point is the best of two. On a busy laptop
-# points lie above their line, and near the crossing they can change places.) That 2 is **the number of nodes**. For more
-# nodes the model says:
+# By the model, the flat ring wins if all links are equal, because the hierarchical algorithm does the same work in two
+# layers. They meet at a factor of 2, and from there on the hierarchical algorithm wins. (Each point is the best of two. On a
+# busy laptop the points lie above their line, and near the crossing they can change places.) That factor of 2 is **the
+# number of nodes**. For more nodes the model says:
 
 # %% tags=["nbval-check-output"]
 for nodes in (2, 4, 8, 16, 32):
@@ -669,18 +685,18 @@ for nodes in (2, 4, 8, 16, 32):
     print(f"{nodes:2} nodes of 8, outside 9 times slower: hierarchical {gain:.2f} times as fast")
 
 # %% [markdown]
-# With 16 nodes it loses. On two nodes a flat ring sends 1.875 of the tensor out of each node and the hierarchical one 1.0;
-# on 32 nodes both send nearly 2.
+# With 16 nodes the hierarchical algorithm loses. On two nodes, a flat ring sends 1.875 times the tensor out of each node,
+# and the hierarchical algorithm 1.0 times. On 32 nodes both send nearly 2 times the tensor.
 #
-# And a good cluster has more than one link for each node. With a network card of 50 GB/s for each of eight GPUs, a node has
-# 400 GB/s outside, against 450 inside: a factor of 1.1. NCCL then builds **several flat rings at once**, each of which leaves
-# the node through another card. So the hierarchical algorithm beats *one* ring through *one* card. It does not beat eight
-# rings; there only its steps are fewer, 2(L-1) + 2(M-1) instead of 2(R-1), which helps small tensors.
+# A good cluster also has more than one link for each node. If each of eight GPUs has a network card of 50 GB/s, a node has
+# 400 GB/s outside and 450 inside. That is a factor of only 1.1. NCCL then builds **several flat rings at once**, and each
+# leaves the node through another card. So the hierarchical algorithm beats *one* ring through *one* card, but not eight
+# rings. Against those it only has fewer steps, 2(L-1) + 2(M-1) instead of 2(R-1), which helps small tensors.
 
 # %% [markdown]
-# **Your turn.** Change one thing of the benchmark. First write down which algorithm wins at 1 KB and which at 1 MB, and by
-# what factor. Ideas: `"ranks": 2`, `"verbs": ("broadcast",)`, `"kind": "bfloat16"`, `"nodes": 2`. In `all_to_all` `pairs`
-# knows all lengths beforehand, and `any_lengths` is your `all_to_all_v`.
+# **Your turn.** Change one thing in the benchmark. First write down which algorithm wins at 1 KB and which at 1 MB, and by
+# what factor. Ideas: `"ranks": 2`, `"verbs": ("broadcast",)`, `"kind": "bfloat16"`, `"nodes": 2`. For `all_to_all` the table
+# has two algorithms beside gloo: `pairs` knows all lengths beforehand, and `any_lengths` is your `all_to_all_v`.
 
 # %%
 change = {"verbs": ("all_to_all",)}
@@ -690,8 +706,8 @@ print(project.table(project.run(**how)))
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for a tensor of 4 MB. Bytes and messages are those of the busiest rank. Counts are exact, so they
-# are asserted.
+# Compare prediction and count for a tensor of 4 MB. The table shows the messages and bytes of the busiest rank. Counts are
+# exact, so we assert them.
 
 # %% tags=["nbval-check-output"]
 def busiest(n, all_reduces):
@@ -717,10 +733,11 @@ for R in (2, 4, 8):
         assert counted == (messages, sent)
 
 # %% [markdown]
-# (`dist.all_reduce` is not in the table: the meter can't see inside it, and would only repeat the ring's formula.)
+# (`dist.all_reduce` is not in the table. The meter can't see inside it, and would only repeat the ring's formula.)
 #
-# Now time. We take the best of ten calls, since other programs can only add to it. Measure a swap between **two** ranks, fit
-# alpha and beta with your function, and predict the ring on two ranks: that is two such swaps of half the tensor.
+# Now the time. We take the best of ten calls, because other programs can only make a call slower. We measure a swap between
+# **two** ranks, fit alpha and beta with your function, and predict the ring on two ranks, which is two swaps of half the
+# tensor.
 
 # %%
 from ranklab.projects.clock import best_seconds
@@ -747,12 +764,13 @@ for nbytes, seconds in launch(times, ring_all_reduce, ranks=2)[0]:
     print(f"{nbytes:9} bytes: {predicted * 1e3:8.2f} ms predicted, {seconds * 1e3:8.2f} measured")
 
 # %% [markdown]
-# The model is right in shape: small tensors take nearly the same time, large ones grow with their size. In detail it is off,
-# on a laptop by a factor of two or three, on a *busy* one by ten: a rank that waits for a message
-# may first wait for its turn on the processor. The model does not know that, nor the cost of additions and fresh memory.
+# The model has the right shape: small tensors take nearly the same time, and for large ones the time grows with their size.
+# The numbers are off by a factor of two or three on a laptop, and by ten on a *busy* one. There a rank that waits for a
+# message may first wait for its turn on the processor, and the model does not know that. It does not know the cost of
+# additions and fresh memory either.
 #
 # **What the clock can't show here**: with more ranks than cores nothing gets faster, so no algorithm can show its strength in
-# seconds. So this course asserts counts, and prints times.
+# seconds. That is why this course asserts counts and only prints times.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -771,28 +789,34 @@ questions("02_collectives")
 # sbatch labs/jobs/collectives.sbatch
 # ```
 #
-# What changes: the backend is NCCL, and `sendrecv` becomes one kernel for both directions. (Its batch does that; single sends
-# and receives between two GPUs would share one queue and deadlock.) NCCL chooses among ring, tree and sums in the switch by
-# size, as your crossover does.
+# Now the backend is NCCL, and `sendrecv` becomes one kernel for both directions, because it batches the send and the
+# receive. (Sent and received one by one, they would share one queue between two GPUs and deadlock.) NCCL itself chooses by
+# size among ring, tree and sums in the switch, like your crossover does.
 #
-# `NCCL_DEBUG=INFO` prints what NCCL found: lines such as `Channel 00/16 : 0 1 2 3 ...` are its rings. `NCCL_ALGO=Ring` forces rings. On a node with
-# several network cards, look there for all of them (`NET/IB`). `NCCL_IB_HCA` names the InfiniBand cards that NCCL may use;
-# a value left from another machine is a common reason why it uses one of eight. `NCCL_SOCKET_IFNAME` names the interface
-# for the first contact, and for all traffic where there is no InfiniBand. Clusters often join card 0 of all nodes by one
-# switch, card 1 by another, and so on: these are **rails**, and each ring stays on its own.
+# `NCCL_DEBUG=INFO` prints what NCCL found. Lines such as `Channel 00/16 : 0 1 2 3 ...` are its rings, and lines with
+# `NET/IB` are its network cards. If the node has several cards, look for all of them. These settings matter most:
 #
-# What to expect of NCCL's own all-reduce at large sizes, not measured by us: about 460 to 480 GB/s of busbw on 8 H100 with
-# NVSwitch (which adds up inside the switch, and so beats the 450 of the link), 230 to 250 on 8 A100. Across nodes it should
-# come near the sum of the network cards. A tenth of that means something is wrong: a cable, a driver, or traffic that goes
-# through the host's memory. Definitions: nccl-tests, doc/PERFORMANCE.md. This lab has not been run on several GPUs yet.
+# - `NCCL_IB_HCA` names the InfiniBand cards that NCCL may use. A value left over from another machine is a common reason why
+#   it uses one of eight.
+# - `NCCL_SOCKET_IFNAME` names the interface for the first contact, and for all traffic if there is no InfiniBand.
+# - `NCCL_ALGO=Ring` forces rings.
+#
+# Clusters often connect card 0 of all nodes by one switch, card 1 by another, and so on. These are called **rails**, and
+# each ring stays on its own rail.
+#
+# What can you expect of NCCL's own all-reduce at large sizes? About 460 to 480 GB/s of busbw on 8 H100 with NVSwitch, and
+# 230 to 250 on 8 A100; we have not measured them. (NVSwitch adds up inside the switch, and so beats the 450 GB/s of the
+# link.) Across nodes it should come near the sum of the network cards. If you get a tenth of that, something is wrong: a
+# cable, a driver, or traffic that goes through the host's memory. nccl-tests defines the columns in doc/PERFORMANCE.md. This
+# lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **NCCL's double binary trees**: few steps *and* few bytes, because slices of a message follow each other down the tree.
+# - **NCCL's double binary trees** take few steps *and* few bytes, because slices of a message follow each other down the tree.
 # - **Sums in the network**: NVLink SHARP and InfiniBand SHARP let the switch add, so that each GPU sends its tensor once,
 #   not 2(R-1)/R times.
 # - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings busy at once.
-# - **Compression** (lab 04) and **overlap with computing** (lab 03), which hides what you can't make smaller.
+# - **Compression** (lab 04) and **overlap with computation** (lab 03), which hides what you can't make smaller.
 #
-# Next: **03_data_parallel**. You have an all-reduce and a model; put them together.
+# Now you have an all-reduce and a model. In **03_data_parallel** you put them together.

@@ -6,13 +6,17 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done in one
-# hour, with the same accuracy (Goyal et al., 2017, arXiv 1706.02677). 32 times the hardware, 29 times the speed.
+# Eight GPUs needed 29 hours to train ResNet-50 on ImageNet. A team at Facebook put the same model on 256 GPUs and was done
+# in one hour, with the same accuracy (Goyal et al., 2017, arXiv 1706.02677). They had 32 times the hardware and got 29 times
+# the speed.
 #
-# The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica), works on its own part of the batch, and all GPUs average their gradients before the step.** You will write it in a few lines. What makes it 29 times and not 10 is the rest of this lab: the gradients of the last layers
-# travel *while* those of the first are still being computed.
+# The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica) and works on its own part of the
+# batch, and all GPUs average their gradients before the step.** You will write it in a few lines. But then communication
+# costs time, and you get 10 times the speed, not 29. The rest of this lab is about that difference. The trick is to send
+# the gradients of the last layers *while* backward still computes the gradients of the first layers.
 #
-# ResNet-50 has 25.6 million parameters. In float32, on 4 ranks, with the ring of lab 02: how many megabytes does each rank send in a step?
+# ResNet-50 has 25.6 million parameters, here in float32. Four ranks use the ring of lab 02. How many megabytes does each
+# rank send in a step?
 
 # %%
 import contextlib
@@ -29,7 +33,8 @@ from ranklab import answer, check, device, hint, launch, questions
 check(step_megabytes=...)
 
 # %% [markdown]
-# This lab builds on lab 02 (all-reduce). At its end you compare your class with torch's own `DistributedDataParallel`.
+# You need the all-reduce of lab 02. At the end of this lab you compare your own class with torch's
+# `DistributedDataParallel`.
 
 # %% [markdown]
 # ## 2. Picture
@@ -40,13 +45,14 @@ from ranklab.plots import data_parallel as plots
 plots.replicas()
 
 # %% [markdown]
-# Look at what does *not* travel: no activations and no optimizer state. The weights travel once, at the start. Replicas that start equal and apply the same averaged gradient in every
-# step stay equal for ever, to the last bit, because an all-reduce by a ring gives all ranks the same bits.
+# Look at what does *not* travel: no activations and no optimizer state. The weights travel once, at the start. The replicas
+# start equal, and in every step they apply the same averaged gradient. So they stay equal, to the last bit, because an
+# all-reduce by a ring gives all ranks the same bits.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A batch of eight rows, once in one process, and once on four ranks with two rows each:
+# Compute the gradient of a batch of eight rows, once in one process, and once on four ranks with two rows each:
 
 # %%
 def gradient(rows):
@@ -69,13 +75,14 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
     print("rank", rank, "of 4 ", seen)
 
 # %% [markdown]
-# The mean of four means is the mean of all eight, *because the parts are equally long*: 4.2 makes them equal, and
-# "Further" shows what to do where they can't be. (In a language model padding makes them unequal: a rank then divides its loss by the number of tokens on *all* ranks.)
+# The mean of four means is the mean of all eight, but only *because the parts are equally long*. In 4.2 you make them
+# equal, and "Further" shows what to do if you can't. (In a language model, padding makes the parts unequal. Then each rank
+# divides its loss by the number of tokens on *all* ranks.)
 
 # %% [markdown]
 # ## 4. Build it
 #
-# The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing of ranks.
+# The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing about ranks.
 
 # %% tags=["nbval-check-output"]
 from ranklab.models.cnn import CNN, CNNConfig
@@ -88,10 +95,12 @@ for name, tensor in model.state_dict().items():
 # ### 4.1 Start equal
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 2 lines
 #
-# Each rank made its own random weights. All ranks take over those of rank 0. The lines above with `running_mean` are not parameters: no optimizer
-# touches them, but they are part of the model's state. They are its **buffers**.
+# Each rank has made its own random weights. Now all ranks take the weights of rank 0. But look at `running_mean` and
+# `running_var` in the list above. They are not parameters, and no optimizer touches them, but they are part of the model's
+# state. Such tensors are called **buffers**, and they must be equal too.
 #
-# Many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**: one tensor with two names, so it travels once.
+# Many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**: one tensor with
+# two names. Send it once.
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
@@ -109,29 +118,31 @@ broadcast_parameters = check(broadcast_parameters)
 # ### 4.2 Whose sample is it?
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# In lab 00 a rank took a contiguous part of the data. For training the order must be shuffled, anew in each epoch and **alike on all ranks**: if each rank shuffled
-# for itself, some samples would be seen twice and others never. And every rank must have *as many* samples as the others. Otherwise the mean of means is not the mean, and the rank with
-# fewer batches stops while the rest wait for it in the next all-reduce. So a few samples are taken twice (or, with `drop_last`, left out).
+# In lab 00 a rank took a contiguous part of the data. For training you shuffle the data in each epoch, and **all ranks must
+# shuffle in the same way**. If each rank shuffled for itself, you would train on some samples twice and on others never.
+# And all ranks must get *the same number* of samples. Otherwise the mean of the ranks' means is wrong, and a rank with fewer
+# batches stops while the others wait for it in the next all-reduce. So you take a few samples twice (or, with `drop_last`,
+# leave a few out).
 #
-# **Predict.** 1797 images, 4 ranks. How many does each rank get, without `drop_last`?
+# **Predict.** 4 ranks share 1797 images. How many does each rank get, without `drop_last`?
 
 # %%
 check(samples_per_rank=...)
 
 # %%
 def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
-    """The indices of `rank`'s samples in this epoch, as a list; every rank has as many.
+    """The indices of `rank`'s samples in this epoch, as a list, equally long on every rank.
 
-    All ranks shuffle range(n) alike, by seed + epoch, and take every ranks-th index. What does not
-    divide is filled up from the beginning of the order; with drop_last its end is left out.
-    The lists are those of torch.utils.data.DistributedSampler.
+    All ranks shuffle range(n) in the same way, by seed + epoch, and take every ranks-th index. If n
+    does not divide, the beginning of the order is repeated at its end; with drop_last the end is
+    left out. torch.utils.data.DistributedSampler gives the same lists.
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank} must be between 0 and ranks - 1 = {ranks - 1}")
     if n < 1:
         raise ValueError(f"n={n} samples must be at least 1")
-    # torch.randperm takes a torch.Generator() of its own. With n < ranks more than one round is
-    # needed to fill up
+    # Give torch.randperm a torch.Generator() of its own. If n < ranks, you must repeat the order
+    # more than once
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
 
@@ -139,9 +150,11 @@ def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
 shard_sampler = check(shard_sampler)
 
 # %% [markdown]
-# Ten samples on four ranks, in two epochs. (torch's `DistributedSampler` gives the first row in every epoch where `set_epoch` is forgotten.)
+# This is how four ranks share ten samples in two epochs. (If you forget `set_epoch`, torch's `DistributedSampler` gives you
+# the first row in every epoch.)
 #
-# Dropout must *not* be the same everywhere: give it a seed that depends on the rank, or all ranks drop the same units.
+# Dropout is different: it must *not* be the same on all ranks. Give it a seed that depends on the rank, or all ranks drop
+# the same units.
 
 # %% tags=["nbval-check-output"]
 for epoch in (0, 1):
@@ -151,8 +164,9 @@ for epoch in (0, 1):
 # ### 4.3 Average, one by one
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 7 lines
 #
-# After `loss.backward()`: divide by R, all-reduce. One message for each parameter. What if a parameter got no gradient on this rank, because this
-# rank's samples did not use it? Other ranks may have one, and they wait for yours: send zeros.
+# After `loss.backward()`, divide each gradient by R and all-reduce it, one message for each parameter. What if a parameter
+# got no gradient on this rank, because the samples here did not use it? Other ranks may have one, and they wait for yours.
+# So send zeros.
 
 # %%
 def average_gradients(model, group=None):
@@ -161,7 +175,7 @@ def average_gradients(model, group=None):
     cost   one all-reduce for each parameter that requires a gradient, or fewer
     """
     R = dist.get_world_size(group)
-    # the mean is to lie in parameter.grad
+    # leave the mean in parameter.grad
     raise NotImplementedError("exercise 4.3: about 7 lines")
 
 
@@ -169,21 +183,24 @@ def average_gradients(model, group=None):
 average_gradients = check(average_gradients)
 
 # %% [markdown]
-# That is data parallelism, complete and correct, but slow. A message of 40 bytes, for a bias, pays
-# the same latency as one of megabytes. And nothing is sent until all of backward is done.
+# Now you have data parallelism. It is complete and correct, but slow, for two reasons. A bias of 40 bytes pays the same
+# latency as a weight of megabytes. And you send nothing until all of backward is done.
 #
-# Clipping belongs here, between the average and the step. If each rank clipped its own gradient before the average, the result would not be the clipped gradient of the whole batch.
+# If you clip gradients, do it here, between the average and the step. If each rank clipped its own gradient before the
+# average, you would not get the clipped gradient of the whole batch.
 
 # %% [markdown]
 # ### 4.4 Buckets
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 6 lines
 #
-# Small gradients should travel together, in **buckets** of about `bucket_cap_bytes`. Backward begins at the *end* of the model, so the first bucket holds the
-# last parameters. A bucket is one flat tensor, so it holds one type on one device. torch's rule, and ours: a parameter goes into the open bucket
-# of its kind, and the bucket is closed when it reaches the cap.
+# So far every gradient travels alone. Put small gradients together into **buckets** of about `bucket_cap_bytes`. Backward
+# starts at the *end* of the model, so the first bucket to fill up holds the last parameters. A bucket is one flat tensor, so
+# it can hold only one type on one device, and for each type and device one bucket is open. We use torch's rule: a parameter
+# goes into the open bucket, and when the bucket reaches the cap, it is closed.
 #
-# **Predict.** 20 layers, each with a weight of 4 MB and a bias of 4 KB, and a cap of 25 MB. How many messages does a step take? (The cap is the same for all buckets. torch's default
-# closes the *first* one at 1 MiB, so that something travels early: one message more.)
+# **Predict.** A model has 20 layers, each with a weight of 4 MB and a bias of 4 KB. The cap is 25 MB, the same for all
+# buckets. How many messages does a step take? (torch's default closes the *first* bucket at 1 MiB, so that something travels
+# early. That makes one message more.)
 
 # %%
 check(bucket_messages=...)
@@ -193,14 +210,13 @@ def assign_buckets(parameters, bucket_cap_bytes):
     """Lists of parameters whose gradients travel together, in the order in which to send them.
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device, and is closed by the parameter that makes it reach
-    bucket_cap_bytes.
-    Buckets that never reach it come last, in the order in which they were opened.
+    holds one type on one device. The parameter that makes it reach bucket_cap_bytes is its last.
+    Buckets that never reach bucket_cap_bytes come last, in the order in which they were opened.
     """
     if bucket_cap_bytes < 1:
         raise ValueError(f"bucket_cap_bytes={bucket_cap_bytes} must be at least 1")
     closed, still_open = [], {}  # still_open: (dtype, device) -> list of parameters
-    # parameter.nbytes is its gradient's size, too
+    # parameter.nbytes is the size of its gradient too
     raise NotImplementedError("exercise 4.4: about 6 lines")
 
 
@@ -211,18 +227,20 @@ assign_buckets = check(assign_buckets)
 # ### 4.5 Overlap
 # > difficulty 4/5 · importance 5/5 · 35 minutes · about 17 lines
 #
-# Now the heart of DDP. Autograd calls a **hook** as soon as `parameter.grad` is there. When all parameters of a bucket have their gradients, start
-# its all-reduce with `async_op=True`, and return: backward goes on with the layers before, while the bucket travels. At the end of backward, wait.
+# This is the heart of DDP. Autograd calls a **hook** as soon as `parameter.grad` is there. When all parameters of a bucket
+# have their gradients, start the all-reduce of the bucket with `async_op=True`, and return. Backward goes on with the
+# earlier layers while the bucket travels. At the end of backward, wait for all buckets.
 #
-# One trap is worth the whole exercise. Buckets may become *ready* in different orders on different ranks. The backend pairs messages by order: the
-# first all-reduce of one rank meets the first of the others, whatever is in it. So buckets must be *launched* in the same order everywhere: a bucket that is
-# ready too early waits until those before it have been sent.
+# There is a trap. Buckets may become *ready* in different orders on different ranks. But the backend pairs messages by their
+# order: the first all-reduce of one rank meets the first all-reduce of the others, whatever is in it. So all ranks must
+# *launch* their buckets in the same order. If a bucket is ready too early, it waits until the buckets before it are sent.
 #
-# And some models do not use every parameter in every step: an expert that no token chose gets no gradient, its hook is never called, and its bucket never becomes ready.
-# With `find_unused_parameters=True` the ranks find out at the end of backward which parameters *any* rank used. Without it, a missing gradient is an error.
+# And some models do not use every parameter in every step. Then a parameter gets no gradient, its hook is never called, and
+# its bucket never becomes ready. With `find_unused_parameters=True` the ranks find out at the end of backward which
+# parameters *any* rank used. Without it, a missing gradient is an error.
 #
-# The rest is given, in `Replica`: it broadcasts the parameters at the start (your 4.1) and the buffers before each forward, makes the `Bucket`s
-# (your 4.4), and calls `finish()` at the end of each backward. Here is a bucket:
+# `Replica` does the rest for you. It broadcasts the parameters at the start (your 4.1) and the buffers before each forward,
+# makes the `Bucket`s (your 4.4), and calls `finish()` at the end of each backward. Here is a bucket:
 
 # %%
 import inspect
@@ -232,21 +250,23 @@ from ranklab.data_parallel import Bucket, Replica
 print(inspect.getsource(Bucket))
 
 # %% [markdown]
-# Gradients are *views* of the bucket: after `gather()`, averaging `bucket.flat` averages `parameter.grad`. No copy back.
+# Gradients are *views* of the bucket. So after `gather()` you only average `bucket.flat`, and `parameter.grad` is averaged
+# too. You copy nothing back.
 #
 # | given by `Replica` | |
 # |---|---|
 # | `self.buckets` | the buckets, in the order in which they must travel |
-# | `self.group` | the group: it goes into every collective and into `dist.get_world_size(self.group)` |
-# | `self.used_anywhere()` | the parameters that any rank used (it costs one small all-reduce). With `find_unused_parameters` all ranks ask after their last bucket is on its way, and hand it to `bucket.fill_none()`; without it `()` goes there |
+# | `self.group` | the group: pass it to every collective and to `dist.get_world_size(self.group)` |
+# | `self.used_anywhere()` | the parameters that any rank used. It is a small all-reduce, so all ranks must call it, after their last bucket is on its way, and only with `find_unused_parameters` |
+# | `bucket.fill_none(used)` | gives the mean to the parameters that only other ranks used. `used` is what `used_anywhere()` returned, or `()` without `find_unused_parameters` |
 
 # %%
 class OverlappedDataParallel(Replica):
     """`module`, with gradients that are the mean over ranks when backward() returns.
 
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
-    with the layers before. Buckets travel in one order on every rank, whatever the order in which
-    they become ready: the first message of one rank meets the first of the others.
+    with the earlier layers. All ranks send their buckets in the same order, whatever the order in
+    which they become ready: the first message of one rank meets the first of the others.
     """
 
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
@@ -264,11 +284,11 @@ class OverlappedDataParallel(Replica):
             self.backward_begins()
             if parameter not in bucket.missing:
                 raise self.second_gradient(parameter)
-            # bucket.missing: the parameters of it that have no gradient yet
+            # bucket.missing: its parameters that have no gradient yet
             raise NotImplementedError("exercise 4.5, first part: about 2 lines")
 
     def launch_ready_buckets(self):
-        """What is ready is on its way, up to the first bucket that is not."""
+        """All buckets are on their way, up to the first one that is not ready."""
         raise NotImplementedError("exercise 4.5, second part: about 4 lines")
 
     def reduce(self, bucket):
@@ -276,13 +296,13 @@ class OverlappedDataParallel(Replica):
         raise NotImplementedError("exercise 4.5, third part: divide, all-reduce with async_op")
 
     def finish(self):
-        """All gradients are averaged, and the next backward begins like the first one. What is left
-        travels too, with zeros for what is missing, before an error: other ranks wait for it.
+        """All gradients are averaged, and the next backward begins like the first one. Buckets that
+        are left travel too, with zeros for missing gradients, even before an error, because other
+        ranks wait for them.
         """
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
-        # The other ranks wait for the buckets that are left. Then fill_none(used) for each bucket;
-        # used: see self.used_anywhere(), or () without find_unused_parameters. For the next
-        # backward all is as in __init__, and bucket.missing is full again
+        # First send the buckets that are left, and wait for all. Then call fill_none(used) on each
+        # bucket. For the next backward make everything as in __init__, and bucket.missing full
         raise NotImplementedError("exercise 4.5, fourth part: about 10 lines")
         if missing and not self.find_unused_parameters:
             raise self.no_gradient(missing)
@@ -291,8 +311,10 @@ class OverlappedDataParallel(Replica):
 OverlappedDataParallel = check(OverlappedDataParallel)
 
 # %% [markdown]
-# Does it overlap? Below is a profile of your class (lab 04 reads such profiles): two ranks, six wide layers, with six buckets of 1 MB, and with a single one. Communication with no computing beside it is **exposed**: the part
-# that costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when number 1 begins*: before the computing ends, or after.
+# Does it overlap? Below is a profile of your class (lab 04 reads such profiles). Two ranks train six wide layers, first with
+# six buckets of 1 MB, then with a single bucket. If communication has no computation beside it, it is **exposed**: it costs
+# time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when
+# number 1 begins*: before the computation ends, or after it.
 
 # %%
 from ranklab.meter import Timeline
@@ -320,8 +342,9 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # ### 4.6 Which buckets?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
-# 25 MB is one number for every network. You know more: when each gradient is ready (a hook can note it), and what an all-reduce takes, lab 02's
-# alpha + n beta. Which buckets leave least after backward? A large one waits for its last gradient. Small ones pay alpha each, and while one travels the next ones wait.
+# 25 MB is the same number for every network. You know more. A hook can tell you when each gradient is ready, and lab 02's
+# alpha + n beta tells you how long an all-reduce takes. Which buckets leave the least to do after backward? A large bucket
+# has to wait for its last gradient. Small buckets pay alpha each, and while one travels, the next ones wait.
 
 # %% tags=["nbval-check-output"]
 from ranklab.data_parallel.plan import block_timeline, bucket_times, capped_buckets, exposed_seconds
@@ -336,11 +359,11 @@ def plan_buckets(ready, nbytes, alpha, beta):
 
     Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
     bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
-    has arrived; then the link is busy for alpha + bytes * beta seconds. It is free from 0 on.
+    has arrived; then the link is busy for alpha + bytes * beta seconds. At 0 the link is free.
 
-    returns  all indices once, in order, for 0 gradients []; both arguments are unchanged
-    score    exposed_seconds: the check takes what is at most 1% above the best, on any timeline,
-             with 300 gradients found in 2 s
+    returns  all indices once, in order, and [] for 0 gradients; both arguments are unchanged
+    score    exposed_seconds: the check accepts up to 1% above the best, on any timeline, and
+             gives you 2 s for 300 gradients
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -349,7 +372,9 @@ def plan_buckets(ready, nbytes, alpha, beta):
 plan_buckets = check(plan_buckets)
 
 # %% [markdown]
-# Your plans for the blocks of GPT-2 (8192 tokens, 4 FLOPs for each weight and token, 125 TFLOP/s; no embedding). alpha is 0.2 ms, and each byte is sent twice, as in a long ring. Below are the sizes of the first and last buckets, in MB. Several plans are equally good: yours may have other sizes.
+# Now plan the buckets for the blocks of GPT-2 (8192 tokens, 4 FLOPs for each weight and token, 125 TFLOP/s, no embedding).
+# alpha is 0.2 ms, and each byte is sent twice, as in a long ring. The last numbers of a line are the sizes of the first and
+# the last buckets, in MB. Several plans are equally good, so yours may have other sizes.
 
 # %%
 ready, nbytes = block_timeline()
@@ -369,24 +394,27 @@ plots.bucket_plans({name: bucket_times(plan, ready, nbytes, *link)
                     for name, plan in plans.items()}, ready, "GPT-2's blocks, 200 Gbit/s")
 
 # %% [markdown]
-# The first bucket is small, so that the link starts early (torch's first bucket of 1 MiB is the same idea). On a slow link each next one may be larger: it collects while the one before it travels. On a fast link all are small: only the last one is exposed.
+# The first bucket is small, so that the link starts early. (torch's first bucket of 1 MiB is the same idea.) On a slow link
+# each bucket may be larger than the one before, because it collects gradients while that one travels. On a fast link all
+# buckets are small, because only the last one is exposed.
 
 # %% [markdown]
 # ### Further
 #
-# Five more, all checked, not in the 130 minutes. The lab runs without them.
+# Here are five more exercises with checks. They are not in the 130 minutes, and the lab runs without them.
 
 # %% [markdown]
 # #### `replicas_agree`
 # > difficulty 2/5 · importance 4/5 · 7 minutes · about 4 lines
 #
-# A replica that has drifted away raises no error: the loss looks plausible, and the model is bad after a week. To compare replicas, each rank reduces
-# its weights to a **hash** of a few bytes, and only the hashes travel.
+# If a replica drifts away, you get no error. The loss looks plausible, and after a week the model is bad. To compare
+# replicas, each rank computes a **hash** of its weights, a few bytes long, and only the hashes travel.
 #
-# A sum of the weights is not a hash: it does not see two numbers that changed places, and it rounds. `hashlib.blake2b` sees every bit.
-# One all-reduce tells whether R numbers are equal, if the largest and the smallest travel together: MAX of (h, -h).
+# Don't take the sum of the weights as a hash. If two numbers change places, the sum stays the same, and it rounds.
+# `hashlib.blake2b` sees every bit. How can one all-reduce tell whether R hashes are equal? They are equal if the largest is
+# the smallest, and MAX of (h, -h) gives you both.
 #
-# **Predict.** ResNet-50 on 4 ranks once more. The two int64 go by a ring. How many bytes does each rank send, on average?
+# **Predict.** Take ResNet-50 on 4 ranks again. The two int64 go by a ring. How many bytes does each rank send on average?
 
 # %%
 check(agree_bytes=...)
@@ -395,7 +423,7 @@ check(agree_bytes=...)
 def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 
-    Parameters only: between two forwards ranks may differ in the statistics of batch norm.
+    Parameters only, because between two forwards ranks may differ in the statistics of batch norm.
     cost   one all-reduce of 16 bytes, whatever the model's size
     """
     digest, device = hashlib.blake2b(digest_size=7), "cpu"  # 56 bits: an int64 and its negative
@@ -404,7 +432,7 @@ def replicas_agree(model, group=None):
         content = parameter.detach().contiguous().view(-1).view(torch.uint8)
         digest.update(content.cpu().numpy())
     mine = int.from_bytes(digest.digest(), "big")
-    # all are equal when the largest is the smallest: one all-reduce of two numbers tells both
+    # all are equal if the largest is the smallest: one all-reduce of two numbers gives both
     raise NotImplementedError("exercise replicas_agree: about 4 lines")
 
 
@@ -415,10 +443,12 @@ replicas_agree = check(replicas_agree)
 # #### `no_sync`
 # > difficulty 1/5 · importance 4/5 · 5 minutes · about 5 lines
 #
-# A large batch in four pieces (lab 01) needs one average, not four. The hooks look at `model.sync`. (Divide each loss by the
-# number of pieces. With torch's own `no_sync` the forward must be inside as well.)
+# If you cut a large batch into four pieces (lab 01), you need one average, not four. The hooks look at `model.sync`, so
+# `no_sync` can switch them off. (Divide each loss by the number of pieces. With torch's own `no_sync`, the forward must be
+# inside too.)
 #
-# **Predict.** Four pieces a step, the first three inside `no_sync`, a gradient of 102.4 MB, 4 ranks. How many megabytes does each rank send in a step?
+# **Predict.** A step has four pieces, and the first three are inside `no_sync`. The gradient has 102.4 MB, and there are 4
+# ranks. How many megabytes does each rank send in a step?
 
 # %%
 check(accumulated_megabytes=...)
@@ -428,9 +458,9 @@ check(accumulated_megabytes=...)
 def no_sync(model):
     """Inside, backward leaves gradients local and adds them up; nothing is sent.
 
-    The next backward outside averages the sums. So a batch in several pieces costs what a batch in
-    one piece does, if all but the last are inside. It holds after a failure inside, and in another
-    no_sync, too.
+    The next backward outside averages the sums. So a batch in several pieces sends as much as a
+    batch in one piece, if all but the last are inside. This also holds after an error inside, and
+    inside another no_sync.
     """
     # the hooks look at model.sync. One no_sync may stand inside another, and the block may fail
     raise NotImplementedError("exercise no_sync: about 5 lines")
@@ -443,8 +473,9 @@ no_sync = check(no_sync)
 # #### `scale_learning_rate`
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# With k times the ranks the batch is k times as large, and an epoch has k times fewer steps. To go as far, each step must be k times as long: the
-# **linear scaling rule**. It fails in the first steps, when the weights still change fast. The **warm-up** is for these: it goes from the old learning rate up to the scaled one.
+# With k times the ranks the batch is k times as large, and an epoch has k times fewer steps. To get just as far, each step
+# must be k times as long. This is the **linear scaling rule**. It fails in the first steps, when the weights still change
+# fast. So you add a **warm-up**, which goes from the old learning rate up to the scaled one.
 #
 # **Predict.** ResNet-50 was trained with learning rate 0.1 for a batch of 256. Goyal et al. used a batch of 8192. What was their learning rate?
 
@@ -464,7 +495,7 @@ def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear
     powers = {"linear": 1, "sqrt": 0.5}
     if rule not in powers:
         raise ValueError(f"rule={rule!r} must be one of {', '.join(powers)}")
-    # the scaled one; without a step, or after the warm-up, that is it; else between lr and it
+    # the scaled rate; without a step, or after the warm-up, return it; else go between lr and it
     raise NotImplementedError("exercise scale_learning_rate: about 4 lines")
 
 
@@ -475,15 +506,17 @@ scale_learning_rate = check(scale_learning_rate)
 # #### `sync_batch_norm`
 # > difficulty 5/5 · importance 3/5 · 25 minutes · about 10 lines
 #
-# Batch norm takes mean and variance over the batch. With 4 ranks of 8 images, each rank normalises by its own 8: that is not the function of
-# 32 images, and with 2 images a rank it hardly works at all. The cure is to sum over all ranks in forward, and in backward too: each x moved the mean and the variance,
-# and so every y of every rank. With scale = 1 / sqrt(variance + eps), `normal` = (x - mean) * scale, and means taken over all ranks:
+# Batch norm takes mean and variance over the batch. If 4 ranks have 8 images each, every rank normalises by its own 8. That
+# is not the same as a batch of 32, and with 2 images on a rank it works badly. The cure is to sum over all ranks, in forward
+# and also in backward. Why in backward? Each x moves the mean and the variance, and these move every y on every rank. With
+# scale = 1 / sqrt(variance + eps), `normal` = (x - mean) * scale, and means over all ranks, the result is
 #
 # gradient of x = weight * scale * (grad - mean(grad) - normal * mean(grad * normal))
 #
-# The variance over all is *not* the mean of the variances: send sum(x), sum(x^2) and the count. Send them in float64, because mean(x^2) - mean(x)^2 cancels.
+# The variance over all ranks is *not* the mean of the variances, so send sum(x), sum(x^2) and the count. Send them in
+# float64, because mean(x^2) - mean(x)^2 is the small difference of two large numbers.
 #
-# **Predict.** 64 channels. How many bytes does the all-reduce of forward carry?
+# **Predict.** A layer has 64 channels. How many bytes does the all-reduce in forward carry?
 
 # %%
 check(batch_norm_bytes=...)
@@ -493,7 +526,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     """`x`, normalised in each channel by mean and variance over the batches of all ranks.
 
     Batches may differ in size. Gradients of weight and bias are this rank's own part. Sums are in
-    float64: mean(x^2) - mean(x)^2 has no digit left in float32 where the mean is far from zero.
+    float64: in float32 mean(x^2) - mean(x)^2 has no digit left if the mean is far from zero.
     running  (mean, variance, momentum): the statistics for evaluation, updated in place
     cost     one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward
     """
@@ -541,19 +574,20 @@ sync_batch_norm = check(sync_batch_norm)
 # #### `join_uneven`
 # > difficulty 4/5 · importance 2/5 · 15 minutes · about 10 lines
 #
-# What if a rank really has fewer batches, because documents differ in length or a disk was lost? A rank with no batch left must still take part in every collective: `model.shadow()` sends
-# what the others send in a step, with zeros. And before each step all ranks must learn whether anybody still has a batch. Buffers are
-# those of rank `model.buffers_from`: it must be one that goes on.
+# What if a rank really has fewer batches, because documents differ in length, or because a disk was lost? A rank with no
+# batch left must still take part in every collective. `model.shadow()` sends what the others send in a step, but with zeros.
+# And before each step all ranks must find out whether any rank still has a batch. Each forward takes the buffers of rank
+# `model.buffers_from`, so this must be a rank that still has one.
 
 # %%
 def join_uneven(batches, model):
-    """Yields this rank's batches; then shadows the others' steps until nobody has a batch left.
+    """Yields this rank's batches; then shadows the others' steps until no rank has a batch left.
 
         for x, y in join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
     A rank with no batch left adds zeros to the mean, which is still over all ranks. Before each
-    step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
+    step 8 bytes tell all ranks whether any rank has a batch. At the end every rank has the weights
     of a rank that took all the steps.
     """
     batches, rank, last = iter(batches), dist.get_rank(model.group), 0
@@ -562,7 +596,7 @@ def join_uneven(batches, model):
         model.joining = True  # it refuses no_sync and SyncBatchNorm meanwhile
         while True:
             batch = next(batches, None)  # one at a time: perhaps they don't fit in memory
-            # does anybody go on? `last` is a rank that does, and so is model.buffers_from
+            # does any rank go on? If so, `last` and model.buffers_from are one of those that do
             raise NotImplementedError("exercise join_uneven: about 10 lines")
         broadcast_parameters(model.module, last, model.group)
     finally:  # also when the loop was left early
@@ -575,8 +609,9 @@ join_uneven = check(join_uneven)
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's `DistributedDataParallel` beside yours: the same CNN, the same batches, five steps on four ranks. After the first backward torch sorts its buckets anew, by
-# the order in which gradients became ready. In the second step rank 0 broadcasts that order, so we count bytes in the last step.
+# Compare torch's `DistributedDataParallel` with yours: the same CNN, the same batches, five steps on four ranks. After the
+# first backward, torch sorts its buckets again by the order in which gradients became ready. In the second step rank 0
+# broadcasts that order. So we count bytes in the last step.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -610,7 +645,8 @@ def train(wrap, steps=5, batch=64, cap=2**14):
 
 
 # %% [markdown]
-# Five losses of rank 0, then what the last step sent. (The two broadcasts are batch norm's six buffers, in one message for each type.)
+# Each line has five losses of rank 0, and then what the last step sent. (The two broadcasts carry batch norm's six buffers,
+# in one message for each type.)
 
 # %%
 ours = launch(train, OverlappedDataParallel, ranks=4)
@@ -625,17 +661,22 @@ print(f"largest difference of a weight after five steps, on any rank: {largest:.
 assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs)
 
 # %% [markdown]
-# The same messages, the same bytes, the same weights up to rounding (the ring cuts a bucket into chunks, and the chunk decides in which order a number's parts are added). torch's class does more: it lets you change what happens to a bucket (lab 04's comm hooks), and it looks
-# for unused parameters in the graph. Gradients are views of its buckets only with `gradient_as_bucket_view=True`.
+# You get the same messages, the same bytes, and the same weights up to rounding. (The ring cuts a bucket into chunks, and
+# the order of additions depends on the chunk that a number is in.) torch's class does more. You can change what happens to a
+# bucket (the comm hooks of lab 04), and it looks for unused parameters in the graph. Its gradients are views of its buckets
+# only with `gradient_as_bucket_view=True`.
 #
-# Before DDP there was `nn.DataParallel`: **one** process drives all GPUs with threads. In each step it copies the model to every GPU, gathers all outputs on the
-# first one, and all threads share one Python interpreter. It is still in torch, but you should not use it.
+# Before DDP there was `nn.DataParallel`. **One** process drives all GPUs with threads. In each step it copies the model to
+# every GPU and gathers all outputs on the first one, and all threads share one Python interpreter. It is still in torch, but
+# you should not use it.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A CNN on real handwritten digits, on 1, 2 and 4 ranks**, always 64 images in a step, three epochs, three seeds, by **your** functions. (The same code trains on MNIST and CIFAR-10, if you have their files.) If everything is right, the number of ranks changes
-# only the time, and what batch norm sees: 16 images instead of 64.
+# **Train a CNN on real handwritten digits with your own functions, on 1, 2 and 4 ranks.** There are always 64 images in a
+# step, and each run has three epochs and is repeated with three seeds. (The same code trains on MNIST and CIFAR-10, if you
+# have their files.) If everything is right, the number of ranks changes only two things: the time, and the images that batch
+# norm sees. On four ranks it sees 16 instead of 64.
 
 # %%
 from ranklab.projects import data_parallel as project
@@ -647,7 +688,10 @@ print(project.table(found))
 assert project.ranges_overlap(found)
 
 # %% [markdown]
-# "agree" counts the epochs after which `replicas_agree` said yes: all of them. "differ by" is the largest difference between two ranks in a weight or statistic. The seed changes more than the number of ranks does. And it has become *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a larger batch has more to compute for each byte:
+# "agree" counts the epochs after which `replicas_agree` said yes. It did after all of them. "differ by" is the largest
+# difference between two ranks in a weight or statistic. The seed changes the accuracy more than the number of ranks does.
+# But more ranks made it *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model
+# with a larger batch computes more for each byte:
 
 # %%
 wide = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
@@ -656,10 +700,13 @@ plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
                 for name, one in sizes.items()})
 
 # %% [markdown]
-# On two cores two ranks can be faster, and four hardly faster still.
+# On two cores, two ranks can be faster than one, but four gain almost nothing over two.
 #
-# **Four times the batch, the same number of epochs**: four times fewer steps. With the old learning rate the model does not get as far. With four times the rate from the first step it does even worse:
-# the first steps throw it to a place from which it does not recover. With the warm-up it comes close to the small batch. (One seed from here on, to save time: a percent more or less says nothing, and neither do the last two columns.)
+# **What happens with four times the batch?** In the same number of epochs you take four times fewer steps. With the old
+# learning rate the model does not get as far. If you multiply the rate by four from the first step on, it gets even worse,
+# because the first steps throw the model to a place from which it does not recover. With the warm-up it comes close to the
+# small batch. (From here on we use one seed, to save time. So a percent more or less means nothing, and neither do the last
+# two columns.)
 
 # %%
 one = {"seeds": (0,), **mine}
@@ -669,7 +716,8 @@ rates |= project.run({"batch 64, lr 0.12": project.Config(base_batch=64),  # not
 print(project.table(rates | {"the same, warmed up": found[4][:1]}))
 
 # %% [markdown]
-# **What is each piece good for?** Leave one out at a time. "worst" is the accuracy on the rank where it went worst; rank 0's model is the one you would save.
+# **What is each piece good for?** Leave out one at a time. "worst" is the accuracy of the worst replica. You would save rank
+# 0's.
 
 # %%
 names = "broadcast", "average", "mean", "shard", "buffers"
@@ -681,13 +729,17 @@ print(project.table(missing))
 plots.held_out_errors(missing)
 
 # %% [markdown]
-# Nothing raised an error. You notice a sum in place of the mean at once: 90% wrong is guessing. Without `broadcast`, `average` or `shard` the model just looks a bit weak, and the worst
-# replica is weaker than rank 0's. Without `average` and without `shard` rank 0 ends with the very same numbers, because in both it learns from its own images alone: four ranks do the work of one. And honestly: without
-# `buffers` you see no difference in three epochs of 1437 images.
+# No run raised an error. Without `mean` the ranks apply the sum, and you notice it at once: 90% wrong is guessing. Without
+# `broadcast`, `average` or `shard` the model just looks a bit weak, and the worst replica is weaker than rank 0's. Without
+# `average` and without `shard`, rank 0 ends with the very same numbers. In both cases it learns from its own images alone,
+# so four ranks do the work of one. And without `buffers`, to be honest, you see no difference in three epochs of 1437 images.
 #
-# `replicas_agree` finds two of the five, `broadcast` and `average`. The others keep the weights equal (without `buffers` ranks differ in the statistics only, which it does not look at), so only tests like yours find them.
+# `replicas_agree` finds two of the five, `broadcast` and `average`. The other three keep the weights equal. (Without `buffers`
+# ranks differ only in the statistics, and `replicas_agree` does not look at those.) So only tests like yours find them.
 #
-# **Your turn.** Change one thing of the run on four ranks. First write down what happens to the accuracy and to the seconds of an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"warmup": 0`, `"without": ("epoch",)`.
+# **Your turn.** Change one thing in the run on four ranks. First write down what happens to the accuracy and to the seconds of
+# an epoch, and why. Ideas: `"norm": "sync"` (batch norm over all ranks), `"norm": "none"`, `"warmup": 0`,
+# `"without": ("epoch",)`.
 
 # %%
 change = {"batch": 256}
@@ -697,8 +749,9 @@ print(project.table({"4 ranks, 64 images": found[4][:1]} | changed))
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for the CNN of part 4 on four ranks: all-reduces of a step, and bytes that the four send together, 2(R-1) times the gradient (a bias of 10 numbers does not
-# divide by 4, so one rank alone may send a few bytes more than another). Counts are exact, so they are asserted.
+# Compare prediction and count for the CNN of part 4 on four ranks. The table shows the all-reduces of a step, and the bytes
+# that all four ranks send together, 2(R-1) times the gradient. (We count all ranks because a bias of 10 numbers does not
+# divide by 4, so one rank may send a few bytes more than another.) Counts are exact, so we assert them.
 
 # %% tags=["nbval-check-output"]
 def one_step(cap):
@@ -725,7 +778,8 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
 # %% [markdown]
 # ## 8. Interview questions
 #
-# Say your answer aloud before you unfold it. `ranklab drill --lab 03` in a terminal asks these and more, with other numbers each time.
+# Say your answer aloud before you unfold it. `ranklab drill --lab 03` in a terminal asks these and more, with other numbers
+# each time.
 
 # %% tags=["nbval-check-output"]
 questions("03_data_parallel")
@@ -738,20 +792,25 @@ questions("03_data_parallel")
 # sbatch labs/jobs/data_parallel.sbatch
 # ```
 #
-# What changes: the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward: that is real overlap, where two cores only take turns.
-# It is not free: NCCL's kernels run on some of the GPU's multiprocessors, and backward has fewer of them meanwhile.
+# Now the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward. This is real overlap,
+# while two cores only take turns. It is not free, because NCCL's kernels use some of the GPU's multiprocessors, and backward
+# has fewer of them meanwhile.
 #
-# What to expect, not measured by us: of a ResNet-50 step of about 100 ms on one A100 (batch 256, mixed precision), the all-reduce of 102 MB over NVLink takes about 1 ms,
-# all of it hidden. Over one 100 Gbit/s Ethernet link a node it takes about 16 ms, hidden as well. At a batch of 32 the step takes only 13 ms, and most of the 16 ms show. This lab has not been run on
-# several GPUs yet.
+# What can you expect? (We have not measured these numbers.) A ResNet-50 step takes about 100 ms on one A100, with batch 256
+# and mixed precision. The all-reduce of 102 MB over NVLink takes about 1 ms, all of it hidden. If each node has one 100 Gbit/s
+# Ethernet link, it takes about 16 ms, and that is hidden too. But at a batch of 32 the step takes only 13 ms, and most of the
+# 16 ms show. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Gradient compression and reading traces**: lab 04, with torch's DDP.
-# - **Sharding**: each rank holds all of the model, its gradients and its optimizer state. Lab 06 ends that; its first two stages send no more bytes.
-# - **Asynchronous training**, where nobody waits: parameter servers with stale gradients. It ended with worse accuracy than synchronous training (Chen et al., arXiv 1604.00981).
+# - **Sharding**: here each rank holds all of the model, its gradients and its optimizer state. Lab 06 changes that, and its
+#   first two stages send no more bytes.
+# - **Asynchronous training**, where no worker waits: parameter servers with stale gradients. It ended with worse accuracy
+#   than synchronous training (Chen et al., arXiv 1604.00981).
 # - **Local SGD**: average the weights every H steps instead of the gradients in every step.
-# - **Larger batches for ever**: beyond some batch size more images no longer mean fewer steps (McCandlish et al. 2018 say how to find it).
+# - **Ever larger batches**: beyond some batch size, more images no longer mean fewer steps (McCandlish et al. 2018 say how to
+#   find it).
 #
-# Next: **04_ddp**: the same in production, and the traces that say what is slow.
+# In **04_ddp** you do the same in production, and read the traces that tell you what is slow.

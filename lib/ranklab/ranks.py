@@ -4,8 +4,8 @@
     shard_range       which part of the work is mine
     pass_the_token    talk to a neighbour
     ring_shift        talk to both neighbours at once
-    all_ranks_finite  decide together, so that nobody takes another branch
-    roll_call         which ranks are missing, where a collective could only hang
+    all_ranks_finite  decide together, so that no rank takes another branch
+    roll_call         which ranks are missing, where a collective would just hang
 """
 
 import json
@@ -41,8 +41,8 @@ def coordinates(rank, ranks, nodes=1):
 def shard_range(n, rank, size):
     """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
-    Together the parts are range(n), nothing twice. Their lengths differ by at most one; the longer
-    ones come first. Nothing is sent: each rank computes its own part.
+    Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
+    one; the longer ones come first. Nothing is sent: each rank computes its own part.
     lab    00
     """
     each, left_over = divmod(n, size)
@@ -53,8 +53,8 @@ def shard_range(n, rank, size):
 def pass_the_token(group=None):
     """The token has gone once around the ring; returns its value as it reached this rank.
 
-    The token is a counter. Rank 0 starts it at 0; each rank adds 1 and sends it on to the next
-    one, the last back to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
+    the last sends it to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
     cost   each rank sends one message of 8 bytes; a single rank sends none
     lab    00
     """
@@ -75,7 +75,7 @@ def pass_the_token(group=None):
 def ring_shift(x, group=None):
     """Returns the `x` of the rank before this one; all ranks shift at the same time.
 
-    A new tensor in x's shape and type; `x` itself is unchanged, and nothing is under way any more.
+    A new tensor in x's shape and type; `x` itself is unchanged, and all messages have arrived.
     cost   each rank sends x once, in one message; a single rank sends nothing and gets a copy
     lab    00
     """
@@ -109,12 +109,13 @@ def all_ranks_finite(loss, group=None):
 def roll_call(store, rank, ranks, seconds):
     """Returns the sorted list of the ranks that have not called in time, the same on every rank.
 
-    store   a torch.distributed Store in which nothing stands yet; it serves one roll call
-    rank    this rank's number, of `ranks` that should call; they may be thousands
-    time    all are here: [] at once. Else the time is up `seconds` after the first call, and
-            each rank has the list soon after. A rank that calls later gets that list, too, at
-            once, and is on it. Any rank may be missing, also rank 0
-    cost    at most ranks + 8 calls to the store of each rank, however long it waits; no collective
+    store   an empty torch.distributed Store; it serves one roll call
+    rank    this rank's number, of `ranks` that should call; there may be thousands
+    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
+            first call, and each rank gets the list soon after. A rank that calls later gets the
+            same list at once, and is on it. Any rank may be missing, rank 0 too
+    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
+            collective
     lab     00
     """
     missing = []

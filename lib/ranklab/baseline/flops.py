@@ -7,7 +7,7 @@ Norms, GELU, softmax and the like are left out: together below 2% of the FLOPs a
 
 def transformer_flops(config, batch, seq, backward=True):
     """The FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
-    Attention counts in full, also the masked half, as torch's counter and most papers do.
+    Attention counts in full, with its masked half, as torch's counter and most papers do.
     paper  Kaplan et al. 2020, section 2.1; PaLM 2022, appendix B
     lab    01
     """
@@ -20,7 +20,7 @@ def transformer_flops(config, batch, seq, backward=True):
 
 def mfu(config, tokens_per_second, peak_flops, devices=1):
     """The fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
-    What is computed twice to save memory does not count: it is the price, not the work.
+    If something is computed twice to save memory, the second time does not count.
     paper  PaLM 2022, appendix B
     lab    01
     """

@@ -9,11 +9,11 @@ def frugal_gradients(model, inputs, targets):
     """Each parameter's .grad has grown by the gradient of the mean loss over all targets that are
     not IGNORE, as after model(inputs, targets).backward(); returns that mean, detached.
 
-    model   a GPT without dropout; its head may be tied to its embedding. What is frozen has no
+    model   a GPT without dropout; its head may be tied to its embedding. Frozen weights get no
             gradient. Afterwards the model is as it was
-    memory  at most twice what one row keeps for backward when each block keeps its input, and one
-            of them all that it needs. Counted is all that lives at the peak beside parameters,
-            gradients and buffers
+    memory  the peak is at most twice this bound: what one row keeps for backward if each block
+            keeps only its input, plus what a single block keeps. The peak counts all that
+            lives beside parameters, gradients and buffers
     cost    at most 1.5 times the FLOPs of the plain step
     lab     01
     """

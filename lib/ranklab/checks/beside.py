@@ -135,8 +135,8 @@ def located(where, look, *args):
 
 def refused(what, call):
     """A look at whether call() is a ValueError; it is called now, on all ranks."""
-    return partial(expect, refuses(call), f"{what}: no ValueError", "Say it before training "
-                   "begins, in a sentence.")
+    return partial(expect, refuses(call), f"{what}: no ValueError", "Refuse it before "
+                   "training begins, in a sentence.")
 
 
 def expect(is_so, what, hint):
@@ -180,11 +180,11 @@ def _usual(name, turn, ranks, rights, owns):
     right, other = of_ranks[ranks.index], rights[1 - turn].get(name)
     named = {}
     if (own := owns[turn].get(name)) is not None:
-        named["still this rank's own"] = own, "Nothing of the others has come to it."
+        named["still this rank's own"] = own, "Nothing from the other ranks has come into it."
     if isinstance(right, torch.Tensor) and right.is_floating_point():
-        named |= {f"{R} times right": (R * right, "It is a sum where the mean is due, or each "
-                                       "share is in it more than once."),
-                  f"1/{R} of what is right": (right / R, "It is a mean where the sum is due, or "
+        named |= {f"{R} times right": (R * right, "It is a sum instead of the mean, or it has "
+                                       "each share more than once."),
+                  f"1/{R} of what is right": (right / R, "It is a mean instead of the sum, or "
                                               "divided twice.")}
         if ranks.group:
             named["divided by the number of all ranks"] = right * R / dist.get_world_size(), ""
@@ -213,5 +213,5 @@ def _on_cpu(value):
 def _sends(where, ops, calls, nbytes):
     sent, names = sum(op.payload_bytes for op in ops), ", ".join(sorted({op.name for op in ops}))
     expect(len(ops) <= calls and sent <= nbytes, f"{where} sends {sent:,} bytes in {len(ops)} calls"
-           f" ({names}); {nbytes:,} bytes in {calls} are enough", "Each call costs its latency: "
-           "send once what is needed, and nothing else.")
+           f" ({names}); {nbytes:,} bytes in {calls} are enough", "Each call costs its latency, "
+           "so send what is needed once, and nothing else.")

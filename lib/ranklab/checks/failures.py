@@ -27,12 +27,12 @@ LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others 
 MISMATCH = r"was killed by SIGABRT: op\.preamble\.length <= op\.nbytes.*"  # of gloo
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
 SEND_FIRST = ("All ranks send first. gloo's send returns when the other side receives, and nobody "
-              "does. Either one rank receives first, or nobody waits yet: start the send, receive, "
+              "does. Let one rank receive first, or don't wait yet: start the send, receive, "
               "then wait for the send.")
 RECEIVE_FIRST = ("All ranks receive first, and nobody sends. One rank has to begin: in a ring with "
                  "one token, rank 0 sends first; else start the send before the receive.")
-TOO_LONG = ("The first number is the bytes of a message, the second those of the place that it "
-            "came into. What is sent and what receives it must have one length and one type.")
+TOO_LONG = ("The first number is the bytes of a message, the second is the bytes of the tensor "
+            "that should receive it. Both tensors must have the same length and type.")
 
 
 @contextlib.contextmanager
@@ -80,16 +80,16 @@ def why_hang(doing):
     calls, waiting = list(ranks_in), rank_names(sorted(sum(ranks_in.values(), [])))
     if returned and MESSAGES.issuperset(calls):
         return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} for a message. "
-                "Each that is received must be sent, and the other way round; and a message may go "
-                "with its handle, when isend's is dropped.")
+                "Each message must be sent and received. And if you drop the handle of an isend, "
+                "its message may be lost.")
     if returned:
         return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} in "
-                f"{' and '.join(calls)}. All ranks of a group must make that call, and as often.")
+                f"{' and '.join(calls)}. All ranks of a group must make that call equally often.")
     if calls in (["send"], ["recv"]):
         return SEND_FIRST if calls == ["send"] else RECEIVE_FIRST
     if len(calls) > 1 and not MESSAGES.intersection(calls):
         where = ", ".join(f"{rank_names(ranks)} in {call}" for call, ranks in ranks_in.items())
-        return f"All ranks of a group make the same calls in the same order. Here are {where}."
+        return f"All ranks of a group must make the same calls in the same order. Here are {where}."
     return ""
 
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 
-DROPPED = ("isend and irecv return a handle, and nobody waits for it: when it is dropped, the "
-           "message may go with it. Keep the handle, then call its wait().")
+DROPPED = ("isend and irecv return a handle, and nobody waits for it. If you drop the handle, the "
+           "message may be lost. Keep the handle, then call its wait().")
 
 
 def uses(fn, name):
@@ -101,5 +101,5 @@ def all_awaited(missing, where):
     if missing > 0:
         raise Mistake(f"{where}: {missing} of its calls {'was' if missing == 1 else 'were'} never "
                       "waited for", "isend, irecv and async_op=True return a handle. Keep the "
-                      "handle of each, and wait for all of them: until then a buffer may not be "
-                      "read or reused, and what looks right is right by chance.")
+                      "handle of each, and wait for all of them. Until then you may not read or "
+                      "reuse a buffer, and what looks right is right by chance.")

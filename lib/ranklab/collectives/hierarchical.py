@@ -39,7 +39,7 @@ def node_groups(per_node, group=None):
 def hierarchical_all_reduce(x, inside=None, across=None):
     """Every rank ends with the sum of `x` over all nodes, in a new tensor; `x` is unchanged.
 
-    `inside` is the group of this rank's node, `across` that of its peers on the other nodes
+    `inside` is the group of this rank's node, `across` the group of its peers on all nodes
     (see node_groups). With L ranks on each of M nodes:
 
     cost   inside, 2(L-1)/L of x's bytes; across, 2(M-1)/M of one L-th of them, so that

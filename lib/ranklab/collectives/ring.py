@@ -14,8 +14,8 @@ from ranklab.collectives.wire import sendrecv
 def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
 
-    `out`, as large as `x`, may be given as the place where partial sums arrive: chunk r of the sum
-    then lies in its place there. Else it is a new tensor, also on one rank.
+    If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
+    as chunk r of `out`. Without `out` the result is a new tensor, on a single rank too.
 
     shape  any shape of n elements -> (n/R,)
     cost   sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages
@@ -37,8 +37,8 @@ def ring_reduce_scatter(x, group=None, out=None):
 def ring_all_gather(shard, group=None, out=None):
     """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
 
-    `out` may be given as the place for the result. It must be given when shards differ in length:
-    its size says how long each of them is; `shard` may lie in its place there already.
+    If `out` is given, the result goes there, and `shard` may lie in its place already. If shards
+    differ in length, `out` must be given, because its size tells how long each of them is.
 
     shape  (n/R,) -> (n,), or the shape of `out`
     cost   sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages
@@ -49,7 +49,7 @@ def ring_all_gather(shard, group=None, out=None):
         out = shard.new_empty(R * shard.numel())
     chunks = out.view(-1).tensor_split(R)
     chunks[rank].copy_(shard.flatten())
-    for step in range(1, R):  # pass on what came last; my own shard is the first to go
+    for step in range(1, R):  # pass on what came last; my own shard goes first
         have, want = (rank - step + 1) % R, (rank - step) % R
         sendrecv(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)
     return out
@@ -58,8 +58,8 @@ def ring_all_gather(shard, group=None, out=None):
 def ring_all_reduce(x, group=None, out=None):
     """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
 
-    `out`, of x's shape, may be given as the place for the result (never `x` itself). Else it is a
-    new tensor. The same bits on every rank.
+    If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
+    the result is a new tensor. All ranks get the same bits.
 
     cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no busiest rank sends fewer
     paper  Patarasuk & Yuan 2009

@@ -31,9 +31,9 @@ def tree_broadcast(x, src=0, group=None):
 def recursive_doubling(x, group=None):
     """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away: both end with the same bits. When
-    R is no power of two, the ranks beyond the largest one first hand their x to a partner, and at
-    the end get the sum back.
+    In round k each rank swaps all it has with the rank 2^k away, so both end with the same bits.
+    If R is no power of two, take the largest power of two below it: the ranks from there on first
+    hand their x to a partner, and at the end get the sum back.
 
     cost   sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes
     paper  Thakur, Rabenseifner & Gropp 2005, "recursive doubling"

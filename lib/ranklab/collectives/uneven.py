@@ -10,11 +10,11 @@ from ranklab.collectives.wire import sendrecv
 def all_to_all_v(pieces, group=None):
     """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
 
-    Pieces are 1-dim tensors of one type and device, each of any length, also 0; no other rank knows
+    Pieces are 1-dim tensors of one type and device, each of any length, 0 too; no other rank knows
     the lengths. The results are new tensors, and `pieces` stay as they are.
 
-    cost   a piece travels once, straight to its rank, and an empty one not at all; before, the
-           lengths: R-1 messages of 8 bytes
+    cost   first R-1 messages of 8 bytes for the lengths; then each piece travels once, straight to
+           its rank, unless it is empty
     lab    02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)

@@ -16,7 +16,7 @@ def sendrecv(piece, to, into, source, group=None):
 
 
 def start_sendrecv(piece, to, into, source, group=None):
-    """sendrecv under way: both tensors are to be left alone until each of the works is awaited.
+    """sendrecv is under way; leave both tensors alone until you have waited for each work.
 
     cost   as sendrecv; returns a list of works
     """
@@ -30,5 +30,5 @@ def start_sendrecv(piece, to, into, source, group=None):
     if piece.numel():
         ops.append(dist.P2POp(dist.isend, piece, group=group, group_peer=to))
     # One batch: gloo's blocking send waits for its receiver, and NCCL puts the sends and receives
-    # between two ranks in one queue. If all ranks sent first, both would wait for ever.
+    # between two ranks in one queue. If all ranks sent first, both would wait forever.
     return dist.batch_isend_irecv(ops) if ops else []

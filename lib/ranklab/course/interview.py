@@ -65,7 +65,7 @@ def _parser():
     parser.add_argument("--minutes", type=number(float, above=0, most=240), default=45,
                         help="how long; from 30 on the last question is a system design")
     parser.add_argument("--level", type=number(least=1, most=5), default=3,
-                        help="1 easy ... 5 hard; questions are of it, and one below and above")
+                        help="1 easy ... 5 hard; questions come from it, one below and one above")
     parser.add_argument("--report", type=new_file, metavar="FILE",
                         help="write the report here, with all answers, as Markdown")
     parser.add_argument("--score", action="store_true",

@@ -11,8 +11,8 @@ from ranklab.flat import pieces
 def average_gradients(model, group=None):
     """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
 
-    The naive form: it starts when backward is over, and a message costs as much for a bias of ten
-    numbers as for a matrix of a million.
+    The naive form: it starts when backward is over, and the message of a bias with ten numbers pays
+    the same latency as the message of a matrix with a million.
     cost   one all-reduce for each parameter that requires a gradient
     lab    03
     """
@@ -30,9 +30,8 @@ def assign_buckets(parameters, bucket_cap_bytes):
     """Lists of parameters whose gradients travel together, in the order in which to send them.
 
     From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device, and is closed by the parameter that makes it reach
-    bucket_cap_bytes.
-    Buckets that never reach it come last, in the order in which they were opened.
+    holds one type on one device. The parameter that makes it reach bucket_cap_bytes is its last.
+    Buckets that never reach bucket_cap_bytes come last, in the order in which they were opened.
     error  bucket_cap_bytes below 1
     lab    03
     """
@@ -68,7 +67,7 @@ class Bucket:
     """One flat piece of memory for the gradients of some parameters of one type and group.
 
     `flat` is what travels; `views` are parts of it, in the shapes of `parameters`; `missing` are
-    the parameters that have got no gradient yet in this backward.
+    the parameters that have no gradient yet in this backward.
     """
 
     def __init__(self, parameters, group=None, multiple_of=1):
@@ -89,7 +88,7 @@ class Bucket:
                 parameter.grad = view
 
     def fill_none(self, used):
-        """A parameter without gradient gets the others' mean, where `used` says there is one."""
+        """A parameter without gradient has the mean of all ranks, if any rank used it."""
         for parameter, view in zip(self.parameters, self.views):
             if parameter.grad is None and parameter in used:
                 parameter.grad = view

@@ -16,8 +16,8 @@ class OverlappedDataParallel(Replica):
     """`module`, with gradients that are the mean over ranks when backward() returns.
 
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
-    with the layers before. Buckets travel in one order on every rank, whatever the order in which
-    they become ready: the first message of one rank meets the first of the others.
+    with the earlier layers. All ranks send their buckets in the same order, whatever the order in
+    which they become ready: the first message of one rank meets the first of the others.
     A parameter without gradient is an error; with find_unused_parameters it counts as zeros, at the
     end of backward (torch looks for it in the graph, in forward).
     cost   one all-reduce for each bucket: all gradients once; with find_unused_parameters 4 bytes
@@ -47,7 +47,7 @@ class OverlappedDataParallel(Replica):
             self.launch_ready_buckets()
 
     def launch_ready_buckets(self):
-        """What is ready is on its way, up to the first bucket that is not."""
+        """All buckets are on their way, up to the first one that is not ready."""
         while self.waiting and not self.waiting[0].missing:
             bucket = self.waiting.pop(0)
             bucket.gather()

@@ -13,13 +13,13 @@ def plan_buckets(ready, nbytes, alpha, beta):
 
     Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
     bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
-    has arrived; then the link is busy for alpha + bytes * beta seconds. It is free from 0 on.
+    has arrived; then the link is busy for alpha + bytes * beta seconds. At 0 the link is free.
 
     cost   looks at n^2 / 2 buckets for n gradients
     lab    03
     """
-    # Of the best plan for the first j gradients: its end, and where its last bucket starts. What
-    # comes later has to know no more of it, and an early end never does harm.
+    # For the best plan of the first j gradients, keep its end, and where its last bucket starts.
+    # Later gradients need no more than that, and an early end never does harm.
     ends, starts = [0.0], [0]
     before = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
     for j, last in enumerate(ready, 1):

@@ -11,7 +11,7 @@ from ranklab.flat import pack, unpack
 def broadcast_parameters(model, src=0, group=None):
     """Every rank ends with rank src's parameters and buffers; tied ones travel once.
 
-    Frozen parameters and buffers too: what differs at the start differs for ever. `src` counts
+    Frozen parameters and buffers too: what differs at the start stays different. `src` counts
     inside the group.
     cost   one broadcast for each parameter and each buffer
     lab    03
@@ -37,7 +37,7 @@ def broadcast_together(tensors, src=0, group=None):
 def replicas_agree(model, group=None):
     """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
 
-    Parameters only: between two forwards ranks may differ in the statistics of batch norm.
+    Parameters only, because between two forwards ranks may differ in the statistics of batch norm.
     cost   one all-reduce of 16 bytes, whatever the model's size
     error  a parameter that is a DTensor and not replicated: no rank holds a copy of it
     lab    03

@@ -4,11 +4,11 @@ import torch
 
 
 def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
-    """The indices of `rank`'s samples in this epoch, as a list; every rank has as many.
+    """The indices of `rank`'s samples in this epoch, as a list, equally long on every rank.
 
-    All ranks shuffle range(n) alike, by seed + epoch, and take every ranks-th index. What does not
-    divide is filled up from the beginning of the order; with drop_last its end is left out.
-    The lists are those of torch.utils.data.DistributedSampler. Nothing is sent.
+    All ranks shuffle range(n) in the same way, by seed + epoch, and take every ranks-th index. If n
+    does not divide, the beginning of the order is repeated at its end; with drop_last the end is
+    left out. torch.utils.data.DistributedSampler gives the same lists. Nothing is sent.
     error  a rank that is not one of `ranks`; no samples
     lab    03
     """

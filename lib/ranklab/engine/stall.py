@@ -1,4 +1,4 @@
-"""A deadlock seen early: ranks that all sleep in communication will sleep for ever.
+"""A deadlock seen early: ranks that all sleep in communication will sleep forever.
 
 Said only when nothing else can be. For a while, at every look, the main thread of each rank sleeps
 (state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then each

@@ -66,7 +66,7 @@ def deadlock(handles, waiting, seconds):
     """The error of a launch whose ranks `waiting` have said that they wait for ranks alone."""
     done = [h.rank for h in handles if h not in waiting]
     wait, have = ("waits", "it has") if len(waiting) == 1 else ("wait", "all have")
-    whom = "for ever" if done or len(waiting) == 1 else "for each other"
+    whom = "forever" if done or len(waiting) == 1 else "for each other"
     what = f"{wait} {whom}: {have} slept in communication for {seconds:g} s"
     if done:
         what += f", and {rank_names(done)} {'has' if len(done) == 1 else 'have'} returned"

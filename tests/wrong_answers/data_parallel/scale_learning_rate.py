@@ -14,7 +14,7 @@ WRONG = [
            says="at batch 384 the rate is 0.1, not 0.15"),
     mutant(scale_learning_rate, "return lr + (scaled - lr)", "return scaled",
            says="does not begin at 0 but at lr"),
-    mutant(scale_learning_rate, "step >= warmup", "not warmup", says="it must not grow on"),
+    mutant(scale_learning_rate, "step >= warmup", "not warmup", says="it must not grow further"),
     mutant(scale_learning_rate, "step >= warmup", "not warmup",
            "lr + (scaled - lr) * step / warmup", "min(scaled, lr + (scaled - lr) * step / warmup)",
            says=r"min\(\) takes the end at once"),

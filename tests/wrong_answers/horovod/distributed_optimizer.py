@@ -11,7 +11,7 @@ IN_TURN = "for p, (handle, ctx) in handles.items()"
 REFUSES = "if p in handles:"
 WRONG = [
     mutant(answer, "op=Average", "op=Sum", Sum=Sum,
-           says="3 times right.+sum where the mean is due"),
+           says="3 times right.+sum instead of the mean"),
     mutant(answer, AVERAGE, f"{AVERAGE} / size()", size=size,
            says="1/3 of what is right.+divided twice"),
     mutant(answer, f"p.{HOOKED}", "p",

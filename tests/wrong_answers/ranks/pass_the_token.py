@@ -32,7 +32,7 @@ WRONG = [
     mutant(pass_the_token, "group=None", "group=None, kept=torch.zeros(1, dtype=torch.int64)",
            MAKES, "kept", says="a second call: rank 1 of 3 returned"),
     mutant(pass_the_token, "dist.get_rank(group), dist.get_world_size(group)",
-           "dist.get_rank(), dist.get_world_size()", says="ranks are counted anew"),
+           "dist.get_rank(), dist.get_world_size()", says="A group counts its ranks"),
     mutant(pass_the_token, "token.item()", "token", says="Return the number"),
 ]
 

@@ -31,7 +31,7 @@ EXERCISES = (
         "attention's two products 2 x 2 seq C; the head costs 2 C V once.",
         "forward = 2 * batch * seq * (n_layer * (12 C^2 + 2 seq C) + C V); a step is 3 of it.")),
     Exercise(baseline.mfu, check_mfu, hints=(
-        "How many FLOPs does a token cost, and how many could the devices have done meanwhile?",
+        "How many FLOPs does a token cost, and how many could the devices do in that time?",
         "transformer_flops(config, 1, config.n_ctx) is for n_ctx tokens.",
         "flops_per_token * tokens_per_second / (peak_flops * devices)")),
     Exercise(baseline.model_state_bytes, check_model_state_bytes, hints=(
@@ -41,14 +41,14 @@ EXERCISES = (
         '"fp32": 4, 4, 8; "mixed": 2, 2, 12; "bf16": 2, 2, 4 bytes a parameter.')),
     Exercise(baseline.activation_bytes, check_activation_bytes, hints=(
         "A linear layer keeps its input. GELU keeps its input. Which of them share one tensor?",
-        "In units of C numbers a token: the norms 2, attention 1 + 3 + 1, the MLP 1 + 4 + 4. And "
-        "small change: 2 numbers for each norm, and log-sums or the matrix of attention.",
+        "In units of C numbers a token: the norms 2, attention 1 + 3 + 1, the MLP 1 + 4 + 4. Then "
+        "2 numbers for each norm, and the log-sums or the matrix of attention.",
         "block = (16 C + 4) * element + (4 H if flash else H * seq * element); recompute: "
         "C * element. Times tokens and layers, plus ends_bytes(...).")),
     Exercise(baseline.accumulate_gradients, check_accumulate_gradients, hints=(
         "backward() adds to .grad. What must each piece's loss be divided by, so that the sum of "
         "gradients is the gradient of the mean?",
-        "By the same number for all: the count of targets, of the whole batch, that are not "
+        "Divide all pieces by the same number: how many targets of the whole batch are not "
         "IGNORE.",
         "for x, y in zip(inputs.split(micro_batch), targets.split(micro_batch)): loss = "
         "loss_sum(x, y) / count; loss.backward(); add up loss.detach().")),
@@ -61,9 +61,9 @@ EXERCISES = (
         "function(*kept) inside torch.enable_grad() and random_replayed(ctx.random); "
         "torch.autograd.backward(outputs, gradients); return tuple(x.grad for x in kept).")),
     Exercise(baseline.frugal_gradients, check_frugal_gradients, hints=(
-        "Which three tensors are large in a plain step? The activations of all rows, those of all "
-        "blocks, and the logits. Each has a cure: pieces of rows, blocks that run again, pieces of "
-        "the loss.",
+        "Three things are large in a plain step: the activations of all rows, the activations of "
+        "all blocks, and the logits. Each has a cure: one row at a time, blocks that run again, "
+        "the loss in pieces.",
         "One row at a time, through accumulate_gradients or a loop of your own. Blocks: "
         "checkpoint_blocks, or call them without autograd and keep their inputs. The loss: model."
         "loss(model.head, hidden, targets, \"sum\") for some tokens at a time.",

@@ -75,10 +75,10 @@ def check_checkpointed(checkpointed):
            "again in backward.")
     yield f"{kept:,} bytes are kept instead of {plain:,}"
     _, _, goes_on, _ = _compare(checkpointed, "dropout 0.5", 0.5)
-    yield "same gradients with dropout: the random numbers are those of the first time"
+    yield "same gradients with dropout: the second forward draws the same random numbers"
     expect(goes_on, "after backward, torch.rand repeats itself", "Put the random state back after "
            "the second forward: random_replayed does.")
-    yield "random numbers go on as if nothing had been computed twice"
+    yield "afterwards random numbers go on as if nothing had been computed twice"
     _compare(checkpointed, "a function with two outputs", failures=TWO_OUTPUTS)
     yield "the same of a function with two outputs"
 
@@ -110,7 +110,7 @@ def _why_off(name, seen, grad, dropout):
     if "shift" in name and seen is None:
         return "Return the gradients of all inputs: tuple(x.grad for x in kept)."
     if seen is None or (not seen.any() and grad.any()):
-        return ("Weights inside function are no inputs of it: torch.autograd.backward(outputs, "
+        return ("Weights inside function are none of its inputs: torch.autograd.backward(outputs, "
                 "gradients) fills their .grad, torch.autograd.grad of the inputs alone does not. "
                 "And kept inputs must require a gradient if the originals did.")
     return ("Use the gradients that backward receives, not ones; detach the kept inputs, or "

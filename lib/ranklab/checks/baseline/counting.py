@@ -57,12 +57,12 @@ def check_transformer_flops(transformer_flops):
     for case in cases:
         got, right = _number(transformer_flops(*case), "the FLOPs"), counted_flops(*case)
         forward = counted_flops(*case, backward=False)
-        mistakes = {forward: "That is the forward alone. The default is a whole step.",
+        mistakes = {forward: "That is forward alone. The default is a whole step.",
                  2 * forward: "Backward costs twice the forward: each product needs one for the "
                               "gradient of its input and one for that of its weight."}
         _compare(f"step of {_say(*case)}:", got, right, "FLOPs", mistakes,
                  "Forward was right: how many forwards is a backward?")
-    yield "forward and backward: equal, too"
+    yield "forward and backward: equal too"
 
 
 def _say(config, batch, seq):
@@ -74,7 +74,7 @@ def _flops_slips(config, batch, seq, right):
     attention, head = 4 * tokens * seq * C * L, 2 * tokens * C * V
     return {
         right / 2: "A multiply and an add are two FLOPs: an (m, k) @ (k, n) product costs 2 m k n.",
-        3 * right: "That is forward and backward. With backward=False, count the forward alone.",
+        3 * right: "That is forward and backward. With backward=False, count only forward.",
         right - attention: "Attention's own two products are missing: q @ k and probability @ v. "
                            "They have no weights, and grow with the square of the sequence.",
         right - attention / 2: "You count half of attention. Count the masked half too, as torch's "
@@ -97,10 +97,10 @@ def check_mfu(mfu):
         flops = counted_flops(config, 1, config.n_ctx) / config.n_ctx
         right = flops * speed / peak / devices
         mistakes = {
-            100 * right: "A fraction is wanted, not per cent.",
+            100 * right: "Return a fraction, not per cent.",
             right * devices: "The peak of all devices together is devices x peak_flops, and "
                              "tokens_per_second is of all of them already.",
-            right * 4 / 3: "What is computed twice to save memory does not count as work.",
+            right * 4 / 3: "If you compute something twice to save memory, count it once.",
             right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by both: "
                                 "/ (peak_flops * devices).",
             right / 3: "Training is forward and backward: three forwards.",
@@ -164,7 +164,7 @@ def check_activation_bytes(activation_bytes):
     for flash in (True, False):
         for batch, seq, dtype in ((2, 20, torch.float32), (3, 17, torch.bfloat16)):
             _compare_activations(activation_bytes, flash, batch, seq, dtype, recompute=True)
-    yield "recompute=True: a block keeps its input and nothing else; the ends keep all they did"
+    yield "recompute=True: a block keeps only its input; the ends keep the same as before"
 
 
 def _compare_activations(activation_bytes, flash, batch, seq, dtype, **recompute):

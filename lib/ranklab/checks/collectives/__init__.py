@@ -42,14 +42,14 @@ EXERCISES = (
         "into arriving (like mine[i]) while partial is sent; partial = arriving.add_(mine[i])",
     )),
     Exercise(collectives.ring_all_gather, check_ring_all_gather, hints=(
-        "Make room for R shards, put your own in place `rank`, and pass things on.",
+        "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
         "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
         "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
         "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
         "1) % R, (rank - step) % R; sendrecv(chunks[have], right, chunks[want], left, group)",
     )),
     Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
-        "You have both halves already: what does a rank hold after reduce-scatter?",
+        "You have both halves already. What does a rank hold after reduce-scatter?",
         "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
         "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
         "out); return ring_all_gather(shard, group, out)",
@@ -57,29 +57,29 @@ EXERCISES = (
     Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
         "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
         "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
-        "of nbytes. Doubling: as the tree, and one more when R is no power of two.",
+        "of nbytes. Doubling: like the tree, and one more if R is no power of two.",
         "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
         "dict; raise ValueError for a name that is not in it.",
     )),
     Exercise(collectives.all_to_all_v, check_all_to_all_v, hints=(
-        "Before a piece can arrive, its place must have the right length. Who knows it?",
-        "Two rounds of messages: first each rank tells each other one how much will come, then the "
-        "pieces go. In both, in step s send to rank + s and receive from rank - s, all at once.",
+        "A rank must receive a piece into a tensor of the right length. Which rank knows it?",
+        "Take two rounds of messages. First each rank tells every other rank how much will come, "
+        "then the pieces go. In step s of each, send to rank + s and receive from rank - s.",
         "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
         "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
         "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty. Your own "
         "piece is copied.",
     )),
     Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
-        "Three lines: what can be done inside the node is done there, before and after the slow "
-        "link is used.",
+        "Three lines: do as much as you can inside the node, before and after you use the slow "
+        "link.",
         "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
         "that across. All-gather inside.",
         "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
         "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
     )),
     Exercise(collectives.parameter_server, check_parameter_server, hints=(
-        "Two kinds of ranks: workers send x and wait for the answer; the server does the rest.",
+        "There are two kinds of ranks. Workers send x and wait for the answer; the server adds.",
         "The server receives from every worker in turn and adds, and only then sends to every one.",
         "if rank != server: send(total), recv(total), both with group=group and group_dst or "
         "group_src=server; else: for each worker: recv(arriving); "

@@ -7,20 +7,19 @@ from ranklab.collectives import alpha_beta_time, best_sent_bytes, crossover_byte
 PREDICTIONS = (
     Prediction(
         "server_megabytes", solution="(8 - 1) * 100", unit="MB",
-        hint="To whom does the server send the sum, and how large is it?",
+        hint="To how many ranks does the server send the sum, and how large is the sum?",
         answer=lambda: alpha_beta_time("parameter_server", 100, 8, alpha=0, beta=1) / 2,
         mistakes={800: "a ninth machine would send 800; here one of the eight is the server",
                   100: "that is what a worker sends; the server answers each of them",
                   1400: "that counts what it receives as well"},
-        why="And it receives as much: one cable carries what should be spread over eight.",
+        why="And it receives as much. One cable carries what eight should share.",
     ),
     Prediction(
         "tree_rounds", solution="math.ceil(math.log2(100))", unit="rounds",
         hint="How many ranks have it after 1, 2, 3 rounds? Go on until all 100 have it.",
         answer=lambda: alpha_beta_time("tree_broadcast", 0, 100, alpha=1, beta=0),
-        mistakes={99: "that is one after the other; all ranks that have it can send at the same "
-                  "time",
-                  6: "2^6 = 64 ranks have it after 6 rounds: not yet all 100",
+        mistakes={99: "that is one rank after the other; all that have it can send at once",
+                  6: "after 6 rounds 2^6 = 64 ranks have it, not yet all 100",
                   6.64: "there is no fraction of a round", 50: "it doubles, it does not add 2"},
         why="After k rounds 2^k ranks have it.",
     ),
@@ -36,7 +35,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "all_gather_megabytes", solution="3 * 25", unit="MB",
-        hint="How large is what goes out in a step, and how many steps are there?",
+        hint="How much goes out in a step, and how many steps are there?",
         answer=lambda: best_sent_bytes("all_gather", 4 * 25, 4),
         mistakes={25: "your own shard is only the first thing that you pass on",
                   100: "R-1 shards: nobody has to send a shard back to its owner",
@@ -55,29 +54,29 @@ PREDICTIONS = (
     ),
     Prediction(
         "ring_microseconds", solution="1e6 * 2 * 7 * (10e-6 + 10e6 / 8 / 100e9)", unit="us",
-        hint="How many steps has the ring? Each costs a latency and the time of one chunk.",
+        hint="How many steps does the ring take? Each costs a latency and the time of one chunk.",
         answer=lambda: 1e6 * alpha_beta_time("ring", 10e6, 8, alpha=10e-6, beta=1 / 100e9),
         mistakes={175: "the 14 latencies are missing",
-                  185: "alpha is paid in every one of the 14 steps, not once",
+                  185: "you pay alpha in every one of the 14 steps, not once",
                   1540: "a step moves one chunk, 1/8 of the tensor",
                   157.5: "that is only one of the two halves",
                   22.5: "that is one step; the ring has 2(R-1) = 14 of them",
                   140: "that is the latency alone; each step also moves 1.25 MB",
                   240: "right latency, but 2(R-1)/R of the 10 MB go by, not 10 MB: 175 us, not 100",
                   110: "that is one message of 10 MB: no ring at all"},
-        why="140 us of it is latency: at 10 MB the two are nearly alike.",
+        why="140 us of it is latency: at 10 MB, steps and bytes cost nearly the same.",
     ),
     Prediction(
         "slow_link_megabytes", solution="2 * (2 - 1) / 2 * 100", unit="MB",
-        hint="Which part of the tensor crosses for each rank, and with how many nodes is it "
-              "reduced?",
+        hint="Which part of the tensor does each rank send across, and how many nodes reduce "
+              "it?",
         answer=lambda: best_sent_bytes("all_reduce", 100, 2),
         mistakes={175: "that is a flat ring over all 8 ranks",
                   25: "that is one rank; all four of the node send their shard across",
-                  200: "2(M-1)/M with M = 2 nodes is 1, not 2", 50: "half of it: reduce, then "
-                          "gather",
+                  200: "2(M-1)/M with M = 2 nodes is 1, not 2",
+                  50: "that is half of it: first reduce, then gather",
                   800: "bits, not bytes"},
-        why="Between nodes it is an all-reduce over M = 2, whatever the ranks inside.",
+        why="Between nodes it is an all-reduce over M = 2, however many ranks are inside.",
     ),
     Prediction(
         "crossover_megabytes", solution="1e-6 * 11 * 10e-6 / (1.25 / 100e9)", unit="MB",

@@ -27,9 +27,9 @@ EXERCISES = (
         "and src counts inside the group.",
     )),
     Exercise(data_parallel.shard_sampler, check_shard_sampler, hints=(
-        "All ranks make the same order of all samples; each takes its part of it.",
+        "All ranks make the same order of all samples, and each takes its part.",
         "torch.randperm(n, generator=...) with seed + epoch. Fill up to a multiple of `ranks` from "
-        "the order's own beginning (more than once round if need be), or cut.",
+        "the beginning of the order itself (more than once if need be), or cut.",
         "each = n // ranks if drop_last else -(-n // ranks); while len(order) < each * ranks: "
         "order += order[: each * ranks - len(order)]; return order[rank : each * ranks : ranks]",
     )),
@@ -41,8 +41,8 @@ EXERCISES = (
         "None; parameter.grad /= R; dist.all_reduce(parameter.grad, group=group)",
     )),
     Exercise(data_parallel.assign_buckets, check_assign_buckets, hints=(
-        "One pass from the last parameter to the first. Which bucket does it go into, and when is "
-        "that one closed?",
+        "Go once from the last parameter to the first. Which bucket does a parameter go into, and "
+        "when do you close that bucket?",
         "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
         "the bucket's bytes have reached the cap, move it to the closed ones.",
         "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(each.nbytes "
@@ -62,10 +62,10 @@ EXERCISES = (
         "group=self.group, async_op=True))",
     )),
     Exercise(data_parallel.plan_buckets, check_plan_buckets, hints=(
-        "Fix the last bucket. What has to be known of all buckets before it?",
-        "Only when they have arrived, and the earlier the better. So for the first j gradients "
-        "keep the earliest end: the best over all starts i of the last bucket, from the end kept "
-        "for the first i.",
+        "Fix the last bucket. What do you have to know about all buckets before it?",
+        "Only when they have arrived, and earlier is better. So keep the earliest end for the "
+        "first j gradients. Try every start i of the last bucket: it begins after the end that "
+        "you kept for the first i.",
         "ends = [0.0]; for j in 1 .. n: end of (i) = max(ends[i], ready[j - 1]) + alpha + "
         "sum(nbytes[i:j]) * beta; keep the smallest, and its i. Then walk back from n: the last "
         "bucket is i .. n - 1, and the one before it ends at i.",
@@ -86,15 +86,15 @@ EXERCISES = (
         "weight",
     )),
     Exercise(data_parallel.scale_learning_rate, check_scale_learning_rate, hints=(
-        "k = batch / base_batch. What does each rule make of k?",
-        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: the straight line from lr at step 0 to that "
-        "at step `warmup`.",
+        "k = batch / base_batch. How does the learning rate depend on k in each rule?",
+        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: the straight line from lr at step 0 to the "
+        "scaled rate at step `warmup`.",
         "if step is None or step >= warmup: return scaled; return lr + (scaled - lr) * step / "
         "warmup",
     )),
     Exercise(data_parallel.join_uneven, check_join_uneven, hints=(
-        "Before each step all ranks must learn whether anybody has a batch left. What does a rank "
-        "do that has none?",
+        "Before each step all ranks must find out whether any rank has a batch left. And what does "
+        "a rank do that has none?",
         "One all-reduce with MAX: a rank with a batch gives its number, one without gives -1. "
         "Below 0: all are done. Else the result is a rank that goes on: its buffers count, and at "
         "the end its weights.",

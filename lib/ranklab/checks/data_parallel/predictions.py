@@ -25,25 +25,25 @@ PREDICTIONS = (
                   38.4: "float32 has four bytes a number", 307.2: "the ring sends chunks, not the "
                   "whole gradient R-1 times", 76.8: "that is one of the ring's two halves",
                   1228.8: "bits, not bytes"},
-        why="In every step, whatever the batch: that is why larger batches scale better.",
+        why="In every step, and it does not depend on the batch. So larger batches scale better.",
     ),
     Prediction(
         "samples_per_rank", solution="math.ceil(1797 / 4)", unit="samples", tolerance=0,
-        hint="All ranks get as many, and none of the images may be left out.",
+        hint="All ranks get the same number, and you may leave out no image.",
         answer=lambda: len(shard_sampler(1797, 0, 4)),
         mistakes={449: "that is drop_last: 4 x 449 = 1796, and one image would be left out",
                   449.25: "a sample can't be cut", 1797: "that is all of them, on every rank"},
-        why="4 x 450 = 1800: three samples are seen twice in each epoch.",
+        why="4 x 450 = 1800, so each epoch has three samples twice.",
     ),
     Prediction(
         "bucket_messages", solution="math.ceil(20 / 7)", unit="all-reduces", tolerance=0,
         hint="Fill one bucket, layer by layer: after which one does it reach the cap?",
         answer=_buckets,
-        mistakes={40: "one for each parameter: that is what buckets are for",
+        mistakes={40: "that is one for each parameter, without buckets",
                   20: "several layers fit into one bucket", 1: "the cap is 25 MB, and there are 80",
                   4: "a bucket closes when it has *reached* the cap: 7 layers, 28 MB",
                   3.2: "a bucket holds whole parameters"},
-        why="Two of 28 MB, and one with what is left. The first leaves after 7 of 20 layers.",
+        why="Two have 28 MB, and one has the rest. The first leaves after 7 of 20 layers.",
     ),
     Prediction(
         "accumulated_megabytes", solution="2 * 3 / 4 * 102.4", unit="MB",
@@ -53,7 +53,7 @@ PREDICTIONS = (
                   38.4: "the sum of four gradients is as large as one",
                   460.8: "the three pieces inside no_sync send nothing",
                   102.4: "a ring sends 2(R-1)/R of the gradient"},
-        why="Four times the batch for the same bytes.",
+        why="You get four times the batch for the same bytes.",
     ),
     Prediction(
         "batch_norm_bytes", solution="8 * (2 * 64 + 1)", unit="bytes", tolerance=0,
@@ -62,7 +62,7 @@ PREDICTIONS = (
         mistakes={512: "two sums a channel, of 8 bytes each, and the count",
                   1024: "the count must travel as well: ranks may have different batches",
                   516: "they travel in float64, 8 bytes each", 520: "that is one sum a channel"},
-        why="Tiny, but nothing can go on without it: twice for each layer and step, it is latency.",
+        why="Tiny, but the layer waits for it, twice in each step. So its cost is latency.",
     ),
     Prediction(
         "scaled_rate", solution="0.1 * 8192 / 256",
@@ -70,7 +70,7 @@ PREDICTIONS = (
         answer=lambda: scale_learning_rate(0.1, 8192, 256),
         mistakes={0.1: "that is the rate for a batch of 256",
                   0.566: "that is the square-root rule", 0.003125: "multiply by 32, do not divide",
-                  25.6: "8 GPUs or 256, what counts is the batch: 8192 / 256 = 32 times"},
+                  25.6: "what counts is the batch, not the GPUs: 8192 / 256 = 32 times"},
         why="Goyal et al. 2017 trained ResNet-50 with it, after five epochs of warm-up.",
     ),
     Prediction(
@@ -82,6 +82,6 @@ PREDICTIONS = (
                   16: "a ring sends 2(R-1)/R of them", 8: "the largest hash and the smallest",
                   12: "one half of the ring", 48: "both numbers, whole, R-1 times"},
         why="That is the average: two int64 do not divide by 4, so some ranks send 16 bytes "
-            "and some 32. So cheap that it can run every few hundred steps.",
+            "and some 32. It is so cheap that you can run it every few hundred steps.",
     ),
 )

@@ -103,7 +103,7 @@ def _look(where, answers, right, hint, traffic, tensors, is_same):
         ((dtype, count) == (torch.int64, 2), f"{count} numbers travel, in {dtype}", "float32 keeps "
          "24 of the 56 bits, float64 53: torch.tensor([mine, -mine], device=device), of two ints, "
          "is an int64 and keeps all."),
-        (is_same, "the weights have changed", "Look, and do not touch."),
+        (is_same, "the weights have changed", "Only read them."),
     ):
         expect(is_so, f"{where}: {what}", hint)
 

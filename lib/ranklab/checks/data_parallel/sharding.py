@@ -15,29 +15,29 @@ SIZES = ((12, 4), (7, 1), (10, 3), (1797, 4), (101, 8), (3, 8), (1, 4))  # (n, r
 def check_shard_sampler(shard_sampler):
     for n, ranks in SIZES:
         _compare_shards([shard_sampler(n, rank, ranks) for rank in range(ranks)], n, ranks)
-    yield "every sample once, and every rank as many, on 1, 3, 4, 8 ranks; filled up from the start"
+    yield "every sample once, the same number on each of 1, 3, 4, 8 ranks; filled up from the start"
     first = [shard_sampler(100, rank, 4) for rank in range(4)]
     expect(sum(first, []) != [*range(100)] and first[0] != [*range(0, 100, 4)],
            "the samples are not shuffled", "torch.randperm(n, generator=...)")
     for what, rank in itertools.product(("epoch", "seed"), range(4)):
         expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank "
                f"{rank} the same samples, in the same order", "Seed the shuffle with seed + "
-               "epoch: a new order for each epoch, and all ranks know it without a word.")
+               "epoch: a new order for each epoch, and all ranks know it without a message.")
     yield "another order in each epoch and for each seed, the same on all ranks"
     _compare_with_torch(shard_sampler, False, "")
-    yield "the very lists of torch's DistributedSampler"
+    yield "the same lists as torch's DistributedSampler"
     _compare_with_torch(shard_sampler, True, "With drop_last each rank gets n // ranks samples, "
                         "and the end of the order is lost.")
-    yield "with drop_last as well: what does not divide is left out"
+    yield "with drop_last too: samples that do not divide are left out"
     state = torch.get_rng_state()
     shard_sampler(50, 0, 2, epoch=3)
     expect(torch.equal(state, torch.get_rng_state()), "torch's own random numbers have moved on, "
-           "or were seeded anew", "Dropout and initialisation use them: make a torch.Generator() "
+           "or were seeded again", "Dropout and initialisation use them: make a torch.Generator() "
            "of your own.")
     yield "torch's own random numbers are left alone"
     for n, rank in ((10, 4), (10, -1), (0, 0)):
         _refuses(shard_sampler, n=n, rank=rank, ranks=4)
-    yield "a rank that is none of the ranks, and no samples, are refused with a ValueError"
+    yield "a ValueError for a rank that is not one of the ranks, and for no samples"
 
 
 def _compare_shards(shards, n, ranks):
@@ -112,7 +112,7 @@ def check_scale_learning_rate(scale_learning_rate):
                           f"{_rates(got)}; right is {_rates(right)}", _warmup_hint(got, right))
     yield "warm-up: from lr at step 0 evenly to the scaled rate at step `warmup`, then no more"
     for case, hint in (({"step": 0}, "No warm-up: the scaled rate from the first step on."),
-                       ({"warmup": 4}, "Without a step nobody asks for the way: return the scaled "
+                       ({"warmup": 4}, "Without a step there is no warm-up: return the scaled "
                         "rate when step is None.")):
         try:
             got = scale_learning_rate(**DOUBLED, **case)
@@ -137,7 +137,7 @@ def _warmup_hint(got, right):
         return ("Here warm-up does not begin at 0 but at lr, which is right for the small batch "
                 "(Goyal et al. 2017): lr + (scaled - lr) * step / warmup.")
     if not is_near(got[-1], right[-1]):
-        return "After `warmup` steps the rate stays: it must not grow on."
+        return "After `warmup` steps the rate stays as it is; it must not grow further."
     return "Evenly from lr to the scaled rate: lr + (scaled - lr) * step / warmup, from step 0 on."
 
 

@@ -126,8 +126,8 @@ def _trial(sync_batch_norm, ranks):
 
 def check_sync_batch_norm(sync_batch_norm):
     on_groups(_trial, sync_batch_norm, failures=FAILURES, at_once=True)
-    yield "values and running statistics of the whole batch's, on 1 to 4 ranks, one without a row"
+    yield "values and running statistics of the whole batch, on 1 to 4 ranks, one without a row"
     yield "the gradient of x too; of weight and bias each rank has its own part"
     yield "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged"
-    yield "in float32 its digits stay, also where the mean is far from zero"
+    yield "in float32 no digits are lost, even if the mean is far from zero"
     yield "large numbers that are all equal give no NaN; a weight that is not (C,) is refused"

@@ -10,7 +10,7 @@ from ranklab.checks.ranks.shard_range import check_shard_range
 
 EXERCISES = (
     Exercise(ranks.shard_range, check_shard_range, hints=(
-        "How many items has each rank at least? How many are left over then?",
+        "How many items does each rank get at least? How many are left over?",
         "divmod(n, size) gives both. The first `left over` ranks take one more each.",
         "start = rank * each + min(rank, left_over); the length is each + (rank < left_over).")),
     Exercise(ranks.pass_the_token, check_pass_the_token, hints=(
@@ -19,7 +19,7 @@ EXERCISES = (
         "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
         "token.item().")),
     Exercise(ranks.ring_shift, check_ring_shift, hints=(
-        "A send may return only when its receiver is there. Which rank is there, if all send?",
+        "A send may wait until its receiver is there. If all ranks send, which rank receives?",
         "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
         "wait() for each. A single rank has no neighbour: return a copy.")),
@@ -28,11 +28,11 @@ EXERCISES = (
         "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
         "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
     Exercise(ranks.roll_call, check_roll_call, hints=(
-        "Two ranks may look at different moments, and see different ranks. So what must there be "
-        "one of, and which rank may write it?",
-        "Say that you are here under a key of your own, and count with store.add. The last rank to "
-        "call ends the wait of all. When the time is up, the first rank to notice looks for the "
-        "keys of all ranks. Both write the list under one key, by compare_set.",
+        "Two ranks may look at different moments, and see different ranks. So of what may there be "
+        "only one, and which rank may write it?",
+        "Each rank writes a key of its own, and counts itself with store.add. The last rank to "
+        "call ends the wait of all. If the time is up before, the first rank to notice looks for "
+        "the keys of all ranks. Either way the list goes under one key, by compare_set.",
         'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
         'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
         'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '
@@ -45,7 +45,7 @@ PREDICTIONS = (
                      "and may one rank take more than one of them?",
                answer=lambda: len(ranks.shard_range(1_000_003, 0, 8)), tolerance=0,
                mistakes={125_000: "three documents are left over, and rank 0 takes one of them",
-                         125_003: "that rank would take all that is left over; share it out"},
+                         125_003: "then one rank takes all that is left over; share it out"},
                why="Rank 7 has 125000: one document less, and one step less in some loops."),
     Prediction("token_round_ms", solution="1024 * 20 / 1000", unit="ms",
                hint="Count the hops until the token is back where it began, the last one too.",
@@ -63,13 +63,13 @@ PREDICTIONS = (
                          3: "rank 3 waits like the others; which one does not?"},
                why="It finished: it skipped a call that the others still wait for."),
     Prediction("calls_it_made", solution="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
-               hint="The others stand in a call that it does not make. How many did they make, "
-                     "that one included?",
+               hint="The others wait in a call that it never makes. How many calls did they make, "
+                     "with that one?",
                mistakes={5: "all others wait in their fifth call; the guilty rank made one less",
                          1: "it skipped one call, and made all the rest",
                          0: "it skipped one call, and made all the rest"},
-               why="Its second call met the others' second, but for another document: silently "
-                   "wrong sums, long before the hang."),
+               why="Its second call met the others' second, but it passed another document: "
+                   "the sums were wrong, silently, long before the hang."),
     Prediction("questions_to_the_store", solution="1023 * 10 / 0.01", unit="questions",
                hint="How often does one rank look in ten seconds? How many ranks look?",
                answer=lambda: 1023 * 10 / 0.01,
@@ -77,14 +77,14 @@ PREDICTIONS = (
                          102_300: "10 ms is a hundredth of a second, so 1000 looks in ten seconds",
                          1024 * 1023 * 1000: "each rank asks only for the one that it has not "
                          "seen"},
-               why="A store is one process. A wait with a limit is one question from each rank."),
+               why="And the store is one process. With store.wait each rank asks only once."),
     Prediction("shift_bytes", solution="4 * 4000", unit="bytes", answer=lambda: 16_000,
                tolerance=0,
                hint="Draw the ring. Which ranks send, and how much is x?",
                mistakes={4_000: "that is what one rank sends; four ranks do",
                          12_000: "the ring closes: the last rank sends, too",
                          1_000: "1000 numbers of 4 bytes each, and four ranks"},
-               why="Each rank sends x once, so all together send R times x."),
+               why="Each rank sends x once, so all ranks together send R times x."),
     Prediction("hang_dollars", solution="1024 * 2 * 10 / 60", unit="dollars",
                hint="Dollars an hour for the whole cluster first; then how much of an hour is "
                      "lost?",

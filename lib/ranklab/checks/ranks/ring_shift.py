@@ -13,10 +13,10 @@ from ranklab.checks.ranks.shard_range import SIZES
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-IN_GROUP = ("In a group ranks are counted anew: dist.get_rank(group), dist.get_world_size(group). "
-            "And dist.send(x, dst) still means a rank of the whole world. Say group_dst= and "
+IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group). "
+            "But dist.send(x, dst) still means a rank of the whole world. Say group_dst= and "
             "group_src= (in a P2POp: group_peer=), with group=group.")
-CLOSES = ("A message that is received must be sent, too, and the other way round. The ring closes: "
+CLOSES = ("Each message must be sent by one rank and received by another. The ring closes: "
           "the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives it.")
 NOT_ALL_ALIKE = r"hang: (?!.*runs)(?!(send|, )+$)(?!(recv|, )+$).*"
 FAILURES = {

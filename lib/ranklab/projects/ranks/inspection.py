@@ -100,8 +100,7 @@ def all_reduce_times(sizes=SIZES):
 def compute_time(width=384, late_s=0.0):
     """This rank's own time for a fixed matrix product; `late_s` emulates a slow machine.
 
-    The best of twenty over half a second: other programs have their share of all in a row, but
-    hardly of each.
+    The best of twenty over half a second: another program may slow down some of them, but not all.
     """
     a = torch.ones(width, width, device=device())
     return timed(lambda: (a @ a, time.sleep(late_s)), repeats=20, pick=min, pause_s=0.02)
