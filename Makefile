@@ -12,6 +12,8 @@ PORT   ?= 8888
 JOBS   ?=
 # Labs, "03 06": all wrong answers to their exercises, and nothing else; empty means all tests.
 STEMS  ?=
+# Where the course is public; not given: git's origin, where that is on GitHub.
+# REPOSITORY = https://github.com/owner/name
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # An index that wants a login gets no answer, and setup.py says so.
 export PIP_NO_INPUT = 1
@@ -30,6 +32,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=3  STEMS='03 06'"
+	@echo "                REPOSITORY=https://github.com/owner/name (for make site)"
 
 setup:
 	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \

@@ -17,8 +17,7 @@ NO_BUTTONS = ("no buttons for Colab and Codespaces: they need the public address
               "make site REPOSITORY=https://github.com/owner/name")
 NO_ADDRESS = "PUT THE ADDRESS OF THIS REPOSITORY HERE"    # in README.md's cell for Colab
 BUTTONS = """**Open in Colab** opens a lab as it is in the repository: put [this cell](README.md#start)
-in front of it. **Open in Codespaces** opens the whole repository. The makers of the course have
-tried neither yet.
+in front of it. **Open in Codespaces** opens the whole repository. Neither was tried yet.
 """
 
 
@@ -102,7 +101,7 @@ def arc(names, minutes):
     items = []
     for part, about, numbers, filled, lines in PARTS:
         stems = [stem for stem in names if stem[:2] in numbers]
-        labs = ", ".join(link(names[stem].partition(":")[0], f"#{stem}") for stem in stems)
+        labs = "".join(link(names[stem].partition(":")[0], f"#{stem}") for stem in stems)
         items.append(
             f'<li><svg viewBox="0 0 48 48" aria-hidden="true"><path class="filled" d="{filled}"/>'
             f'<path d="{lines}"/></svg><b>{part}</b><span>{about}</span><span>{labs}</span>'
@@ -117,8 +116,8 @@ def figure(stem):
     return f"slides/{path}", said
 
 
-def card(stem, name, first, row, links):
-    """A lab: its figure, its minutes, what is built in it, and `links` ({text: address}).
+def card(stem, name, first, row, links, buttons):
+    """A lab: its figure, its minutes, what is built in it, links and buttons ({text: address}).
 
     first  the text of its first cell, with minutes and difficulty
     row    its line in README.md: what you build, and on what it runs
@@ -127,8 +126,9 @@ def card(stem, name, first, row, links):
     minutes, level = re.search(r"^> (\d+ minutes[^\xb7]*?) \xb7 difficulty (\d)/5", first,
                                re.M).groups()
     path, said = figure(stem)
-    shown = " ".join(link(text, url, "open" if text.startswith("Open") else "")
-                     for text, url in links.items())
+    shown = " ".join(link(text, url) for text, url in links.items())
+    shown += "<br>" * bool(buttons)
+    shown += " ".join(link(text, url, "open") for text, url in buttons.items())
     return f"""<article id="{stem}">
 <a href="labs/{stem}.html"><img src="{path}" alt="{html.escape(said)}" loading="lazy"></a>
 <p class="name">{link(html.escape(name), f"labs/{stem}.html")}</p>
@@ -166,8 +166,8 @@ def page(texts, decks, public, note):
     for stem, text in texts.items():
         links = {"Deck": f"slides/{stem}.html"} if stem in decks else {}
         links |= {"Questions": f"questions/{stem}.html", "Notebook": f"notebooks/{stem}.ipynb"}
-        links |= public.buttons(stem) if public else {}
-        cards.append(card(stem, names[stem], text, rows[stem], links))
+        buttons = public.buttons(stem) if public else {}
+        cards.append(card(stem, names[stem], text, rows[stem], links, buttons))
     raw = "````{{raw}} html\n{}\n````\n"
     return "\n\n".join([
         title, lead, whom, note, "## The course\n", raw.format(arc(names, minutes)), "## Labs\n",
