@@ -12,8 +12,6 @@ PORT   ?= 8888
 JOBS   ?=
 # Labs, "03 06": all wrong answers to their exercises, and nothing else; empty means all tests.
 STEMS  ?=
-# Where the course is public; not given: git's origin, where that is on GitHub.
-# REPOSITORY = https://github.com/owner/name
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # An index that wants a login gets no answer, and setup.py says so.
 export PIP_NO_INPUT = 1

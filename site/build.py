@@ -86,18 +86,15 @@ def lab_page(path, decks, public):
     links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
     links += [f"[Interview questions](../questions/{stem}.md)",
               f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
-    links += [f"[{text}]({url})" for text, url in (public.buttons(stem) if public else {}).items()]
+    if public:
+        links += [f"[{text}]({url})" for text, url in public.buttons(stem).items()]
+        links[-2] += " (with [this cell](../README.md#start) in front)"
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
                 cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     return json.dumps(notebook)
-
-
-def raw(text):
-    """HTML as it is, in a page of Markdown."""
-    return f"````{{raw}} html\n{text}\n````"
 
 
 def question_list(questions, answers):
@@ -113,14 +110,15 @@ def question_list(questions, answers):
         + "".join(f"<option>{value}</option>" for value in values) + "</select></label> "
         for name, values in choices.items() if len(values) > 1)
     unfold = '<label><input type="checkbox" name="unfold"> all answers</label> ' * answers
-    parts = [raw(f'<form id="filter" hidden>{selects}{unfold}<output></output></form>')]
+    form = f'<form id="filter" hidden>{selects}{unfold}<output></output></form>'
+    parts = [start.RAW.format(form)]
     for place, question in enumerate(by_level, 1):
         shown = question_html(place, question, draw(question), answers)
         shown = shown.replace("</p>", "</p>\n")       # else the search joins their words
         about = " ".join(f'data-{name}="{getattr(question, name)}"' for name in choices)
-        parts.append(raw(f'<div class="question" {about}>{shown}</div>'))
+        parts.append(start.RAW.format(f'<div class="question" {about}>{shown}</div>'))
     script = (pathlib.Path(__file__).parent / "questions.js").read_text()
-    return "\n\n".join([*parts, raw(f"<script>\n{script}</script>")])
+    return "\n\n".join([*parts, start.RAW.format(f"<script>\n{script}</script>")])
 
 
 def question_page(stem, name, questions, answers):

@@ -15,9 +15,11 @@ GITHUB = re.compile(r"(?:(?:https|ssh)://)?(?:[^@/\s]+@)?github\.com[:/]([\w.-]+
                     r"(?:\.git)?(?:/tree/([\w./-]+?))?/?")
 NO_BUTTONS = ("no buttons for Colab and Codespaces: they need the public address, "
               "make site REPOSITORY=https://github.com/owner/name")
+RAW = "````{{raw}} html\n{}\n````\n"        # HTML as it is, in a page of Markdown
 NO_ADDRESS = "PUT THE ADDRESS OF THIS REPOSITORY HERE"    # in README.md's cell for Colab
-BUTTONS = """**Open in Colab** opens a lab as it is in the repository: put [this cell](README.md#start)
-in front of it. **Open in Codespaces** opens the whole repository. Neither was tried yet.
+BUTTONS = """**Open in Colab** opens a lab as the repository has it: put
+[this cell](README.md#start) in front. **Open in Codespaces** opens the whole repository. Neither
+was tried yet.
 """
 
 
@@ -96,46 +98,38 @@ def link(text, url, kind=""):
     return f'<a href="{url}"{kind and f" class={kind}"}>{text}</a>'
 
 
-def arc(names, minutes):
+def arc(texts):
     """The parts in their order, each with its drawing, its minutes and links to its labs' cards."""
     items = []
     for part, about, numbers, filled, lines in PARTS:
-        stems = [stem for stem in names if stem[:2] in numbers]
-        labs = "".join(link(names[stem].partition(":")[0], f"#{stem}") for stem in stems)
+        found = {stem: re.match(r"# ([^:\n]*?)(?: parallelism)?[:\n].*?\n> (\d+) ", text, re.S)
+                 for stem, text in texts.items() if stem[:2] in numbers}
+        labs = "".join(link(lab[1], f"#{stem}") for stem, lab in found.items())
         items.append(
             f'<li><svg viewBox="0 0 48 48" aria-hidden="true"><path class="filled" d="{filled}"/>'
             f'<path d="{lines}"/></svg><b>{part}</b><span>{about}</span><span>{labs}</span>'
-            f"<small>{sum(minutes[stem] for stem in stems)} minutes</small></li>")
+            f"<small>{sum(int(lab[2]) for lab in found.values())} minutes</small></li>")
     return '<ol class="arc">\n' + "\n".join(items) + "\n</ol>"
 
 
-def figure(stem):
-    """(file, what it shows) of the first figure of the lab's deck."""
-    deck = (ROOT / "slides" / f"{stem}.md").read_text()
-    said, path = re.search(r"!\[[wh]:\d+ ([^\]]+)\]\((figures/\S+\.svg)\)", deck).groups()
-    return f"slides/{path}", said
-
-
-def card(stem, name, first, row, links, buttons):
+def card(stem, first, row, links, buttons):
     """A lab: its figure, its minutes, what is built in it, links and buttons ({text: address}).
 
     first  the text of its first cell, with minutes and difficulty
     row    its line in README.md: what you build, and on what it runs
     """
+    name = html.escape(first.splitlines()[0].removeprefix("# "))
+    minutes, level = re.search(r"> (\d+ minutes[^\xb7]*) \xb7 difficulty (\d)/5", first).groups()
     build, runs = (re.sub("`(.*?)`", r"<code>\1</code>", html.escape(cell)) for cell in row)
-    minutes, level = re.search(r"^> (\d+ minutes[^\xb7]*?) \xb7 difficulty (\d)/5", first,
-                               re.M).groups()
-    path, said = figure(stem)
-    shown = " ".join(link(text, url) for text, url in links.items())
-    shown += "<br>" * bool(buttons)
+    deck = (ROOT / "slides" / f"{stem}.md").read_text()       # its first figure is the lab's
+    said, path = re.search(r"!\[[wh]:\d+ ([^\]]+)\]\((figures/\S+\.svg)\)", deck).groups()
+    shown = " ".join(link(text, url) for text, url in links.items()) + "<br>" * bool(buttons)
     shown += " ".join(link(text, url, "open") for text, url in buttons.items())
     return f"""<article id="{stem}">
-<a href="labs/{stem}.html"><img src="{path}" alt="{html.escape(said)}" loading="lazy"></a>
-<p class="name">{link(html.escape(name), f"labs/{stem}.html")}</p>
+<a href="labs/{stem}.html"><img src="slides/{path}" alt="{html.escape(said)}" loading="lazy"></a>
+<p><b>{link(name, f"labs/{stem}.html")}</b></p>
 <p><b>{minutes}</b>, difficulty {level} of 5. {build[0].upper()}{build[1:]}.
-<small>Runs on: {runs}.</small></p>
-<p class="links">{shown}</p>
-</article>"""
+<small>Runs on: {runs}.</small></p><p class="links">{shown}</p></article>"""
 
 
 def first_cell(path):
@@ -160,16 +154,12 @@ def page(texts, decks, public, note):
     whom = next(text for text in rest if text.startswith("**For whom?**"))
     rows = {stem: cells for stem, *cells in re.findall(
         r"^\| \[(\d\d_\w+)\]\S+ \| (.*?) \| \d+ \| (.*?) \|$", readme, re.M)}
-    names = {stem: text.splitlines()[0].removeprefix("# ") for stem, text in texts.items()}
-    minutes = {stem: int(re.search(r"^> (\d+) ", text, re.M)[1]) for stem, text in texts.items()}
     cards = []
     for stem, text in texts.items():
         links = {"Deck": f"slides/{stem}.html"} if stem in decks else {}
         links |= {"Questions": f"questions/{stem}.html", "Notebook": f"notebooks/{stem}.ipynb"}
         buttons = public.buttons(stem) if public else {}
-        cards.append(card(stem, names[stem], text, rows[stem], links, buttons))
-    raw = "````{{raw}} html\n{}\n````\n"
-    return "\n\n".join([
-        title, lead, whom, note, "## The course\n", raw.format(arc(names, minutes)), "## Labs\n",
-        *([BUTTONS] if public else []),
-        raw.format('<div class="labs">\n' + "\n".join(cards) + "\n</div>")])
+        cards.append(card(stem, text, rows[stem], links, buttons))
+    shown = '<div class="labs">\n' + "\n".join(cards) + "\n</div>"
+    return "\n\n".join([title, lead, whom, note, "## The course", RAW.format(arc(texts)),
+                        "## Labs", BUTTONS if public else "", RAW.format(shown)])

@@ -99,6 +99,7 @@ def test_without_answers_too(tmp_path):
     pages = built(tmp_path.resolve(), answers=False)
     assert not all_broken(pages) and "not solved" in pages["index.html"].text
     assert pages["index.html"].text.count('<article id="') == len(STEMS)
+    test_no_page_scrolls_sideways(pages, tmp_path)
 
 
 def test_nothing_is_loaded_from_another_server(pages):
@@ -133,19 +134,16 @@ def test_the_start_page_shows_a_lab(pages, stem):
     assert f'<img src="slides/figures/{stem[:2]}_' in card and f"#{stem}" in page.links
     buttons = {f"https://colab.research.google.com/github/owner/name/blob/autumn/labs/{stem}.ipynb",
                "https://codespaces.new/owner/name/tree/autumn"}
-    wanted = {f"questions/{stem}.html", f"notebooks/{stem}.ipynb", *buttons}
-    wanted |= {f"slides/{stem}.html"} & set(pages)         # where npm is
+    pages_of_it = {f"questions/{stem}.html", f"slides/{stem}.html"} & set(pages)
+    wanted = {f"notebooks/{stem}.ipynb", *pages_of_it, *buttons}
     assert wanted <= set(re.findall('href="(.*?)"', card))
     assert buttons <= set(pages[f"labs/{stem}.html"].links)
 
 
-def test_the_arc_has_every_lab_in_order():
+def test_the_arc_has_every_lab_in_order_and_colabs_cell_the_address(pages):
+    shown = html.unescape(re.sub("<.*?>", "", pages["README.html"].text))
+    assert 'REPOSITORY = "https://github.com/owner/name"' in shown
     assert [number for part in start.PARTS for number in part[2]] == [stem[:2] for stem in STEMS]
-
-
-def test_colabs_cell_has_the_address(pages):
-    shown = re.sub("<.*?>", "", html.unescape(pages["README.html"].text))
-    assert '!git clone' in shown and 'REPOSITORY = "https://github.com/owner/name"' in shown
 
 
 @pytest.mark.parametrize("asked, origin, name, branch", [
@@ -169,9 +167,6 @@ def test_the_public_address(monkeypatch, tmp_path, capsys, asked, origin, name, 
     found = start.repository()
     assert found == (name and start.Repository(name, branch))
     assert capsys.readouterr().out == ("" if name else start.NO_BUTTONS + "\n")
-
-
-def test_what_is_no_public_address_is_a_sentence(monkeypatch):
     monkeypatch.setenv("REPOSITORY", "me/labs")
     with pytest.raises(SystemExit, match="REPOSITORY=me/labs is no address such as https"):
         start.repository()
@@ -225,17 +220,15 @@ def test_no_page_scrolls_sideways(pages, tmp_path):
           frame.style.width = `${width}px`;
           const {body, documentElement: page} = frame.contentDocument;
           body.dataset.theme = theme;
-          const seen = page.scrollWidth <= page.clientWidth ? "fits" : "sideways";
-          found.push(`${frame.src} ${width} ${theme} ${seen}`);
+          found.push(`${frame.src} ${width} ${theme} ${page.scrollWidth > page.clientWidth}`);
         }
       document.title = found.join("|");
     };</script>""")
     title = re.search("<title>(.*?)</title>", after_scripts(tmp_path / "page.html"), re.S)[1]
     found = [line.split() for line in title.split("|")]
     assert len(found) == 4 * (len(paths) + 1)
-    wide = [line[:-1] for line in found if line[-1] == "sideways"]
-    url = (tmp_path / "wide.html").as_uri()
-    assert wide == [[url, "390", "light"], [url, "390", "dark"]]
+    wide = [(tmp_path / "wide.html").as_uri(), "390"]
+    assert [line[:3] for line in found if line[3] == "true"] == [[*wide, "light"], [*wide, "dark"]]
 
 
 def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
@@ -250,7 +243,8 @@ def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
     (tmp_path / "page.html").write_text(
         pages["questions/all.html"].text.replace("</body>", act))
     count = sum(one.lab == "04_ddp" and one.kind == "open" for one in bank)
-    assert f"<title>{count} questions, {count} seen, {count} open</title>" in after_scripts(tmp_path / "page.html")
+    shown = after_scripts(tmp_path / "page.html")
+    assert f"<title>{count} questions, {count} seen, {count} open</title>" in shown
 
 
 def test_the_search_knows_words_of_labs_and_of_questions(pages):
