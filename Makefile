@@ -30,6 +30,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 	@echo "  options:      TORCH=cpu|pip|cu128  PYTHON=python3.12  PORT=8888  JOBS=3  STEMS='03 06'"
+	@echo "                REPOSITORY=https://github.com/owner/name (for make site)"
 
 setup:
 	@[ -n "$(PYTHON)" ] || { echo "No Python found: install Python 3.11 or newer," \

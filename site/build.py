@@ -3,7 +3,8 @@ build/site/.
 
 Sphinx makes the pages (conf.py) from a folder laid out like this checkout, so that the links of
 README.md lead to pages. Nothing is executed, and no page loads anything from another server.
-RANKLAB_ANSWERS=0 takes the unsolved labs, and leaves out the answers.
+RANKLAB_ANSWERS=0 takes the unsolved labs, and leaves out the answers; REPOSITORY is the public
+address for the buttons of start.py.
 """
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+import start
 from sphinx.cmd.build import main as sphinx
 
 from ranklab.course.anki import cards
@@ -32,8 +34,8 @@ SOLVED = """The labs here are **solved**: they hold the answers, with outputs an
 work on your own copies first (`make lab`)."""
 UNSOLVED = """The labs here are **not solved**, and the interview questions have no answers. Work on
 your own copies of the labs (`make lab`)."""
-BESIDE = """ Beside them: [decks](decks.md), [interview questions](questions/index.md),
-[the planner](planner.md).
+BESIDE = """ [How to start](README.md#start). Beside the labs: [decks](decks.md),
+[interview questions](questions/index.md), [the planner](planner.md).
 """
 PLANNER = """# The planner
 
@@ -52,16 +54,21 @@ NODES = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "l40s-pc
 CONTENTS = """
 ```{toctree}
 :hidden:
+:caption: Course
+README
+questions/index
+decks
+planner
+```
+```{toctree}
+:hidden:
 :caption: Labs
 :glob:
 labs/*
 ```
 ```{toctree}
 :hidden:
-:caption: Beside the labs
-questions/index
-decks
-planner
+:caption: Afterwards
 YOUR_PROJECT
 ```
 ```{toctree}
@@ -73,36 +80,21 @@ CONTRIBUTING
 """
 
 
-def home(answers):
-    """README.md, with a note on what stands here above its first section, and the menu."""
-    note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + BESIDE + "\n```\n\n"
-    before, section, after = (ROOT / "README.md").read_text().partition("## Start")
-    return before + note + section + after + CONTENTS
-
-
-def lab_page(path, decks):
+def lab_page(path, decks, public):
     """The notebook at `path`, its links below its title; each figure's page text is its own."""
     notebook, stem = json.loads(path.read_text()), path.stem
     links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
     links += [f"[Interview questions](../questions/{stem}.md)",
               f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
+    if public:
+        links += [f"[{text}]({url})" for text, url in public.buttons(stem).items()]
+        links[-2] += " (with [this cell](../README.md#start) in front)"
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
                 cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     return json.dumps(notebook)
-
-
-def title(path):
-    """The first line of a notebook, without its #."""
-    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
-    return first.splitlines()[0].removeprefix("# ")
-
-
-def raw(text):
-    """HTML as it is, in a page of Markdown."""
-    return f"````{{raw}} html\n{text}\n````"
 
 
 def question_list(questions, answers):
@@ -118,14 +110,15 @@ def question_list(questions, answers):
         + "".join(f"<option>{value}</option>" for value in values) + "</select></label> "
         for name, values in choices.items() if len(values) > 1)
     unfold = '<label><input type="checkbox" name="unfold"> all answers</label> ' * answers
-    parts = [raw(f'<form id="filter" hidden>{selects}{unfold}<output></output></form>')]
+    form = f'<form id="filter" hidden>{selects}{unfold}<output></output></form>'
+    parts = [start.RAW.format(form)]
     for place, question in enumerate(by_level, 1):
         shown = question_html(place, question, draw(question), answers)
         shown = shown.replace("</p>", "</p>\n")       # else the search joins their words
         about = " ".join(f'data-{name}="{getattr(question, name)}"' for name in choices)
-        parts.append(raw(f'<div class="question" {about}>{shown}</div>'))
+        parts.append(start.RAW.format(f'<div class="question" {about}>{shown}</div>'))
     script = (pathlib.Path(__file__).parent / "questions.js").read_text()
-    return "\n\n".join([*parts, raw(f"<script>\n{script}</script>")])
+    return "\n\n".join([*parts, start.RAW.format(f"<script>\n{script}</script>")])
 
 
 def question_page(stem, name, questions, answers):
@@ -175,6 +168,7 @@ def build_decks():
     spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
     slides = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slides)
+    slides.copy_figures(OUT / "slides")            # the start page shows them, with or without npm
     try:
         slides.install_marp()
     except slides.Missing as missing:
@@ -184,7 +178,7 @@ def build_decks():
     return {path.stem for path in (OUT / "slides").glob("*.html")}
 
 
-def write_source(answers, decks):
+def write_source(answers, decks, public=None):
     """build/site-source/ holds what Sphinx reads."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for folder in ("labs", "questions"):
@@ -192,11 +186,14 @@ def write_source(answers, decks):
     shutil.copytree(ROOT / "slides" / "figures", SOURCE / "slides" / "figures")
     for name in TEXTS:
         shutil.copy(ROOT / name, SOURCE)
-    (SOURCE / "index.md").write_text(home(answers))
+    (SOURCE / "README.md").write_text(start.about(public))
     bank, shown = load(), labs(answers)
-    names = {stem: title(path) for stem, path in shown.items()}
+    texts = {stem: start.first_cell(path) for stem, path in shown.items()}
+    note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + BESIDE + "```"
+    (SOURCE / "index.md").write_text(start.page(texts, decks, public, note) + CONTENTS)
+    names = {stem: text.splitlines()[0].removeprefix("# ") for stem, text in texts.items()}
     for stem, path in shown.items():
-        (SOURCE / "labs" / path.name).write_text(lab_page(path, decks))
+        (SOURCE / "labs" / path.name).write_text(lab_page(path, decks, public))
         questions = [question for question in bank if question.lab == stem]
         page = question_page(stem, names[stem], questions, answers)
         (SOURCE / "questions" / f"{stem}.md").write_text(page)
@@ -225,7 +222,7 @@ def write_lists(names, decks, answers):
 def build(answers):
     """build/site/ holds the site, and nothing of an earlier one."""
     shutil.rmtree(OUT, ignore_errors=True)
-    write_source(answers, build_decks())
+    write_source(answers, build_decks(), start.repository())
     (SOURCE / "planner.md").write_text(planner_page(plans()))
     (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
     for path in labs(answers).values():

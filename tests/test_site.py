@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
 import urllib.parse
 
 import pytest
@@ -14,9 +15,11 @@ from test_slides import slides
 from ranklab.interview.bank import load
 
 pytest.importorskip("myst_nb", reason="needs sphinx and myst-nb: make setup installs them")
+sys.path.insert(0, str(ROOT / "site"))      # as Python does for a script
 spec = importlib.util.spec_from_file_location("site_build", ROOT / "site" / "build.py")
 site = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site)
+start = site.start
 STEMS = sorted(path.stem for path in (ROOT / "labs" / "source").glob("*.py"))
 pytestmark = [pytest.mark.timeout(300),   # 15 s on an idle machine
               pytest.mark.filterwarnings("ignore:'myst_parser")]
@@ -38,18 +41,22 @@ class Page(html.parser.HTMLParser):
         kind += [values[name] for name in ("src", "href", "data", "srcset") if values.get(name)]
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def built(folder, answers):
     """Every page of the real site, by its path."""
-    folder = tmp_path_factory.mktemp("site").resolve()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "OUT", folder / "site")
         patch.setattr(site, "SOURCE", folder / "source")
+        patch.setenv("REPOSITORY", "https://github.com/owner/name/tree/autumn")
         few = site.plans(("llama-8b", "llama-70b"), ("h100-dgx",), (8192,))
         patch.setattr(site, "plans", lambda: few)      # all of them take a minute
-        site.build(answers=True)
+        site.build(answers=answers)
     found = [Page(path) for path in sorted((folder / "site").rglob("*.html"))]
     return {str(page.path.relative_to(folder / "site")): page for page in found}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("site").resolve(), answers=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +84,22 @@ def broken(page, url, by_path):
     return bool(parts.fragment) and parts.fragment not in anchors
 
 
-def test_every_link_anchor_and_picture_is_there(pages):
+def all_broken(pages):
     by_path = {page.path: page for page in pages.values()}
-    wrong = [(name, url) for name, page in pages.items() for url in page.links + page.loads
-             if broken(page, url, by_path)]
-    assert not wrong
+    return [(name, url) for name, page in pages.items() for url in page.links + page.loads
+            if broken(page, url, by_path)]
+
+
+def test_every_link_anchor_and_picture_is_there(pages):
+    assert not all_broken(pages)
+
+
+@pytest.mark.sweep
+def test_without_answers_too(tmp_path):
+    pages = built(tmp_path.resolve(), answers=False)
+    assert not all_broken(pages) and "not solved" in pages["index.html"].text
+    assert pages["index.html"].text.count('<article id="') == len(STEMS)
+    test_no_page_scrolls_sideways(pages, tmp_path)
 
 
 def test_nothing_is_loaded_from_another_server(pages):
@@ -108,6 +126,53 @@ def test_a_lab_its_outputs_and_its_questions_are_there(pages, bank, stem):
 
 
 @pytest.mark.parametrize("stem", STEMS)
+def test_the_start_page_shows_a_lab(pages, stem):
+    page = pages["index.html"]
+    card = re.search(f'<article id="{stem}">(.*?)</article>', page.text, re.S)[1]
+    minutes = re.search(r"# > (\d+ minutes)", (ROOT / f"labs/source/{stem}.py").read_text())[1]
+    assert f"<b>{minutes}" in card and minutes in pages[f"labs/{stem}.html"].text
+    assert f'<img src="slides/figures/{stem[:2]}_' in card and f"#{stem}" in page.links
+    buttons = {f"https://colab.research.google.com/github/owner/name/blob/autumn/labs/{stem}.ipynb",
+               "https://codespaces.new/owner/name/tree/autumn"}
+    pages_of_it = {f"questions/{stem}.html", f"slides/{stem}.html"} & set(pages)
+    wanted = {f"notebooks/{stem}.ipynb", *pages_of_it, *buttons}
+    assert wanted <= set(re.findall('href="(.*?)"', card))
+    assert buttons <= set(pages[f"labs/{stem}.html"].links)
+
+
+def test_the_arc_has_every_lab_in_order_and_colabs_cell_the_address(pages):
+    shown = html.unescape(re.sub("<.*?>", "", pages["README.html"].text))
+    assert 'REPOSITORY = "https://github.com/owner/name"' in shown
+    assert [number for part in start.PARTS for number in part[2]] == [stem[:2] for stem in STEMS]
+
+
+@pytest.mark.parametrize("asked, origin, name, branch", [
+    ("https://github.com/me/labs", "", "me/labs", ""),
+    ("https://github.com/me/la.bs/tree/fall/26/", "", "me/la.bs", "fall/26"),
+    (None, "https://me:secret@github.com/me/labs.git", "me/labs", "trunk"),
+    (None, "git@github.com:me/labs.git", "me/labs", "trunk"),
+    (None, "ssh://git@github.com/me/labs", "me/labs", "trunk"),
+    (None, "https://github.com.example.org/me/labs", None, None),
+    (None, "", None, None),
+    ("", "git@github.com:me/labs.git", None, None)])
+def test_the_public_address(monkeypatch, tmp_path, capsys, asked, origin, name, branch):
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    for line in [f"remote add origin {origin}",
+                 "symbolic-ref refs/remotes/origin/HEAD refs/remotes/origin/trunk"] * bool(origin):
+        subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+        subprocess.run(["git", *line.split()], cwd=tmp_path, check=True)
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("REPOSITORY", asked)
+    found = start.repository()
+    assert found == (name and start.Repository(name, branch))
+    assert capsys.readouterr().out == ("" if name else start.NO_BUTTONS + "\n")
+    monkeypatch.setenv("REPOSITORY", "me/labs")
+    with pytest.raises(SystemExit, match="REPOSITORY=me/labs is no address such as https"):
+        start.repository()
+
+
+@pytest.mark.parametrize("stem", STEMS)
 def test_a_deck_is_there(pages, stem):
     if "slides/00_ranks.html" not in pages:
         pytest.skip("needs node and npm for the decks")
@@ -130,11 +195,43 @@ def test_questions_are_all_there_and_for_anki(pages, bank):
     assert {"all.html", "../anki/ranklab.txt"} <= set(pages["questions/index.html"].links)
 
 
-def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
+def after_scripts(path):
+    """The page as it is when chromium has run its scripts."""
     try:
         chromium = slides.browser()
     except slides.Missing as missing:
         pytest.skip(str(missing))
+    return subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+         "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=200).stdout
+
+
+def test_no_page_scrolls_sideways(pages, tmp_path):
+    """On a phone and on a laptop, light and dark; a page that is too wide on a phone is found."""
+    (tmp_path / "wide.html").write_text('<!doctype html><p style="width: 500px">wide')
+    paths = [page.path for name, page in pages.items() if not name.startswith("slides/")]
+    frames = "".join(f'<iframe height="900" src="{path.as_uri()}"></iframe>'
+                     for path in [*paths, tmp_path / "wide.html"])
+    (tmp_path / "page.html").write_text("<!doctype html>" + frames + """<script>
+    onload = () => {
+      const found = [];
+      for (const frame of document.querySelectorAll("iframe"))
+        for (const width of [390, 1400]) for (const theme of ["light", "dark"]) {
+          frame.style.width = `${width}px`;
+          const {body, documentElement: page} = frame.contentDocument;
+          body.dataset.theme = theme;
+          found.push(`${frame.src} ${width} ${theme} ${page.scrollWidth > page.clientWidth}`);
+        }
+      document.title = found.join("|");
+    };</script>""")
+    title = re.search("<title>(.*?)</title>", after_scripts(tmp_path / "page.html"), re.S)[1]
+    found = [line.split() for line in title.split("|")]
+    assert len(found) == 4 * (len(paths) + 1)
+    wide = [(tmp_path / "wide.html").as_uri(), "390"]
+    assert [line[:3] for line in found if line[3] == "true"] == [[*wide, "light"], [*wide, "dark"]]
+
+
+def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
     act = """<script>
     for (const [name, value] of [["lab", "04_ddp"], ["kind", "open"]]) form[name].value = value;
     form.kind.dispatchEvent(new Event("change", {bubbles: true})); form.unfold.click();
@@ -145,11 +242,9 @@ def test_the_filter_shows_what_fits_and_unfolds_it(pages, bank, tmp_path):
     </script></body>"""
     (tmp_path / "page.html").write_text(
         pages["questions/all.html"].text.replace("</body>", act))
-    done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-                           (tmp_path / "page.html").as_uri()], capture_output=True, text=True,
-                          timeout=200)
     count = sum(one.lab == "04_ddp" and one.kind == "open" for one in bank)
-    assert f"<title>{count} questions, {count} seen, {count} open</title>" in done.stdout
+    shown = after_scripts(tmp_path / "page.html")
+    assert f"<title>{count} questions, {count} seen, {count} open</title>" in shown
 
 
 def test_the_search_knows_words_of_labs_and_of_questions(pages):
