@@ -95,8 +95,15 @@ def _version(observer, content):
 def samplers(observer):
     def iterating(real):
         def __iter__(self):
-            observer.lines.write("pass", id(self), self.epoch, self.shuffle)
+            observer.passes[id(self)] = self.epoch, self.shuffle
             return real(self)
         return __iter__
 
     wrapped(DistributedSampler, "__iter__", iterating)
+
+
+def begin_passes(observer, is_training):
+    """What samplers have begun is a pass through the data, if a model is trained with it."""
+    for sampler, about in observer.passes.items() if is_training else ():
+        observer.lines.write("pass", sampler, *about)
+    observer.passes.clear()

@@ -40,6 +40,7 @@ class Observer:
         self.given = 0  # numbers, to that
         self.in_backward, self.is_half = False, False
         self.alive, self.validated = {}, {}
+        self.passes = {}  # sampler -> (epoch, whether it shuffles), until a model has its examples
         self.model = None
         self.known = {}  # op -> what looks at it
         self.last = time.thread_time()

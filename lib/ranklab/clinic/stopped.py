@@ -117,7 +117,9 @@ WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all
 
 
 def whereabouts(ranks):
-    """A line for each rank that did not return: where it waits, and after which calls."""
+    """A line for each rank that did not return: where it waits, and after which calls; or that it
+    has left nothing.
+    """
     lines = []
     for r in ranks:
         ours = [call for call in r.calls if call.number >= 0]
@@ -126,8 +128,10 @@ def whereabouts(ranks):
             where = (f"last called {last.kind}, call {last.number} of {_named(last.group, ranks)}, "
                      f"at {last.line}" if last else "made no call")
             waits = f"; waits at {r.waits}" if r.waits else ""
-            lines.append(f"rank {r.number} {where}{waits}{'; ' + r.fate if r.fate else ''}")
-    return lines
+            lines.append(f"rank {r.number} {where}{waits}; {r.fate or 'it runs, or was killed'}")
+    known = {r.number for r in ranks}
+    missing = {number for r in ranks for each in r.groups.values() for number in each} - known
+    return lines + [f"{rank_names(sorted(missing))} left nothing here"] * bool(missing)
 
 
 # --- groups and their calls -----------------------------------------------------------------------
