@@ -10,10 +10,12 @@ import contextlib
 import importlib
 import os
 import runpy
+import socket
 import sys
 import weakref
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.optim import optimizer as optimizers
@@ -58,6 +60,8 @@ def begin():
     while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
         folder = folder.with_name(folder.name + "+")
     observer = Observer(folder, rank)
+    observer.lines.write("process", socket.gethostname(), os.getpid(),
+                         psutil.Process().create_time())
     for patch in (_optimizers, _modules, _backward, calls.collectives, calls.files,
                   calls.samplers):
         patch(observer)

@@ -2,8 +2,11 @@
 is judged as in resilience).
 """
 
+import contextlib
+import socket
 from collections import Counter, defaultdict
 
+import psutil
 import torch
 
 from ranklab.clinic.diagnose import circle_of_waits, first_difference
@@ -128,10 +131,22 @@ def whereabouts(ranks):
             where = (f"last called {last.kind}, call {last.number} of {_named(last.group, ranks)}, "
                      f"at {last.line}" if last else "made no call")
             waits = f"; waits at {r.waits}" if r.waits else ""
-            lines.append(f"rank {r.number} {where}{waits}; {r.fate or 'it runs, or was killed'}")
+            lines.append(f"rank {r.number} {where}{waits}; {r.fate or _still(r)}")
     known = {r.number for r in ranks}
     missing = {number for r in ranks for each in r.groups.values() for number in each} - known
     return lines + [f"{rank_names(sorted(missing))} left nothing here"] * bool(missing)
+
+
+def _still(rank):
+    """What its process does, or that there is none; no other host can tell."""
+    host, number, began = rank.process or ("", 0, 0)
+    if host != socket.gethostname():
+        return "it runs, or was killed"
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(number)
+        if process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE:
+            return "it is stopped" if process.status() == psutil.STATUS_STOPPED else "it runs"
+    return "it was killed"
 
 
 # --- groups and their calls -----------------------------------------------------------------------

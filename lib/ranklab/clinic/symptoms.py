@@ -83,6 +83,7 @@ class Rank:
     waits: str = ""  # the line at which it waits, or waited when it was ended
     fate: str = ""  # "returned", "raised ...", or "": it was ended
     half: bool = False  # it computed in float16
+    process: tuple = ()  # its host, its id, when it began
 
     def in_group(self, name):
         """Its collectives there, in order."""
@@ -153,6 +154,7 @@ READERS = {
     "wait": lambda rank, line: setattr(rank, "waits", line),
     "back": lambda rank: setattr(rank, "waits", ""),
     "half": lambda rank: setattr(rank, "half", True),
+    "process": lambda rank, *content: setattr(rank, "process", content),
     "fate": lambda rank, word: setattr(rank, "fate", word),
 }
 
