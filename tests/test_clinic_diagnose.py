@@ -257,7 +257,7 @@ def test_a_plain_script_that_hangs_is_ended_and_judged_again_from_its_folder(tmp
                     status=1)
     again = command(tmp_path, "kept", status=1, ranks=())
     for said in (first, again):
-        assert re.search(r"rank_branch\n    rank 0 (wait|raised) in call 13 of ", said), said
+        assert re.search(r"rank_branch\n    rank 0 (waits|raised) in call 13 of ", said), said
         assert "rank 1 returned after 12 calls" in said
     assert "did not end well" in first
 

@@ -32,6 +32,12 @@ def collectives(observer):
         if is_function and "async_op" in inspect.signature(function).parameters:
             wrapped(dist, name, lambda real: _noting(observer, real))
 
+    def handing(real):  # who has the future waits for it: DDP does, for what a hook returns
+        def get_future(work):
+            observer.pending = [each for each in observer.pending if each[0]() is not work]
+            return real(work)
+        return get_future
+
     def waiting(real):
         def wait(work, *args, **options):
             observer.pending = [each for each in observer.pending if each[0]() is not work]
@@ -41,6 +47,7 @@ def collectives(observer):
             return value
         return wait
 
+    wrapped(dist.Work, "get_future", handing)
     wrapped(dist.Work, "wait", waiting)
 
 

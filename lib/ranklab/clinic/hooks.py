@@ -106,7 +106,8 @@ def _before_step(observer, optimizer):
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
             pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
-            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed])
+            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed],
+            clip=observer.clip)
 
 
 def _after_step(observer, optimizer):

@@ -3,6 +3,7 @@ is judged as in resilience).
 """
 
 import contextlib
+import itertools
 import socket
 from collections import Counter, defaultdict
 
@@ -48,7 +49,7 @@ def rank_branch(ranks):
         done = [rank for rank in short if _of(ranks, rank).fate == "returned"]
         if done and waiting:
             last = calls[waiting[0]][-1]
-            said = "raised" if waiting[0] in ended else "wait"  # where the other's end is noticed
+            said = "raised" if waiting[0] in ended else f"wait{'s' * (len(waiting) == 1)}"
             return (f"{rank_names(waiting)} {said} in call {most} of {_named(group, ranks)}, "
                     f"{last.kind} at {last.line}; {rank_names(done)} returned after "
                     f"{min(short[rank] for rank in done)} calls")
@@ -171,15 +172,18 @@ def _differences(ranks):
               for r in ranks}
     for group, calls in _groups(ranks).items():
         is_one = len({shapes[rank] for rank in calls}) == 1  # so parameters have the same numbers
-        number = first_difference({rank: [_key(call, is_one) for call in each]
-                                   for rank, each in calls.items()})
+        known = [is_one and all(call.which for call in same if call)
+                 for same in itertools.zip_longest(*calls.values())]
+        number = first_difference({rank: [_key(*each) for each in zip(mine, known)]
+                                   for rank, mine in calls.items()})
         if number is not None:
             yield group, calls, number
 
 
-def _key(call, is_one):
+def _key(call, knows_which):
     size = call.mark.numel if call.kind in ONE_SIZE else None
-    return call.kind, call.root, size, call.which if is_one and call.kind == "all_reduce" else ""
+    which = call.which if knows_which and call.kind == "all_reduce" else ""
+    return call.kind, call.root, size, which
 
 
 def _stranger(calls, number):

@@ -66,6 +66,7 @@ class Step(NamedTuple):
     pending: list  # lines of reductions that nobody has waited for
     outside: int  # parameters of the model that have a gradient and no optimizer
     embeddings: list  # numbers of the parameters that embed
+    clip: float  # by which torch's clipping multiplied the gradients
 
 
 @dataclass

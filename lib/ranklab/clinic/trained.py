@@ -44,13 +44,15 @@ def _sum_for_mean(ranks):
 
 
 def _shares(steps):
-    """For each parameter: what the optimizer takes, as a multiple of the sum of what ranks had."""
+    """For each parameter: what the optimizer takes, as a multiple of the sum of what ranks had; but
+    for its clipping.
+    """
     for place, final in enumerate(steps[0].final):
         local = [step.local[place] for step in steps if place < len(step.local)]
         if final and len(local) == len(steps) and all(local):
             total = sum(mark.dot for mark in local)
             if abs(total) > 1e-3 * sum(abs(mark.dot) for mark in local):
-                yield final.dot / total
+                yield final.dot / total / steps[0].clip
 
 
 def _scattered_sum(ranks):
