@@ -7,9 +7,12 @@ on lists.
 import contextlib
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -81,6 +84,23 @@ def test_a_resume_in_a_process_of_its_own(start, expected, observed):
     before, ranks = observed(train, 2, 0, 4), observed(train, 2, start, 14)
     assert [each.disease for each in diagnose(ranks, before)] == expected
     assert diagnose(ranks) == []
+
+
+def test_a_lost_rank_is_told_also_of_a_run_that_goes_on(observed):
+    def loses_one():
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    ranks = observed(loses_one, 3)
+    first, second, third = whereabouts(ranks)
+    assert re.match("rank 1 last called all_reduce, call 0 .* it was killed$", second), second
+    assert "barrier" in first and "barrier" in third
+    ranks[0].fate, ranks[0].process = "", (socket.gethostname(), os.getpid(),
+                                           psutil.Process().create_time())
+    assert whereabouts(ranks)[0].endswith("it runs")
+    assert whereabouts(ranks[:2])[2] == "rank 2 left nothing here"
 
 
 # --- other programs -------------------------------------------------------------------------------
@@ -237,7 +257,7 @@ def test_a_plain_script_that_hangs_is_ended_and_judged_again_from_its_folder(tmp
                     status=1)
     again = command(tmp_path, "kept", status=1, ranks=())
     for said in (first, again):
-        assert re.search(r"rank_branch\n    rank 0 (wait|raised) in call 13 of ", said), said
+        assert re.search(r"rank_branch\n    rank 0 (waits|raised) in call 13 of ", said), said
         assert "rank 1 returned after 12 calls" in said
     assert "did not end well" in first
 

@@ -2,11 +2,9 @@
 
 import pytest
 
-from ranklab.checks.clinic.hangs import HANGS, PREDICTIONS_OF_HANGS
 from ranklab.checks.clinic.slow import _tokens_counted
 from ranklab.clinic.case import edited, made
 from ranklab.clinic.hangs import CASES
-from ranklab.course.check import judge_prediction
 from ranklab.engine import HangError, launch
 from ranklab.meter import Traffic
 
@@ -81,12 +79,3 @@ def test_the_last_rank_has_nearly_half_of_all_tokens():
         assert found[3] > 0.48 * sum(found)
     found = tokens(FUNCTIONS.program)
     assert max(found) < 1.2 * min(found)
-
-
-@pytest.mark.parametrize("case, exercise, prediction", [*zip(CASES, HANGS, PREDICTIONS_OF_HANGS)],
-                         ids=[case.name for case in CASES])
-def test_the_cause_is_one_of_the_choices_and_each_other_is_answered(case, exercise, prediction):
-    assert exercise.answer is case.program
-    assert prediction.name == f"clinic_{case.name}_cause"
-    assert judge_prediction(prediction, case.cause)[1].endswith(prediction.why)
-    assert set(prediction.mistakes) == set(range(1, len(case.causes) + 1)) - {case.cause}

@@ -32,6 +32,12 @@ def collectives(observer):
         if is_function and "async_op" in inspect.signature(function).parameters:
             wrapped(dist, name, lambda real: _noting(observer, real))
 
+    def handing(real):  # who has the future waits for it: DDP does, for what a hook returns
+        def get_future(work):
+            observer.pending = [each for each in observer.pending if each[0]() is not work]
+            return real(work)
+        return get_future
+
     def waiting(real):
         def wait(work, *args, **options):
             observer.pending = [each for each in observer.pending if each[0]() is not work]
@@ -41,6 +47,7 @@ def collectives(observer):
             return value
         return wait
 
+    wrapped(dist.Work, "get_future", handing)
     wrapped(dist.Work, "wait", waiting)
 
 
@@ -95,8 +102,15 @@ def _version(observer, content):
 def samplers(observer):
     def iterating(real):
         def __iter__(self):
-            observer.lines.write("pass", id(self), self.epoch, self.shuffle)
+            observer.passes[id(self)] = self.epoch, self.shuffle
             return real(self)
         return __iter__
 
     wrapped(DistributedSampler, "__iter__", iterating)
+
+
+def begin_passes(observer, is_training):
+    """What samplers have begun is a pass through the data, if a model is trained with it."""
+    for sampler, about in observer.passes.items() if is_training else ():
+        observer.lines.write("pass", sampler, *about)
+    observer.passes.clear()

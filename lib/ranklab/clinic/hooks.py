@@ -10,10 +10,12 @@ import contextlib
 import importlib
 import os
 import runpy
+import socket
 import sys
 import weakref
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.optim import optimizer as optimizers
@@ -58,6 +60,8 @@ def begin():
     while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
         folder = folder.with_name(folder.name + "+")
     observer = Observer(folder, rank)
+    observer.lines.write("process", socket.gethostname(), os.getpid(),
+                         psutil.Process().create_time())
     for patch in (_optimizers, _modules, _backward, calls.collectives, calls.files,
                   calls.samplers):
         patch(observer)
@@ -102,7 +106,8 @@ def _before_step(observer, optimizer):
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
             pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
-            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed])
+            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed],
+            clip=observer.clip)
 
 
 def _after_step(observer, optimizer):
@@ -120,13 +125,18 @@ def _after_step(observer, optimizer):
 # --- the model and backward -----------------------------------------------------------------------
 
 def _modules(observer):
-    depth = [0]
+    depth, waits = [0], [False]  # for a batch: a model that takes keywords hands it on
 
     def before(module, args):
         depth[0] += 1
-        if depth[0] == 1 and torch.is_grad_enabled() and not observer.in_backward:
+        if depth[0] == 1 and not observer.in_backward:
+            waits[0] = torch.is_grad_enabled()
+            calls.begin_passes(observer, waits[0] and module.training)
+        if waits[0] and not observer.in_backward:
             with _disable_current_modes(), torch.no_grad():
-                _enters(observer, module, args)
+                waits[0] = not _enters(observer, args)
+                if depth[0] == 1:
+                    _sums(observer, module)
 
     def after(module, args, output):
         depth[0] -= 1
@@ -135,17 +145,21 @@ def _modules(observer):
     torch.nn.modules.module.register_module_forward_hook(after, always_call=True)
 
 
-def _enters(observer, module, args):
-    """A batch enters the model."""
+def _enters(observer, args):
+    """A batch enters the model, if one of these is one. Returns whether that is so."""
     batch = next((each for each in args if isinstance(each, torch.Tensor) and each.dim()), None)
     if batch is not None:
         observer.rows.append(bits_of_rows(batch))
         if batch.is_floating_point() and batch.numel():
             observer.largest = max(observer.largest, plain(batch).abs().max().item())
+    return batch is not None
+
+
+def _sums(observer, model):
     if not observer.sums and observer.optimizers:
-        observer.model = weakref.ref(module)
+        observer.model = weakref.ref(model)
         observer.sums = [sum(mark_of(p).sum for p in some if p.requires_grad)
-                         for some in (module.parameters(), observer.parameters())]
+                         for some in (model.parameters(), observer.parameters())]
 
 
 def _backward(observer):
@@ -184,7 +198,8 @@ def main():
             return value
         return init_process_group
 
-    wrapped(dist, "init_process_group", starting)
+    for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may start it, too
+        wrapped(owner, "init_process_group", starting)
     sys.argv[:] = sys.argv[1:]
     with stack:
         if sys.argv[0] == "-m":

@@ -38,8 +38,8 @@ class Observer:
         self.numbers, self.groups = {}, set()  # of calls in each group
         self.reduction = None  # of the function of torch.distributed that runs
         self.given = 0  # numbers, to that
-        self.in_backward, self.is_half = False, False
-        self.alive, self.validated = {}, {}
+        self.in_backward, self.is_half, self.alive, self.validated = False, False, {}, {}
+        self.passes = {}  # sampler -> (epoch, whether it shuffles), until a model has its examples
         self.model = None
         self.known = {}  # op -> what looks at it
         self.last = time.thread_time()
@@ -52,7 +52,7 @@ class Observer:
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
         self.local, self.embed, self.scattered = {}, set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
-        self.places = None
+        self.places, self.clip = None, 1.0
 
     def number_of(self, optimizer):
         """Of an optimizer, which keeps it."""
@@ -215,7 +215,12 @@ class Observer:
     def _look_mul_(self, args, result):
         self._scaled(args, 1)
 
-    _look__foreach_div_, _look__foreach_mul_ = _look_div_, _look_mul_
+    def _look__foreach_mul_(self, args, result):
+        if isinstance(args[1], torch.Tensor) and self._which(args[0][0]).startswith("gradient"):
+            self.clip = args[1].item()  # as torch's clipping does
+        self._scaled(args, 1)
+
+    _look__foreach_div_ = _look_div_
 
     def _scaled(self, args, power):
         """What a reduce_scatter gave is multiplied."""

@@ -1,5 +1,6 @@
 """Detectors of diseases of split models: masks, copies, shards and their norms."""
 
+import itertools
 import math
 from collections import Counter
 from itertools import combinations
@@ -92,9 +93,8 @@ def optimizer_before_sharding(ranks):
 def shard_norm(ranks):
     """Each rank clips by the norm of what it has itself."""
     for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
-        norms = [list({tuple(mark.bits for mark in marks): math.hypot(*(m.norm for m in marks))
-                       for r, step in zip(ranks, steps) if (marks := of(r, step))}.values())
-                 for steps in together(ranks)]  # ranks with the same gradient count once
+        norms = [_own_norms([of(r, step) for r, step in zip(ranks, steps)])
+                 for steps in together(ranks)]
         limit = own_limit(norms)
         if limit:
             at = sum(norm >= limit * 0.999 for step in norms for norm in step)
@@ -102,6 +102,17 @@ def shard_norm(ranks):
                     f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
                     "its own")
     return None
+
+
+def _own_norms(of_ranks):
+    """Norms of the ranks' gradients, without what is alike on all of them: clipped by each rank's
+    own norm it would not be. Ranks with the same gradient count once.
+    """
+    alike = [len({mark.bits for mark in marks}) == 1 for marks in zip(*of_ranks)]
+    own = [[m for m, is_alike in itertools.zip_longest(marks, alike) if m and not is_alike]
+           for marks in of_ranks if marks]
+    return list({tuple(m.bits for m in marks): math.hypot(*(m.norm for m in marks))
+                 for marks in own}.values())
 
 
 def _final(rank, step):

@@ -2,8 +2,12 @@
 is judged as in resilience).
 """
 
+import contextlib
+import itertools
+import socket
 from collections import Counter, defaultdict
 
+import psutil
 import torch
 
 from ranklab.clinic.diagnose import circle_of_waits, first_difference
@@ -45,7 +49,7 @@ def rank_branch(ranks):
         done = [rank for rank in short if _of(ranks, rank).fate == "returned"]
         if done and waiting:
             last = calls[waiting[0]][-1]
-            said = "raised" if waiting[0] in ended else "wait"  # where the other's end is noticed
+            said = "raised" if waiting[0] in ended else f"wait{'s' * (len(waiting) == 1)}"
             return (f"{rank_names(waiting)} {said} in call {most} of {_named(group, ranks)}, "
                     f"{last.kind} at {last.line}; {rank_names(done)} returned after "
                     f"{min(short[rank] for rank in done)} calls")
@@ -117,7 +121,9 @@ WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all
 
 
 def whereabouts(ranks):
-    """A line for each rank that did not return: where it waits, and after which calls."""
+    """A line for each rank that did not return: where it waits, and after which calls; or that it
+    has left nothing.
+    """
     lines = []
     for r in ranks:
         ours = [call for call in r.calls if call.number >= 0]
@@ -126,8 +132,22 @@ def whereabouts(ranks):
             where = (f"last called {last.kind}, call {last.number} of {_named(last.group, ranks)}, "
                      f"at {last.line}" if last else "made no call")
             waits = f"; waits at {r.waits}" if r.waits else ""
-            lines.append(f"rank {r.number} {where}{waits}{'; ' + r.fate if r.fate else ''}")
-    return lines
+            lines.append(f"rank {r.number} {where}{waits}; {r.fate or _still(r)}")
+    known = {r.number for r in ranks}
+    missing = {number for r in ranks for each in r.groups.values() for number in each} - known
+    return lines + [f"{rank_names(sorted(missing))} left nothing here"] * bool(missing)
+
+
+def _still(rank):
+    """What its process does, or that there is none; no other host can tell."""
+    host, number, began = rank.process or ("", 0, 0)
+    if host != socket.gethostname():
+        return "it runs, or was killed"
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(number)
+        if process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE:
+            return "it is stopped" if process.status() == psutil.STATUS_STOPPED else "it runs"
+    return "it was killed"
 
 
 # --- groups and their calls -----------------------------------------------------------------------
@@ -152,15 +172,18 @@ def _differences(ranks):
               for r in ranks}
     for group, calls in _groups(ranks).items():
         is_one = len({shapes[rank] for rank in calls}) == 1  # so parameters have the same numbers
-        number = first_difference({rank: [_key(call, is_one) for call in each]
-                                   for rank, each in calls.items()})
+        known = [is_one and all(call.which for call in same if call)
+                 for same in itertools.zip_longest(*calls.values())]
+        number = first_difference({rank: [_key(*each) for each in zip(mine, known)]
+                                   for rank, mine in calls.items()})
         if number is not None:
             yield group, calls, number
 
 
-def _key(call, is_one):
+def _key(call, knows_which):
     size = call.mark.numel if call.kind in ONE_SIZE else None
-    return call.kind, call.root, size, call.which if is_one and call.kind == "all_reduce" else ""
+    which = call.which if knows_which and call.kind == "all_reduce" else ""
+    return call.kind, call.root, size, which
 
 
 def _stranger(calls, number):

@@ -66,6 +66,7 @@ class Step(NamedTuple):
     pending: list  # lines of reductions that nobody has waited for
     outside: int  # parameters of the model that have a gradient and no optimizer
     embeddings: list  # numbers of the parameters that embed
+    clip: float  # by which torch's clipping multiplied the gradients
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Rank:
     waits: str = ""  # the line at which it waits, or waited when it was ended
     fate: str = ""  # "returned", "raised ...", or "": it was ended
     half: bool = False  # it computed in float16
+    process: tuple = ()  # its host, its id, when it began
 
     def in_group(self, name):
         """Its collectives there, in order."""
@@ -153,6 +155,7 @@ READERS = {
     "wait": lambda rank, line: setattr(rank, "waits", line),
     "back": lambda rank: setattr(rank, "waits", ""),
     "half": lambda rank: setattr(rank, "half", True),
+    "process": lambda rank, *content: setattr(rank, "process", content),
     "fate": lambda rank, word: setattr(rank, "fate", word),
 }
 

@@ -44,13 +44,15 @@ def _sum_for_mean(ranks):
 
 
 def _shares(steps):
-    """For each parameter: what the optimizer takes, as a multiple of the sum of what ranks had."""
+    """For each parameter: what the optimizer takes, as a multiple of the sum of what ranks had; but
+    for its clipping.
+    """
     for place, final in enumerate(steps[0].final):
         local = [step.local[place] for step in steps if place < len(step.local)]
         if final and len(local) == len(steps) and all(local):
             total = sum(mark.dot for mark in local)
             if abs(total) > 1e-3 * sum(abs(mark.dot) for mark in local):
-                yield final.dot / total
+                yield final.dot / total / steps[0].clip
 
 
 def _scattered_sum(ranks):
@@ -103,7 +105,7 @@ def unsynchronised_start(ranks):
 def same_data(ranks):
     """Ranks that add up their gradients have made them of the same data."""
     for a, b in combinations(ranks, 2):
-        pairs = [(x, y) for x, y in together([a, b]) if x.losses]
+        pairs = [(x, y) for x, y in together([a, b]) if x.losses or any(x.rows)]
         alike = sum([one.targets for one in x.losses] == [one.targets for one in y.losses]
                     and x.rows == y.rows for x, y in pairs)
         if pairs and alike >= MOST * len(pairs) and (replicas([a, b]) or _scatter_alike(a, b)):
@@ -205,11 +207,14 @@ def together(ranks):
 
 
 def replicas(ranks):
-    """Groups of two ranks or more that always take the same gradient for all that they train."""
+    """Groups of two ranks or more that always take the same gradient for all that they train.
+
+    Gradients that are all 0, or no numbers, say nothing of who has them.
+    """
     groups = defaultdict(list)
     for r in ranks:
         finals = [[mark and mark.bits for mark in step.final] for step in r.steps if step.final]
-        if any(mark for each in finals for mark in each):
+        if any(mark and 0 < mark.norm < math.inf for step in r.steps for mark in step.final):
             groups[str(finals[:10])].append(r)
     return [group for group in groups.values() if len(group) > 1]
 

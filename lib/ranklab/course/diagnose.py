@@ -40,9 +40,10 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
                          for each in (folder, before, beside)]
         if not all((runs, *others)):
             raise ValueError(f"{what}: no ranks were observed" + (
-                " in the other folder" if runs else "" if ranks else
-                "; --ranks N starts them by torchrun"))
-        found = [_judge(run, i, len(runs), ended, *(each[-1] for each in others))
+                " in the other folder" if runs else "" if Path(what).is_dir() else
+                ": it never calls init_process_group" if ranks else
+                ": it launches none under this command; --ranks N starts them by torchrun"))
+        found = [_judge(run, i, len(runs), *(each[-1] for each in others))
                  for i, run in enumerate(runs, 1)]
     if ended:
         print(f"The program did not end well: {ended}")
@@ -79,6 +80,8 @@ def _run(words, arguments, ranks, timeout, folder):
         return f"exit code {code}" if code else ""
     except (RuntimeError, TimeoutError) as error:
         return str(error)
+    except KeyboardInterrupt:
+        return "you stopped it"
     except subprocess.TimeoutExpired:
         return f"it was not done after {timeout:g} s"
     finally:
@@ -94,8 +97,10 @@ def _launches(folder):
     return sorted(files, key=files.get)
 
 
-def _judge(ranks, launch, of, ended, before, beside):
-    """What is found in one launch is printed; returns True where there is something."""
+def _judge(ranks, launch, of, before, beside):
+    """What is found in one launch is printed, and where ranks are that have not returned; returns
+    True where something is found.
+    """
     found = diagnose(ranks, before, beside)
     print((f"launch {launch} of {of}: " if of > 1 else "") +
           f"{len(ranks)} ranks, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
@@ -103,6 +108,6 @@ def _judge(ranks, launch, of, ended, before, beside):
           + ("" if found else "none of the known diseases is seen"))
     for disease, evidence in found:
         print(f"  {disease}\n    {evidence}")
-    if ended and launch == of:
-        print(*(f"  {line}" for line in whereabouts(ranks)), sep="\n")
+    for line in whereabouts(ranks):
+        print(f"  {line}")
     return bool(found)

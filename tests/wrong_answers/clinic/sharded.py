@@ -26,8 +26,6 @@ ALL_REDUCE, SCALE = "dist.all_reduce(square, group=group)", "shard.grad *= (max_
 WRONG = [
     mutant(wide_layer, SEEDS, "    torch.manual_seed(seed)\n", *OWN,
            says="ranks 0 and 1 drop the same places of the wide layer", called="one_seed_for_all"),
-    mutant(wide_layer, SEEDS, "    torch.manual_seed(seed + row)\n", *OWN,
-           says="ranks 0 and 1 drop the same places of the wide layer", called="a_seed_for_a_pair"),
     mutant(wide_layer, SEEDS, "    torch.manual_seed(seed + rank)\n", *OWN,
            "losses.append(loss.item())", "loss = loss.detach()\n        dist.all_reduce(loss, "
            "group=inside)\n        losses.append(loss.item() / tensor)",

@@ -3,10 +3,6 @@
 The mend must be one of the cause: so the hidden settings have the same disease at another place.
 """
 
-import ast
-import functools
-import inspect
-import textwrap
 from functools import partial
 
 import torch
@@ -21,30 +17,6 @@ LAB = "as in the lab", {}
 SAME = "Only the cause is to be mended: data, sizes, optimizer and what is returned stay."
 FAILURES = {STUCK: "All ranks must make the same calls. A rank that leaves something out still "
             "goes through each collective, and adds zeros."}
-
-
-def without_spoilers(case, check):
-    """`check`, but of the program as it was found it tells no cause."""
-    @functools.wraps(check)
-    def checking(program):
-        try:
-            yield from check(program)
-        except Mistake:
-            if not _is_as_found(program, case):
-                raise
-            raise Mistake("it is as it was found, and does what is told of it", "Find the cause "
-                          "first, with the tools. Then mend the program in its cell.") from None
-
-    return checking
-
-
-def _is_as_found(program, case):
-    """True where nothing but comments and empty lines differ; False where its text is not known."""
-    try:
-        text = textwrap.dedent(inspect.getsource(program))
-        return ast.dump(ast.parse(text)) == ast.dump(ast.parse(case.broken_source()))
-    except (OSError, TypeError, SyntaxError):
-        return False
 
 
 def _trial(program, ranks, situations, look, right):

@@ -3,16 +3,12 @@
 Every number was measured on the programs as they were found, with their own settings.
 """
 
-from ranklab.checks.exercise import Prediction
+from ranklab.checks.clinic.causes import cause_of
 from ranklab.clinic.sharded import CASES
 
 
 def _cause(case, hint, why, against):
-    """The Prediction of `case`; against: for each wrong cause what was measured, in their order."""
-    mistakes = {case.choices.index(cause) + 1: measured
-                for cause, measured in zip(case.causes[1:], against, strict=True)}
-    return Prediction(f"clinic_{case.name}_cause", str(case.cause), lambda: case.cause,
-                      mistakes=mistakes, why=why, tolerance=0, hint=hint)
+    return cause_of(case, *against, why=why, hint=hint)
 
 
 WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, MOVED_GPT, FLAT_MODEL = CASES

@@ -1,15 +1,12 @@
 """The causes of the wrong trainings, chosen by number, and what was measured for and against."""
 
-from ranklab.checks.exercise import Prediction
+from ranklab.checks.clinic.causes import cause_of
 from ranklab.clinic.wrong import CASES
 
 
 def _cause(name, hint, why, *against):
-    """The Prediction of a case's cause. against: what refutes its other causes, in their order."""
     case, = (case for case in CASES if case.name == name)
-    numbers = [case.choices.index(wrong) + 1 for wrong in case.causes[1:]]
-    return Prediction(f"clinic_{name}_cause", str(case.cause), lambda: case.cause, tolerance=0,
-                      mistakes=dict(zip(numbers, against, strict=True)), why=why, hint=hint)
+    return cause_of(case, *against, why=why, hint=hint)
 
 
 PREDICTIONS_OF_WRONG = (

@@ -1,0 +1,56 @@
+"""`ranklab diagnose` calls no solved project sick, and names what was left out of one."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ranklab.course import labs
+
+pytestmark = pytest.mark.timeout(300)
+FEWER = {  # steps than on a laptop, but enough for each detector
+    "expert_parallel": "--steps 10 --no-compare",
+    "hybrid": "--steps 6 --no-compare --layout 2x1x2,zero",
+    "ranks": "", "collectives": "--sizes 1K --iters 1", "data_parallel": "--epochs 1",
+    "ddp": "--epochs 1 --images 512", "horovod": "--steps 12", "zero": "--steps 10",
+    "fsdp": "--pretrain 4 --steps 10", "tensor_parallel": "--steps 6",
+    "pipeline_parallel": "--steps 8 --no-compare", "context_parallel": "--steps 10 --no-compare",
+    "planner": "measure", "resilience": "--faults 0", "cluster": "",
+}
+BY_ITSELF = {"baseline", "clinic"}  # one process; programs that are observed one by one
+WITHOUT = {"shard": "same_data", "mean": "wrong_reduction", "broadcast": "unsynchronised_start"}
+
+
+def diagnosed(*words):
+    """(exit code, what is printed)"""
+    done = subprocess.run([sys.executable, "-m", "ranklab.cli", "diagnose", *words], text=True,
+                          capture_output=True, timeout=280,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.sweep] * (name not in ("expert_parallel", "hybrid")))
+    for name in FEWER])
+def test_a_solved_project_has_none_of_the_diseases(name):
+    code, said = diagnosed(f"ranklab.projects.{name}", *FEWER[name].split())
+    seen = re.findall(r"(\d+) ranks, \d+ steps .*: (.*)", said)
+    assert code == 0 and seen and {word for _, word in seen} == {
+        "none of the known diseases is seen"}, said
+    assert max(int(ranks) for ranks, _ in seen) > 1
+
+
+@pytest.mark.parametrize("piece", [
+    pytest.param(piece, marks=[pytest.mark.sweep] * (piece != "mean")) for piece in WITHOUT])
+def test_what_was_left_out_of_a_project_is_named(piece):
+    code, said = diagnosed("ranklab.projects.data_parallel", "--without", piece, "--epochs", "1")
+    assert code == 1 and f"\n  {WITHOUT[piece]}\n" in said, said
+
+
+def test_each_project_is_here_and_one_process_is_no_run_of_ranks():
+    stems = {stem.partition("_")[2] for stem in labs.written()}
+    assert stems == BY_ITSELF | FEWER.keys()
+    code, said = diagnosed("ranklab.projects.baseline", "--steps", "1")
+    assert code == 2 and "no ranks were observed: it launches none" in said, said
