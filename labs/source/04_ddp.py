@@ -6,10 +6,10 @@
 # %% [markdown]
 # ## 1. Story
 #
-# A team moves its training from one GPU to four, with the same batch. A step took 0.80 s; now it takes 0.25. The loss falls, and everybody
-# is pleased. The bill is for four GPUs.
+# A team moves its training from one GPU to four, with the same batch. A step took 0.80 s; now it takes 0.25. The loss falls, and everybody is happy.
+# But the team now pays for four GPUs.
 #
-# What is the **efficiency**, in percent: the speed-up that they got, divided by the one that they paid for?
+# What **efficiency** did they get, in percent? That is the speed-up they got, divided by the speed-up they paid for.
 
 # %%
 from statistics import median
@@ -24,8 +24,9 @@ from ranklab import answer, check, device, hint, launch, questions
 check(efficiency_percent=...)
 
 # %% [markdown]
-# In lab 03 you built DDP. Here you use torch's, as in production. Two questions matter then: **how much time is lost, and to what?** You will read
-# the answers from a trace of all ranks. When the answer is "to communication", you will make the gradients smaller, and see what that costs in loss.
+# In lab 03 you built DDP yourself. From here on you use torch's, as people do in production, and two questions matter: **how much time is lost, and
+# to what?** You will learn to read both answers from a trace of all ranks. Where the time goes to communication, you will make the gradients smaller,
+# and see what that costs in loss.
 
 # %% [markdown]
 # ## 2. Picture
@@ -36,13 +37,14 @@ from ranklab.plots import ddp as plots
 plots.production_step()
 
 # %% [markdown]
-# This is one step of a job, on two of its ranks. Each part of it can be too slow: the **loader**, which must have the next batch ready; forward; backward,
-# which fills the buckets ("back 1" fills bucket 1, "sum 1" is its all-reduce); and the **exposed** part of the all-reduces, which is left when backward is over.
+# This is one training step on two ranks, and any part of it can be too slow. The **loader** must have the next batch ready in time. Then come forward
+# and backward. Backward fills the buckets: "back 1" fills bucket 1, and "sum 1" is the all-reduce of bucket 1. What still travels when backward is
+# over is **exposed**: the rank can only wait for it.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# torch's DDP is one line. The rest of the script stays as it was.
+# With torch, DDP is one line. The rest of your script stays the same.
 
 # %%
 def ddp_step():
@@ -61,11 +63,12 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 # %% [markdown]
 # ## 4. Build it
 #
-# ### 4.1 What did the added ranks bring?
+# ### 4.1 What did the extra ranks bring?
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 3 lines
 #
-# There are two experiments. **Strong scaling**: the total batch stays, the ranks share it, and the step should get shorter. **Weak scaling**: the batch of
-# each *rank* stays, and the step should take as long as before. The efficiency is the share of the perfect speed-up that you got.
+# You can measure scaling in two ways. In **strong scaling** the total batch stays the same and the ranks share it, so a step should get shorter. In
+# **weak scaling** each rank keeps its batch, so a step should take as long as before. Either way, the efficiency is the share of the perfect speed-up
+# that you got.
 
 # %%
 def scaling_efficiency(seconds, kind):
@@ -90,11 +93,13 @@ scaling_efficiency = check(scaling_efficiency)
 # ### 4.2 Exposed communication
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 7 lines
 #
-# Bytes that travel while the rank computes cost little. What is **exposed** makes the step longer: communication with no computing beside it. (It is the first thing to count, but not the
-# whole cost. A hidden transfer slows computing by some percent, as lab 03 says.)
+# Bytes that travel while the rank computes cost little. What makes a step longer is **exposed** communication: the time in which bytes travel and the
+# rank computes nothing. Count this first, but remember that it isn't the whole cost: as you saw in lab 03, a hidden transfer still slows computing by
+# some percent.
 #
-# `Timeline` records what a rank did, as a list of events: `event.kind` is "compute", "communication", "loader" or "wait", and `event.start` and `event.end` are seconds on a clock that all
-# ranks share. Events overlap: gloo has threads of its own, NCCL has streams. Here is the step of part 3:
+# `Timeline` records what a rank does as a list of events. `event.kind` is "compute", "communication", "loader" or "wait". `event.start` and
+# `event.end` are in seconds, on one clock for all ranks. Events can overlap, because gloo has its own threads and NCCL has streams. Here is the step
+# from part 3:
 
 # %%
 from ranklab.meter import Timeline
@@ -116,7 +121,8 @@ for event in sorted(sum(longest, []), key=lambda event: event.start):
           f"{1e3 * (event.end - events[0].start):7.2f} ms   {event.lane:10} {event.name}")
 
 # %% [markdown]
-# **Predict.** Forward and backward take 300 ms. The all-reduces of the buckets take 160 ms, one after the other without gaps, and the first begins 80 ms before backward ends. How long is a step? (The optimizer takes no time.)
+# **Predict.** Forward and backward take 300 ms. The all-reduces take 160 ms in all: they run one after the other without gaps, and the first one
+# starts 80 ms before backward ends. How long is a step? (The optimizer takes no time.)
 
 # %%
 check(exposed_step_ms=...)
@@ -142,8 +148,8 @@ exposed_communication = check(exposed_communication)
 # ### 4.3 Diagnose
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 13 lines
 #
-# Here are four jobs. Three are slow, each for a different reason; one is healthy. DDP, ranks, loader and traces are real. The large layers and the slow link are emulated by sleeping, so that two ranks on two cores
-# do not disturb each other.
+# Here are four jobs. One is healthy, and three are slow, each for a different reason. DDP, the ranks, the loader and the traces are real. Only the
+# large layers and the slow link are emulated: they sleep, so that two ranks on two cores don't get in each other's way.
 
 # %%
 from ranklab.ddp import situations, steps_of
@@ -154,10 +160,11 @@ jobs = {f"job {letter}": [timeline.events for timeline in of_ranks]
 plots.situations(dict(sorted(jobs.items())))
 
 # %% [markdown]
-# In which job does a rank wait for its data, in which for another rank, in which for the network? ("Waits": the main thread stands still until a transfer is done.)
+# In which job does a rank wait for its data? In which one for another rank, and in which one for the network? ("Waits" in the picture: the main
+# thread stands still until a transfer is done.)
 #
-# The trap is that **communication looks long in two of them**. When one rank is late, the *others* wait for it in their all-reduce: in their traces the
-# network seems to be slow. So ask the rank that communicates *least*. If even that rank waits for the network, the network is slow.
+# There is a trap: **communication looks long in two of them**. When one rank is late, all *others* wait for it in their all-reduce, so their traces
+# look as if the network were slow. So ask the rank that communicates *least*. If even that rank waits for the network, the network is slow.
 
 # %%
 def diagnose(timelines):
@@ -193,7 +200,7 @@ for name, of_ranks in sorted(jobs.items()):
     print(f"{name}: {verdict:20}", {kind: f"{share:.0%}" for kind, share in shares.items()})
 
 # %% [markdown]
-# You can also look at all ranks in one file: open it in [Perfetto](https://ui.perfetto.dev) in your browser (the file stays on your machine).
+# You can also put all ranks into one file and look at it in [Perfetto](https://ui.perfetto.dev), in your browser. The file stays on your machine.
 
 # %%
 from pathlib import Path
@@ -206,25 +213,30 @@ merged_trace(recorded["straggler"], trace)
 print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# On GPUs there are three more things to look at.
+# On GPUs you have three more tools.
 #
-# - **`nvidia-smi dmon -s u`** prints utilisation each second: the share of the last sample in which *some* kernel ran. An NCCL kernel that
-#   only waits for another rank counts as 100%. A low number or a sawtooth proves a stall, often the loader. A high number proves nothing. Power (`-s p`) says more.
+# - **`nvidia-smi dmon -s u`** prints the utilisation once a second: the share of the time in which *some* kernel ran. A kernel of NCCL that only
+#   waits for another rank counts too, so a high number proves nothing. A low number or a sawtooth proves that the GPU stalls, often because of the
+#   loader. Power (`-s p`) says more.
 # - **`NCCL_DEBUG=INFO`**: read the lines about channels, near the start of the log. `via NET/IB` is InfiniBand or RoCE; `via NET/Socket` is TCP. `via P2P` is GPU to GPU; `via SHM` goes through the host's memory.
 #   `via NET/IB/0/GDRDMA` goes from GPU memory straight to the adapter; without `GDRDMA` it goes through the host.
-# - **NVTX and Nsight Systems**: `with torch.cuda.nvtx.range("forward"):` names a phase. Call `torch.cuda.profiler.start()` after ten steps and `stop()` a few steps later. Then `nsys profile -t cuda,nvtx,osrt
-#   --capture-range=cudaProfilerApi --capture-range-end=stop -o step torchrun --nproc-per-node 4 train.py` records only those steps. Ranges show when Python *asked* for work; the row of kernels shows when the GPU did it.
+# - **NVTX and Nsight Systems**: `with torch.cuda.nvtx.range("forward"):` names a phase. Call `torch.cuda.profiler.start()` after ten steps and
+#   `stop()` a few steps later. Then
+#   `nsys profile -t cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop -o step torchrun --nproc-per-node 4 train.py` records
+#   only those steps. A range shows when Python *asked* for the work. The row of kernels shows when the GPU did it.
 
 # %% [markdown]
 # ### 4.4 Half the bytes
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 3 lines
 #
-# If the network is slow, make the gradients smaller. DDP lets you replace what happens to a bucket: a **comm hook** gets the bucket as soon as its gradients are there, and returns a
-# *future* that will hold the mean over ranks. Backward goes on meanwhile. The handle of an all-reduce with `async_op=True` has one, `get_future()`; `future.then(f)`
-# is the next: `f` gets the finished future, whose `value()` is a list of one tensor, and returns the new value.
+# If the network is slow, make the gradients smaller. DDP lets you replace its all-reduce with a **comm hook** of your own. DDP calls the hook as soon
+# as the gradients of a bucket are there, and the hook returns a *future*: an object that will hold the mean over ranks later, while backward goes on.
+# You get a future from an all-reduce with `async_op=True`: its handle has `get_future()`. Then `future.then(f)` gives you the next future. It calls
+# `f` with the finished one, whose `value()` is a list of one tensor, and holds what `f` returns.
 #
-# The trap is float16 itself, and it has two ends. The largest number is 65504: divide *before* the cast and the sum, not after. But the smallest is 6e-8, and whatever is below half of that becomes 0.
-# Dividing first makes this end worse: on 4 ranks all gradients below 1.2e-7 are lost. Loss scaling (lab 01) keeps gradients away from the lower end; bfloat16 has neither end.
+# The trap is float16's range, because you can fall off both ends. Its largest number is 65504, so divide *before* the cast and the sum, not after.
+# Its smallest is 6e-8, and anything below half of that becomes 0. Dividing first makes this end worse: on 4 ranks you lose all gradients below
+# 1.2e-7. Loss scaling (lab 01) keeps gradients away from the lower end. bfloat16 has neither problem.
 #
 # **Predict.** ResNet-50, 25.6 million parameters, 4 ranks, float16. How many megabytes does each rank send in a step?
 
@@ -244,25 +256,29 @@ def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[t
 compress_fp16_hook = check(compress_fp16_hook)
 
 # %% [markdown]
-# (The second argument must be *called* `bucket`: torch looks for that name when you register the hook. torch's own `bf16_compress_hook` runs on GPUs only. bfloat16 has float32's range, and three bits less precision than float16.)
+# (The second argument must be *called* `bucket`, because torch looks for that name when you register the hook. torch has a `bf16_compress_hook` too,
+# but it runs on GPUs only. bfloat16 has float32's range, but three bits less precision than float16.)
 #
-# **How many ranks can add 16 bits?** A ring adds one rank after the other, and rounds the partial sum at every hop (NCCL issue 1026). In bfloat16 a sum of ones stops at 256, since 256 + 1 is rounded to 256. Real gradients are not all equal and lose
-# less, but the error grows with the ranks. Somebody trained well with bf16 sums on 96 GPUs; on 384 training became unstable until the sums were in float32 (PyTorch issue 106395, with FSDP).
-# So on hundreds of ranks sum in float32, as DDP does without a hook.
+# **How many ranks can add 16 bits?** A ring adds one rank after the other, and rounds the partial sum at every hop (NCCL issue 1026). In bfloat16 a
+# sum of ones stops at 256, because 256 + 1 is rounded to 256. Real gradients are not all equal, so they lose less, but the error grows with the
+# number of ranks. One user reported that bf16 sums trained well on 96 GPUs, while on 384 training was unstable until they summed in float32 (PyTorch
+# issue 106395, with FSDP). So on hundreds of ranks sum in float32, as DDP does without a hook.
 #
 # ### 4.5 One percent of the entries
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 5 lines
 #
-# Most entries of a gradient are almost zero. Send the k largest, with their places. And the others? Keep them, and add them to the next gradient: **error feedback**. Otherwise small but steady gradients never get
-# through.
+# Most entries of a gradient are almost zero. So send only the k largest, together with their places. And the others? Keep them and add them to the
+# next gradient. This is called **error feedback**. Without it, small but steady gradients would never get through.
 #
-# **Predict.** ResNet-50 on 4 ranks, 1% of the entries. A value has 4 bytes, and so has a place. Every rank gets the picks of all ranks, by an all-gather. How many megabytes does each rank send?
+# **Predict.** ResNet-50 on 4 ranks, 1% of the entries. A value takes 4 bytes, and so does its place. An all-gather gives every rank the picks of all
+# ranks. How many megabytes does each rank send?
 
 # %%
 check(top_k_megabytes=...)
 
 # %% [markdown]
-# **Predict.** The bytes of an all-gather grow with the ranks, those of an all-reduce hardly do. With how many ranks does top-k 1% send as much as the plain all-reduce?
+# **Predict.** The more ranks, the more bytes each rank sends in an all-gather, while in an all-reduce the bytes barely grow. At how many ranks does
+# top-k 1% send as much as the plain all-reduce?
 
 # %%
 check(top_k_break_even=...)
@@ -273,7 +289,7 @@ def top_k_compress(gradient, error, k):
     places in the flattened tensor, and all other entries, for the next step. Inputs unchanged.
 
     Nothing is lost: the values at their places plus the new error are gradient + error. The error
-    has the gradient's shape: any, also one that is not contiguous. k may be more than there are.
+    has the gradient's shape, also if it is not contiguous. k may exceed the number of entries.
     """
     # add, choose, keep the others
     raise NotImplementedError("exercise 4.5: about 5 lines")
@@ -286,15 +302,16 @@ top_k_compress = check(top_k_compress)
 # ### 4.6 The same bytes, a lower loss
 # > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines · open: no recipe
 #
-# Deep Gradient Compression (Lin et al. 2018) sends 0.1% of the entries, and 8 bytes for each. That is a lot for one entry. Write a hook that sends no more bytes than top-k 0.1%, and trains the model of section 6 to a lower loss.
+# Deep Gradient Compression (Lin et al. 2018) sends 0.1% of the entries. In our top-k each of them takes 8 bytes, and that is a lot for one number.
+# Write a hook that sends no more bytes than top-k 0.1%, but trains the model of section 6 to a lower loss.
 #
 # | given | |
 # |---|---|
 # | `bucket.buffer()`, `bucket.parameters()` | the flat gradient, and the parameters in its order |
 # | `top_k_bytes(parameters, 0.001)` | the budget: bytes to each other rank |
-# | `finished(buffer)` | a future that holds `buffer` already, for a hook that waits for its collectives |
+# | `finished(buffer)` | a future that already holds `buffer`, for a hook that waits for its collectives itself |
 # | `dist.all_gather_single(gathered, mine, group=group)` | `gathered` is R times as long as `mine` |
-# | `x.view(torch.uint8)` | the bytes of `x`. gloo sends no 16-bit integers, but bytes |
+# | `x.view(torch.uint8)` | the bytes of `x`: gloo can't send 16-bit integers, but it can send bytes |
 
 # %%
 from ranklab.ddp import TopK, compress_to_budget as library_hook
@@ -306,18 +323,19 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
     """The bucket will hold about the mean over ranks of its gradients, the same on all ranks to the
     last bit. In a step a rank sends at most (R-1) * top_k_bytes(bucket.parameters(), 0.001) bytes.
 
-    state   a dict for each model: keep in it what you like. At first it is empty, or holds the
-            "group": state.get("group")
-    budget  all bytes count, in each step, also the first: places, values, scales. An all-gather
-            sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it. Start collectives in
-            the hook itself: there they are counted
-    result  what is not sent, also by rounding, is sent later. Of a gradient that stays, the mean of
-            60 results is at most 60% of its length away from the ranks' mean; in a bucket of one
-            number, that of 8 results at most 0.1%. If zeros follow a gradient, the sum of 60
-            results is at most 0.5% away (55 numbers, 164 zeros), or 10% (four, 69,996 zeros). Zeros
-            stay zeros. A NaN of one rank makes something NaN or infinite on all, in this step; what
-            comes after is free. 100,000 stays finite. A bucket has one number or millions, and DDP
-            makes new buckets in its second step. The check's numbers are always the same
+    state   a dict for each model, in which you keep what you like. At first it is empty, or holds
+            the group: state.get("group")
+    budget  all bytes count, in every step, also in the first: places, values, scales. An
+            all-gather sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it. Start your
+            collectives in the hook itself, because only there they are counted
+    result  what is not sent, also by rounding, is sent later. If a gradient stays the same, the
+            mean of 60 results is at most 60% of its length away from the ranks' mean; in a bucket
+            of one number, the mean of 8 results is at most 0.1% away. If zeros follow a gradient,
+            the sum of 60 results is at most 0.5% away (55 numbers, 164 zeros), or 10% (four, 69,996
+            zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a NaN or an infinity in
+            this step, and you may do what you like afterwards. 100,000 stays finite. A bucket has
+            one number or millions, and DDP makes new buckets in its second step. The check always
+            uses the same numbers
     score   the training of section 6, seed 0, 50 steps on 2 ranks: the held-out loss must be 0.03
             below that of top-k 0.1%
     """
@@ -328,7 +346,8 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
 compress_to_budget = check(compress_to_budget)
 
 # %% [markdown]
-# One gradient of 10,000 numbers, again and again. How much of it has come through after 10, 50 and 250 steps, by top-k 0.1%, by the library's hook, and by yours?
+# Now send the same gradient of 10,000 numbers again and again. How much of it has come through after 10, 50 and 250 steps with top-k 0.1%, with the
+# library's hook, and with yours?
 
 # %% tags=["nbval-check-output"]
 def come_through(state, hook, steps=(10, 50, 250)):
@@ -353,15 +372,16 @@ for which, state, hook in (("top-k 0.1%", TopK(0.001), TopK.hook), ("library", {
 # %% [markdown]
 # ### Further
 #
-# One more, checked as well, not in the 135 minutes. The lab runs without it.
+# One more exercise, also checked. It isn't part of the 135 minutes, and the lab runs without it.
 
 # %% [markdown]
 # #### `power_sgd`
 # > difficulty 4/5 · importance 3/5 · 15 minutes · about 8 lines
 #
-# In top-k every rank picks *other* entries, so picks can't be summed on the way. Thin matrices can. The gradient of a weight is a matrix M (n x m). Approximate it by P Q^T, where P and Q have only r columns. One
-# step of **power iteration** finds them: P = M Q, summed over ranks and made orthonormal (so that P P^T projects onto its columns); then Q = M^T P, averaged over ranks. Start from the last step's Q (**warm start**): gradients change slowly, so
-# the iteration goes on from step to step. Error feedback works as before.
+# With top-k every rank picks *different* entries, so they can't be summed on the way. Thin matrices can. The gradient of a weight is a matrix M (n x
+# m), and we approximate it by P Q^T, where P and Q have only r columns. One step of **power iteration** finds them. First P = M Q, summed over ranks
+# and made orthonormal, so that P P^T projects onto its columns. Then Q = M^T P, averaged over ranks. Each step starts from the Q of the last one (a
+# **warm start**): gradients change slowly, so the iteration simply goes on from step to step. Error feedback works as before.
 #
 # **Predict.** A weight of 4096 x 1024, rank 4. How many times fewer numbers travel?
 
@@ -386,7 +406,8 @@ def power_sgd(matrix, q, error, group=None):
 power_sgd = check(power_sgd)
 
 # %% [markdown]
-# Watch the warm start: one fixed matrix is approximated again and again, each time from the last Q, without error feedback. The first number is the best that rank 2 can do.
+# Watch the warm start at work. We approximate one fixed matrix again and again, each time from the last Q, without error feedback. The first number
+# printed is the best that any matrix of rank 2 can do.
 
 # %% tags=["nbval-check-output"]
 def approach(steps=8, rank=2):
@@ -408,7 +429,8 @@ print(f"best possible {best:.3f};", "steps:", *(f"{error:.3f}" for error in erro
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch has hooks of its own: `fp16_compress_hook`, and a `PowerSGDState`. Here are your hook and torch's, with the same model and the same batches, in torch's DDP:
+# torch comes with such hooks: `fp16_compress_hook`, and PowerSGD with its `PowerSGDState`. Here your fp16 hook and torch's run in torch's DDP, with
+# the same model and the same batches:
 
 # %%
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -442,13 +464,15 @@ for a, b in zip(seen["ours"][0], seen["torch's"][0]):
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# They send the same bytes, and the weights are as close as float16 allows. They are not equal to the last bit: torch casts first and divides then. So a gradient of 100,000 on *one* of four ranks (not in this cell) is
-# infinite in torch's hook, and 25,000 in yours.
+# Both send the same bytes, and the weights are as close as float16 allows. They aren't equal to the last bit, because torch casts first and divides
+# afterwards. That has a price that this cell doesn't show: if *one* of four ranks has a gradient of 100,000, torch's hook makes it infinite, and
+# yours makes it 25,000.
 #
 # ## 6. Project
 #
-# **What does compression cost?** A GPT learns real text with each hook, from the same weights and on the same batches: `compare_hooks` returns the bytes of a step and the held-out loss. The hooks run your functions. `TopK` and `PowerSGD`
-# cut a bucket into its parameters, and keep an error for each.
+# **What does compression cost?** With each hook a GPT learns real text, from the same weights and on the same batches. `compare_hooks` returns the
+# bytes of a step and the held-out loss. The hooks run your functions: `TopK` and `PowerSGD` cut a bucket into its parameters, and keep an error for
+# each.
 
 # %%
 from ranklab.ddp import PowerSGD
@@ -479,12 +503,15 @@ show(rows)
 plots.loss_against_bytes(rows)
 
 # %% [markdown]
-# Each hollow point is the same compression without error feedback. (Seeds differ by 0.06 here. Over three seeds feedback wins by 0.08 to 0.18; only for rank 4 the gain, 0.02 to 0.05, is within the noise. This is plain SGD. With AdamW we found top-k worse *with* feedback: AdamW divides by recent
-# sizes, and late gradients have other sizes.) The table does *not* show time. A QR factorisation and a top-k cost
-# computing time, and only a slow network pays it back.
+# A hollow point is the same compression without error feedback. How much of this is noise? Seeds differ by 0.06 here. Over three seeds feedback wins
+# by 0.08 to 0.18; only for PowerSGD 4 the gain of 0.02 to 0.05 is within the noise. All of this is plain SGD. With AdamW we found top-k to be worse
+# *with* feedback, because AdamW divides by the size of recent gradients, and a late gradient doesn't match that size.
+#
+# The table does *not* show time. A QR factorisation and a top-k take computing time, and only a slow network pays it back.
 
 # %% [markdown]
-# **Your turn.** Change one thing. First write down which row changes most, in bytes and in loss. Ideas: `"ranks": 3` (an all-gather grows with the ranks, an all-reduce hardly); `"steps": 200`; `"seed": 1`; other names.
+# **Your turn.** Change one thing. Before you run it, write down which row will change most, in bytes and in loss. You could take `"ranks": 3` (an
+# all-gather grows with the ranks, an all-reduce barely does), `"steps": 200`, `"seed": 1`, or other names.
 
 # %%
 change = {"ranks": 3}
@@ -492,8 +519,10 @@ names = ["float32", "top-k 0.1%", "budget of 0.1%"]
 show(compare_hooks({name: hooks[name] for name in names}, **change))
 
 # %% [markdown]
-# **ResNet-50, from a laptop to several nodes.** Here it has an eighth of the channels, and learns real JPEGs of handwritten digits in ImageNet's layout, on two ranks. Gradients travel through your `compress_fp16_hook`. The same project with `--size full --data FOLDER`
-# trains the full model on ImageNet, with DistributedSampler, loader processes, mixed precision, compile, warm-up and cosine.
+# **ResNet-50, from a laptop to several nodes.** On your laptop ResNet-50 has an eighth of its channels. It learns handwritten digits on two ranks,
+# from real JPEGs in ImageNet's folder layout, and its gradients travel through your `compress_fp16_hook`. On a cluster, the same project with
+# `--size full --data FOLDER` trains the full model on ImageNet, with DistributedSampler, loader processes, mixed precision, compile, warm-up and
+# cosine.
 
 # %%
 import os
@@ -507,7 +536,8 @@ digits = {"data": write_digits(tempfile.mkdtemp()), "epochs": 4, "lr": 0.8, "sma
 print(project.report(project.run(ranks=2, timeout=120, **digits)))
 
 # %% [markdown]
-# A run is stopped in the middle of an epoch (on a cluster by SIGTERM), and goes on from its checkpoint. Does it end like the run that was never stopped? Yes, to the last bit:
+# Now stop a run in the middle of an epoch, as a cluster does with SIGTERM, and resume it from its checkpoint. Does it end like a run that was never
+# stopped? Yes, to the last bit:
 
 # %% tags=["nbval-check-output"]
 quick = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
@@ -518,9 +548,10 @@ rest = project.run(ranks=2, resume=True, checkpoint=path, **quick)
 print(rest["top1"] == whole["top1"], rest["history"].loss[-1] == whole["history"].loss[-1])
 
 # %% [markdown]
-# Random crops follow from (seed, epoch, image), and the sampler begins where the epoch was left. On three ranks or more the last bits may differ: DDP sorts its buckets anew in its second step, so the first step after a restart adds in another order.
+# This works because each random crop depends on (seed, epoch, image) only, and the sampler starts where the epoch was left. On three ranks or more
+# the last bits may differ, because DDP rearranges its buckets in its second step. So the first step after a restart adds in a different order.
 #
-# What do more ranks bring? The efficiency is computed by your `scaling_efficiency`:
+# What do more ranks bring? Your `scaling_efficiency` computes the last column:
 
 # %%
 rows = project.scaling(project.LAPTOP, ranks=4, steps=3, efficiency=scaling_efficiency)
@@ -532,7 +563,8 @@ plots.scaling(rows)
 # %% [markdown]
 # ## 7. Measure
 #
-# How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? Here are predictions and counts. Counts are exact, so they are asserted.
+# How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? The table puts the prediction beside the count. Counts are exact,
+# so the cell asserts that they are equal.
 
 # %% tags=["nbval-check-output"]
 def sent_with(make):
@@ -573,20 +605,23 @@ questions("04_ddp")
 # sbatch labs/jobs/ddp.sbatch
 # ```
 #
-# What changes: the backend is NCCL, and its kernels run on a stream of their own; `Timeline` reads kernels and streams instead of threads. Loader processes read and decode JPEGs: a core of ours decodes and crops
-# about 450 of 500 x 375 pixels a second, and an A100 trains on 2,500. So a GPU needs six such cores or more; or store smaller images, or decode on the GPU (DALI). Mixed precision halves
-# activations, not gradients: DDP still sends float32, unless a hook does otherwise.
+# What changes? The backend is NCCL, and its kernels run on their own stream, so `Timeline` reads kernels and streams instead of threads. Loader
+# processes read and decode JPEGs: one core of ours decodes and crops about 450 images of 500 x 375 pixels a second, while an A100 trains on 2,500. So
+# a GPU needs six such cores or more, unless you store smaller images or decode on the GPU (DALI). Mixed precision halves activations, but not
+# gradients: DDP still sends float32, unless a hook changes that.
 #
-# What to expect, not measured by us: NVIDIA's ResNet-50 v1.5 for PyTorch (DeepLearningExamples, DGX A100 80 GB, mixed precision) reports 2,470 images/s on one GPU and 16,621 on eight: an efficiency of 84%. With TF32 it is 97%: computing takes
-# 2.6 times longer, for the same bytes and images. This lab has not been run on several GPUs yet.
+# What to expect, not measured by us: NVIDIA's ResNet-50 v1.5 for PyTorch (DeepLearningExamples, DGX A100 80 GB, mixed precision) reports 2,470
+# images/s on one GPU and 16,621 on eight, which is an efficiency of 84%. With TF32 it is 97%, because computing takes 2.6 times longer for the same
+# bytes and images. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14 (planned).
 # - **Local SGD and its hooks** (`post_localSGD`): average weights now and then, instead of gradients in every step.
-# - **1-bit Adam, signSGD, quantised all-reduce**: fewer bytes for less precision, as here, with other methods.
-# - **`join` and uneven data, batch norm over ranks**: you built both in lab 03; torch has `Join` and `SyncBatchNorm` (which wants a GPU).
-# - **DDP with `torch.compile`**: the project has `--compile`; graphs end where buckets end, so that overlap survives.
+# - **1-bit Adam, signSGD, quantised all-reduce**: other ways to trade precision for bytes.
+# - **`join` for uneven data, and batch norm over ranks**: you built both in lab 03. torch has them as `Join` and `SyncBatchNorm` (which needs a GPU).
+# - **DDP with `torch.compile`**: the project has `--compile`. Its graphs end where the buckets end, so that overlap survives.
 #
-# Next: **05_horovod**, the library that made the all-reduce popular. It has the same idea, but no buckets made in advance.
+# Next: **05_horovod**, the library that made the all-reduce popular. It has the same idea, but it doesn't fill its buckets in a fixed order: it fuses
+# whatever is ready.

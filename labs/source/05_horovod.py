@@ -6,15 +6,15 @@
 # %% [markdown]
 # ## 1. Story
 #
-# **Five lines** of a training script: that is all that had to change. Distributed TensorFlow meant parameter servers, a cluster
-# specification and a rewritten script, and on 128 GPUs it lost about half of the machine. Then Uber's engineers put Baidu's ring
-# all-reduce into a library, and scripts trained about twice as fast (Sergeev and Del Balso, 2018, arXiv 1802.05799).
+# In 2017, training on many GPUs with TensorFlow meant parameter servers, a cluster specification and a rewritten script, and on 128 GPUs you lost
+# about half of the machine. Then Uber's engineers put Baidu's ring all-reduce into a library. Now you changed **five lines** of your script, and it
+# trained about twice as fast (Sergeev and Del Balso, 2018, arXiv 1802.05799).
 #
-# Inside, Horovod is not DDP. DDP knows the model, and makes its buckets in advance. Horovod knows only *names of tensors*: each rank says
-# which names are ready, in any order. That takes a coordinator, a cache, and a buffer that is filled on the spot.
+# Inside, Horovod works differently from DDP. DDP knows your model, so it can make its buckets in advance. Horovod knows only *names of tensors*: each
+# rank reports which names are ready, in any order. So it needs a coordinator, a cache, and a buffer that it fills on the spot. You will build these.
 #
-# A network has a latency of 10 us. A model has 160 gradients of 40 KB, and 64 ranks reduce them with a ring. How many milliseconds does a
-# step save if one all-reduce takes all 160 together?
+# Take a network with a latency of 10 us, and a model with 160 gradients of 40 KB, which 64 ranks reduce with a ring. How many milliseconds does a
+# step save if a single all-reduce takes all 160 gradients together?
 
 # %%
 import json
@@ -42,15 +42,15 @@ from ranklab.plots import horovod as plots
 plots.opening()
 
 # %% [markdown]
-# Three ranks finish the same gradients in three orders. If each rank started an all-reduce as soon as a gradient is ready,
-# messages of two tensors would meet: a wrong sum, or a deadlock. So the ranks first
-# **negotiate**. Then they reduce only the gradients that *all* of them have, in one buffer.
+# Three ranks finish the same gradients in three different orders. If each rank started an all-reduce as soon as a gradient was ready, messages of two
+# different tensors would meet, and you would get a wrong sum or a deadlock. So the ranks **negotiate** first. Then they reduce only the gradients
+# that *all* of them have, in one buffer.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The five lines are marked. `ranklab.horovod` has Horovod's own API. With `import horovod.torch as hvd` the same script runs on the real
-# one (`make horovod` builds it, which takes some minutes of compiling).
+# The five lines are marked 1 to 5. `ranklab.horovod` has the same API as Horovod, so with `import horovod.torch as hvd` this script runs on the real
+# Horovod. (`make horovod` builds it, in some minutes of compiling.)
 
 # %%
 import ranklab.horovod as hvd
@@ -76,7 +76,7 @@ for row in launch(five_lines, ranks=4)[0]:
     print([round(value, 4) for value in row.tolist()])
 
 # %% [markdown]
-# Four ranks, four data sets, one model: all rows are alike.
+# Four ranks trained on four data sets, and all of them have the same weights: the four rows are equal.
 
 # %% [markdown]
 # ## 4. Build it
@@ -84,11 +84,12 @@ for row in launch(five_lines, ranks=4)[0]:
 # ### 4.1 Which names do all ranks have?
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 9 lines
 #
-# Rank 0 is the coordinator. Every millisecond each rank tells it which tensors became ready since the last time. Rank 0 counts. A name
-# that it has heard from all R ranks is **complete**. All ranks get the same list of complete names, and reduce them in that order.
-# (`dist.gather_object` and `dist.broadcast_object_list` do for Python objects what `gather` and `broadcast` do for tensors.)
+# Rank 0 is the coordinator. Once a millisecond every rank tells rank 0 which tensors have become ready since the last time, and rank 0 counts. A name
+# that it has heard from all R ranks is **complete**. Rank 0 sends the list of complete names to all ranks, and they reduce these tensors in the order
+# of the list. (`dist.gather_object` and `dist.broadcast_object_list` do for Python objects what `gather` and `broadcast` do for tensors.)
 #
-# **Predict.** 64 ranks. Each of the 63 others sends rank 0 160 names, 76 bytes each (name, shape, type). How many kilobytes arrive there in a step?
+# **Predict.** There are 64 ranks. Each of the 63 others sends 160 requests to rank 0, of 76 bytes each (name, shape, type). How many kilobytes arrive
+# at rank 0 in a step?
 
 # %%
 check(coordinator_kilobytes=...)
@@ -113,7 +114,7 @@ def negotiate(ready, table, group=None):
 negotiate = check(negotiate)
 
 # %% [markdown]
-# Three ranks finish four tensors in three orders, one tensor in each round. These names are complete in each round, on every rank:
+# Now three ranks finish four tensors in three orders, one tensor a round. Each row shows the names that are complete in round 1, 2, 3 and so on:
 
 # %% tags=["nbval-check-output"]
 ORDERS = (["a", "b", "c", "d"], ["d", "c", "b", "a"], ["b", "a", "d", "c"])
@@ -128,13 +129,13 @@ for rank, complete in enumerate(launch(rounds, ranks=3)):
     print("rank", rank, complete)
 
 # %% [markdown]
-# 766 KB arrive at one rank in every step, for names that it has heard a thousand times. So Horovod has a **response cache**. After the
-# first negotiation a name has a number, the same on all ranks. From then on a rank says "number 7 is ready" with one *bit*. A small
-# all-reduce combines the bit vectors of all ranks with AND, and rank 0 is no longer in the middle.
+# In your prediction 766 KB arrive at one rank in every step, for names that it has heard a thousand times. So Horovod has a **response cache**. In
+# the first negotiation each name gets a number, the same on all ranks. From then on a rank says "number 7 is ready" with a single *bit*. A small
+# all-reduce combines the bits of all ranks with AND, so rank 0 is no longer a bottleneck.
 #
-# One more bit means "I have no new names". If it is still 1 after the AND, no rank has new names, and none are sent.
+# There is one extra bit, which means "I have no new names". If it is still 1 after the AND, no rank has new names, and none are sent.
 #
-# **Predict.** The same 160 tensors, all known. How many bytes does the bit vector have, with the extra bit?
+# **Predict.** All 160 names are known by now. How many bytes does a rank's bit vector take, with the extra bit?
 
 # %%
 check(cached_bytes=...)
@@ -143,8 +144,8 @@ check(cached_bytes=...)
 # ### 4.2 Tensor fusion
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 8 lines
 #
-# Tensors that are complete in the same round travel together. Horovod copies them into one **fusion buffer**, up to a threshold (64 MB in
-# the paper, 128 MB in the last version), reduces it, and copies the results back. 
+# Tensors that are complete in the same round can travel together. Horovod copies them into one **fusion buffer**, up to a threshold (64 MB in the
+# paper, 128 MB in the last version). It reduces the buffer and copies the results back.
 #
 # **Predict.** Ten gradients of 25 MB are complete, and the threshold is 64 MB. How many all-reduces does that take?
 
@@ -169,8 +170,8 @@ def fuse_tensors(tensors, threshold):
 fuse_tensors = check(fuse_tensors)
 
 # %% [markdown]
-# Each rank all-reduces fifty tensors of one element by name, in an order of its own. `hvd.counted()` counts what the background thread
-# sends:
+# Next, each rank all-reduces fifty tensors of one element by name, each in its own order. A background thread does the sending, and `hvd.counted()`
+# counts what it sends:
 
 # %% tags=["nbval-check-output"]
 import random
@@ -190,8 +191,8 @@ def fifty(threshold):
 print("all right, all-reduces, without fusion:", *launch(fifty, 0, ranks=3)[0])
 
 # %% [markdown]
-# With fusion the number differs from run to run: it depends on what is ready in which millisecond. (DDP's buckets
-# are the same in every step, from the second one on.)
+# With fusion the number changes from run to run, because it depends on which tensors are ready in the same millisecond. (DDP's buckets are the same
+# in every step, from the second step on.)
 
 # %%
 print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ranks=3)[0])
@@ -200,9 +201,13 @@ print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ran
 # ### 4.3 Which threshold?
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
-# A low threshold costs latencies: many all-reduces. A high one waits: in our model of a step (`overlapped_time`) a buffer leaves when it is full, or when backward is over. So the best threshold depends on the model and the network, and you find it by measuring. But steps are noisy: by 5% here, and one step in ten takes three times as long, because a rank was late.
+# With a low threshold you pay for many latencies. With a high one you wait: in our model of a step (`overlapped_time`) a buffer leaves when it is
+# full, or when backward is over. So the best threshold depends on the model and the network, and you have to measure it. But steps are noisy. Here
+# they vary by 5%, and one step in ten takes three times as long, because a rank was late.
 #
-# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has not tried. Write a search of your own. The check has 30 workloads, each a model on a network: the fastest threshold lies at the low end, in the middle or at the high end.
+# With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has
+# not tried. Write your own search. The check tries it on 30 workloads, each a model on a network. In some the fastest threshold lies at the low end,
+# in others in the middle or at the high end.
 
 # %%
 from ranklab.horovod import tune_fusion as library_tuner
@@ -226,7 +231,8 @@ def tune_fusion(seconds_of, low, high, calls):
 tune_fusion = check(tune_fusion)
 
 # %% [markdown]
-# Three of the workloads. Lines are steps without noise; dots are the thresholds that your function asked for, and how often. (If your check failed, "you" is the library's function.)
+# Here are three of the workloads. A line shows how long a step takes without noise. The dots are the thresholds that your function asked for, and how
+# often. (If your check failed, "you" below is the library's function.)
 
 # %%
 from ranklab.horovod.cost import NoisySteps, Workload
@@ -251,10 +257,9 @@ for steps, chosen in seen:
 #
 # This is line 3 of the five.
 #
-# `allreduce_async_` returns a *handle*, and `synchronize(handle)` waits for its tensor. Both work in place, on the tensor that you gave:
-# with fp16 that is the small copy, not `p.grad`. Compression comes in pairs: `small, ctx = compression.compress(p.grad)` before,
-# `compression.decompress(reduced, ctx)` after. There is one backward for each step here (for more, Horovod has
-# `backward_passes_per_step`).
+# `allreduce_async_` returns a *handle*, and `synchronize(handle)` waits until its tensor is reduced, and returns that tensor. They work in place, on
+# the tensor that you passed in; with fp16 that is the small copy and not `p.grad`. So call `small, ctx = compression.compress(p.grad)` before, and
+# `compression.decompress(reduced, ctx)` after. Here each step has one backward. (For more, Horovod has `backward_passes_per_step`.)
 
 # %%
 from ranklab.horovod import Average, Compression, allreduce_async_, synchronize
@@ -288,7 +293,8 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
 distributed_optimizer = check(distributed_optimizer)
 
 # %% [markdown]
-# Until `step()` the gradients in `p.grad` are not averaged, and may still travel. So with Horovod's own optimizer you clip in this order:
+# Before `step()` the gradients in `p.grad` are not averaged yet, and some may still be travelling. So with Horovod's own optimizer you clip in this
+# order:
 #
 # ```python
 # scaler.scale(loss).backward()        # GradScaler is for float16; without it leave out its lines
@@ -300,13 +306,13 @@ distributed_optimizer = check(distributed_optimizer)
 # scaler.update()
 # ```
 #
-# An inf of one rank is in the average of all, so all ranks skip the step together.
+# If one rank has an inf, it is in the average of all ranks, so all of them skip the step together.
 
 # %% [markdown]
 # ### 4.5 Compression
 # > difficulty 1/5 · importance 3/5 · 6 minutes · about 3 lines
 #
-# **Predict.** One entry of the gradient is 128 on every rank. From how many ranks on is the *sum* in float16 infinite?
+# **Predict.** One entry of the gradient is 128 on every rank. How many ranks does it take until the *sum* in float16 is infinite?
 
 # %%
 check(fp16_overflow_ranks=...)
@@ -329,11 +335,11 @@ compress_fp16 = check(compress_fp16)
 # ### 4.6 The timeline
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 9 lines
 #
-# Horovod's best tool is a trace with a row for each *tensor*. NEGOTIATE begins when the first rank is ready, and ends when it is the
-# tensor's turn. If it is long, a rank is late, or the all-reduce before it still runs. Perfetto opens the file.
+# Horovod's best tool is a trace with a row for each *tensor*, which you can open in Perfetto. In a row the phase NEGOTIATE begins when the first rank
+# is ready, and ends when it is the tensor's turn. If that takes long, a rank is late, or an earlier all-reduce is still running.
 #
-# If a rank never comes, NEGOTIATE never ends. For that Horovod has the **stall inspector**: rank 0 prints the name of a tensor that has
-# waited for 60 s, and the ranks that are missing. (`ranklab.horovod` does it after 10 s.)
+# If a rank never comes, NEGOTIATE never ends. For this case Horovod has a **stall inspector**: when a tensor has waited for 60 s, rank 0 prints its
+# name and the ranks that are missing. (`ranklab.horovod` does this after 10 s.)
 
 # %%
 def timeline(events, path):
@@ -363,14 +369,14 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ### Further
 #
-# One more, checked as well, not in the 115 minutes: gradients that are added by their angle. The lab runs without it.
+# One more exercise, also checked: add gradients according to their angle. It isn't part of the 115 minutes, and the lab runs without it.
 
 # %% [markdown]
 # #### `adasum`
 # > difficulty 4/5 · importance 2/5 · 25 minutes · about 10 lines
 #
-# With R ranks, do you average and keep the learning rate? Or sum, and risk a step R times too long? Adasum looks at the *angle*: it adds
-# what is orthogonal, and averages what agrees. For two gradients it is
+# With R ranks, do you average the gradients and keep the learning rate? Or do you sum them, and risk a step that is R times too long? Adasum looks at
+# the *angle* between them: it adds what is orthogonal, and averages what agrees. For two gradients a and b it is
 #
 # a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)
 #
@@ -386,13 +392,13 @@ check(adasum_orthogonal=...)
 check(adasum_equal=...)
 
 # %% [markdown]
-# R ranks combine in pairs, then in pairs of pairs, and so on. In each round two partners swap halves, so each rank works on a smaller and
-# smaller part of the vector. At the end `gather_halves` puts the parts together again.
+# With R ranks, combine the gradients in pairs, then the results in pairs, and so on. In each round two partners swap halves, so each rank works on a
+# smaller and smaller part of the vector. At the end `gather_halves` puts the parts together again.
 #
-# The dot products need the *whole* vectors. So in each round the ranks that hold the parts of the
-# same two vectors add up theirs. With four ranks, in round 2, that is all four: first each adds what `rank ^ 1` has, then what
-# `rank ^ 2` has. (`^` is xor, as in lab 02.) `dot_products(a, b, tensor_of, len(sizes))` has the rows a.b, a.a and b.b, of this rank's
-# part only. A vector of zeros has no angle: its coefficient is 1.
+# There is one difficulty: the dot products need the *whole* vectors, and each rank only has a part. So in each round, all ranks that hold parts of
+# the same two vectors add up their dot products. In round 2 of four ranks, that is all four: each rank first adds what `rank ^ 1` has, then what
+# `rank ^ 2` has. (`^` is xor, as in lab 02.) `dot_products(a, b, tensor_of, len(sizes))` returns the rows a.b, a.a and b.b, of this rank's part only.
+# A vector of zeros has no angle, so give it the coefficient 1.
 
 # %%
 from ranklab.collectives import sendrecv
@@ -429,7 +435,7 @@ def adasum(x, sizes=None, group=None):
 adasum = check(adasum)
 
 # %% [markdown]
-# Four ranks have gradients of length 1: all alike, half alike, all orthogonal. How long are their sum, their mean, and their Adasum?
+# Four ranks have gradients of length 1. They are all equal, or half alike, or all orthogonal. How long are their sum, their mean, and their Adasum?
 
 # %%
 def lengths(alike):
@@ -447,8 +453,8 @@ for alike in (1.0, 0.5, 0.0):
 # %% [markdown]
 # ## 5. The real thing
 #
-# Train the same model on four ranks with torch's DDP, with our Horovod, and with your optimizer. The averages are the same, so the weights
-# must be, too.
+# Train the same model on four ranks: with torch's DDP, with our Horovod, and with your optimizer. All three average the gradients, so they must end
+# with the same weights.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -481,16 +487,16 @@ for how, weights in ends.items():
 
 # %% [markdown]
 # `make horovod` compiles the real Horovod 0.28.1 into `.venv` (several minutes, once). Then it runs one script on two ranks, with
-# `import horovod.torch` and with `import ranklab.horovod`, and compares verbs, losses and weights. It is the last release, of
-# 2023; `scripts/horovod.py` adds eight lines, so that it compiles against today's torch.
+# `import horovod.torch` and with `import ranklab.horovod`, and compares the results of the verbs, the losses and the weights. 0.28.1 is the last
+# release, from 2023, so `scripts/horovod.py` adds eight lines to make it compile against today's torch.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **BERT classifies texts on four nodes.** The texts are functions of Python's own library, and the classes are parts of its manual. Whole
-# files are held out. The four "nodes" are four ranks of this machine, numbered like four machines. Nothing is downloaded, so the BERT is
-# small and starts from random weights; `--weights FOLDER` takes real ones. It is trained twice: without compression, and with your
-# `compress_fp16`. The last columns hold megabytes that a rank sends in a step, predicted and counted.
+# **BERT classifies texts on four nodes.** The texts are functions of Python's own library, and their classes are the parts of its manual. Whole files
+# are held out. The four "nodes" are four ranks on this machine, numbered as if each had its own. Nothing is downloaded, so the BERT is small and
+# starts from random weights; with `--weights FOLDER` it takes real ones. You train it twice: without compression, and with your `compress_fp16`. The
+# columns "predicted" and "counted" are the megabytes that a rank sends in a step.
 
 # %%
 from pathlib import Path
@@ -503,11 +509,12 @@ found = project.run(ranks=4, nodes=4, trace=str(trace), compress=compress_fp16)
 print(project.report(found))  # without transformers it says what to install
 
 # %% [markdown]
-# fp16 sends half the bytes, and its accuracy is that of full precision, within the noise of one seed. Compare with the first two lines.
-# **Always the commonest class** is the accuracy of a program that never reads the text: a model must beat it. The **bag of words** only
-# counts words, and beats our BERT of 60 steps: few steps teach it little about their order.
+# fp16 sends half the bytes, and is as accurate as full precision, within the noise of one seed. Now compare with the first two lines. **Always the
+# commonest class** is the accuracy of a program that never reads the text, so a model must beat it. The **bag of words** only counts words, and still
+# beats our BERT, because 60 steps teach BERT little about the order of words.
 #
-# **Read the timeline**: the shares of negotiation, copying and all-reduce, the bottleneck, and one step in detail.
+# **Read the timeline.** You see how much of the time goes to negotiation, to copying and to the all-reduce, what the bottleneck is, and one step in
+# detail.
 
 # %%
 from ranklab.horovod.trace import all_reduces, one_step, read_timeline
@@ -519,7 +526,8 @@ if found:
     display(plots.timeline(one_step(phases)))
 
 # %% [markdown]
-# If all gradients of a step were ready at once, your `fuse_tensors` would put all of them into one buffer of 128 MB. In this run they became ready one after the other:
+# If all gradients of a step were ready at once, your `fuse_tensors` would put all of them into one buffer of 128 MB. In this run they became ready
+# one after the other, so it took more:
 
 # %%
 if found:
@@ -529,7 +537,9 @@ if found:
           "; measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
 
 # %% [markdown]
-# **Your turn.** The same BERT, by the model of 4.3, on 16 ranks: backward takes 2 ms, and your function tunes the threshold. Change one thing. First write down: does the best threshold rise or fall, and does the step get longer? Ideas: `"alpha": 1e-6`, `"backward": 20e-3`, `"beta": 1e-10`.
+# **Your turn.** Take the model of 4.3 with the gradients of this BERT: 16 ranks, a backward of 2 ms, and your function tunes the threshold. Change
+# one thing. Before you run it, write down whether the best threshold will rise or fall, and whether the step gets longer. You could take
+# `"alpha": 1e-6`, `"backward": 20e-3` or `"beta": 1e-10`.
 
 # %%
 from ranklab.horovod.cost import overlapped_time
@@ -543,8 +553,9 @@ for name, each in {"as it is": network, "changed": {**network, **change}}.items(
     print(f"{name:9} {chosen / 1024:8,.0f} KiB, {1e3 * seconds:6.2f} ms")
 
 # %% [markdown]
-# **The same step with other tools**: from the same weights, on the same data, each prints the same two losses. MPI averages with
-# `world.allreduce`. TensorFlow's `MirroredStrategy` has one process and a replica for each device, and averages with `strategy.reduce`.
+# **The same step with other tools.** All three scripts start from the same weights and use the same data, so each prints the same two losses. MPI
+# averages with `world.allreduce`. TensorFlow's `MirroredStrategy` runs one process with a replica on each device, and averages with
+# `strategy.reduce`.
 #
 # ```bash
 # python labs/jobs/torch_step.py               # ranklab.horovod, four ranks
@@ -555,8 +566,8 @@ for name, each in {"as it is": network, "changed": {**network, **change}}.items(
 # %% [markdown]
 # ## 7. Measure
 #
-# Four ranks all-reduce 50 tensors of 1000 numbers as one group, so all 50 are complete at the same time. Each
-# pair is the number of all-reduces, and the bytes that go into them.
+# Four ranks all-reduce 50 tensors of 1000 numbers as one group, so all 50 are complete at the same time. In each pair you see the number of
+# all-reduces, and the bytes that go into them.
 
 # %% tags=["nbval-check-output"]
 def measured(threshold, compression):
@@ -593,23 +604,23 @@ questions("05_horovod")
 # sbatch labs/jobs/horovod.sbatch
 # ```
 #
-# What changes: the background thread hands its all-reduces to NCCL, on a stream of its own. The real Horovod has more knobs:
+# What changes? The background thread hands its all-reduces to NCCL, which runs them on a separate stream. And the real Horovod has more knobs:
 #
 # - `HOROVOD_HIERARCHICAL_ALLREDUCE=1` reduces inside the node first (lab 02).
-# - The stall inspector only warns, after 60 s. `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=600` ends a job that hangs; the default is never.
+# - The stall inspector only warns, after 60 s. `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=600` ends a job that hangs; by default it never ends.
 # - An elastic job goes on with fewer ranks after a failure.
 #
-# What to expect, not measured by us: Uber reported 90% scaling efficiency for Inception V3 and ResNet-101, and 68% for VGG-16, on 512 GPUs
-# with 25 Gbit/s RDMA. Most of VGG's 138 million parameters are in one layer: it sends too much for what it computes. This lab has not been
-# run on several GPUs yet.
+# What to expect, not measured by us: Uber reported 90% scaling efficiency for Inception V3 and ResNet-101, and 68% for VGG-16, on 512 GPUs with 25
+# Gbit/s RDMA. Most of VGG's 138 million parameters are in one layer, so it sends a lot for the little that it computes. This lab has not been run on
+# several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic Horovod**: lab 14 (planned) keeps runs alive, with torch's own means.
+# - **Elastic Horovod**: lab 14 (planned) keeps runs alive with torch's own tools.
 # - **Autotuning during training**, of threshold and cycle time together.
 # - **alltoall, reducescatter and sparse tensors**: labs 11 and 06 need the first two, on torch.distributed.
 # - **Front ends for Spark, Ray, Keras and MXNet.**
-# - **Why it faded**: DDP comes with torch and overlaps as well, and FSDP also shards. Fusion and timelines live on in every framework.
+# - **Why it faded**: DDP comes with torch and overlaps just as well, and FSDP shards on top of that. Fusion and timelines live on in every framework.
 #
 # Next: **06_zero**. Why should every rank hold all of the optimizer's state?

@@ -1,4 +1,4 @@
-"""Another compressor for the bytes of top-k: twice as many entries, of half the bytes each.
+"""Twice as many entries as top-k for the same bytes, because each takes half as many.
 
     model.register_comm_hook({}, compress_to_budget)
 """
@@ -12,8 +12,9 @@ from ranklab.ddp.top_k import top_k_bytes
 
 
 def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket holds the mean over ranks of what they have picked: a place and a value in two
-    bytes each. What is not sent, also by rounding, is added to the next gradient.
+    """The bucket holds the mean over ranks of the entries they have picked: of each its place and
+    its value travel, in two bytes each. What is not sent, also by rounding, is added to the next
+    gradient.
 
     state  a dict: its "group" is the group, where there is one; the errors are kept in it
     cost   one all-gather; each of the other ranks gets at most top_k_bytes(parameters, 0.001)

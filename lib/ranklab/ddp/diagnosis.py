@@ -17,8 +17,8 @@ def diagnose(timelines):
                                     the other ranks
     verdict  the name of the largest share; "healthy" where that share is below a quarter
 
-    Shares and not seconds, since a busy machine makes all of them longer. Medians over the steps of
-    a rank, since one slow step is no diagnosis.
+    They are shares and not seconds, because a busy machine makes everything take longer. They are
+    medians over the steps of a rank, because one slow step is no diagnosis.
 
     error  no step in which anything was computed
     lab    04

@@ -5,7 +5,8 @@
 DDP calls the hook with each bucket as soon as its gradients are there, and goes on with backward.
 The future that the hook returns must come to hold the mean over ranks of that bucket.
 
-For gradients in float32. Where the model has 16 bits already, they save nothing, like torch's own.
+This is for gradients in float32. If the model is in 16 bits already, it saves nothing, and neither
+does torch's own hook.
 """
 
 import torch
@@ -15,10 +16,10 @@ import torch.distributed as dist
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The bucket will hold the mean over ranks of its gradients, which travel as float16.
 
-    Divided before the cast, not after the sum: float16 ends at 65504, and a sum of R gradients is
-    up to R times larger than their mean. (torch's own fp16_compress_hook casts first: there a
-    gradient beyond 65504 is infinite.) At the other end dividing costs: a gradient becomes 0 below
-    3e-8 times R.
+    It divides before the cast, not after the sum, because float16 ends at 65504, and a sum of R
+    gradients is up to R times larger than their mean. (torch's own fp16_compress_hook casts first,
+    so there a gradient beyond 65504 becomes infinite.) At the other end dividing costs something: a
+    gradient below 3e-8 times R becomes 0.
 
     cost   one all-reduce of half the bucket's bytes (of float32)
     lab    04

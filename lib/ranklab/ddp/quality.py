@@ -49,7 +49,7 @@ def _train(make, text, steps, seed, group):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(seed)
     gpt = GPT(MODEL).to(device())
-    # Buffers are rotary angles, alike on all ranks: DDP would broadcast them in every step.
+    # Buffers are rotary angles, equal on all ranks: DDP would broadcast them in every step.
     model = DistributedDataParallel(gpt, process_group=group, forward_sync_buffers=False)
     if make:
         model.register_comm_hook(*make())

@@ -51,7 +51,7 @@ class SlowLink:
             with mark("communication"):
                 time.sleep(bus_factor("all_reduce", R) * buffer.nbytes / self.bandwidth)
                 dist.all_reduce(buffer.div_(R), group=self.group)
-        except Exception as error:  # else backward would wait for ever
+        except Exception as error:  # else backward would never end
             future.set_exception(error)
         else:
             future.set_result(buffer)

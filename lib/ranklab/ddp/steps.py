@@ -4,9 +4,9 @@
 def steps_of(events):
     """[events of the first step, of the second, ...]: each begins with its loader event.
 
-    So loading must be marked, once in a step; torch's DataLoader does it. What comes before the
+    So loading must be marked once in each step, as torch's DataLoader does. What comes before the
     first loader event belongs to the first step; without any loader event, all is one step. A part
-    in which nothing is computed is no step: a DataLoader is asked once more at its end.
+    without computing is not a step: a loop asks its DataLoader once more at the end.
     """
     steps, seen = [[]], set()  # the kinds of events in the last step
     for event in sorted(events, key=lambda event: event.start):

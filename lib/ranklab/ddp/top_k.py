@@ -2,9 +2,9 @@
 
     model.register_comm_hook(TopK(0.01), TopK.hook)
 
-Every rank picks other entries, so nothing can be summed on the way: places travel with the values,
-and each rank gets the picks of all. In an all-reduce of n numbers a rank sends about 2n, with any
-number of ranks; here it sends (R-1) times what one rank picks.
+Every rank picks different entries, so nothing can be summed on the way: places travel with the
+values, and each rank gets the picks of all. In an all-reduce of n numbers a rank sends about 2n,
+whatever the number of ranks. Here it sends (R-1) times what one rank picks.
 """
 
 import torch

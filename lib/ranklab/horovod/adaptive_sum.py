@@ -1,9 +1,9 @@
 """Adasum: add gradients that point in different directions, average those that agree.
 
 For two gradients it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). This adds orthogonal gradients
-and averages equal ones. Gradients twice as large give a result twice as large. So the learning
-rate of one rank stays right for many. More than two combine in pairs, in a tree. Built on
-`sendrecv` of collectives.
+and averages equal ones, and gradients twice as large give a result twice as large. So the learning
+rate of one rank stays right for many ranks. More than two gradients combine in pairs, in a tree.
+Built on `sendrecv` of collectives.
 """
 
 import torch

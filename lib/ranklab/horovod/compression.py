@@ -21,8 +21,8 @@ def compress_fp16(tensor):
 
 
 def ranks_until_infinite(element):
-    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`: a power of two
-    from 64 on. (Less never is infinite: 1 + 1 + ... stops at 2048, since 2049 takes 12 bits.)
+    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`: a power of two,
+    at least 64. (A smaller one never gets there: 1 + 1 + ... stops at 2048, as 2049 takes 12 bits.)
     """
     return int(torch.finfo(torch.float16).max // element) + 1
 

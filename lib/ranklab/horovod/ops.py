@@ -107,7 +107,7 @@ def synchronize(handle):
     error  HorovodInternalError: the ranks disagree about the tensor (Mismatch), some ranks never
            asked for it (stall_shutdown), or Horovod was shut down
     """
-    # Not for ever: the thread has a limit for each tensor and for each message, and finishes every
+    # Not endlessly: the thread has a limit for each tensor and for each message, and finishes every
     # handle before it ends.
     handle.finished.wait()
     if handle.error:

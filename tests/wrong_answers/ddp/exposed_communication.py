@@ -22,7 +22,7 @@ WRONG = [
            says="with loader events counted as well"),
     mutant(answer, "if what in running:\n            running[what]",
            'if what:\n            running[what if what == kind else "compute"]',
-           says="Waiting and loading are no computing"),
+           says="Waiting and loading don't count as computing"),
     mutant(answer, "edges =", 'kind = "communication"\n    edges =',
            says="`kind` says which events"),
     mutant(answer, "return exposed", "return 1000 * exposed", says="Those are milliseconds"),

@@ -24,7 +24,7 @@ WRONG = [
            says="A phase comes again in every step"),
     mutant(answer, EACH, f"{EACH} * 2", says="Write every event once"),
     mutant(answer, '"name": phase', '"name": tensor', says="is its phase"),
-    mutant(answer, '"w"', '"a"', says="begins anew"),
+    mutant(answer, '"w"', '"a"', says="starts afresh"),
     mutant(answer, "rows, trace = {}, []", "rows, trace = ROWS, []", ROWS={},
            says="called again: a row has no name.+kept from call to call"),
 ]

@@ -34,7 +34,7 @@ EXERCISES = (
         "perfect * seconds[base] / seconds[ranks]. Raise a ValueError for another kind, first.",
     )),
     Exercise(ddp.exposed_communication, check_exposed_communication, hints=(
-        "Walk along the time axis and keep count of what is running. Nothing changes but where an "
+        "Walk along the time axis and keep count of what is running. Things change only where an "
         "event starts or ends.",
         "Sort all starts (+1) and ends (-1) by time. Between two of them: if transfers run, one or "
         "more, and computing none, add the time between the two.",
@@ -46,8 +46,8 @@ EXERCISES = (
         "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
         "loading, exposed communication, computing. Of each rank take the median step.",
         "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
-        "only wait for somebody. Straggler: the largest computing + loading, less the mean of the "
-        "others. Each over the length of a step.",
+        "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
+        "others. Divide each by the length of a step.",
         "usual(measure) = [median(measure(step) for step in of_rank) for of_rank in steps]; "
         "loading = usual(lambda step: exposed_communication(step, kind='loader')); the verdict is "
         "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",

@@ -60,8 +60,8 @@ def _is_mean(where, got, calls, gradients, index, hint):
                              "hook: divide by dist.get_world_size(group)."),
         f"1/{R} of what is right": (right / R, "Divided by the ranks twice? Once is the mean."),
         "divided by the number of all ranks": (right * R / dist.get_world_size(), ""),
-        "bfloat16's": (sum(each.bfloat16().float() for each in gradients) / R, "torch.float16 is "
-                       "asked, which has three bits more."),
+        "bfloat16's": (sum(each.bfloat16().float() for each in gradients) / R, "Use torch.float16, "
+                       "which has three bits more."),
         "this rank's own": (mine, BACK), "this rank's own / R": (mine / R, BACK),
         "the mean + this rank's own / R": (right + mine / R, "copy_ the mean, don't add it."),
     }, hint)

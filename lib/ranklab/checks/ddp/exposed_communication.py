@@ -73,11 +73,11 @@ def _compare(fn, name, events, kind="communication", tick=1e-3, offset=0.0):
     explain(f"{name}: exposed {kind}, in {'ticks' if offset else 'ms'},", got, right, {
         "counted without other lanes": (exposed_by_hand(on_main, kind), "Computing on other lanes "
                                         "hides as well: streams, backward's thread."),
-        "1000 times right": (1000 * right, "Those are milliseconds; seconds are asked."),
+        "1000 times right": (1000 * right, "Those are milliseconds; return seconds."),
         "all of it": (whole, "Leave out the time in which a compute event runs, on any lane."),
         "the difference of two sums": (max(0, whole - hiding), "A kernel hides what runs with it."),
         "as if waiting and loading hid it": (renamed({"wait", "loader"} - {kind}, "compute"),
-                                             "Waiting and loading are no computing."),
+                                             "Waiting and loading don't count as computing."),
         "exposed communication": (exposed_by_hand(events, "communication"), "`kind` says which "
                                   "events to look for."),
     } | {f"with {other} events counted as well": (renamed({other}, kind), "")

@@ -39,9 +39,9 @@ OF_DDP = {  # what DDP or Python says, as a regex of all of it: what it means he
     r"\w+: Unable to cast \[tensor\(.*": ("what runs in .then(...) returns a list", LIST),
     "AttributeError: 'NoneType' object has no attribute 'get_future'": (
         "dist.all_reduce returns None here",
-        "With async_op=True it returns at once, with a Work, whose get_future() is asked."),
+        "With async_op=True it returns a Work at once, and that has get_future()."),
     r"RuntimeError: .*completed\(\) INTERNAL ASSERT.*": (
-        "value() is asked of a future that is not done", FUNCTION),
+        "value() is called on a future that is not done", FUNCTION),
     r"TypeError: then\(\): incompatible function arguments.*": (
         ".then(...) gets no function", FUNCTION),
     "AttributeError: 'NoneType' object has no attribute 'size'": (

@@ -21,7 +21,7 @@ ADVICE = {
 FAILURES = {r"RuntimeError: The size of tensor a \(8\) must match the size of tensor b \(3\).*":
             ".T turns the order of all three dimensions around; .mT transposes each matrix."}
 NEW_Q = "Return the new q, wanted.mT @ p, averaged: the next call goes on from there."
-ALIKE = "Both p and q must be all-reduced: then all make the same of them. Return the averaged q."
+ALIKE = "All-reduce both p and q, so that all ranks go on with the same. Return the averaged q."
 
 
 def check_power_sgd(fn):
@@ -57,7 +57,7 @@ def _trial(power_sgd, ranks):
 
 
 def _inputs(case, rank):
-    """(matrix, q, error) of a rank; q is alike on all. Only matrices of full rank have an error."""
+    """(matrix, q, error) of a rank; q is equal on all. Only matrices of full rank have an error."""
     n, m, r, width = CASES[case]
     mine, shared = (torch.Generator().manual_seed(seed) for seed in (rank, 99))
     many = (3,) if "three" in case else ()

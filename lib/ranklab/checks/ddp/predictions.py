@@ -30,12 +30,12 @@ PREDICTIONS = (
         "efficiency_percent", solution="100 * 0.80 / (4 * 0.25)", unit="%",
         hint="How many times as fast was it, and how many times as fast would have been ideal?",
         answer=lambda: 100 * scaling_efficiency({1: 0.80, 4: 0.25}, "strong")[4],
-        mistakes={320: "that is the speed-up, 3.2 times, in per cent; it took 4 GPUs",
+        mistakes={320: "that is the speed-up, 3.2 times, in percent; it took 4 GPUs",
                   3.2: "that is the speed-up; efficiency is the speed-up per GPU",
                   125: "upside down: 4 GPUs did a little less than 4 times as much",
                   31.25: "that is weak scaling; here 4 GPUs share the same batch",
-                  0.8: "per cent are asked"},
-        why="A fifth of four GPUs is nearly one GPU: paid for, and lost.",
+                  0.8: "the answer is in percent"},
+        why="A fifth of four GPUs is nearly one whole GPU, paid for and lost.",
     ),
     Prediction(
         "exposed_step_ms", solution="300 + (160 - 80)", unit="ms", answer=_step_ms,
@@ -43,8 +43,8 @@ PREDICTIONS = (
         mistakes={460: "half of the transfers go on while backward does",
                   300: "only 80 of the 160 ms are hidden: then backward is over",
                   220: "that is where the transfers begin"},
-        why="Half of it hidden. With half the bytes nearly all of it would be: only the last "
-            "bucket, full when backward ends, is always exposed.",
+        why="Half of it is hidden. With half the bytes nearly all of it would be. Only the last "
+            "bucket is always exposed, because it is full when backward ends.",
     ),
     Prediction(
         "fp16_megabytes", solution="2 * 3 / 4 * 25.6 * 2", unit="MB",
@@ -64,9 +64,10 @@ PREDICTIONS = (
         mistakes={3.072: "values alone: nobody would know where they belong",
                   2.048: "that is what one rank picks; a rank passes on the picks of three",
                   9.216: "int64 places; int32 counts to 2 billion, and is half as long",
-                  1.536: "1% of an all-reduce; but places travel too, and sums can't be made",
+                  1.536: "1% of an all-reduce; but places travel too, and picks can't be summed",
                   8.192: "(R-1) times: nobody has to send a rank's own picks back to it"},
-        why="25 times less than 153.6 MB. Not 100 times: the places, and no sums under way.",
+        why="25 times less than 153.6 MB. It isn't 100 times, because places travel too, and "
+            "nothing is summed on the way.",
     ),
     Prediction(
         "top_k_break_even", solution="1 / 0.01", unit="ranks", answer=_break_even,

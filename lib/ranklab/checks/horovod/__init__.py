@@ -39,8 +39,8 @@ EXERCISES = (
         "last[kind][1] += tensor.nbytes.",
     )),
     Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
-        "Which thresholds, how often each, and what is the time of one that was measured several "
-        "times?",
+        "Which thresholds do you try, how often do you try each, and what is its time after "
+        "several tries?",
         "A grid of equal ratios, and at each the median of several calls, because a mean takes in "
         "the stragglers. Calls are worth more near the best than far away from it.",
         "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
@@ -74,7 +74,7 @@ EXERCISES = (
         "do you need to combine them? Which of it do other ranks hold?",
         "dot_products counts your part only. With step = 1, 2, 4, ... distance: exchange dots with "
         "rank ^ step, and add what arrives.",
-        "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b alike; part = "
-        "(of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
+        "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b likewise; "
+        "part = (of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
     )),
 )

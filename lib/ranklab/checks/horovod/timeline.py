@@ -72,7 +72,7 @@ def _written(fn, events):
         text = path.read_text()
     expect(given == events, "the list of events is changed", "Leave it as it is.")
     expect(not text.startswith(OLD), "what was in the file before is still there",
-           'open(path, "w") begins anew, "a" goes on at its end.')
+           'open(path, "w") starts afresh, "a" goes on at its end.')
     try:
         return json.loads(text)["traceEvents"]
     except ValueError as error:

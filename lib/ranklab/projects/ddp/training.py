@@ -53,7 +53,7 @@ def train(config, resume, until, progress, half):
 
 
 def new_trainer(config, group=None, half=compress_fp16_hook, progress=False):
-    """On each rank of the group: an ImageTrainer of a ResNet in DDP, alike on all."""
+    """On each rank of the group: an ImageTrainer of a ResNet in DDP, the same on all."""
     images, held_out = open_data(config)
     torch.manual_seed(config.seed)
     model = ResNet(config.shape(len(images.classes)))
