@@ -6,13 +6,13 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 405B learnt on 16,384 GPUs, with 16 million tokens in each batch (arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so a batch was 2,048 sequences: **one for every eight GPUs**.
+# Llama 3 405B was trained on 16,384 GPUs with 16 million tokens in each batch (arXiv 2407.21783, table 4). A sequence had 8,192 tokens, so a batch was 2,048 sequences: **one for every eight GPUs**.
 #
-# Data parallelism needs a sequence for each GPU. So do ZeRO and FSDP, because they share out what is *stored*: each rank still computes whole layers on tokens of its own. And one layer of this model has 3.2 billion parameters, 6.4 GB in bf16 that FSDP would gather on each GPU.
+# Data parallelism needs at least one sequence for each GPU. So do ZeRO and FSDP: they split what is *stored*, but each rank still computes whole layers on its own tokens. And there is a second problem. One layer of this model has 3.2 billion parameters, and FSDP would gather all of it, 6.4 GB in bf16, on every GPU.
 #
-# So one copy of the model was 128 GPUs: 16 groups of eight in a row (lab 09). The eight of a group worked on **one layer together**. Each had an eighth of every matrix, and none ever had a whole one. Megatron-LM did this in 2019: a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, with 76% scaling efficiency (arXiv 1909.08053). It takes two functions of one line, and two kinds of linear layer. You write them today.
+# So Meta spread each copy of the model over 128 GPUs: 16 groups of eight, one group after the other (lab 09). The eight GPUs of a group computed **each layer together**. Each GPU had an eighth of every matrix, and never a whole one. Megatron-LM introduced this in 2019, with a GPT-2 of 8.3 billion parameters on 512 V100s, eight to a layer, at 76% scaling efficiency (arXiv 1909.08053). It takes two one-line functions and two kinds of linear layer, and you write them in this lab.
 #
-# This lab builds on lab 01 (the GPT) and lab 02 (collectives). Until now ranks had different data and the same work. Now **all ranks have the same data**, and each does a part of the work.
+# This lab builds on lab 01 (the GPT) and lab 02 (collectives). Until now the ranks did the same work on different data. Now **all ranks have the same data**, and each does a part of the work.
 
 # %%
 import importlib.util
@@ -30,7 +30,7 @@ from ranklab.meter import SavedActivations, Timeline, Traffic
 # %% [markdown]
 # ## 2. Picture
 #
-# Two matrices of a transformer's MLP, and the four of its attention, on two ranks:
+# A transformer's MLP has two large matrices, and its attention has four. Here is how two ranks split them:
 
 # %%
 from ranklab.plots import tensor_parallel as plots
@@ -38,16 +38,14 @@ from ranklab.plots import tensor_parallel as plots
 plots.regions()
 
 # %% [markdown]
-# The first matrix is cut by **columns**: each rank computes some of the outputs, from the whole x. The second is cut by **rows**: each rank takes the inputs that it has, and computes a part of a *sum*. Between them nothing is sent, because a GELU, or attention within a head, needs each number or head alone.
+# The first matrix is cut by **columns**: each rank takes the whole x and computes some of the outputs. The second is cut by **rows**: each rank takes the inputs that it has, and computes one term of a *sum*. Nothing is sent between the two, because GELU needs each number alone, and attention needs each head alone.
 #
-# So there is a **region** in which each rank has its part. **tp**, the tensor-parallel size, is the number of ranks that share a layer; in code it is R.
-#
-# **f** stands where x enters it, and **g** where y leaves it.
+# The stretch between the two cuts is a **region**: inside it, each rank has only its part. **f** is the function through which x enters the region, and **g** is the one through which y leaves. **tp**, the tensor-parallel size, is the number of ranks that share a layer. The code calls it R.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The same MLP, split twice. Naive: cut each matrix by columns, and gather after each. Then as in the picture:
+# Here is the MLP, split in two ways. `naive` cuts both matrices by columns, and gathers after each. `in_one_region` does what the picture shows:
 
 # %% tags=["nbval-check-output"]
 torch.manual_seed(0)
@@ -84,7 +82,7 @@ for mlp in (naive, in_one_region):
     print(f"{mlp.__name__:14} {calls!s:18} {sent:5,} bytes sent, equal to one process: {right}")
 
 # %% [markdown]
-# One message instead of two, and 2.5 times fewer bytes: the hidden layer is four times as wide as x, and it is never gathered. What is left: backward, attention, the vocabulary, and all that is outside of the regions.
+# One collective instead of two, and 2.5 times fewer bytes, because the hidden layer is four times as wide as x and is never gathered. Still missing: backward, attention, the vocabulary, and everything outside the regions.
 
 # %% [markdown]
 # ## 4. Build it
@@ -93,16 +91,16 @@ for mlp in (naive, in_one_region):
 # ### 4.1 Into the region: f
 # > difficulty 2/5 · importance 5/5 · 6 minutes · about 1 line
 #
-# x is the same on all ranks, so forward f does nothing. Backward is another matter: each rank has used x for *its* columns, so each knows a part of x's gradient. The gradient is the **sum** over ranks.
+# x is the same on all ranks, so in forward f does nothing. Backward is different. Each rank used x for *its* columns, so each knows only a part of x's gradient. The whole gradient is the **sum** over ranks.
 #
 # | given | |
 # |---|---|
-# | `RegionFunction.apply(x, group, forward, backward)` | forward(x, group); and in backward x's gradient becomes backward(gradient, group) |
+# | `RegionFunction.apply(x, group, forward, backward)` | returns forward(x, group); in backward, x's gradient is backward(gradient, group) |
 # | `identity` | x itself; sends nothing |
-# | `all_reduce_sum` | all-reduces, into a new tensor |
+# | `all_reduce_sum` | the sum over ranks, in a new tensor |
 # | `group` | the ranks that share the layer; None is all ranks |
 #
-# **Predict.** A transformer's layer has two regions, its attention and its MLP. f has an all-reduce backward, and g one forward. How many all-reduces has one layer in a step, forward and backward?
+# **Predict.** A transformer layer has two regions, its attention and its MLP. Each f has an all-reduce in backward, and each g has one in forward. How many all-reduces does one layer make in a step, forward and backward together?
 
 # %%
 from ranklab.tensor_parallel.regions import RegionFunction, identity, all_reduce_sum
@@ -113,7 +111,7 @@ check(tp_all_reduces=...)
 def copy_to_region(x, group=None):
     """x as it is; its gradient is the sum over ranks (f).
 
-    x and the gradients that ranks bring stay as they are.
+    x and the ranks' gradients stay unchanged.
     cost   nothing forward; backward one all-reduce of x's bytes
     """
     raise NotImplementedError("exercise 4.1: about 1 line")
@@ -126,7 +124,7 @@ copy_to_region = check(copy_to_region)
 # ### 4.2 Out of the region: g
 # > difficulty 2/5 · importance 5/5 · 4 minutes · about 1 line
 #
-# Each rank has a part of a sum. Forward g adds the parts up. Each part counts once in the sum, so its gradient is that of the sum.
+# At the end of a region each rank has one term of a sum, and in forward g adds the terms up. Backward needs no message: each term counts once in the sum, so its gradient is the gradient of the sum, and every rank has that already.
 
 # %%
 def reduce_from_region(x, group=None):
@@ -142,7 +140,7 @@ def reduce_from_region(x, group=None):
 reduce_from_region = check(reduce_from_region)
 
 # %% [markdown]
-# The MLP of section 3 with your f and g, and with three mistakes. The last one is what `torch.distributed.nn.functional.all_reduce` does, whose backward sums as well. The gradients of x and of A on rank 0, on four ranks, as multiples of the right ones:
+# Do they work? We run the MLP of section 3 on four ranks with your f and g, and then with three mistakes. The last mistake is what `torch.distributed.nn.functional.all_reduce` does: it sums in backward as well. The table has the gradients of x and A on rank 0, as multiples of the right ones:
 
 # %%
 def gradients(f, g, x, A, B):
@@ -171,31 +169,31 @@ for name, pair in tries.items():
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
 
 # %% [markdown]
-# Without g the loss itself is wrong. Without f the loss is right, the gradient of A is right, and all layers *below* learn from a part. With two sums every gradient is four times too large. No rank sees an error.
+# Without g even the loss is wrong. Without f the loss is right and the gradient of A is right, but all layers *below* learn from a part of their gradient. With a sum in both directions every gradient is four times too large. None of these mistakes raises an error.
 
 # %% [markdown]
 # ### 4.3 Columns
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 3 lines
 #
-# The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**, and the bias is cut with it.
+# The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**. The bias has one number for each output, so it is cut in the same place.
 #
-# `split_parameter(parameter, dim, group, parts)` is given: this rank's even part along `dim`, a parameter that knows where it was cut (`None` stays `None`). Clipping and checkpoints need to know that.
+# `split_parameter(parameter, dim, group, parts)` is given. It returns this rank's even part along `dim`, as a parameter that knows where it was cut, because clipping and checkpoints will ask. If there is no bias, `None` stays `None`.
 #
-# `parts`, such as (4, 4, 4), are the outputs of several matrices in one: GPT-2 keeps q, k and v so. Cut as one, rank 0 of two would hold q and half of k. The same trap waits where a gated MLP keeps its gate and its up in one matrix: cut as one, rank 0 of two has the gate alone.
+# What is `parts`? Some models keep several matrices in one. GPT-2 does so with q, k and v, and `parts` lists how many outputs each of them has, such as (4, 4, 4). Then each is cut by itself. Cut as one matrix, rank 0 of two would get all of q and half of k. A gated MLP that keeps its gate and its up in one matrix has the same trap: rank 0 of two would get the gate alone.
 
 # %%
 from ranklab.tensor_parallel.split import split_parameter
 
 # %%
 class ColumnParallelLinear(nn.Module):
-    """`linear`, of whose outputs this rank computes 1/R.
+    """Computes this rank's 1/R of the outputs of `linear`.
 
     It has `weight` and `bias`, made by split_parameter. `linear` stays as it is.
-    enter  how x gets into the region: called as enter(x, group), once each forward
-    parts  handed on to split_parameter
+    enter  how x gets into the region: called as enter(x, group), once in each forward
+    parts  passed on to split_parameter
     shape  (..., in) -> (..., out/tp)
-    cost   that of enter: copy_to_region sends nothing forward, one all-reduce of x backward
-    error  ValueError where the ranks do not divide the outputs: split_parameter's
+    cost   what enter sends: copy_to_region nothing forward, one all-reduce of x backward
+    error  split_parameter's ValueError, if the ranks do not divide the outputs
     """
 
     def __init__(self, linear, group=None, enter=copy_to_region, parts=None):
@@ -211,7 +209,7 @@ class ColumnParallelLinear(nn.Module):
 ColumnParallelLinear = check(ColumnParallelLinear)
 
 # %% [markdown]
-# A fused q, k, v, four outputs of each, on two ranks in your layer. In the table each output has its name:
+# Here is a fused q, k, v with four outputs each, in your layer on two ranks. Which outputs does each rank get, without `parts` and with?
 
 # %% tags=["nbval-check-output"]
 def outputs(parts):
@@ -229,24 +227,24 @@ for parts in (None, (4, 4, 4)):
 # ### 4.4 Rows
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# The other half: inputs are cut, and a sum leaves. The trap is the bias. Each rank that adds it *before* the sum adds it once more.
+# Now the other half: the inputs are cut, and a sum comes out. The trap is the bias. If each rank adds it *before* the sum, y gets it R times.
 #
-# **Predict.** A transformer's layer (attention and MLP) of width 4096 in bf16, 8 sequences of 1,024 tokens, tp=8. An all-reduce over R ranks sends 2 (R-1)/R of the tensor from each rank. How many MB does each rank send for this layer in a step?
+# **Predict.** A transformer layer (attention and MLP) of width 4096 in bf16, 8 sequences of 1,024 tokens, tp=8. In an all-reduce over R ranks, each rank sends 2 (R-1)/R of the tensor. How many MB does each rank send for this layer in a step?
 
 # %%
 check(tp_layer_mb=...)
 
 # %%
 class RowParallelLinear(nn.Module):
-    """`linear`, of whose inputs this rank has 1/R: what ColumnParallelLinear put out.
+    """Computes `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
 
     It has `weight`, made by split_parameter, and the `bias` of linear itself, whole and added once.
     leave    how the sum over ranks gets out of the region: called as leave(y, group)
-    outside  what the bias goes through before it is added, outside(bias, group): identity here,
-             copy_to_region where each rank has its own tokens outside (see Further)
+    outside  the bias goes through outside(bias, group) before it is added: identity here,
+             copy_to_region where each rank has its own tokens outside the region (see Further)
     shape    (..., in/tp) -> (..., out)
-    cost     that of leave: reduce_from_region sends one all-reduce forward, nothing backward
-    error    ValueError where the ranks do not divide the inputs: split_parameter's
+    cost     what leave sends: reduce_from_region one all-reduce forward, nothing backward
+    error    split_parameter's ValueError, if the ranks do not divide the inputs
     """
 
     def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
@@ -262,7 +260,7 @@ class RowParallelLinear(nn.Module):
 RowParallelLinear = check(RowParallelLinear)
 
 # %% [markdown]
-# An MLP with biases in your two layers, 64 tokens of width 32. `SavedActivations` counts what autograd keeps for backward:
+# Your two layers make an MLP, with biases, on 64 tokens of width 32. `SavedActivations` counts what autograd keeps for backward:
 
 # %%
 def two_layers(width=32):
@@ -291,9 +289,9 @@ for R in (1, 2, 4, 8):
     print(f"{R:5} {held:13,} {saved:12,} {calls[0]:20} {calls[1]:9}  {same}")
 
 # %% [markdown]
-# Matrices and hidden numbers are divided; x, y and the second bias are not.
+# The matrices and the hidden layer are divided by R. x, y and the second bias are not.
 #
-# **While x's gradient travels**, the weight's gradient can be computed: they do not need each other. `OverlappedColumnLinear` of the library does it, in a backward of its own:
+# **While x's gradient travels**, a rank can compute the weight's gradient, because neither needs the other. The library's `OverlappedColumnLinear` has its own backward for this:
 #
 # ```python
 # of_x = gradient @ weight
@@ -302,7 +300,7 @@ for R in (1, 2, 4, 8):
 # handle.wait()
 # ```
 #
-# The backward of one wide layer, with your f and then overlapped. Look at *when the message begins*, not at how long it takes.
+# Here is the backward of one wide layer, first with your f, and then overlapped. Look at *when the message begins*, not at how long it takes.
 
 # %%
 from ranklab.plots.data_parallel import timeline
@@ -329,17 +327,17 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlappe
 # ### 4.5 Attention
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 7 lines
 #
-# Attention takes the number of its heads from what q, k and v put out, so you change its four children, and nothing else. A head needs nothing of another head, so heads are what you share out: q, k and v by columns, `out` by rows. Two traps:
+# A head needs nothing from another head, so each rank takes some of the heads: q, k and v are cut by columns, `out` by rows. The attention module reads the number of its heads off the outputs of q, k and v, so you replace these four children and nothing else. There are two traps:
 #
-# - x enters **once** for q, k and v together. Three layers that each enter have three all-reduces backward, for one.
-# - With *grouped queries* several query heads share a key head. Llama 3 405B has 128 query heads and 8 key heads. A rank needs the key heads of **its** query heads; where there are more ranks than key heads, several ranks hold the same one.
+# - x should enter **once** for q, k and v together. If each of the three lets x enter, backward has three all-reduces instead of one.
+# - With *grouped queries*, several query heads share a key head: Llama 3 405B has 128 query heads and 8 key heads. A rank needs the key heads of **its** query heads. If there are more ranks than key heads, several ranks hold the same key head.
 #
 # | given | |
 # |---|---|
-# | `shard_range(n, rank, R)` | which of n a rank has (lab 00) |
-# | `KeyValueHeads(linear, needed, D, group)` | a layer that replaces k or v. `needed` is a list: for each query head of this rank, the number of its key head. The layer holds each of these heads once. If other ranks hold one of them, too, it adds up their gradients |
-# | `enter_before(module, enter, group)` | what is given to the module enters first, once |
-# | `identity` | for a layer whose input is in the region already |
+# | `shard_range(n, rank, R)` | which of n things a rank has (lab 00) |
+# | `KeyValueHeads(linear, needed, D, group)` | a layer that replaces k or v. `needed` is a list: for each query head of this rank, the number of its key head. The layer holds each of these heads once. If other ranks hold the same head, it adds up their gradients |
+# | `enter_before(module, enter, group)` | from now on the module's input goes through `enter`, once |
+# | `identity` | the `enter` of a layer whose input is already in the region |
 #
 # **Predict.** 64 query heads, 8 key heads, tp=16. How many key heads does each rank hold?
 
@@ -351,14 +349,14 @@ check(tp_kv_heads=...)
 
 # %%
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
-    """`attention` computes this rank's heads; changed in place, and returned.
+    """`attention`, changed in place, computes this rank's heads; it is returned.
 
-    Its children q, k, v and out are nn.Linear, its head_size is D. Each rank has H/tp heads of q in
-    rank order, and the heads of k and v that these need: with grouped queries H/KV heads of q share
-    one. x enters once for all three.
-    cost   those of enter and leave; where the ranks do not divide KV, an all-reduce of k's and of
-           v's gradients in backward
-    error  ValueError where the ranks do not divide H, or KV does not divide H
+    Its children q, k, v and out are nn.Linear, and its head_size is D. Each rank has H/tp heads of
+    q, in rank order, and the heads of k and v that they need: with grouped queries, H/KV heads of q
+    share one. x enters once for all three.
+    cost   what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
+           of v's gradients in backward
+    error  ValueError if the ranks do not divide H, or KV does not divide H
     """
     D, rank, R = attention.head_size, dist.get_rank(group), dist.get_world_size(group)
     H, KV = attention.q.out_features // D, attention.k.out_features // D
@@ -371,7 +369,7 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
 parallel_attention = check(parallel_attention)
 
 # %% [markdown]
-# Which rank has which heads, by your function: eight query heads on four ranks, with as many key heads and with two.
+# Which heads does your function give to each rank? Eight query heads on four ranks, first with eight key heads, then with two:
 
 # %% tags=["nbval-check-output"]
 from ranklab.models.gpt import GPT, Attention, GPTConfig
@@ -394,7 +392,7 @@ for key_heads in (8, 2):
         print(f"{key_heads} key heads, rank {rank}: query heads {q}, key heads {k}")
 
 # %% [markdown]
-# Now a whole transformer layer. The library changes a model **from outside, by names**: a *plan* says which module is split in which way, and `TPConfig` hands in your functions. Beside it stands a plan in which q, k and v enter by themselves:
+# Now a whole transformer layer. The library changes a model **from outside, by name**: a *plan* says how each module is split, and `TPConfig` holds the functions that do it, here yours. In the first plan x enters once. In the second, q, k and v each let it enter:
 
 # %%
 from ranklab.tensor_parallel import TPConfig, plan, tensor_parallel
@@ -430,9 +428,9 @@ for name, of in plan_of.items():
 # ### 4.6 The loss
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# The head is a column layer: each rank has the logits of *its* part of the vocabulary. Gathered, they would be the largest tensor of the model, on every rank. But the loss of a target needs little of them: the log of a sum over all logits, and the one logit of the target.
+# The model's last matrix, `head`, makes the logits. It is a column layer, so each rank has the logits of *its* part of the vocabulary. If you gathered them, every rank would hold the largest tensor of the model. But the loss of a target needs very little of it: the log of a sum over all logits' exponentials, and the one logit of the target.
 #
-# This one is **scored**. The check prints what each target costs, in bytes and in collectives, beside Megatron's (three all-reduces of 4 bytes) and beside gathering. At most 16 bytes in at most 3 collectives forward, and nothing backward, is a pass.
+# This exercise is **scored**. The check prints what your loss costs for each target, in bytes and in collectives, beside Megatron's (three all-reduces of 4 bytes) and beside gathering. You pass with at most 16 bytes in at most 3 collectives in forward, and nothing in backward.
 #
 # **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB are all-reduced in all? (The logits in bf16 are 2.1 GB.)
 
@@ -443,14 +441,16 @@ check(tp_loss_kb=...)
 
 # %%
 def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
-    """The loss of each target in nats, from logits of which each rank has some columns.
+    """The loss of each target in nats; each rank has some columns of the logits.
 
-    The columns are shard_range(vocab_size, rank, R). 0 where a target is IGNORE. Computed in
-    float32, and right for logits of 10,000 as well: exp must never be infinite. All ranks get the
-    same losses, and each the gradient of its own logits; logits and targets stay as they are.
+    The columns are shard_range(vocab_size, rank, R). The loss is 0 where a target is IGNORE. It is
+    computed in float32, and is right for logits of 10,000 as well: exp must never be infinite. All
+    ranks get the same losses, and each gets the gradient of its own logits. Logits and targets stay
+    unchanged.
     shape  logits (n, V/tp), targets (n,) -> (n,)
-    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. For 4 ranks: an
-           all-reduce of 4 bytes a target counts 4, an all-gather of 4 from each rank counts 8
+    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. On 4 ranks an
+           all-reduce of 4 bytes a target counts as 4, and an all-gather of 4 from each rank as 8,
+           because it sends twice as much
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -459,7 +459,7 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
 vocab_parallel_cross_entropy = check(vocab_parallel_cross_entropy)
 
 # %% [markdown]
-# What yours sends, beside the shortest code that gathers. 64 targets, four ranks, and a growing vocabulary:
+# How much does your loss send, compared with the shortest code that gathers? 64 targets, four ranks, and a growing vocabulary:
 
 # %%
 def gathered_loss(logits, targets, vocab_size):
@@ -489,21 +489,21 @@ for V, (sent, gathered) in zip(sizes, found):
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 120 minutes: the embedding, the norm where each rank has its tokens, and dropout.
+# Three more exercises. They are checked too, but they are not part of the 120 minutes: the embedding, norms on a rank's own tokens, and dropout.
 
 # %% [markdown]
 # #### `vocab_parallel_embedding`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# The embedding is often the same matrix as the head, so it is cut in the same way: each rank has some rows. A token's row is on one rank; the others add zeros.
+# The embedding is often the same matrix as the head, so it is cut in the same way: each rank has some of the rows. A token's row is on one rank, and the other ranks add zeros.
 
 # %%
 def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
-    """Each token's row of the whole embedding, of which this rank has the rows `w_shard`.
+    """Each token's row of the whole embedding; this rank has the rows `w_shard` of it.
 
-    Rows are in rank order, shard_range(vocab_size, rank, R) of them.
+    These are the rows shard_range(vocab_size, rank, R).
     shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
-    cost   that of leave, called as leave(x, group): one all-reduce of the result
+    cost   what leave sends, called as leave(x, group): one all-reduce of the result
     """
     raise NotImplementedError("exercise vocab_parallel_embedding: about 4 lines")
 
@@ -512,7 +512,7 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
 vocab_parallel_embedding = check(vocab_parallel_embedding)
 
 # %% [markdown]
-# What each of three ranks brings for five tokens, before the sum (row t of the embedding is t + 1):
+# Three ranks look up five tokens: 0, 7, 3, 3, 5. What does each rank bring to the sum? (Row t of the embedding holds t + 1.)
 
 # %% tags=["nbval-check-output"]
 def brought():
@@ -530,13 +530,13 @@ for rank, (rows, (part, total)) in enumerate(launch(brought, ranks=3)):
 # #### `sequence_parallel_norm`
 # > difficulty 3/5 · importance 4/5 · 8 minutes · about 2 lines
 #
-# Outside of the regions all ranks do the same work: norms, dropout, residuals. Better: each does it for **its tokens** (*sequence parallelism*, arXiv 2205.05198). Then f is an all-gather of the tokens, and backward a reduce-scatter; g is the reverse. A ring's all-reduce is these two, so the bytes are the same.
+# Outside the regions all ranks still do the same work: norms, dropout, residuals. With *sequence parallelism* (arXiv 2205.05198) each rank does it for **its own tokens** only. Then f is an all-gather of the tokens in forward, and a reduce-scatter in backward. g is the reverse. A ring's all-reduce is made of these two, so the bytes are the same.
 
 # %%
 plots.outside()
 
 # %% [markdown]
-# The trap: the norm's weight is on all ranks, and each sees the gradient of its own tokens. Without a sum the copies drift apart, slowly and without an error. You have written already what sums up gradients. `functional_call(norm, {name: tensor}, x)` runs the norm on x with these tensors as its parameters.
+# The trap is the norm's weight. It is on all ranks, but each rank sees only the gradient from its own tokens. Without a sum the copies drift apart, slowly and without an error. You have already written a function that sums gradients. `functional_call(norm, {name: tensor}, x)` runs the norm on x with these tensors as its parameters.
 
 # %%
 def sequence_parallel_norm(norm, x, group=None):
@@ -553,7 +553,7 @@ def sequence_parallel_norm(norm, x, group=None):
 sequence_parallel_norm = check(sequence_parallel_norm)
 
 # %% [markdown]
-# Twenty steps of SGD on a norm, four ranks with their own tokens, without the sum and with yours. How far are the ranks' weights apart?
+# Four ranks with different tokens train a norm for twenty steps of SGD, first without the sum, then with yours. How far apart are their weights at the end?
 
 # %% tags=["nbval-check-output"]
 def trained_norm(call):
@@ -573,7 +573,7 @@ for name, call in {"norm(x)": lambda norm, x: norm(x), "yours": sequence_paralle
     print(f"{name:8} largest distance {(weights - weights[0]).abs().max():.3f}")
 
 # %% [markdown]
-# Sequence parallelism counted, on the GPT with your functions: the same bytes (but for the norms' gradients), and less kept for backward.
+# Now the whole GPT with sequence parallelism, on your functions. It sends the same bytes (apart from the norms' gradients), and keeps less for backward:
 
 # %%
 yours |= {"cross_entropy": vocab_parallel_cross_entropy, "embed": vocab_parallel_embedding,
@@ -608,18 +608,18 @@ for sequence in (False, True):
 # #### `dropout_seeds`
 # > difficulty 3/5 · importance 3/5 · 6 minutes · about 2 lines
 #
-# What ranks hold alike they must drop alike, or it is alike no more. What each has for itself, such as its heads, needs a mask of its own. So each rank has two seeds. With data parallelism beside it, other rows need other seeds.
+# All ranks of a tensor group hold the same x, so they must drop the same numbers of it, otherwise it is no longer the same x. What a rank has for itself, such as its heads, needs a mask of its own. So each rank needs two seeds. And with data parallelism, each copy of the model has other rows and needs other seeds.
 
 # %%
 from ranklab.tensor_parallel.dropout import SPREAD
 
 # %%
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
-    """(shared, own): seeds for what the ranks of a tensor group hold alike, and for the rest.
+    """(shared, own): the seed for what all ranks of a tensor group hold, and the seed for the rest.
 
-    shared is the same on all tensor_ranks of one data_rank, and another one for each data_rank,
-    which has other rows. own is another one on every rank. All of a run's seeds differ, and runs
-    with seeds next to each other share none: their first seeds are SPREAD apart.
+    shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
+    they have other rows. own differs on every rank. All seeds of a run differ, and so do those of
+    runs whose `seed` is the next number: their first seeds are SPREAD apart.
     cost  sends nothing
     """
     raise NotImplementedError("exercise dropout_seeds: about 2 lines")
@@ -629,7 +629,7 @@ def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
 dropout_seeds = check(dropout_seeds)
 
 # %% [markdown]
-# Two tensor ranks in each of two data groups, and what they drop of 24 numbers:
+# Two data groups with two tensor ranks each. What do they drop (the dots) of 24 numbers?
 
 # %% tags=["nbval-check-output"]
 def mask(seed):
@@ -645,7 +645,7 @@ for data_rank in range(2):
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's `parallelize_module` takes a plan of names as well, and makes each parameter a `DTensor` (lab 07). Ours, and what corresponds to it there:
+# torch's `parallelize_module` takes a plan of names as well, and turns each parameter into a `DTensor` (lab 07). Here are the two plans, side by side:
 #
 # | module | our plan | DTensor's plan |
 # |---|---|---|
@@ -656,7 +656,7 @@ for data_rank in range(2):
 # | `head` | `logits` | `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)` |
 # | the loss | `vocab_parallel_loss` | `with loss_parallel():`, for backward as well |
 #
-# The same GPT, weights, tokens and AdamW, five steps on four ranks, counted by one meter:
+# Both split the same GPT, with the same weights, tokens and AdamW. We train five steps on four ranks, and one meter counts both:
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -695,9 +695,9 @@ for (sequence, name), (losses, sent, calls) in found.items():
     print(f"{name:8} sequence_parallel={sequence!s:5} {losses}  {sent:,} bytes\n        ", calls)
 
 # %% [markdown]
-# The same losses, and nearly the same counts. DTensor's loss has three messages; the library's has two, of the same bytes. With sequence parallelism AdamW sums up the gradients of DTensor's norms when it reads them, after what was counted here: 15 small all-reduces, three for each norm.
+# The losses are the same, and the counts nearly so. DTensor's loss has three messages, while the library's has two, with the same bytes. With sequence parallelism, DTensor's norms get their sum late, when AdamW reads the gradients. The meter has stopped by then, so it misses 15 small all-reduces, three for each norm.
 #
-# And transformers' Llama, with grouped queries and a gated MLP. Its names are others, so its plan is another; the functions are yours.
+# Next comes the Llama of transformers, with grouped queries and a gated MLP. Its modules have other names, so it needs another plan. The functions are still yours.
 
 # %% tags=["nbval-check-output"]
 from ranklab.tensor_parallel import parallel_llama
@@ -723,7 +723,7 @@ if importlib.util.find_spec("transformers"):
         print(f"Llama, ranks to a layer: {ranks}, {text}")
 
 # %% [markdown]
-# Megatron-core's own two linears, on one MLP. It is an extra: `python -m pip install -c constraints.txt -e '.[megatron]'`, 17 MB.
+# Last, Megatron-core's own two linear layers, on one MLP. Megatron-core is an extra: `python -m pip install -c constraints.txt -e '.[megatron]'`, 17 MB.
 
 # %%
 def mlp_of(split):
@@ -750,7 +750,7 @@ else:
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2, split by hand and split by tensors.** Most people first put some layers of a large GPT on this GPU, and the others on the next one. It works, and one GPU computes while the others wait. Then comes the same model with all ranks in every layer, by your functions. It learns the source of Python's library, and each way must end with the same held-out loss.
+# **GPT-2, split by hand and split by tensors.** When a GPT is too large for one GPU, most people first put some of its layers on the next one. It works, but one GPU computes while the others wait. This is `naive` in the table. In the other rows all ranks work in every layer, on your functions. Each model learns the source of Python's library, and all must end with the same held-out loss.
 
 # %%
 from ranklab.projects import tensor_parallel as project
@@ -759,22 +759,22 @@ few = {"ranks": 4, "steps": 10}
 print(project.report(project.run(method="all", **yours, **few)))
 
 # %% [markdown]
-# Compare held, sent and loss; tokens/s says nothing where ranks share cores. Messages are the ring's: 2 (R-1) for an all-reduce. The formulas leave small things out: Adam's counters, a scalar, one more message of DTensor's loss.
+# Compare held, sent and loss. tokens/s says nothing here, because the ranks share cores. Messages are counted as a ring sends them: 2 (R-1) for an all-reduce. The formulas leave out a few small things: Adam's counters, a scalar, one more message of DTensor's loss.
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Ideas: `ranks=2`; `sequence_parallel=True`; `overlap=True`; `method="dtensor"`. What will two ranks hold and send, and is the loss another one?
+# **Your turn.** Change one thing below. First write down which numbers change, and by what factor. Ideas: `ranks=2`; `sequence_parallel=True`; `overlap=True`; `method="dtensor"`. With two ranks, what will each hold and send, and does the loss change?
 
 # %%
 change = {"ranks": 2}
 print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
 
 # %% [markdown]
-# Each rank holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R of each x is 1 instead of 1.5, and a third of the messages, because the ring has two steps, not six. The loss is the same.
+# With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R of each x is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# Predicted beside counted, for a step of the small GPT. Four all-reduces of x in each layer, one for the embedding, one for the head's gradient, and 12 bytes a target for Megatron's loss. If yours sends less, the two differ by that:
+# What does a rank hold and send in a step of the small GPT? We predict four all-reduces of x in each layer, one for the embedding, one for the head's gradient, and 12 bytes a target for Megatron's loss. If your loss sends less, the two columns differ by that:
 
 # %% tags=["nbval-check-output"]
 B, T, C, L, n = 4, 32, 64, 2, 128
@@ -797,17 +797,17 @@ for R in (1, 2, 4):
 # %% [markdown]
 # ### How far does tp go?
 #
-# With more ranks the bytes of a rank hardly change, while its computing shrinks. The layer of 4.4 takes 20 ms of products on one H100 at half its peak, and 2.5 ms on eight. Its messages take 1.04 ms more: 469.8 MB over NVLink's 450 GB/s. And sixteen ranks, on two nodes?
+# With more ranks, each computes less but sends nearly the same bytes. Take the layer of 4.4. Its matrix products take 20 ms on one H100 at half its peak, and 2.5 ms on eight. Its messages add 1.04 ms: 469.8 MB over NVLink's 450 GB/s. What happens with sixteen ranks, on two nodes?
 #
 # A ring enters and leaves a node **once** (nccl issue 687). NCCL runs a ring through each network card of the node, and their bytes/s add up (nccl issue 412).
 #
-# **Predict.** tp=16 on two whole nodes. Each rank sends 2 * 15/16 of x, four times: 503.3 MB. Each node has eight cards of 50 GB/s. How many ms do these bytes take?
+# **Predict.** tp=16 on two whole nodes, each with eight cards of 50 GB/s. Each rank sends 2 * 15/16 of x, four times: 503.3 MB. How many ms do these bytes take?
 
 # %%
 check(tp_fit_ms=...)
 
 # %% [markdown]
-# So eight cards are nearly as fast as NVLink. Now 32 of these layers and a vocabulary of 128,256, by lab 02's alpha + n beta: computing divided by tp, then all messages, nothing hidden. "1 a node" is a machine with one GPU and one card.
+# So eight cards are nearly as fast as NVLink. Now take a model with 32 of these layers and a vocabulary of 128,256, and compute its step by lab 02's alpha + n beta. The step is the computing divided by tp, plus all messages, with nothing hidden. "1 a node" is a machine with one GPU and one card.
 
 # %%
 from ranklab.projects.tensor_parallel import links
@@ -823,16 +823,16 @@ for name, times in seconds.items():
     print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
 # %% [markdown]
-# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs: two groups of eight do *two* batches in 133 ms. And 32 ranks win nothing, even with NVLink between all of them, as among the 72 GPUs of a GB200 NVL72. Messages are what is left of the step there: 38 ms of bytes and 41 ms of **latency**, because each of the 130 all-reduces has 2 (R-1) steps.
+# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs, while two groups of eight do *two* batches in 133 ms. And 32 ranks gain nothing over 16, even with NVLink between all of them, as in a GB200 NVL72 with its 72 GPUs. Most of their step is messages: 38 ms of bytes and 41 ms of **latency**, because each of the 130 all-reduces has 2 (R-1) steps.
 #
-# The model is kind to sixteen ranks. It leaves out:
+# And this model is kind to sixteen ranks. It leaves out:
 #
-# - **Sums in the switch.** Inside a node NVLink's switches add up (NVLink SHARP, or NVLS). About 480 GB/s of bus bandwidth are usual there, 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
-# - **Narrow products.** With tp=16 each of q, k and v gives 256 outputs on a rank. Such a product has 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, and an H100 needs 295 to be busy (lab 01). With tp=8 it has 431.
-# - **Other traffic.** Gradients of the data-parallel copies use the same cards.
-# - **Heads.** tp must divide them.
+# - **Sums in the switch.** Inside a node, NVLink's switches can add up the numbers themselves (NVLink SHARP, or NVLS). A bus bandwidth of about 480 GB/s is usual with them, and 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
+# - **Narrow products.** With tp=16 each of q, k and v has 256 outputs on a rank. Such a product does 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, but an H100 needs 295 to be busy (lab 01). With tp=8 it does 431.
+# - **Other traffic.** The gradients of the data-parallel copies use the same cards.
+# - **Heads.** tp must divide their number.
 #
-# A data-parallel copy's messages hide behind its backward. Here a forward sum hides behind nothing, unless a product is cut (section 9). So tp usually ends at eight, where NVLink ends on most machines.
+# Data parallelism can hide its messages behind backward. Here, the sum in forward has nothing to hide behind, unless you cut a product into pieces (section 9). So tp usually stops at eight, where NVLink stops on most machines.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -850,25 +850,25 @@ questions("08_tensor_parallel")
 # sbatch labs/jobs/tensor_parallel.sbatch
 # ```
 #
-# GPT-2 has 12 heads: 4 ranks, not 8.
+# GPT-2 has 12 heads, so it runs on 4 ranks, but not on 8.
 #
-# What real Megatron adds:
+# What Megatron does beyond this lab:
 #
-# - **Fused kernels**: bias and GELU in one, softmax with its mask, cross entropy in one pass over the logits.
-# - **Messages inside of a product** (*user buffers*; in torch *async tensor parallelism*): a product is cut in pieces, and while one is computed another one travels. So forward messages can hide, too.
-# - **Gathering again**: with sequence parallelism the library keeps what it has gathered. Megatron keeps a rank's own tokens, and gathers once more in backward (arXiv 2205.05198, section 4.2.2): five halves of an all-reduce for each region, not four, so 25% more bytes.
-# - **Sums in the switch** make the all-reduce faster, not its two halves (nccl issue 1506: 470 GB/s against 350 by a ring). So on such machines sequence parallelism costs some time. It saves memory, and is usual all the same.
-# - `CUDA_DEVICE_MAX_CONNECTIONS=1` in scripts: kernels start in the order of their calls, so that a message begins before the product that is to hide it.
-# - **Padded vocabularies**, a multiple of 128 times tp. Ours are shared out unevenly.
+# - **Fused kernels**: bias and GELU in one kernel, softmax with its mask, cross entropy in one pass over the logits.
+# - **Messages inside a product** (*user buffers*; in torch *async tensor parallelism*): a matrix product is cut into pieces, and while one piece is computed, another one travels. So messages can hide in forward, too.
+# - **Gathering again**: with sequence parallelism our library keeps what it has gathered. Megatron keeps only a rank's own tokens, and gathers once more in backward (arXiv 2205.05198, section 4.2.2). That makes five halves of an all-reduce for each region instead of four, so 25% more bytes.
+# - **Sums in the switch** make the all-reduce faster, but not its two halves (nccl issue 1506: 470 GB/s against 350 by a ring). So on such machines sequence parallelism costs some time. It is usual all the same, because it saves memory.
+# - `CUDA_DEVICE_MAX_CONNECTIONS=1` in its scripts: kernels start in the order of their calls, so a message begins before the product that is meant to hide it.
+# - **Padded vocabularies**: a multiple of 128 times tp. We split the vocabulary unevenly instead.
 #
-# What to expect, published and not measured by us: 8.3 billion parameters on eight V100s, 77% of linear weak scaling (arXiv 1909.08053); Llama 3 405B with tp=8 inside each node, 16 pipeline stages and 128 replicas, 41% MFU (arXiv 2407.21783). This lab has not been run on several GPUs yet.
+# What to expect (published, not measured by us): 8.3 billion parameters on eight V100s, 77% of linear weak scaling (arXiv 1909.08053); Llama 3 405B with tp=8 inside each node, 16 pipeline stages and 128 replicas, 41% MFU (arXiv 2407.21783). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): matrices cut both ways; rarely used.
-# - **Long sequences.** Attention scores of one head stay on one rank. Lab 10 cuts the sequence inside of attention, too.
-# - **Experts** (lab 11) are split by layer, not inside of one.
-# - **Inference.** Serving uses the same two layers, forward only, to answer sooner. The messages are tiny then, so latency counts.
+# - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): the matrices are cut both ways. It is rarely used.
+# - **Long sequences.** The attention scores of a head stay on one rank. Lab 10 cuts the sequence inside attention, too.
+# - **Experts** (lab 11): a rank gets whole small layers, not a part of each layer.
+# - **Inference.** Serving uses the same two layers, forward only, to answer sooner. Its messages are tiny, so latency is what counts.
 #
 # Next: **09_pipeline_parallel**: whole layers on each rank, as in the naive split, but with all ranks at work.

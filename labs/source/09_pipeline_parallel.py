@@ -6,13 +6,13 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (2021, arXiv 2104.04473; a benchmark of some steps, not a whole run). Each of its 128 layers has 7.9 billion parameters. With gradients and Adam, 16 bytes a parameter, one *layer* is 126 GB.
+# In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). Each of its 128 layers has 7.9 billion parameters. At 16 bytes a parameter, with gradients and Adam, one *layer* is 126 GB.
 #
-# Eight GPUs of a node shared each layer, as in lab 08. Each node had two of the layers (not neighbours: 4.5 says why), so **64 nodes stood in a row**. Only what a layer hands to the next one travels between nodes: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
+# The eight GPUs of a node shared each layer, as in lab 08. Each node had two layers (not neighbours, and 4.5 says why), so **64 nodes stood in a row**. From node to node they sent only a layer's output: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
-# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs stand still. Yet they reached 52% of the peak of *all* GPUs, by working in a better order: a **schedule**.
+# But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs are idle. Yet Megatron-LM reached 52% of the peak of *all* GPUs, because its nodes worked in a better order: a **schedule**.
 #
-# This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write schedules as plain data: printed, checked, drawn and timed before any process exists. Then one executor runs all of them on real ranks.
+# This lab builds on lab 00 (send, receive, deadlocks) and lab 01 (a batch in micro-batches). You write schedules as plain data, so you can print, check, draw and time them before any process exists. Then one executor runs all of them on real ranks.
 
 # %%
 import functools
@@ -36,9 +36,9 @@ plots.layers_on_ranks([["embedding", "block 0", "block 1"], ["block 2", "block 3
                        ["block 5", "block 6", "block 7"], ["block 8", "norm", "head"]])
 
 # %% [markdown]
-# A **stage** is a row of layers, and each rank has one. Forward, a stage sends its output to the next rank. Backward, it sends the gradient of its input to the rank before. Weights, gradients and optimizer state stay where they are.
+# A **stage** is a run of layers, and each rank has one. In forward, a stage sends its output to the next rank. In backward, it sends the gradient of its input to the previous rank. Weights, gradients and optimizer state stay where they are.
 #
-# **Predict.** One sequence of 4,096 tokens, width 12,288 (GPT-3's), bf16. How many MB has one message?
+# **Predict.** One sequence of 4,096 tokens, width 12,288 (GPT-3's), bf16. How many MB is one message?
 
 # %%
 check(pp_message_mb=...)
@@ -46,7 +46,7 @@ check(pp_message_mb=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Four layers on two ranks, the naive way. Autograd ends where a rank ends, so the gradient is carried over by hand:
+# Here are four layers on two ranks, the naive way. Autograd stops at the end of a rank, so we carry the gradient over by hand:
 
 # %%
 torch.manual_seed(0)
@@ -72,7 +72,7 @@ def naive():
 
 
 # %% [markdown]
-# Now the same with **more pieces**. All forwards, then all backwards; gradients add up. New are the two loops, and `/ pieces`, because each loss is a mean:
+# Now cut the batch into **pieces**: all forwards first, then all backwards, and the gradients add up. Two things are new: the two loops, and `/ pieces`, because each loss is a mean.
 
 # %%
 def in_pieces(pieces):
@@ -108,7 +108,7 @@ for name, work in {"naive": naive, "1 piece": lambda: in_pieces(1),
     print(f"{name:9} gradients equal one process: {same}")
 
 # %% [markdown]
-# Both are schedules. As text, a line for each rank: `F2` is the forward of **micro-batch** 2 (lab 01's word for a piece of the batch), `B2` its backward. `pp.simulate` computes when each could run; here a backward takes twice as long as a forward, and a quarter of the batch a quarter of the time:
+# Both are schedules. As text, a schedule has a line for each rank: `F2` is the forward of **micro-batch** 2 (lab 01's word for a piece of the batch), and `B2` is its backward. `pp.simulate` computes when each of them could run. Here a backward takes twice as long as a forward, and a quarter of the batch takes a quarter of the time:
 
 # %%
 naive_text = """F0 B0
@@ -121,12 +121,12 @@ plots.several({
 })
 
 # %% [markdown]
-# White is waiting: the **bubble**. Half of the time is lost naively, a fifth with four pieces. Memory is that of the whole batch in both, because all forwards come first.
+# White is waiting time, the **bubble**. The naive way loses half of the time, and four pieces lose a fifth. Both keep the activations of the whole batch, because all forwards come first.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# A schedule is a tuple with one tuple of `Action(kind, stage, micro_batch)` for each rank, in the order in which that rank does them. Kinds are F and B; later I and W, the two halves of B. `pp.schedule_text` prints a schedule, `pp.parse_schedule` reads it, and `pp.problems(schedule, ranks, micro_batches)` says in sentences what is wrong with it.
+# In code, a schedule is a tuple with one tuple of `Action(kind, stage, micro_batch)` for each rank, in the order in which that rank does them. The kinds are F and B, and later also I and W, the two halves of B. `pp.schedule_text` prints a schedule, `pp.parse_schedule` reads it, and `pp.problems(schedule, ranks, micro_batches)` says in sentences what is wrong with it.
 
 # %%
 from ranklab.pipeline_parallel import Action, schedule_text, simulate
@@ -154,7 +154,7 @@ def gpipe_schedule(stages, micro_batches):
 gpipe_schedule = check(gpipe_schedule)
 
 # %% [markdown]
-# Yours, as text and over time. Below the lanes: how many micro-batches' activations a rank holds.
+# Here is your schedule, as text and over time. The curves below the lanes show how many micro-batches' activations each rank holds.
 
 # %% tags=["nbval-check-output"]
 print(schedule_text(gpipe_schedule(4, 3)))
@@ -166,22 +166,22 @@ plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches
 # ### 4.2 The bubble
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 5 lines
 #
-# `simulate` gives a `Span(rank, action, start, end)` for each action, and so will a real run. The bubble is the part of all ranks' time in which they do nothing, from the first start of all to the last end of all. The white corners count.
+# `simulate` gives a `Span(rank, action, start, end)` for each action, and so will a real run. The bubble is the share of the ranks' time in which they do nothing. Every rank's time runs from the first start on any rank to the last end on any rank, so the white corners count.
 #
-# At the end of a batch all ranks wait for each other: that is a **flush**. Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time is that from *its own* first start to *its own* last end, and the longest of these counts for all.
+# At the end of a batch all ranks wait for each other. This is a **flush**. Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time runs from *its own* first start to *its own* last end, and the longest of these times counts for all.
 #
-# **Predict.** Look at the picture above, of 8 micro-batches: how long does each rank wait in all, in forwards and backwards of one micro-batch? How long does it work? With 12 micro-batches, how many percent is the bubble?
+# **Predict.** Look at the picture above, with 8 micro-batches. Count in units of one micro-batch's forward and backward: how long does each rank wait in all, and how long does it work? With 12 micro-batches, how many percent is the bubble?
 
 # %%
 check(pp_bubble_percent=...)
 
 # %%
 def bubble_fraction(spans, flush=True):
-    """The part of the ranks' time in which they do nothing: 0.2 for a fifth.
+    """The share of the ranks' time in which they do nothing: 0.2 for a fifth.
 
-    A rank's time is that from the first start to the last end of all ranks. Without a flush it is
-    that from its own first start to its own last end, of the rank where that is longest, for all.
-    Ranks are those of the spans; their numbers may have gaps.
+    Every rank's time runs from the first start on any rank to the last end on any rank. Without a
+    flush, a rank's time runs from its own first start to its own last end, and the longest of these
+    counts for all. The ranks are those of the spans, and their numbers may have gaps.
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -190,7 +190,7 @@ def bubble_fraction(spans, flush=True):
 bubble_fraction = check(bubble_fraction)
 
 # %% [markdown]
-# P stages and M micro-batches: a rank works M times, and waits P - 1 times. So the bubble is **(P - 1) / (M + P - 1)**. By your function, and by this formula:
+# With P stages and M micro-batches, each rank works for M units and waits for P - 1. So the bubble is **(P - 1) / (M + P - 1)**. Each pair below is your function's value and the formula's:
 
 # %% tags=["nbval-check-output"]
 print("micro-batches" + "".join(f"{M:15}" for M in (1, 4, 8, 16, 64)))
@@ -201,13 +201,13 @@ for P in (2, 4, 8):
     print(f"{P} stages     ", *(f"{a:6.1%} {b:6.1%} " for a, b in row))
 
 # %% [markdown]
-# GPipe's authors found the bubble small from M = 4P on. But every micro-batch in flight keeps its activations in memory.
+# GPipe's authors found the bubble small from M = 4P on. But each micro-batch in flight, between its forward and its backward, keeps its activations in memory.
 
 # %% [markdown]
 # ### 4.3 1F1B
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 7 lines
 #
-# Why do all forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has been at the end and back, through the P - 1 - s stages after it: so it does that many forwards as a **warm-up**. Then it does *one forward and one backward* in turn, and at the end the backwards that are left (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
+# Why do all forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has gone through the P - 1 - s stages after it and come back, so it does that many forwards as a **warm-up**. Then it does *one forward and one backward* in turn, and at the end the backwards that are left (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
 #
 # **Predict.** 8 stages, 64 micro-batches. The activations of how many micro-batches does rank 0 hold at most?
 
@@ -216,8 +216,8 @@ check(pp_in_flight=...)
 
 # %%
 def one_f_one_b_schedule(stages, micro_batches):
-    """A schedule in which each rank does, after some forwards, one forward and one backward in
-    turn. Rank s never holds more than stages - s micro-batches.
+    """A schedule in which each rank does some forwards, then one forward and one backward in turn.
+    Rank s never holds more than stages - s micro-batches.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
     both in order of micro-batches; there may be fewer micro-batches than stages.
@@ -231,13 +231,13 @@ def one_f_one_b_schedule(stages, micro_batches):
 one_f_one_b_schedule = check(one_f_one_b_schedule)
 
 # %% [markdown]
-# Yours, of the same shape as GPipe's above:
+# Your schedule, with as many stages and micro-batches as GPipe's above:
 
 # %%
 plots.timeline(simulate(one_f_one_b_schedule(4, 8)), "1F1B, 4 stages, 8 micro-batches")
 
 # %% [markdown]
-# The bubble is that of GPipe to the last digit. But rank 0 holds 4 instead of 8, and **that does not grow with M**. So take more micro-batches of the same size, and the bubble shrinks. Yours at M = 64:
+# The bubble is exactly GPipe's. But rank 0 holds 4 micro-batches instead of 8, and **that number does not grow with M**. So you can take more micro-batches of the same size, and the bubble shrinks. Here are 8 stages with M = 64:
 
 # %% tags=["nbval-check-output"]
 for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items():
@@ -256,18 +256,18 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
     print(f"rank {rank}:", *entries)
 
 # %% [markdown]
-# Here each action names its stage, too: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1`: the output of stage 0 for micro-batch 1 goes to rank 1. `RF1.1<0` is the other end: the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits right before the action that needs it. Waiting at once would be lab 00's deadlock.
+# Here each action also names its stage: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1` sends the output of stage 0 for micro-batch 1 to rank 1. `RF1.1<0` is the other end of this message, the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits for it right before the action that needs it, because waiting at once would be lab 00's deadlock.
 #
-# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: what a rank has of it lies in one of four places.
+# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: the rank keeps what it has of it in one of four places.
 #
 # | place | what lies there |
 # |---|---|
-# | `self.there["F", s, m]`, or with `"B"` | the input of stage s, or the gradient of its output. A stage puts in what its *neighbour* needs, on whichever rank that is. What is used or sent is popped |
+# | `self.there["F", s, m]`, or with `"B"` | the input of stage s, or the gradient of its output. A stage puts in what its *neighbour* needs, even if the neighbour is on another rank. What is used or sent is popped |
 # | `self.kept[s, m]` | (input, output) of stage s, until its backward pops it |
 # | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them |
 # | `self.arriving["F", s, m]`, or with `"B"` | (handle, tensor) of a receive |
 #
-# `self.take("F", s, m)`, or with `"B"`, is given: it waits for what arrives, or pops what is there. A message names the stage of the rank that sends or receives it: so after `SF` of stage s, `send` takes `there["F", s + 1, m]`, after `SB` `there["B", s - 1, m]`. A W needs nothing from you. The graph of autograd ends at both ends of a stage, as in section 3.
+# `self.take("F", s, m)`, or with `"B"`, is given. It waits for the tensor if it is arriving, and pops it if it is there. A message names the stage on its own side, so for an `SF` of stage s, `send` takes `there["F", s + 1, m]`, and for an `SB` it takes `there["B", s - 1, m]`. A W needs nothing from you. As in section 3, the autograd graph ends at both ends of a stage.
 
 # %%
 from ranklab.pipeline_parallel.executor import ScheduleRunner
@@ -286,31 +286,32 @@ class PipelineExecutor(ScheduleRunner):
     def forward(self, action):
         """The stage's output is there for the next one; a loss is added to self.loss.
 
-        Stage 0 takes the inputs, which need no gradient. A loss counts self.weight times, which is
-        one over the number of targets of the batch.
+        Stage 0 takes the inputs, which need no gradient. A loss is multiplied by self.weight, which
+        is one over the number of targets in the batch.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
 
     def backward(self, action):
-        """Gradients of the stage's weights are added up, and that of its input is there.
+        """Gradients of the stage's weights are added up, and the gradient of its input is there.
 
-        At a loss it begins with self.weight * self.scale (scale is 1 but for fp16). Autograd runs
-        inside `with self.later(action):`, which leaves an I's weight gradients for its W; for a
-        B it changes nothing.
+        A loss's backward begins with self.weight * self.scale (scale is 1, except for fp16). Run
+        autograd inside `with self.later(action):`, which leaves an I's weight gradients for its W
+        and changes nothing for a B.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, second part: about 9 lines")
 
     def send(self, message):
-        """SF: the stage's output, SB: its input's gradient, is on its way, contiguous; no wait."""
+        """The stage's output (SF) or its input's gradient (SB) is on its way, contiguous; no wait.
+        """
         kind, stage, m, peer = message  # peer: a rank of self.group, isend's group_dst
         raise NotImplementedError("exercise 4.4, third part: about 2 lines")
 
     def receive(self, message):
-        """RF: the stage's input, RB: its output's gradient, is on its way; no wait.
+        """The stage's input (RF) or its output's gradient (RB) is on its way; no wait.
 
-        Its shape is that of self.new_hidden(inputs), an empty tensor.
+        It has the shape of self.new_hidden(inputs), an empty tensor.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, irecv's group_src
         raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
@@ -320,7 +321,7 @@ class PipelineExecutor(ScheduleRunner):
 PipelineExecutor = check(PipelineExecutor)
 
 # %% [markdown]
-# A GPT on four ranks, by your schedules and your executor. `PipelineParallel`, which the training loop sees, cuts the model. Embedding and head are one matrix: the first and the last rank have a copy each, and add up its gradients.
+# Now a GPT on four ranks, with your schedules and your executor. `PipelineParallel` cuts the model, and is all that the training loop sees. Embedding and head are one matrix, so the first and the last rank have a copy each, and add up its gradients.
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -357,7 +358,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found[0][0], one[0]))
 
 # %% [markdown]
-# How long did the ranks wait? With fewer cores than ranks they take turns. But ranks that **sleep** overlap truly (lab 02). So here stages sleep; messages, order and waits are real:
+# How long did the ranks wait? With fewer cores than ranks they take turns, so we can't tell. But ranks that **sleep** really overlap (lab 02). So here the stages sleep, while the messages, the order and the waits are real:
 
 # %%
 from ranklab.pipeline_parallel.deferred import WeightQueue
@@ -390,11 +391,11 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 # ### 4.5 Interleaved
 # > difficulty 4/5 · importance 4/5 · 15 minutes · about 10 lines
 #
-# The bubble is the time in which the pipeline fills and drains. Thin stages fill it sooner. So give each rank V thin (or *virtual*) stages, not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch goes round V times. Megatron's trillion ran so: node r had layers r and r + 64.
+# The bubble is the time in which the pipeline fills and drains, and thin stages fill it sooner. So give each rank V thin (or *virtual*) stages that are not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch then goes round all ranks V times. Megatron's trillion parameters ran like this: node r had layers r and r + 64.
 #
-# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on; then come the next P. Backward it is the last stage first. The warm-up is (V - 1) P forwards, and 2 for each rank after this one, but never more than there are; then one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2, where 1F1B has 1? If messages took no time, 1 would give the same bubble and hold less. If a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% by 1 and 6.6% by 2.
+# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on, and then the next P follow. In backward the last stage comes first. The warm-up is (V - 1) P forwards, plus 2 for each rank after this one, but never more than there are. Then comes one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2, when 1F1B has 1? If messages took no time, 1 would give the same bubble and hold less. But if a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% with 1, and 6.6% with 2.
 #
-# **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (A forward of a thin stage takes a quarter.)
+# **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (The forward of a thin stage takes a quarter of the time.)
 
 # %%
 check(pp_interleaved_percent=...)
@@ -404,11 +405,11 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
 
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    backward it is the last stage first. `virtual` is the number of stages on each rank. A tuple
-    with a tuple of Actions for each rank; each stage takes the micro-batches in their order.
-    Where messages take time, ranks are idle at the ends alone, and hold no more than they must.
-    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
-           where one of the three is below 1
+    in backward the last stage comes first. `virtual` is the number of stages on each rank. A tuple
+    with a tuple of Actions for each rank; each stage takes the micro-batches in their order. Even
+    if messages take time, ranks are idle only at the ends, and hold no more than they must.
+    error  ValueError if micro_batches is not a multiple of ranks, because a round would have holes;
+           or if one of the three is below 1
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
     if micro_batches % ranks:
@@ -421,7 +422,7 @@ def interleaved_schedule(ranks, micro_batches, virtual):
 interleaved_schedule = check(interleaved_schedule)
 
 # %% [markdown]
-# The same layers as one, two and four stages a rank; paler boxes are a rank's later stages:
+# The same layers, cut into one, two and four stages a rank. The paler boxes are a rank's later stages:
 
 # %%
 drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 / V)
@@ -429,25 +430,25 @@ drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 
 plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 
 # %% [markdown]
-# The bubble is (P - 1) / (VM + P - 1). The price is (VP - 1) / (P - 1) times the messages, somewhat more than V, of the same size; and more memory.
+# The bubble is (P - 1) / (VM + P - 1). The price is more memory and more messages of the same size: (VP - 1) / (P - 1) times as many, which is somewhat more than V.
 
 # %% [markdown]
 # ### 4.6 Your own schedule
 # > difficulty 5/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
-# A linear layer's backward is two products. One gives the gradient of its **input**, for which the stage before waits: I. The other gives the gradient of its **weights**, for which *no rank* waits until the optimizer steps: W. Apart, a W can be done whenever a rank would wait.
+# The backward of a linear layer is two matrix products. The first, **I**, gives the gradient of its *input*, and the previous stage waits for that. The second, **W**, gives the gradient of its *weights*, and *no rank* waits for that until the optimizer steps. So once the two are separate, a rank can do a W whenever it would wait.
 #
-# Design a schedule with F, I and W, each of which takes one unit of time. Memory limits you: activations are kept until W is done, and no rank may hold more than 1F1B's rank 0 does.
+# Design a schedule of F, I and W, where each takes one unit of time. Memory is the limit: activations are kept until W is done, and no rank may hold more than rank 0 does in 1F1B.
 
 # %%
 def zero_bubble_schedule(stages, micro_batches):
     """A schedule of F, I and W, each exactly once for each stage and micro-batch, whose
     bubble is not larger than that of 1F1B.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. The check takes many P and M,
-    also M < P. It wants pp.problems to find nothing, no rank to hold more than min(P, M)
-    micro-batches (pp.in_flight_activations), and compares bubbles where F, I and W take one unit
-    each, and B two. It prints yours beside the published ones.
+    A tuple with a tuple of Actions for each rank; rank s has stage s. The check tries many P and M,
+    also M < P. pp.problems must find nothing, and no rank may hold more than min(P, M)
+    micro-batches (pp.in_flight_activations). For the bubbles F, I and W take one unit each, and B
+    takes two. The check prints your bubble beside the published ones.
     error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
@@ -461,7 +462,7 @@ zero_bubble_schedule = check(zero_bubble_schedule)
 plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=range(4))
 
 # %% [markdown]
-# Your score, beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, of all stages of the rank together:
+# Here is your score beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, for all stages of a rank together:
 
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
@@ -476,33 +477,33 @@ for name, make in zoo.items():
           f"{max(pp.in_flight_activations(schedule)) / each:13g}")
 
 # %% [markdown]
-# With ZB-H1 each rank waits a third as long, 3 units and not 9, with the memory of 1F1B's rank 0 on *every* rank. The two others have stages in the shape of a **V**:
+# With ZB-H1 each rank waits 3 units instead of 9, a third as long. The price: *every* rank needs the memory of 1F1B's rank 0. The last two schedules have their stages in the shape of a **V**:
 
 # %%
 plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("ZB-V", "DualPipeV")})
 
 # %% [markdown]
-# - **ZB-V.** Rank r has stages r and 2P - 1 - r: a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks, and without a flush there is no bubble, where F, I and W take equally long and M is at least 2P - 1. The usual flush comes from clipping, which needs the norm over all stages. The paper steps first, and undoes the step where the norm was too large.
-# - **DualPipe** (DeepSeek-V3; here its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs one computes while the other communicates, which hides the experts' all-to-all (lab 11, planned). That gain cannot be seen here.
+# - **ZB-V.** Rank r has stages r and 2P - 1 - r, so a micro-batch goes down all ranks and up again, and its loss is computed on rank 0. Memory is equal on all ranks. Without a flush there is no bubble, as long as F, I and W take equally long and M is at least 2P - 1. The usual reason for a flush is clipping, which needs the norm over all stages. The paper steps first, and undoes the step if the norm was too large.
+# - **DualPipe** (DeepSeek-V3; here in its V form) puts a forward and a backward of *different* micro-batches side by side. On GPUs one computes while the other communicates, which hides the experts' all-to-all (lab 11). You cannot see that gain here.
 
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 130 minutes: stages of equal cost, memory, and PipeDream.
+# Three more exercises. They are checked too, but they are not part of the 130 minutes: stages of equal cost, memory, and PipeDream.
 
 # %% [markdown]
 # #### `split_stages`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, and a head with a large vocabulary costs as much as several blocks. Memory is unequal, too: under 1F1B the first stage holds P micro-batches, the last one holds one. So Llama 3 405B has 126 layers and not 128: its last stage has one less because of the head's work, and its first one because of memory (arXiv 2407.21783, 3.3.2).
+# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, while a head with a large vocabulary costs as much as several blocks. Memory is unequal, too, because under 1F1B the first stage holds P micro-batches and the last one holds one. This is why Llama 3 405B has 126 layers instead of 128: its last stage has one less because of the head's work, and its first stage has one less because of memory (arXiv 2407.21783, 3.3.2).
 
 # %%
 def split_stages(costs, stages):
     """[range of layers] for each stage, in order, so that the largest sum of costs is smallest.
 
-    Every stage has at least one layer, and every layer is in one stage. Where several splits are
+    Every stage has at least one layer, and every layer is in one stage. If several splits are
     equally good, any of them is right.
-    costs  of each layer, in any unit: of an embedding and a head, too
+    costs  one for each layer, in any unit; embedding and head are layers, too
     error  ValueError for fewer layers than stages, or no stage
     """
     if not 1 <= stages <= len(costs):
@@ -514,7 +515,7 @@ def split_stages(costs, stages):
 split_stages = check(split_stages)
 
 # %% [markdown]
-# A GPT of 14 blocks with a vocabulary of 32,000. `gpt_costs` counts the FLOPs of embedding, blocks and head:
+# Try it on a GPT of 14 blocks with a vocabulary of 32,000. `gpt_costs` counts the FLOPs of embedding, blocks and head:
 
 # %% tags=["nbval-check-output"]
 from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
@@ -532,12 +533,13 @@ for name, split in {"even": even, "balanced": split_stages(costs, 4)}.items():
 # #### `in_flight_activations`
 # > difficulty 2/5 · importance 3/5 · 6 minutes · about 6 lines
 #
-# The memory line of the pictures, as one number for each rank. It needs no clock: the order is enough.
+# This is the peak of the memory curves in the pictures, as one number for each rank. You need no clock for it, because the order is enough.
 
 # %%
 def in_flight_activations(schedule):
-    """For each rank the most activations that it holds at once, in those of one stage and
-    micro-batch: from its F on until its B is done, or its W, where B is in two halves.
+    """For each rank, how many activations it holds at most, counted by stage and micro-batch.
+
+    They are held from F until B is done, or W, if B is in two halves.
     """
     raise NotImplementedError("exercise in_flight_activations: about 6 lines")
 
@@ -549,20 +551,19 @@ in_flight_activations = check(in_flight_activations)
 # #### `stale_weights`
 # > difficulty 3/5 · importance 3/5 · 10 minutes · about 7 lines
 #
-# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush: each stage updates its weights after **each** backward, and goes on. There is one warm-up for a whole epoch, and no bubble after it. But between the forward of a micro-batch and its backward, others have changed the weights. PipeDream keeps a **stash**: B takes the weights that its F used, so there is a version for each micro-batch in flight.
+# PipeDream (Harlap et al. 2018, arXiv 1806.03377) has no flush: each stage updates its weights after **each** backward, and goes on. So there is one warm-up for a whole epoch, and no bubble after it. But between the forward of a micro-batch and its backward, other micro-batches change the weights. So PipeDream keeps a **stash** of old weights, and B takes the ones that its F used. That makes one version for each micro-batch in flight.
 #
-# **Predict.** Four stages. How many versions of its weights does rank 0 hold, the newest one counted?
+# **Predict.** Four stages. How many versions of its weights does rank 0 hold, including the newest?
 
 # %%
 check(pp_versions=...)
 
 # %%
 def stale_weights(schedule, stash=True):
-    """{action: how often its stage's weights were updated before the ones that it uses}, with an
-    update after each B.
+    """{action: which version of its stage's weights it uses}; each B makes the next version.
 
-    With stash, B uses the weights that its own F used. Without, B uses the newest ones. There are
-    F and B only; a rank may have several stages.
+    The first version is 0. With stash, B uses the weights that its own F used. Without it, B uses
+    the newest. There are F and B only; a rank may have several stages.
     """
     raise NotImplementedError("exercise stale_weights: about 7 lines")
 
@@ -571,7 +572,7 @@ def stale_weights(schedule, stash=True):
 stale_weights = check(stale_weights)
 
 # %% [markdown]
-# Four stages, eight micro-batches, by your function. `1/4`: the forward used version 1 of the weights, the backward version 4:
+# Here is your function on four stages and eight micro-batches. `1/4` means that the forward used version 1 of the weights, and the backward version 4:
 
 # %% tags=["nbval-check-output"]
 for stash in (True, False):
@@ -582,7 +583,7 @@ for stash in (True, False):
         print(f"  rank {rank}      ", *(f"{both:>6}" for both in versions))
 
 # %% [markdown]
-# With a stash a gradient is right, but for a mix of old weights: rank 0's are up to three updates behind, the last rank's none. Without one, backward meets activations of other weights, and the result is the gradient of nothing. On real text, with an update after each micro-batch:
+# With a stash the gradient is right, but for a mix of old weights: those of rank 0 are up to three updates behind, and those of the last rank are new. Without a stash, backward meets activations from other weights, and the result is the gradient of nothing. How much does it matter on real text, with an update after each micro-batch?
 
 # %%
 from ranklab.data import python_text
@@ -629,12 +630,12 @@ for lr in (0.03, 0.1):
         print(f"lr={lr:<5} {name:32}", *(f"{loss:6.3f}" for loss in losses.view(5, 8).mean(1)))
 
 # %% [markdown]
-# With small steps the three are alike. With larger ones the run without a stash may end in `nan`; with other seeds it does not. Between the other two, differences are noise. Large models are trained with a flush. 1F1B is PipeDream's order, made synchronous.
+# With small steps the three are much the same. With larger ones the run without a stash may end in `nan` (with other seeds it does not), and the differences between the other two are noise. Large models are trained with a flush: 1F1B is PipeDream's order, made synchronous.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's own is `torch.distributed.pipelining`: a `PipelineStage` for each stage, and a schedule by name. The same GPT, cut in the same places, two steps of SGD on four ranks with 8 micro-batches; by torch, and by our executor:
+# torch's own tool is `torch.distributed.pipelining`: you make a `PipelineStage` for each stage, and choose a schedule by name. We cut the same GPT in the same places, and run two steps of SGD on four ranks with 8 micro-batches, by torch and by our executor:
 
 # %% tags=["nbval-check-output"]
 from ranklab.projects.pipeline_parallel import peers
@@ -646,7 +647,7 @@ for name in ("1f1b", "interleaved", "zb-v"):
               "  messages that each rank sends in a step:", *messages)
 
 # %% [markdown]
-# The orders are the same, too. torch shows its own by a private function, which may change. Rank 0 of 4, with two stages a rank:
+# The order of actions is the same, too. torch shows its own through a private function, which may change. Here is rank 0 of 4, with two stages a rank:
 
 # %%
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -656,12 +657,12 @@ print("torch", *theirs[:14])
 print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 
 # %% [markdown]
-# torch writes the stage first: `4F0` is our `F4.0`. It leaves weights that two stages share to the user; so here embedding and head are two matrices.
+# torch writes the stage first: `4F0` is our `F4.0`. Weights that two stages share are left to the user, so here embedding and head are two matrices.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train it on the source of Python's library. Then the monitor compares each stage's busy time and the bubble with the formula, and names the slow stage. It looks at an emulated step as well, in which each stage sleeps as long as its FLOPs say.
+# **A GPT through a pipeline, with a bubble monitor.** Your schedule, executor and split train a GPT on the source of Python's library. Then the monitor measures each stage's busy time, compares the bubble with the formula, and names the slow stage. It also looks at an emulated step, in which each stage sleeps as long as its FLOPs say.
 
 # %%
 from ranklab.projects import pipeline_parallel as project
@@ -670,9 +671,9 @@ mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split":
 print(project.report(project.run(steps=20, **mine)))
 
 # %% [markdown]
-# Stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's. The simulation with the real costs says how much. Believe the emulated step: in the real one ranks share cores.
+# The stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's, and the simulation with the real costs says by how much. Trust the emulated step, because in the real one the ranks share cores.
 #
-# **Your turn.** Change one thing. First write down what the monitor will say: the bubble, what is kept, how many messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
+# **Your turn.** Change one thing. First write down what the monitor will say about the bubble, the activations, and the messages. Ideas: `micro_batches=16`; your `zero_bubble_schedule`; `functools.partial(interleaved_schedule, virtual=2)`; an even split, `lambda costs, stages: split_stages([1] * len(costs), stages)`; a stage that sleeps twice as long, `slow_stage=2`.
 
 # %%
 change = {"slow_stage": 2}
@@ -685,7 +686,7 @@ print(project.report(project.run(**(mine | few | change))))
 # %% [markdown]
 # ## 7. Measure
 #
-# Three ways to the same bubble: the paper's formula, the simulation, and real ranks with stages that sleep. 4 ranks, 8 micro-batches. The third is a clock: on a busy machine sleepers wake late, and it is a few points higher.
+# How large is the bubble of 4 ranks and 8 micro-batches? There are three ways to find out: the paper's formula, the simulation, and real ranks with stages that sleep. The last one is a clock: on a busy machine sleepers wake late, and it shows a few points more.
 
 # %%
 schedules = {
@@ -700,7 +701,7 @@ for name, (schedule, formula) in schedules.items():
     print(f"{name:18} {formula:7.1%} {simulated:10.1%} {measured:9.1%}")
 
 # %% [markdown]
-# Messages, bytes and activations are counted, with your executor on the GPT of 4.4. A message has B T C numbers. Ranks 0 and 3 send one more: the gradient of the matrix that both have.
+# Next we count messages, bytes and activations, with your executor on the GPT of 4.4. A message has B T C numbers. Ranks 0 and 3 send one message more: the gradient of the matrix that both have.
 
 # %%
 from ranklab.meter import Traffic
@@ -764,22 +765,22 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages counts.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`. Then each `isend` and `irecv` of a group waits for *all* that the rank has started before in this group (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so no ranks wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. Torch's warning names two ways out: groups of their own for messages, or `dist.batch_isend_irecv`. In torch's pipelining sends and receives together go as one batch; only sends, or only receives, start one by one (2.13, `schedules.py`, `_batch_p2p`).
+# - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.leaving` keeps a tensor until it has left.
-# - **Where the ranks are.** Messages are small beside tensor parallelism's, so pipelines go over the *slow* links, between nodes. Tensor parallelism stays inside a node (lab 12). With tp=8 all ranks of a stage have the same output. Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
-# - **Shapes.** A receive must know its shape. Here every rank has the inputs and sees it there. Where lengths differ and other ranks cannot know them, the shape travels first: Megatron's `variable_seq_lengths`.
+# - **Where the ranks are.** The messages are small beside tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). With tp=8 all eight ranks of a stage have the same output. So Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
+# - **Shapes.** A receive must know its shape. Here every rank has the inputs, and reads it off them. If lengths differ and other ranks cannot know them, the shape travels first (Megatron's `variable_seq_lengths`).
 # - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, 512 for each. In micro-batches of one, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it is 63/1087 = 5.8%.
-# - **The loss is on one rank**, the last stage's. Logging it, or stopping on `nan`, needs a message.
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, so 512 sequences for each. With micro-batches of one sequence, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it loses 63/1087 = 5.8%.
+# - **The loss is on one rank**, the last stage's. To log it, or to stop on `nan`, the others need a message.
 #
-# What to expect, from papers and not measured by us: interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), zero bubble up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
+# What to expect (from papers, not measured by us): interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), and zero bubble gave up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Recomputing activations** (lab 01) inside a stage: less memory for each micro-batch in flight, a third more compute.
-# - **Schedules from a solver.** The zero-bubble paper lets a program find the order from measured times of F, I and W. Ours are for equal costs.
+# - **Schedules from a solver.** In the zero-bubble paper a program finds the order from measured times of F, I and W. Our schedules assume equal costs.
 # - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch.
-# - **A model that is no row of layers**: what jumps over a stage (skip connections, an encoder's output) must travel with the hidden state.
+# - **Models that are not a row of layers**: whatever skips a stage (skip connections, an encoder's output) must travel with the hidden state.
 #
-# Next: **10_context_parallel**: the tokens of one sequence over ranks.
+# Next: **10_context_parallel**, where the tokens of one sequence are split over ranks.

@@ -18,8 +18,8 @@ Those three are the idea. Then:
     training.py     PipelineParallel: the training loop's view
     torch_pipelining.py  the same step by torch.distributed.pipelining
 
-A schedule is pure data: it says what each rank does, in its order. Whoever runs it, draws it or
-checks it reads the same tuples.
+A schedule is pure data: it says what each rank does, and in which order. Running, drawing and
+checking it all read the same tuples.
 """
 
 from ranklab.pipeline_parallel.actions import Action, parse_schedule, places, schedule_text

@@ -1,7 +1,7 @@
 """What a rank of a pipeline does, one action after the other; and the text form of a schedule.
 
-A schedule has a tuple for each rank: its actions, in the order in which that rank does them.
-It is pure data. It can be printed, checked, drawn and timed before any process exists.
+A schedule has a tuple for each rank: its actions, in the order in which that rank does them. It is
+pure data, so it can be printed, checked, drawn and timed before any process exists.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,8 @@ KINDS = ("F", "B", "I", "W")
 class Action(NamedTuple):
     """One piece of work, "F2.5": the forward of stage 2 on micro-batch 5.
 
-    kind  F forward; B whole backward; or B in two halves: I gradient of the stage's input, which
-          the stage before waits for, and W gradient of its weights, for which no rank waits
+    kind  F forward; B whole backward; or B in two halves: I is the gradient of the stage's input,
+          and the previous stage waits for it; W is the gradient of its weights, and no rank waits
     """
 
     kind: str

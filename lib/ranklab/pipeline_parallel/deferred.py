@@ -1,8 +1,8 @@
 """Gradients of weights for later: B in two halves, I and W.
 
-A linear layer's backward is two products: one gives the gradient of its input, for which the stage
-before waits, and one that of its weight, for which nobody waits. The second is put into a queue.
-What is small (norms, biases, an embedding) stays in I.
+A linear layer's backward is two products. One gives the gradient of its input, and the previous
+stage waits for it. The other gives the gradient of its weight, and no rank waits for it, so it is
+put into a queue. Whatever is small (norms, biases, an embedding) stays in I.
 paper  Qi et al. 2023 (arXiv 2401.10241), section 2
 """
 
@@ -50,7 +50,7 @@ def defer_weights(module, queue):
 
 
 class DeferredLinear(nn.Module):
-    """`linear`, whose weight gets its gradient at W, where there is one."""
+    """`linear`; its weight gets its gradient at W, if there is one."""
 
     def __init__(self, linear, queue):
         super().__init__()

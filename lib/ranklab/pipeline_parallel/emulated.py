@@ -1,5 +1,5 @@
-"""A stage whose work is sleep: ranks that sleep overlap truly, also on two cores, so that a real
-run of a schedule shows its bubble. Messages, order and waits are real.
+"""A stage whose work is sleep: ranks that sleep really overlap, also on two cores, so a real run of
+a schedule shows its bubble. Messages, order and waits are real.
 """
 
 import time
@@ -9,7 +9,7 @@ import torch
 
 class SleepingStage:
     """(x, targets) -> x, or its sum for the last stage, after `forward` seconds; backward takes
-    input_gradient + weight_gradient, of which the second waits for W where there is one.
+    input_gradient + weight_gradient, and the second part waits for W if there is one.
     """
 
     def __init__(self, forward, input_gradient, weight_gradient, queue, is_last=False):

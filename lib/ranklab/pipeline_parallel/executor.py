@@ -12,10 +12,10 @@ from ranklab.pipeline_parallel.simulate import Span
 
 
 class ScheduleRunner:
-    """Runs what a schedule says this rank does, for the stages that it has.
+    """Runs this rank's part of a schedule, for the stages that it has.
 
     A subclass says what is computed and sent, in four methods: forward(action), backward(action),
-    send(message), receive(message). They put what they have into these, new in each run:
+    send(message), receive(message). They keep their tensors in these, which are new in each run:
         there     {("F", stage, m): the input of that stage for micro-batch m, made on this rank;
                   ("B", stage, m): the gradient of that stage's output}, until it is used or sent
         kept      {(stage, m): (input, output)}, from forward to backward
@@ -39,8 +39,8 @@ class ScheduleRunner:
         self.most_leaving = 2 * dist.get_world_size(group)
 
     def run(self, schedule, pieces, weight=1.0, scale=1.0):
-        """All of this rank's part of `schedule` is done; returns the sum of the losses that it
-        computed, times weight: of the ranks without the last stage 0.
+        """This rank's part of `schedule` is done; returns the sum of the losses that it computed,
+        times weight; 0 on ranks without the last stage.
 
         pieces  [(inputs, targets)] of the micro-batches; every rank has all of them
         weight  of each loss in gradients and result: one over the targets of the whole batch
@@ -78,12 +78,12 @@ class ScheduleRunner:
         self.weight_queue.run(action.stage, action.micro_batch)
 
     def later(self, action):
-        """Inside, where `action` is an I, a backward leaves the gradients of weights for W."""
+        """Inside, if `action` is an I, a backward leaves the gradients of weights for W."""
         kind, stage, m = action
         return self.weight_queue.later(stage, m) if kind == "I" else contextlib.nullcontext()
 
     def check_shape(self, kind, stage, m):
-        """Raises ValueError where a stage's output has not the shape that the next one expects."""
+        """Raises ValueError if a stage's output does not have the shape that the next expects."""
         if kind == "F" and stage != self.last:
             got = tuple(self.there["F", stage + 1, m].shape)
             expected = tuple(self.new_hidden(self.pieces[m][0]).shape)
@@ -101,8 +101,8 @@ class ScheduleRunner:
 class PipelineExecutor(ScheduleRunner):
     """Runs any schedule: the losses and gradients are those of one process.
 
-    send and receive only start a message. It is waited for where it is needed, in take(), because
-    a rank that waits earlier loses time in which it could compute.
+    send and receive only start a message. take() waits for it, right where it is needed, because a
+    rank that waits earlier loses time in which it could compute.
     cost   a message for each micro-batch between stages that are on different ranks, each way;
            a micro-batch's activations are kept from its forward to its backward, and without
            gradients not at all
@@ -123,7 +123,7 @@ class PipelineExecutor(ScheduleRunner):
             self.there["F", stage + 1, m] = y.detach()
 
     def backward(self, action):
-        """Gradients of the stage's weights are added up, and that of its input is there."""
+        """Gradients of the stage's weights are added up, and the gradient of its input is there."""
         _, stage, m = action
         x, y = self.kept.pop((stage, m))
         if stage == self.last:
@@ -136,7 +136,7 @@ class PipelineExecutor(ScheduleRunner):
             self.there["B", stage - 1, m] = x.grad
 
     def send(self, message):
-        """What the stage made is on its way to the next one, or to the one before."""
+        """What the stage made is on its way to the next stage, or to the previous one."""
         kind, stage, m, peer = message
         tensor = self.there.pop((kind[1], stage + (1 if kind == "SF" else -1), m)).contiguous()
         self.leaving.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor))

@@ -1,4 +1,4 @@
-"""What the papers say of their schedules: bubbles and activations, to hold the simulation against.
+"""What the papers say of their schedules: bubbles and activations, to compare the simulation with.
 
 P ranks, M micro-batches, V stages on each rank. A bubble is a part of the time of all ranks;
 activations are those of one stage and one micro-batch, for each rank (in_flight_activations).

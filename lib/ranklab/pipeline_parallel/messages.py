@@ -1,4 +1,4 @@
-"""The messages of a schedule: which rank sends what to which, and when it says so."""
+"""The messages of a schedule: which rank sends what to which, and when."""
 
 import functools
 from typing import NamedTuple
@@ -30,16 +30,16 @@ class Message(NamedTuple):
 def with_messages(schedule):
     """`schedule` with a Message at both ends of each dependency between two ranks.
 
-    All actions are put in one order, that of a simulation; after each F, B or I comes its message,
-    and each rank's list is what concerns it. This promises:
-    - any two ranks list the messages between them in the same order: NCCL runs them one by one, and
-      with a device_id all messages of a group
-    - all ranks come to the end, even if each end of a message waits for the other end: of all that
-      is left, what comes first in the one order can always be done
-    - so they do where both ends only start the message (isend, irecv), and the rank waits for what
-      it receives right before the action that needs it. Run it like this: a rank that waits in
-      each message loses time in which it could compute
-    error  ValueError where no rank can go on
+    All actions are put in one order, that of a simulation. After each F, B or I comes its message,
+    and each rank's list is its own part of this order. This promises:
+    - any two ranks list the messages between them in the same order. NCCL needs that, because it
+      runs them one by one, and with a device_id all messages of a group
+    - all ranks come to the end, even if each end of a message waits for the other end, because the
+      first entry that is left in the one order can always be done
+    - they also come to the end if both ends only start the message (isend, irecv), and the rank
+      waits for what it receives right before the action that needs it. Run it like this: a rank
+      that waits in each message loses time in which it could compute
+    error  ValueError if no rank can go on
     """
     return _with_messages(tuple(map(tuple, schedule)))
 

@@ -12,7 +12,7 @@ from ranklab.pipeline_parallel.schedules import one_f_one_b_schedule
 
 
 def pipedream_schedule(stages, micro_batches):
-    """The order of 1F1B; what differs is that each B is followed by an update of its stage.
+    """The order of 1F1B; the difference is that an update of the stage follows each B.
 
     So there is one warm-up for a whole epoch, and no bubble after it. The price is that a
     micro-batch's backward meets weights that its forward did not use: see stale_weights.
@@ -22,11 +22,11 @@ def pipedream_schedule(stages, micro_batches):
 
 
 def stale_weights(schedule, stash=True):
-    """{action: how often its stage's weights were updated before the ones that it uses}, with an
-    update after each B.
+    """{action: which version of its stage's weights it uses}; each B makes the next version.
 
-    With stash, B uses the weights that its own F used: a copy is kept for each micro-batch in
-    flight. Without, B uses the newest ones, and its gradient belongs to no version at all.
+    The first version is 0. With stash, B uses the weights that its own F used: a copy is kept for
+    each micro-batch in flight. Without it, B uses the newest, and its gradient belongs to no
+    version at all.
     lab    09
     """
     versions = {}
@@ -44,11 +44,11 @@ class PipeDreamExecutor(PipelineExecutor):
     """After each B its stage's weights are updated, by `update(stage)`; no flush.
 
     modules  {number of a stage: its module}; they share no parameters
-    stash    each B uses the weights that its F used, of which a copy is kept for each micro-batch
-             in flight. Without, it uses the newest weights with the activations of old ones.
-    used     {action: how often the weights that it used had been updated}; see stale_weights
-    cost     memory for as many copies of the weights as micro-batches are in flight, one more than
-             needed: that of the newest forward has the newest weights
+    stash    each B uses the weights that its F used: a copy is kept for each micro-batch in flight.
+             Without it, B uses the newest weights with the activations of old ones.
+    used     {action: the version of the weights that it used}; see stale_weights
+    cost     memory for one copy of the weights for each micro-batch in flight; that is one more
+             than needed, because the newest forward has the newest weights
     lab      09
     """
 

@@ -1,8 +1,7 @@
 """GPipe, 1F1B, interleaved 1F1B and ZB-H1: all gradients are there before the weights change.
 
 A stage does its backwards in order of micro-batches. One process that takes them one after the
-other adds the gradients up in this order, too: so the sums are the same to the last bit, and not
-only but for rounding.
+other adds the gradients up in the same order, so the sums are equal to the last bit.
 """
 
 from ranklab.pipeline_parallel.actions import Action, check_counts
@@ -27,8 +26,9 @@ def gpipe_schedule(stages, micro_batches):
 
 
 def one_f_one_b_schedule(stages, micro_batches):
-    """A schedule in which each rank does, after some forwards, one forward and one backward in
-    turn, so that it never holds more micro-batches than there are stages after it, and one.
+    """A schedule in which each rank does some forwards, then one forward and one backward in turn.
+
+    So it never holds more micro-batches than there are stages after it, plus one.
 
     The bubble is that of GPipe; memory no longer grows with the number of micro-batches. Forwards
     and backwards are both in order of micro-batches.
@@ -52,12 +52,12 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
 
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    backward it is the last stage first. Each stage takes the micro-batches in their order. A
-    message for each stage and micro-batch: `virtual` times those of 1F1B. Where messages take
-    time, ranks are idle at the ends alone.
+    in backward the last stage comes first. Each stage takes the micro-batches in their order. A
+    message for each stage and micro-batch: `virtual` times those of 1F1B. Even if messages take
+    time, ranks are idle only at the ends.
     paper  Narayanan et al. 2021, Megatron-LM, section 2.2
-    error  ValueError where micro_batches is not a multiple of ranks: a round would have holes; or
-           where one of the three is below 1
+    error  ValueError if micro_batches is not a multiple of ranks, because a round would have holes;
+           or if one of the three is below 1
     lab    09
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
@@ -85,8 +85,8 @@ def zero_bubble_schedule(stages, micro_batches):
     rank s has stage s.
 
     Stage s has s fewer micro-batches on their way than stage 0, so it can keep s others until
-    their W: all ranks hold at most what rank 0 holds in 1F1B. What waits longest is done at the
-    end, while the other ranks' last I are still to come.
+    their W: all ranks hold at most what rank 0 holds in 1F1B. The W that wait longest are done at
+    the end, while the other ranks' last I are still to come.
     paper  Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
     lab    09
     """

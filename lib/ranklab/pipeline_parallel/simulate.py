@@ -38,11 +38,12 @@ def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=
 
 
 def bubble_fraction(spans, flush=True):
-    """The part of the ranks' time in which they do nothing: 0.2 for a fifth.
+    """The share of the ranks' time in which they do nothing: 0.2 for a fifth.
 
-    A rank's time is that from the first start to the last end of all ranks. Without a flush each
-    rank goes on to the next batch when it is done: then only the time from its own first start to
-    its own last end counts, that of the slowest rank for all. Papers on zero bubble count so.
+    Every rank's time runs from the first start on any rank to the last end on any rank. Without a
+    flush each rank goes on to the next batch when it is done. Then its time runs from its own first
+    start to its own last end, and the longest of these counts for all. Papers on zero bubble count
+    like this.
     lab    09
     """
     ranks = {span.rank for span in spans}
@@ -53,10 +54,10 @@ def bubble_fraction(spans, flush=True):
 
 
 def in_flight_activations(schedule):
-    """For each rank the most activations that it holds at once, in those of one stage and
-    micro-batch: from its F on until its B is done, or its W, where B is in two halves.
+    """For each rank, how many activations it holds at most, counted by stage and micro-batch.
 
-    (I sets some of them free already; how many depends on the model, so they are counted whole.)
+    They are held from F until B is done, or W, if B is in two halves. (I already frees some of
+    them. How many depends on the model, so they are counted whole.)
     lab    09
     """
     peaks = []
@@ -71,7 +72,7 @@ def in_flight_activations(schedule):
 
 def memory_line(spans, rank):
     """[(time, activations that `rank` holds from then on)], counted as in_flight_activations does;
-    an F has its memory from its start.
+    an F holds its memory from its start.
     """
     changes = Counter()
     for span in spans:

@@ -1,4 +1,4 @@
-"""Which layers a stage has, and a GPT of which only these are left; a matrix on two stages.
+"""Which layers a stage has, a GPT cut down to them, and a matrix that is on two stages.
 
 FLOPs are counted by baseline.
 """
@@ -17,7 +17,7 @@ def split_stages(costs, stages):
     """[range of layers] for each stage, in order, so that the largest sum of costs is smallest.
 
     Every stage has at least one layer. The slowest stage sets the pace of all.
-    costs  of each layer, in any unit: of an embedding and a head, too
+    costs  one for each layer, in any unit; embedding and head are layers, too
     error  ValueError for fewer layers than stages, or no stage
     lab    09
     """
@@ -77,7 +77,7 @@ def materialize(model, device, draw=normal_by_name):
 def stage_of(model, layers):
     """A GPT with these layers of `model`, which shares them.
 
-    And its hooks: lab 07's full shard gathers and frees in a stage, too, what is in no block.
+    It keeps the hooks: in a stage, too, lab 07's full shard gathers and frees what is in no block.
     """
     stage = copy.copy(model)
     stage._modules = dict(model._modules)  # of its own, so that keep_layers leaves the model alone
@@ -87,8 +87,8 @@ def stage_of(model, layers):
 def tied_embedding_sync(copies, other, group=None):
     """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
 
-    Both ranks call it, after all backwards of a step. They had the same weights, they get the same
-    bits, and so they have the same weights after the step.
+    Both ranks call it, after all backwards of a step. They had the same weights and get the same
+    bits, so they have the same weights after the step.
     copies  parameters that the rank `other` of the group holds, too, in the same order; none on a
             rank that has neither end, whatever `other` is there
     cost    each of the two sends one message for each copy: its own gradient

@@ -68,7 +68,7 @@ class PipelineParallel(GroupParallel):
 
     def tie(self, model):
         """A matrix that is the embedding of the first stage and the head of the last is on both
-        ranks. Each adds the other's gradient, so both stay alike.
+        ranks. Each adds the other's gradient, so both copies stay equal.
         """
         ends = {self.place[0], self.place[max(self.place)]}
         self.tied = model.tied if len(ends) > 1 else {}
@@ -114,7 +114,7 @@ class PipelineParallel(GroupParallel):
                            device=tokens.device)  # fmt: skip
 
     def grad_norm(self, parameters):
-        """Each number once: what two ranks hold is half of each."""
+        """Each number counts once: if two ranks hold it, half of it on each."""
         copies = {id(p) for p in self.copies}
         return mesh_grad_norm([(p.grad, 2 if id(p) in copies else 1) for p in parameters
                                if p.grad is not None], self.group)
@@ -123,7 +123,7 @@ class PipelineParallel(GroupParallel):
         return new_optimizer(self.here(groups))
 
     def here(self, groups):
-        """`groups`, decided for the whole model, with what of them this rank has."""
+        """`groups`, decided for the whole model, cut down to what this rank has."""
         mine = {self.tied.get(name, name): p for name, p in self.model.named_parameters()}
         return groups_here(groups, lambda name, _: mine.get(name))
 

@@ -1,9 +1,9 @@
 """Two schedules in the shape of a V: rank r has stages r and 2 * ranks - 1 - r, so that a
 micro-batch goes down all ranks and up again, and its loss is computed on rank 0.
 
-Both are lists of steps, (how often, pattern). In a pattern "Fd" is the next forward of the stage
-on the way down, "Iu" the next I of that on the way up, "Wu" its next W, and "W" the W that has
-waited longest on either.
+Both are lists of steps, (how often, pattern). In a pattern "Fd" is the next forward of the stage on
+the way down, "Iu" the next I of the stage on the way up, "Wu" its next W, and "W" the W that has
+waited longest on either stage.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ def zb_v_schedule(ranks, micro_batches):
 def dualpipe_v(ranks, micro_batches):
     """DualPipeV's schedule: most forwards stand right before a backward of another micro-batch.
 
-    On GPUs the two run as one, so that the messages of each hide behind the work of the other:
-    DeepSeek-V3 hides its experts' all-to-all so. Here they run one after the other.
+    On GPUs the two run as one, so that the messages of each hide behind the work of the other. This
+    is how DeepSeek-V3 hides its experts' all-to-all. Here they run one after the other.
     paper  DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437), section 3.2.1; cut in half as V
     error  ValueError with fewer than 2 * ranks micro-batches: they would not fill the V
     """

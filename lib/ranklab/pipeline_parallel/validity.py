@@ -8,10 +8,10 @@ from ranklab.pipeline_parallel.actions import KINDS, Action, places, walk
 def problems(schedule, ranks, micro_batches):
     """What is wrong with `schedule`, one sentence for each; an empty list if it is right.
 
-    Right is: each rank has equally many stages; each stage does F, and then either B or I and W,
-    exactly once for each micro-batch; and the ranks never wait for each other in a circle.
-    In which order a stage does its backwards is free: messages carry their own order (see
-    with_messages), and gradients are added up, so only the rounding of the sum depends on it.
+    A right schedule has equally many stages on each rank. Each stage does F, and then either B or I
+    and W, exactly once for each micro-batch, and the ranks never wait for each other in a circle.
+    A stage may do its backwards in any order: messages carry their own order (see with_messages),
+    and gradients are added up, so only the rounding of the sum depends on it.
     lab    09
     """
     if len(schedule) != ranks:

@@ -1,4 +1,4 @@
-"""Attention over several ranks: each has some of the heads, which need nothing of each other."""
+"""Attention over several ranks: each has some of the heads, and no head needs another."""
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,14 @@ from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
-    """`attention` computes this rank's heads; changed in place, and returned.
+    """`attention`, changed in place, computes this rank's heads; it is returned.
 
-    Its children q, k, v and out are nn.Linear, its head_size is D. Each rank has H/tp heads of q in
-    rank order, and the heads of k and v that these need: with grouped queries H/KV heads of q share
-    one. x enters once for all three.
-    cost   those of enter and leave; where the ranks do not divide KV, an all-reduce of k's and of
-           v's gradients in backward
-    error  ValueError where the ranks do not divide H, or KV does not divide H
+    Its children q, k, v and out are nn.Linear, and its head_size is D. Each rank has H/tp heads of
+    q, in rank order, and the heads of k and v that they need: with grouped queries, H/KV heads of q
+    share one. x enters once for all three.
+    cost   what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
+           of v's gradients in backward
+    error  ValueError if the ranks do not divide H, or KV does not divide H
     lab    08
     """
     D, rank, R = attention.head_size, dist.get_rank(group), dist.get_world_size(group)
@@ -49,13 +49,14 @@ def enter_before(module, enter, group=None):
 
 
 class KeyValueHeads(nn.Module):
-    """`linear`, of whose heads this rank computes those that its query heads need.
+    """Computes those heads of `linear` that this rank's query heads need.
 
-    needed  for each query head of this rank: which head of the linear. A head that several ranks
-            need is on each of them, and its gradient is the sum of theirs. ValueError for others.
-    shape   (..., C) -> (..., heads * D): each needed head once; or, where one is needed more often
-            than another one, a head for each query head
-    cost    where ranks share heads: backward an all-reduce of the whole weight's gradient
+    needed  for each query head of this rank, the number of its head in `linear`. A head that
+            several ranks need is on each of them, and its gradient is the sum of theirs.
+            ValueError if these are not the heads that the rank's query heads need.
+    shape   (..., C) -> (..., heads * D): each needed head once; but if some are needed more often
+            than others, one head for each query head
+    cost    if ranks share heads: backward an all-reduce of the whole weight's gradient
     """
 
     def __init__(self, linear, needed, head_size, group=None):
@@ -75,7 +76,7 @@ class KeyValueHeads(nn.Module):
         return heads[..., self.repeats, :].flatten(-2)
 
     def shared(self, parameter):
-        """The parameter, whose gradient will be that of all ranks that hold it."""
+        """The parameter; its gradient will be summed over all ranks that hold it."""
         if parameter is None or set(self.split.copies) == {1}:
             return parameter
         return RegionFunction.apply(parameter, self.group, identity, self.summed_where_held)
@@ -90,9 +91,9 @@ class KeyValueHeads(nn.Module):
 
 
 def heads_split(size, needed, head_size, group=None):
-    """The Split of a matrix of heads by which this rank has those in `needed`, a range each.
+    """The ShardSpec of a matrix of heads where this rank has those in `needed`, a range for each.
 
-    All ranks' heads follow from this rank's: query heads go round evenly, in rank order.
+    The heads of all ranks follow from this rank's: query heads are split evenly, in rank order.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     heads, mine = size // head_size, len(needed)

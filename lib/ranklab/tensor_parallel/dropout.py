@@ -1,8 +1,8 @@
 """Random numbers for dropout: the same on all ranks, or each rank its own.
 
-Where ranks hold the same tensor they must drop the same numbers, or they hold the same no more.
-Where each holds its heads or its tokens, each must drop other ones: the same mask on all heads
-would be another kind of dropout than that of one process.
+Where ranks hold the same tensor, they must drop the same numbers, otherwise their copies differ.
+Where each holds its own heads or tokens, each must drop different ones, because one process does
+not use the same mask for all heads either.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from torch import nn
 from ranklab.engine import device
 from ranklab.models.initialise import seed_of
 
-SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to so many ranks
+SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to this many ranks
 
 
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
-    """(shared, own): seeds for what the ranks of a tensor group hold alike, and for the rest.
+    """(shared, own): the seed for what all ranks of a tensor group hold, and the seed for the rest.
 
-    shared is the same on all tensor_ranks of one data_rank, and another one for each data_rank,
-    which has other rows. own is another one on every rank. All of a run's seeds differ.
+    shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
+    they have other rows. own differs on every rank. All seeds of a run differ.
     cost  sends nothing
     lab   08
     """
@@ -40,7 +40,7 @@ def has_dropout(model):
 def own_random(own):
     """Inside, random numbers follow from `own` and the generator; outside it goes on as before.
 
-    The generator gives one number, on all ranks of the group the same. So activation checkpointing,
+    The generator gives one number, the same on all ranks of the group. So activation checkpointing,
     which sets the generator back, gets the same masks when it computes again.
     """
     draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU

@@ -1,4 +1,4 @@
-"""The same GPT, tensor-parallel by torch's DTensor in the place of our layers."""
+"""The same GPT, tensor-parallel by torch's DTensor instead of our layers."""
 
 import torch.nn.functional as F
 from torch import nn

@@ -1,7 +1,7 @@
-"""A linear layer over several ranks: its outputs cut (column), or its inputs cut (row).
+"""A linear layer over several ranks, with its outputs cut (column) or its inputs cut (row).
 
-The names are those of the paper, which writes y = x A. torch keeps A transposed, (out, in): a
-column of A is a row of `weight`.
+The names are the paper's, which writes y = x A. torch keeps A transposed, (out, in), so a column of
+A is a row of `weight`.
 """
 
 import torch
@@ -14,14 +14,14 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 class ColumnParallelLinear(nn.Module):
-    """`linear`, of whose outputs this rank computes 1/R.
+    """Computes this rank's 1/R of the outputs of `linear`.
 
-    enter  how x gets into the region; identity where it is there already, as for q, k and v
+    enter  how x gets into the region; identity if it is there already, as for q, k and v
     parts  see even_split
     weight, bias  know their ShardSpec (split_of), for the gradient's norm and for checkpoints
     shape  (..., in) -> (..., out/tp)
-    cost   that of enter: copy_to_region sends nothing forward, one all-reduce of x backward
-    error  ValueError where the ranks do not divide the outputs
+    cost   what enter sends: copy_to_region nothing forward, one all-reduce of x backward
+    error  ValueError if the ranks do not divide the outputs
     lab    08
     """
 
@@ -36,15 +36,15 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """`linear`, of whose inputs this rank has 1/R: what ColumnParallelLinear put out.
+    """Computes `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
 
     leave    how the sum over ranks gets out of the region
-    outside  what the bias goes through, (parameter, group) -> parameter: it is added outside. Where
-             each rank has its tokens there, that is copy_to_region: each knows a part of its
-             gradient.
+    outside  the bias goes through outside(bias, group) before it is added: copy_to_region where
+             each rank has its own tokens outside the region, because then each knows only a part of
+             the bias's gradient
     shape    (..., in/tp) -> (..., out)
-    cost     that of leave: reduce_from_region sends one all-reduce forward, nothing backward
-    error    ValueError where the ranks do not divide the inputs
+    cost     what leave sends: reduce_from_region one all-reduce forward, nothing backward
+    error    ValueError if the ranks do not divide the inputs
     lab      08
     """
 

@@ -43,11 +43,12 @@ LLAMA_PLAN = {
 
 
 def parallel_llama(model, how=TPConfig()):
-    """transformers' LlamaForCausalLM over the group; its loss is that of the labels one place on.
+    """transformers' LlamaForCausalLM, split over the group; its loss shifts the labels by one.
 
     Models with the same names are split as well: Qwen2, Mistral.
-    error  ValueError for sequence_parallel: Llama takes positions from what it has; and for a
-           parameter in a region that the plan does not know: each rank would learn it by itself
+    error  ValueError for sequence_parallel, because Llama counts positions in the tokens it is
+           given; and for a parameter in a region that the plan does not know, because each rank
+           would learn it by itself
     """
     if how.sequence_parallel:
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "

@@ -68,7 +68,7 @@ class TPConfig:
 
 
 def tensor_parallel(model, plan, how):
-    """`model` with each module that the plan names replaced, in place; what was one stays one.
+    """`model` with each module that the plan names replaced, in place; tied weights stay tied.
 
     error  ValueError for a pattern that fits no module
     """
@@ -172,9 +172,9 @@ GPT_PLAN = {
 
 
 def parallel_gpt(model, how=TPConfig()):
-    """models.gpt's GPT, or a part of it, over the group, with a loss without whole logits.
+    """models.gpt's GPT, or a part of it, split over the group, with a loss without whole logits.
 
-    One with other layers brings a plan of its own, as `model.plan`.
+    A GPT with other layers brings its own plan, as `model.plan`.
     """
     vocab_size = model.config.vocab_size
     plan = getattr(model, "plan", GPT_PLAN)

@@ -1,11 +1,11 @@
 """f and g: how a tensor enters and leaves the region where each rank computes a part of a layer.
 
-Outside of the region all ranks hold the same: the whole x, or (sequence parallel) each its tokens.
-Each of them is one function forward and another one backward; f and g have them swapped:
+Outside the region all ranks hold the whole x, or (sequence parallel) each holds its own tokens.
+Each function does one thing forward and another one backward, and g is f the other way round:
 
                      forward            backward
-    copy_to_region      x is there         all-reduce       f
-    reduce_from_region  all-reduce         is there         g
+    copy_to_region      nothing            all-reduce       f
+    reduce_from_region  all-reduce         nothing          g
     gather_tokens       all-gather         reduce-scatter   f, where each rank has its tokens
     scatter_tokens      reduce-scatter     all-gather       g, where each rank has its tokens
 """
@@ -17,8 +17,8 @@ import torch.distributed as dist
 def copy_to_region(x, group=None):
     """x as it is; its gradient is the sum over ranks (f).
 
-    Each rank uses x for its part of the layer, so each knows a part of its gradient. x and the
-    gradients that ranks bring stay as they are.
+    Each rank uses x for its part of the layer, so each knows only a part of x's gradient. x and the
+    ranks' gradients stay unchanged.
     cost   nothing forward; backward one all-reduce of x's bytes
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
     lab    08
@@ -38,7 +38,7 @@ def reduce_from_region(x, group=None):
 
 
 def gather_tokens(x, group=None):
-    """All tokens, of which each rank has some; the gradient of each rank's is summed over ranks.
+    """All tokens, where each rank brings some; their gradients are summed over ranks.
 
     shape  (B, T/tp, C) -> (B, T, C)
     cost   forward one all-gather, backward one reduce-scatter: together an all-reduce's bytes
@@ -81,7 +81,7 @@ def identity(x, group=None):
 
 
 def all_reduce_sum(x, group=None):
-    """all_reduce: the sum over ranks, in a new tensor: others may still read x."""
+    """all_reduce: the sum over ranks, in a new tensor, because others may still read x."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x

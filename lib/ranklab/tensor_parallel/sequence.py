@@ -1,7 +1,7 @@
-"""Sequence parallelism: outside of the region each rank has some tokens of each sequence.
+"""Sequence parallelism: outside the region each rank has some tokens of each sequence.
 
-What all ranks would compute alike on all tokens (norms, dropout, residuals) each computes on its
-own tokens. So activations there are 1/tp, and the bytes sent are the same: see regions.py.
+Norms, dropout and residuals are the same work on all ranks, so here each rank does it for its own
+tokens only. Activations there shrink to 1/tp, and the bytes sent are the same: see regions.py.
 """
 
 from torch import nn
@@ -13,8 +13,8 @@ from ranklab.tensor_parallel.regions import copy_to_region
 def sequence_parallel_norm(norm, x, group=None):
     """norm(x), where x is this rank's tokens; the norm's gradients are the sums over ranks.
 
-    A norm looks at one token at a time, so its output needs nobody. Its weight is the same on all
-    ranks, and each knows the gradient of its own tokens only. `norm` is unchanged.
+    A norm looks at one token at a time, so its output needs no other rank. But its weight is the
+    same on all ranks, and each knows only the gradient from its own tokens. `norm` is unchanged.
     shape  (B, T/tp, C) -> (B, T/tp, C)
     cost   backward one all-reduce for each parameter of the norm
     lab    08

@@ -28,11 +28,11 @@ class ShardSpec(NamedTuple):
 
 
 def even_split(size, dim, group=None, parts=None):
-    """The Split in which each rank has 1/R of `size`, or of each of `parts`, in rank order.
+    """The ShardSpec in which each rank has 1/R of `size`, or of each of `parts`, in rank order.
 
-    parts  the sizes of what lies side by side in one matrix: a fused q, k, v is three. Cut as one,
+    parts  the sizes of several matrices that are kept in one: a fused q, k, v is three. Cut as one,
            the first rank would hold all of q and nothing of v.
-    error  ValueError where the ranks do not divide each part
+    error  ValueError if the ranks do not divide each part
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     ranges, begin = [], 0
@@ -64,9 +64,9 @@ def take(parameter, split, spec="shard_spec"):
 
 
 def split_parameter(parameter, dim, group=None, parts=None):
-    """This rank's even part of `parameter` along `dim`, copied: the parameter can be freed.
+    """This rank's even part of `parameter` along `dim`, as a copy, so the parameter can be freed.
 
-    None stays None, as the bias of a layer without one. See even_split.
+    None stays None: the bias of a layer without one. See even_split.
     """
     if parameter is not None:
         return take(parameter, even_split(parameter.shape[dim], dim, group, parts))

@@ -13,7 +13,7 @@ class TensorParallel(GroupParallel):
     """All ranks of the group take the same batch, and each computes its part of every layer.
 
     apply_to  (model, how) -> the model split
-    seed      of dropout, alike on all ranks; None: that of torch.manual_seed
+    seed      of dropout, the same on all ranks; None: that of torch.manual_seed
     place     (number of this group among all that drop other numbers, the sizes of all axes)
     changes   of TPConfig: sequence_parallel, overlap, or a learner's own functions
     lab       08
@@ -32,7 +32,7 @@ class TensorParallel(GroupParallel):
         return model
 
     def seed_dropout(self, model):
-        """The generator follows from a seed of this group's, if `model` has dropout; returns a seed
+        """The generator follows from this group's seed, if `model` has dropout; returns a seed
         of this rank's own.
         """
         if not has_dropout(model):
@@ -46,7 +46,7 @@ class TensorParallel(GroupParallel):
         return {"sizes": list(self.sizes.items())}
 
     def load_own_state(self, model, state):
-        """Random numbers of another layout are not for this one: a group must draw alike."""
+        """Random numbers of another layout do not fit this one: a group must draw the same."""
         if self.shared is not None and state != self.own_state(model):
             torch.manual_seed(self.shared)
 

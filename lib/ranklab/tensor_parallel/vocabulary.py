@@ -1,6 +1,6 @@
 """The vocabulary over several ranks: embedding, head and loss, without whole logits anywhere.
 
-The rows of the embedding need not divide: they are shared out as in lab 00 (ranks).
+The ranks need not divide the rows of the embedding: they are split as in lab 00 (ranks).
 """
 
 import functools
@@ -17,11 +17,11 @@ from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
-    """Each token's row of the whole embedding, of which this rank has the rows `w_shard`.
+    """Each token's row of the whole embedding; this rank has the rows `w_shard` of it.
 
-    Rows are in rank order, shard_range(vocab_size, rank, R) of them.
+    These are the rows shard_range(vocab_size, rank, R).
     shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
-    cost   that of leave: one all-reduce of the result; not one of the embedding
+    cost   what leave sends: one all-reduce of the result, not of the embedding
     lab    08
     """
     rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
@@ -31,10 +31,10 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
 
 
 def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
-    """The loss of each target in nats, from logits of which each rank has some columns.
+    """The loss of each target in nats; each rank has some columns of the logits.
 
-    0 where a target is IGNORE. Computed in float32. All ranks get the same losses, and each the
-    gradient of its own logits, which stay as they are.
+    The loss is 0 where a target is IGNORE, and is computed in float32. All ranks get the same
+    losses, and each gets the gradient of its own logits, which stay unchanged.
     shape  logits (n, V/tp), targets (n,) -> (n,)
     cost   12 bytes a target in all-reduces, 4 and 8; nothing backward
     paper  Shoeybi et al. 2019, Megatron-LM, section 3
@@ -54,7 +54,7 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
 
 
 def vocabulary_split(vocab_size, group=None):
-    """The Split of an embedding's rows.
+    """The ShardSpec of an embedding's rows.
     error  ValueError for more ranks than rows
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -79,7 +79,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class VocabParallelHead(nn.Module):
-    """`linear` to logits, of which this rank computes some columns; they are never gathered.
+    """`linear` to logits; this rank computes some of their columns, and they are never gathered.
     shape  (B, T, C) -> (B, T, V/tp)
     """
 

@@ -13,9 +13,9 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     _wrong(HELD, 'held += {"F": 1, "W": 0}.get(action.kind, -1)', says="until its W"),
-    _wrong(HELD, 'held += {"F": 1, "B": -1}.get(action.kind, 0)', says="W sets them free, as well"),
+    _wrong(HELD, 'held += {"F": 1, "B": -1}.get(action.kind, 0)', says="W frees them as well"),
     _wrong(HELD, 'held += 1 if action.kind == "F" else -1', says="until its W", called="both_free"),
-    _wrong(HELD, 'held += action.kind == "F"', says="A backward sets"),
+    _wrong(HELD, 'held += action.kind == "F"', says="A backward frees"),
     _wrong(HELD, 'held += {"F": 1, "W": -1}.get(action.kind, -(action.kind == "B" and not any('
            'a.kind == "W" for a in actions)))', says="B, I and W on one rank", called="b_or_w"),
     _wrong(PEAK, "if action.kind != 'F' and not peak:\n                peak = held + ("

@@ -21,7 +21,7 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(ENTER, "x", says="x enters by self.enter"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 1, group, parts)", says="dim 0"),
-    _wrong(BIAS, "linear.bias", says="cut in a column layer"),
+    _wrong(BIAS, "linear.bias", says="a column layer cuts it"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, group)", BIAS,
            "split_parameter(linear.bias, 0, group)", says="parts"),
     _wrong(ENTER, "copy_to_region(x, self.group)", says="of shape .*self.enter",

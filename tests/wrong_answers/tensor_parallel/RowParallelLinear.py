@@ -22,9 +22,9 @@ WRONG = [
     _wrong("if self.bias is None", "if self.bias is None or x.dim() == 2",
            says="x of two dims: the value"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, self.bias), self.group)", ADD, "y",
-           says="adds it once more"),
+           says="y gets it R times"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, self.bias if dist.get_rank(self.group) == 0 "
-           "else None), self.group)", ADD, "y", says="added outside, whole, on each rank"),
+           "else None), self.group)", ADD, "y", says="adds the whole bias outside"),
     _wrong("self.bias = linear.bias", "self.bias = None if linear.bias is None else torch.nn."
            "Parameter(linear.bias.detach().clone(), linear.bias.requires_grad)",
            says="the bias is not that of linear"),
@@ -32,11 +32,11 @@ WRONG = [
            "= [linear], group, leave", says="keeps the whole weight", called="kept_in_a_list"),
     _wrong(LEAVE, "F.linear(x, self.weight)", says="leaves by self.leave"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, group)", says="dim 0|dim 1"),
-    _wrong(OF_BIAS, "self.bias", says="Where each rank has its tokens, that sums"),
+    _wrong(OF_BIAS, "self.bias", says="Where each rank has its own tokens, that sums"),
     _wrong(LEAVE, "reduce_from_region(F.linear(x, self.weight), self.group)",
            says="each rank its tokens.*of shape.*leaves by self.leave"),
     _wrong("self.bias = linear.bias", "self.bias = split_parameter(linear.bias, 0, group)",
-           says="whole in a row layer"),
+           says="a row layer keeps it whole"),
     _wrong(LEAVE, "self.leave(F.linear(x, self.weight, None if self.bias is None else self.bias / "
            "dist.get_world_size(self.group)), self.group)", ADD, "y",
            says="gradient of bias is 1/4 of what is right"),

@@ -26,7 +26,7 @@ WRONG = [
     _wrong("return first,", "return first + tensor_rank,", says="shared is not that of|same number",
            called="shared_is_not"),
     _wrong(OWN, "torch.randint(2**31, ()).item()", says="generator is changed"),
-    _wrong(OWN, "random.getrandbits(40)", says="others the next time"),
+    _wrong(OWN, "random.getrandbits(40)", says="other seeds in a second call"),
     _wrong(f"return first, {OWN}", f"return torch.tensor(first), torch.tensor({OWN})",
            says="Two integers"),
     _wrong(FIRST, "(seed * SPREAD + data_rank * (tensor_ranks + 1)) * 2**60", says="Two integers",

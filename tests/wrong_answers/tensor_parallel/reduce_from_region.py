@@ -23,7 +23,7 @@ WRONG = [
     _wrong("torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)",
            "torch.distributed.nn's all_reduce sums it again"),
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)",
-           "hands it on as it is", called="both_ways"),
+           "passes it on as it is", called="both_ways"),
     _wrong("x", "parts of one sum"),
     _wrong("RegionFunction.apply(x, group, identity, all_reduce_sum)",
            "parts of one sum", called="the_wrong_way"),

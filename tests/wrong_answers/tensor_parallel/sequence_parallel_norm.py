@@ -20,7 +20,7 @@ WRONG = [
     _wrong(CALL, "norm(x)", says="its weight would drift"),
     _wrong(CALL, "functional_call(norm, parameters, copy_to_region(x, group))",
            says="No other rank has these tokens"),
-    _wrong(CALL, "norm(copy_to_region(x, group))", says="gradient of x|x needs nothing"),
+    _wrong(CALL, "norm(copy_to_region(x, group))", says="gradient of x|x needs no sum"),
     _wrong(ALL, f"{ALL} if name == 'weight'", says="gradient of bias"),
     _wrong("copy_to_region(p, group)", "copy_to_region(p)", says="Hand `group` on"),
     _wrong(CALL, "F.layer_norm(x, x.shape[-1:], parameters['weight'], parameters.get('bias'))",

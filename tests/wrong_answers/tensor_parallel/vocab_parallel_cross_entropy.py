@@ -22,7 +22,7 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
-    _wrong(LARGEST, "", says="largest logit of all ranks off first"),
+    _wrong(LARGEST, "", says="subtract the largest logit of all ranks"),
     _wrong("logits = logits - largest[:, None]", "logits = logits - 0 * largest[:, None]",
            says="sum of exp is infinite"),
     _wrong(END, "", says="not 0 where a target is IGNORE", called="ignore_counts"),
@@ -33,7 +33,7 @@ WRONG = [
     _wrong("logits.detach().amax(-1)", "logits.detach().amax(-1).clamp(min=0)",
            says="whatever its sign"),
     _wrong("return (total.log() - of_target)", "return (total.log() - of_target - largest)",
-           says="that of the target as well"),
+           says="also from the target's"),
     _wrong("total.log() - of_target", "total.log()", says="minus the target's logit"),
     _wrong("return (total", "return -(total", says="is negative"),
     _wrong(SUM, "both", says="that of this rank's columns", called="its_own_columns"),

@@ -11,7 +11,7 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 EXERCISES = (
     Exercise(pp.gpipe_schedule, schedules.check_gpipe_schedule, hints=(
         "Write down what rank 0 does with two micro-batches. What is different on rank 1?",
-        "Rank s: F of stage s for all micro-batches, then B of stage s for all, from 0 on.",
+        "Rank s does F of stage s for all micro-batches, then B of stage s for all, from 0 on.",
         "For each stage tuple(Action(kind, stage, m) for kind in \"FB\" for m in range(...)).",
     )),
     Exercise(pp.bubble_fraction, numbers.check_bubble_fraction, hints=(
@@ -22,15 +22,15 @@ EXERCISES = (
     )),
     Exercise(pp.one_f_one_b_schedule, schedules.check_one_f_one_b_schedule, hints=(
         "How many forwards must rank s do before the first gradient can be back?",
-        "One for each stage after it, at most all micro-batches. Then F and B in turn, then all "
-        "that is left of B.",
+        "One for each stage after it, at most all micro-batches. Then F and B in turn, then the "
+        "B that are left.",
         "warm_up = min(stages - stage - 1, micro_batches); F of range(warm_up); for m in "
         "range(micro_batches - warm_up): F of m + warm_up, B of m; then B of the last warm_up.",
     )),
     Exercise(pp.PipelineExecutor, check_PipelineExecutor, hints=(
         "What does one process keep between forward and backward, and where would you cut it?",
-        "What a stage takes is a leaf that requires grad; what it hands on has no graph. Backward "
-        "starts from the gradient that the next stage sends; x.grad goes to the one before.",
+        "A stage's input is a leaf that requires grad, and its output goes on without a graph. "
+        "Backward starts from the next stage's gradient; x.grad goes to the previous stage.",
         "forward: x = self.take(\"F\", stage, m).requires_grad_(torch.is_grad_enabled()), on stage "
         "0 the inputs; kept[stage, m] = x, y; there[\"F\", stage + 1, m] = y.detach(). backward: "
         "with self.later(action): y.backward(gradient); there[\"B\", stage - 1, m] = x.grad. send: "
@@ -51,14 +51,14 @@ EXERCISES = (
         "ranks: each does I if it can, else F if it holds fewer than min(P, M), else W.",
     )),
     Exercise(pp.split_stages, numbers.check_split_stages, hints=(
-        "Where is the last cut, if you know the best cuts of all that is before it?",
+        "Where is the last cut, if you know the best cuts of all layers before it?",
         "If the last stage begins at k, the larger of its cost and the best for k layers counts.",
         "best[n] = min over k of max(best_before[k], sum(costs[k:n])), once for each stage; keep "
         "the k. Or guess the largest sum, fill stages up to it, and take the least that works.",
     )),
     Exercise(pp.in_flight_activations, numbers.check_in_flight_activations, hints=(
-        "Which action adds an activation, which one sets it free?",
-        "F adds one; B sets it free, and where B is in two halves W does.",
+        "Which action adds an activation, and which one frees it?",
+        "F adds one. B frees it, or W, if B is in two halves.",
         "held += {\"F\": 1, \"B\": -1, \"I\": 0, \"W\": -1}[action.kind]; keep the largest.",
     )),
     Exercise(pp.stale_weights, numbers.check_stale_weights, hints=(

@@ -46,7 +46,7 @@ def check_bubble_fraction(bubble_fraction):
         }, "1 - busy / (ranks * time): the ranks that are in the spans, and the last end minus the "
            "first start, of all ranks, or without a flush of each rank, and then the longest.")
     yield "the part of all ranks' time without work, from the first start to the last end"
-    yield "without a flush: each rank's own time, that of the slowest for all"
+    yield "without a flush: each rank's own time, and the slowest counts for all"
     yield "spans in any order, measured or simulated; any numbers of ranks"
 
 
@@ -59,15 +59,15 @@ def check_in_flight_activations(in_flight_activations):
                                  for actions in schedule])
         got = torch.tensor([int(number) for number in in_flight_activations(schedule)])
         explain(f"{name}: what ranks hold", got, right, {
-            "as if I set them free": (of_I, "With I and W, an activation is there until its W."),
-            "as if I and W set them free": (of_both, "With I and W, one is there until its W."),
-            "as if only B set them free": (of_B, "W sets them free, as well."),
+            "as if I freed them": (of_I, "With I and W, an activation is there until its W."),
+            "as if I and W freed them": (of_both, "With I and W, one is there until its W."),
+            "as if only B freed them": (of_B, "W frees them as well."),
             "those before the first backward": (of_start, "There may be more later."),
-            "all forwards": (of_none, "A backward sets its activation free."),
+            "all forwards": (of_none, "A backward frees its activation."),
         }, "For each rank: F one more, B or W one less. The most that is there at any time: look "
            "after each F, before the B that follows.")
     yield "for each rank the most at any time: GPipe, 1F1B, interleaved, by hand"
-    yield "where B is in two halves: from F until W"
+    yield "if B is in two halves: from F until W"
 
 
 def check_stale_weights(stale_weights):
@@ -85,7 +85,7 @@ def check_stale_weights(stale_weights):
             if got.get(action) != number:
                 raise Mistake(f"{where}: {action} uses weights after {got.get(action)} updates, "
                               f"not {number}", hint)
-    yield "every F uses the newest weights; B those of its F with a stash, and else the newest"
+    yield "every F uses the newest weights; B uses its F's with a stash, otherwise the newest"
     yield "counted for each stage, also with several on a rank"
 
 

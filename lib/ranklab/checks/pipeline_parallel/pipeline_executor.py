@@ -27,16 +27,16 @@ FORGOTTEN = {"not weighted": WEIGHT, "not scaled": SCALE,
              "a mean over micro-batches": WEIGHT * PIECES}
 HANDLE = ("isend and irecv only start a message. Keep (handle, tensor) in self.leaving, or in "
           "self.arriving[way, stage, m]: the tensor must live until take() or run() has waited.")
-LEAF = ("What a stage hands on has no graph, y.detach(), and what it takes is a leaf: "
-        "requires_grad_(), so that backward gives x.grad for the stage before.")
-START = ("The last stage of all, self.last, begins backward with self.weight * self.scale, each "
-         "other one with what the stage after it sends, take(\"B\", ...), and each sends x.grad.")
-WEIGHTED = ("The loss counts times self.weight, one over the targets of the whole batch, because "
+LEAF = ("A stage passes its output on without a graph, y.detach(), and its input is a leaf: "
+        "requires_grad_(), so that backward gives x.grad for the previous stage.")
+START = ("The last stage of all, self.last, begins backward with self.weight * self.scale. The "
+         "others begin with the next stage's gradient, take(\"B\", ...). Each sends x.grad.")
+WEIGHTED = ("Multiply the loss by self.weight, one over the targets of the whole batch, because "
             "micro-batches have unequal numbers. Backward begins with self.weight * self.scale.")
 FAILURES = {
-    r"KeyError: \(.*\)": "send() takes there[\"F\", stage + 1, m] after SF, and after SB "
-    "there[\"B\", stage - 1, m]; receive() puts into arriving[kind[1], stage, m]. Nobody sends "
-    "stage 0 its input: it is self.pieces[m][0].",
+    r"KeyError: \(.*\)": "send() takes there[\"F\", stage + 1, m] for SF, and for SB "
+    "there[\"B\", stage - 1, m]; receive() puts into arriving[kind[1], stage, m]. Stage 0 gets no "
+    "message: its input is self.pieces[m][0].",
     "RuntimeError: .*has to be contiguous": "A stage may give any strides: tensor.contiguous().",
     r".*(waited|\(\) waits|self\.leaving).*": HANDLE,
     ".*for its W.*": "with self.later(action): y.backward(gradient)",
@@ -158,14 +158,14 @@ def _runs(executor_class, ranks, names):
                      if each.kind[0] == "S")  # inputs and outputs have 4 bytes a number
         counts = (
             ("messages", len(traffic.ops), len(messages), "Inside a rank self.there is enough."),
-            ("bytes sent", traffic.sent_bytes, nbytes, "What travels has the shape of an output."),
+            ("bytes sent", traffic.sent_bytes, nbytes, "A message has the shape of an output."),
             ("activations at once", at_once, in_flight_activations(schedule)[ranks.index],
              "Backward is the last use of a micro-batch: self.kept.pop()."),
             ("tensors left in self.there", len(executor.there), 0, "pop() what is used or sent."),
             ("activations kept without gradients", len(executor.kept), 0,
              "No backward follows: torch.is_grad_enabled() tells."),
-            ("bytes kept after training", left, 0, "Nobody needs inputs, outputs or gradients of "
-             "micro-batches any more: pop() what is used or sent."),
+            ("bytes kept after training", left, 0, "Inputs, outputs and gradients of micro-batches "
+             "are not needed any more: pop() what is used or sent."),
         )
         for what, got, most, hint in counts:
             yield functools.partial(expect, got <= most, f"{where}: {got} {what}, not {most}", hint)
@@ -187,6 +187,6 @@ def check_PipelineExecutor(executor_class):
     yield "losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks"
     yield "one message for each need, no early wait; nothing is left after a run"
     on_groups(_runs, executor_class, ("1F1B", "ZB-V"), groupings=IN_GROUPS, failures={
-        ".*": "Hand self.group on, and name peers by their rank in it: dist.isend(tensor, "
+        ".*": "Pass self.group on, and name peers by their rank in it: dist.isend(tensor, "
         "group=self.group, group_dst=peer), group_src=peer."})
-    yield "in groups of 1 and 3 ranks it meets nobody else"
+    yield "in groups of 1 and 3 ranks it sends to no rank outside"

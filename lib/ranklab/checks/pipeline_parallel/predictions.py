@@ -38,12 +38,12 @@ PREDICTIONS = (
     ),
     Prediction(
         "pp_interleaved_percent", solution="100 * 7 / (4 * 32 + 7)", unit="%",
-        hint="Each of the 4 stages is a quarter as thick: what gets 4 times as short, what not?",
+        hint="Each of the 4 stages is a quarter as thick. What gets shorter, and what does not?",
         answer=lambda: 100 * bubble_fraction(simulate(interleaved_schedule(8, 32, 4))),
         mistakes={100 * 7 / 39: "that is 1F1B with one stage a rank",
                   100 * 7 / 128: "a part of the work; the bubble is a part of the whole time",
                   100 * 7 / 39 / 4: "the time gets shorter as well, not only the bubble"},
-        why="The ends are 4 times as short, and the price is more than 4 times as many messages.",
+        why="The ends are 4 times shorter, and the price is more than 4 times as many messages.",
     ),
     Prediction(
         "pp_versions", solution="4", unit="copies", tolerance=0,

@@ -44,17 +44,17 @@ def check_one_f_one_b_schedule(one_f_one_b_schedule):
 def check_interleaved_schedule(interleaved_schedule):
     yield from _check(interleaved_schedule, THIN, interleaved_in_flight, "Micro-batches go in "
                       "rounds of P: a round passes the rank's first stage, then its second, ...; "
-                      "backward it is the last stage first. Before F and B in turn rank r does "
+                      "backward the last stage comes first. Before F and B in turn rank r does "
                       "(V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V.")
     for P, M, V in THIN:  # the ends: P - 1 forwards and backwards, and one round trip of messages
         spans = simulate(interleaved_schedule(P, M, V), send=SEND)
         ends, got = 3 * (P - 1) + 2 * SEND * (P * V - 1), bubble_fraction(spans)
         if got > (most := ends / (3 * M * V + ends)) + 1e-9:
-            raise Mistake(f"P={P}, M={M}, V={V}: where a message takes {SEND} of a forward the "
+            raise Mistake(f"P={P}, M={M}, V={V}: if a message takes {SEND} of a forward, the "
                           f"bubble is {got:.1%}, and {most:.1%} is possible", "A micro-batch that "
                           "comes back from the next rank has travelled there and back: each rank "
                           "begins two forwards more than the one after it, one for each way.")
-    yield f"also where a message takes {SEND} of a forward a rank waits for the ends alone"
+    yield f"if a message takes {SEND} of a forward, a rank still waits only at the ends"
     yield from illegal(interleaved_schedule, (4, 6, 2), (3, 2, 1), (0, 4, 2), (4, 0, 2), (2, 2, 0))
 
 

@@ -1,4 +1,4 @@
-"""The check of dropout_seeds: all that a run needs, side by side."""
+"""The check of dropout_seeds: all seeds of a run, side by side."""
 
 import itertools
 
@@ -30,7 +30,8 @@ def _look_at(seen, dropout_seeds, seed, data_rank, rank, R):
     if (type(shared), type(own)) != (int, int) or max(abs(shared), abs(own)) >= 2**63:
         raise Mistake(f"{where}: {shared}, {own}", "Two integers that torch.manual_seed takes.")
     if tuple(dropout_seeds(seed, data_rank, rank, R)) != (shared, own):
-        raise Mistake(f"{where}: others the next time", "Compute them from the arguments alone.")
+        raise Mistake(f"{where}: other seeds in a second call", "Compute them from the arguments "
+                      "alone.")
     for number, what in ((shared, f"shared of seed {seed}, data rank {data_rank}"),
                          (own, f"own of seed {seed}, data rank {data_rank}, tensor rank {rank}")):
         if (other := seen.setdefault(number, what)) != what:
@@ -38,5 +39,5 @@ def _look_at(seen, dropout_seeds, seed, data_rank, rank, R):
                           "are different: tensor_ranks + 1 for each data rank, and room for all "
                           "of them up to the next seed.")
         if seen.setdefault(what, number) != number:
-            raise Mistake(f"{where}: shared is not that of tensor rank 0", "What ranks hold alike "
-                          "drops alike: shared does not follow from tensor_rank.")
+            raise Mistake(f"{where}: shared is not that of tensor rank 0", "All ranks must drop "
+                          "the same of what they all hold: shared must not use tensor_rank.")

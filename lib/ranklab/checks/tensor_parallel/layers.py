@@ -30,7 +30,7 @@ NORMS = {"LayerNorm": nn.LayerNorm, "LayerNorm without bias": partial(nn.LayerNo
          "RMSNorm": nn.RMSNorm, "LayerNorm, frozen weight": nn.LayerNorm}
 
 CUT = ("torch's weight is (out, in): a column of the paper's A is a row of weight, dim 0. A bias "
-       "has a number for each output: cut in a column layer, whole in a row layer.")
+       "has a number for each output, so a column layer cuts it and a row layer keeps it whole.")
 STAYS = ("split_parameter copies, so `linear` stays as it is, and its weight is free when the "
          "caller drops it. The bias of a row layer is linear.bias itself.")
 CUT_FAILURES = {"RuntimeError: .*(cannot be multiplied|must match).*": f"{CUT} {GROUP}",
@@ -40,9 +40,9 @@ COLUMN = {"value": f"F.linear(self.enter(x, self.group), this rank's rows of wei
           "x": "x enters by self.enter(x, self.group), whatever that is: copy_to_region sums "
           "gradients over ranks, identity does not."}
 ROW = {"value": "The sum over ranks of x @ weight.T leaves by self.leave(y, self.group). The bias "
-       "is added once, after it: each rank that adds it before the sum adds it once more.",
-       "bias": "The bias is added outside, whole, on each rank: self.outside(self.bias, "
-       "self.group). Where each rank has its tokens, that sums the gradient."}
+       "is added once, after it. If each rank adds it before the sum, y gets it R times.",
+       "bias": "Each rank adds the whole bias outside the region: self.outside(self.bias, "
+       "self.group). Where each rank has its own tokens, that sums the gradient."}
 FIT = ("Each rank has H/R query heads in rank order, and for each of them `needed` names one head "
        f"of k and v. out has this rank's inputs: RowParallelLinear. {GROUP}")
 ONCE = ("x enters once, for q, k and v together: enter_before(attention, enter, group), and "
@@ -63,11 +63,12 @@ ATTENTION = {"value": "Query head h reads key head h // (H // KV): neighbours sh
 ANY = "There may be no bias: functional_call(norm, {name: tensor}, x) computes with other tensors."
 NORM_FAILURES = {"AttributeError: .*('NoneType'|no attribute 'bias').*": ANY,
                  "TypeError: cannot assign .*": ANY,
-                 "RuntimeError: cannot register a hook on .*": "What is frozen has nothing to sum."}
-DRIFT = ("Each rank knows the gradient of its own tokens, so its weight would drift: the "
-         "norm's parameters come through copy_to_region. One all-reduce each, and a sum.")
+                 "RuntimeError: cannot register a hook on .*":
+                 "A frozen parameter has no gradient to sum."}
+DRIFT = ("Each rank knows only the gradient from its own tokens, so its weight would drift. Pass "
+         "the norm's parameters through copy_to_region: one all-reduce each, and a sum.")
 NORM = {"weight": DRIFT, "bias": DRIFT, "value": "norm(x), with all that the norm has: eps, bias.",
-        "x": "No other rank has these tokens: x needs nothing, the norm's parameters do."}
+        "x": "No other rank has these tokens, so x needs no sum. The norm's parameters do."}
 LEFT = {"value": "A hook on the norm's own parameter stays there. functional_call(norm, {name: "
         "tensor}, x) leaves it alone."}
 

@@ -1,4 +1,4 @@
-"""What all checks of lab 08 share: a forward and a backward beside the same in one process."""
+"""What all checks of lab 08 share: forward and backward, compared with one process."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ def as_one_process(case, ranks, call, mine, one, wholes, out, hints, forward=(),
     """Looks at call() twice, then a backward of each; one() is the same in one process.
 
     mine    {name: this rank's tensor}: none is changed
-    wholes  {name: Whole} of those with a gradient; out is the Whole of the value, without a tensor
+    wholes  {name: Whole} where there is a gradient; out is the Whole of the value, without a tensor
     hints   {name, or "value": what is usually wrong there}
     forward, backward  bytes of a call's messages, at most; forward None: not looked at
     named   (where, value of the right shape) -> None, or a Mistake that says what it is instead

@@ -12,7 +12,7 @@ SENT, SENT_16 = (TIMES * best_sent_bytes("all_reduce", X_BYTES, R) for R in (8, 
 PREDICTIONS = (
     Prediction(
         "tp_all_reduces", solution="2 * 2", unit="all-reduces", tolerance=0, answer=lambda: TIMES,
-        hint="How many regions has a layer, and what do f and g do, forward and backward?",
+        hint="How many regions does a layer have, and what do f and g send, forward and backward?",
         mistakes={2: "that is forward alone: f sends in backward",
                   8: "f sends in backward alone, g in forward alone",
                   6: "x enters once for q, k and v: not three times",
@@ -35,16 +35,16 @@ PREDICTIONS = (
         answer=lambda: len({head // (64 // 8) for head in shard_range(64, 0, 16)}),
         mistakes={0.5: "a head is not cut: two ranks hold the same one",
                   8: "those are all of them: a rank holds what its query heads need",
-                  4: "those are its query heads, which share one", 2: "so many ranks hold each "
-                  "one"},
+                  4: "those are its query heads, which share one", 2: "that is how many ranks hold "
+                  "each head"},
         why="8 query heads share a key head, and a rank has 4 of them: each is on 2 ranks.",
     ),
     Prediction(
         "tp_loss_kb", solution="12 * 8192 / 1e3", unit="KB", answer=lambda: (4 + 8) * 8192 / 1e3,
         hint="Which numbers of a target must all ranks know? They are float32.",
-        mistakes={2 * LOGITS / 1e3: "those are the logits in bf16, which nobody gathers",
-                  4 * LOGITS / 1e3: "those are the logits, which nobody gathers",
-                  8 * 8192 / 1e3: "the largest logit travels first, or exp is infinite",
+        mistakes={2 * LOGITS / 1e3: "those are the logits in bf16, which no rank gathers",
+                  4 * LOGITS / 1e3: "those are the logits, which no rank gathers",
+                  8 * 8192 / 1e3: "the largest logit must travel, too, otherwise exp is infinite",
                   12 * 8192 / 1024: "those are KiB; KB are 1,000 bytes here",
                   4 * 8192 / 1e3: "three numbers: largest logit, sum of exp, logit of the target"},
         why="12 bytes a target. The logits have 2.1 GB.",
@@ -59,6 +59,6 @@ PREDICTIONS = (
                   SENT / 400e9 * 1e3: "that is what a rank of eight sends, 469.8 MB",
                   SENT_16 / 400e9: "those are seconds",
                   8e3 * SENT_16 / 400e9: "50 GB/s are bytes, not bits"},
-        why="Eight cards are nearly as fast as NVLink, so it is not bytes alone that end tp at 8.",
+        why="Eight cards are nearly as fast as NVLink, so bytes alone do not stop tp at 8.",
     ),
 )

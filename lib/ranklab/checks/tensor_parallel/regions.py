@@ -11,11 +11,11 @@ NO_HOOK = {"RuntimeError: cannot register a hook on a tensor that doesn't requir
     "x may need no gradient, as behind a frozen "
             "embedding: then backward has nothing to sum."}
 COPY = {"value": "x is on each rank already: forward sends nothing, and x goes on as it is.",
-        "x": "Each rank knows a part of the gradient: backward sums over ranks, once, what comes "
-        "from inside. A hook on x itself sees the gradients from outside, too: hook x.view_as(x), "
+        "x": "Each rank knows a part of the gradient: backward sums what comes from inside over "
+        "ranks, once. A hook on x itself sees the gradients from outside, too: hook x.view_as(x), "
         "or write an autograd.Function."}
 REDUCE = {"value": "The ranks' x are parts of one sum: all_reduce, no mean.",
-          "x": "Outside all ranks have the same gradient: backward hands it on as it is. "
+          "x": "Outside all ranks have the same gradient, so backward passes it on as it is. "
           "(torch.distributed.nn's all_reduce sums it again: there each rank has its own loss.)"}
 
 
@@ -52,11 +52,11 @@ def check_copy_to_region(copy_to_region):
     on_groups(_copy, copy_to_region, failures=NO_HOOK | FAILURES)
     yield "x as it is; backward one all-reduce: the sum of the gradients, on 4, 3, 2 and 1 ranks"
     yield "x may be used outside, too, be transposed, or need no gradient; any type"
-    yield "two backwards add up; x and the gradients that come in stay"
+    yield "two backwards add up; x and the gradients stay unchanged"
 
 
 def check_reduce_from_region(reduce_from_region):
     on_groups(_reduce, reduce_from_region, failures=NO_HOOK | FAILURES)
     yield "one all-reduce: the sum over 4, 3, 2 and 1 ranks; backward sends nothing"
     yield "x may need no gradient; any type"
-    yield "two backwards add up; x and the gradients that come in stay"
+    yield "two backwards add up; x and the gradients stay unchanged"

@@ -26,9 +26,9 @@ OUTSIDE = {r"\w+: index .* out of bounds .*": f"{MINE}; a target may be another 
            "IndexError: index out of range in self":
            f"{MINE}: look up any row for the others, and put zeros."}
 LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
-        f"the largest logit of all ranks off first, or exp is infinite. {MINE}.",
+        f"subtract the largest logit of all ranks first, or exp is infinite. {MINE}.",
         "logits": "softmax over all ranks - 1 at the target, times the gradient given; 0 where "
-        "the target is IGNORE. Through a sum over ranks it goes as it is: reduce_from_region."}
+        "the target is IGNORE. A sum over ranks passes it on as it is: reduce_from_region."}
 ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; then "
         "leave(x, group).",
         "w_shard": "Gradients are in the rows of this rank's tokens alone, once."}
@@ -53,10 +53,10 @@ def _losses(cross_entropy, ranks):
 
 
 def _named(logits, targets, at, where, got):
-    """What usual mistakes get is named, on the rank that has the columns `at`."""
+    """Names the usual mistakes by their values, on the rank that has the columns `at`."""
     ignored = targets == IGNORE
-    expect(got.isfinite().all(), f"{where} is not finite", "The largest logit of all ranks, "
-           "whatever its sign, comes off first: else the sum of exp is infinite, or 0.")
+    expect(got.isfinite().all(), f"{where} is not finite", "Subtract the largest logit of all "
+           "ranks first, whatever its sign, otherwise the sum of exp is infinite, or 0.")
     expect(not got[ignored].any(), f"{where} is not 0 where a target is IGNORE", "No loss is 0 by "
            "itself there: masked_fill(targets == IGNORE, 0).")
     largest, total, own, of_target = (each.masked_fill(ignored, 0) for each in (
@@ -64,7 +64,7 @@ def _named(logits, targets, at, where, got):
         logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]))
     of_mine, right = of_target.where(torch.isin(targets, at), largest), total - of_target
     log = "The loss is the log minus the target's logit, which is on one rank."
-    once = "It comes off all logits, that of the target as well, so that the loss stays."
+    once = "Subtract it from all logits, also from the target's, so that the loss stays the same."
     sums = "Both sums are over all ranks' columns: reduce_from_region."
     explain(where, got, right, {
         "negative": (-right, log),
