@@ -33,15 +33,17 @@ def test_a_container_brings_the_copies_and_an_environment():
     assert image == "python" and python.startswith("%d.%d-" % sentences.OLDEST)
     port = re.search(r"^PORT +\?= (\d+)", MAKEFILE, re.M)[1]
     assert container["forwardPorts"] == [int(port)]
-    assert len(container["customizations"]["vscode"]["extensions"]) == 2
+    recommended = read(".vscode/extensions.json")["recommendations"]
+    assert container["customizations"]["vscode"]["extensions"] == recommended
 
 
-def test_an_editor_finds_makes_environment_and_starts_kernels_in_work():
+def test_an_editor_finds_makes_environment_and_starts_kernels_beside_their_notebook():
     settings = read(".vscode/settings.json")
     venv = re.search(r"^VENV +\?= (\S+)", MAKEFILE, re.M)[1]
     here = "${workspaceFolder}"
     assert settings == {"python.defaultInterpreterPath": f"{here}/{venv}/bin/python",
-                        "jupyter.notebookFileRoot": f"{here}/work"}
+                        "python.testing.pytestEnabled": True,
+                        "jupyter.notebookFileRoot": "${fileDirname}"}
 
 
 def test_the_workflow_is_the_two_commands_on_every_python():
@@ -104,5 +106,5 @@ def test_colabs_cell_needs_nothing_but_an_address(tmp_path, checkout):
 
 
 def test_no_rule_of_git_hides_them():
-    assert {".vscode/settings.json", ".devcontainer/devcontainer.json",
+    assert {".vscode/settings.json", ".vscode/extensions.json", ".devcontainer/devcontainer.json",
             ".github/workflows/test.yml"} <= set(repository_files())

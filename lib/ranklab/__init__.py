@@ -6,6 +6,7 @@ is instant and imports neither torch nor matplotlib.
 
 import importlib
 
+__version__ = "1.0.0"  # CHANGELOG.md says how versions are counted
 _HOME_OF = {
     "launch": "ranklab.engine",
     "device": "ranklab.engine",

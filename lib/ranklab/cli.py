@@ -6,6 +6,7 @@ import difflib
 import sys
 from pathlib import Path
 
+from ranklab import __version__
 from ranklab.course import labs
 from ranklab.options import existing_place, new_file, new_folder, number
 from ranklab.projects.command import Command, refusals
@@ -14,6 +15,7 @@ from ranklab.projects.command import Command, refusals
 def main(argv=None) -> int:
     """The command has run; returns its exit code."""
     parser = Command("ranklab", __doc__)
+    parser.add_argument("--version", action="version", version=f"ranklab {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Subcommand)
     status = commands.add_parser("status", help="which exercises you have passed, what is next")
     status.add_argument("lab", nargs="?", default=argparse.SUPPRESS,

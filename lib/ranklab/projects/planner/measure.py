@@ -63,6 +63,7 @@ def measure_report(ranks=None, write=None):
     """What was measured, as text; `write`: a node file, too."""
     found = measure(ranks)
     if write and is_main_process():
+        Path(write).parent.mkdir(parents=True, exist_ok=True)
         Path(write).write_text(json.dumps(vars(found), indent=1) + "\n")
     return "\n".join([
         f"{found.name}, {found.node} ranks in a node",

@@ -64,6 +64,7 @@ def more(options, name, wish, source, shown):
     """Lines about files that are written, and of a dry run of the course's own trainer."""
     lines = write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
     if options.html:
+        Path(options.html).parent.mkdir(parents=True, exist_ok=True)
         Path(options.html).write_text(plan_page(around(name, wish, source)), encoding="utf-8")
         lines.append(f"{options.html}: half and twice the GPUs, the sequence and the batch, too")
     if options.dry_run:
