@@ -608,7 +608,7 @@ questions("00_ranks")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15 (planned).
+# - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15.
 # - **Groups and meshes of ranks**: you only passed `group=` on. Lab 02 uses two groups, lab 12 many.
 # - **Why an all-reduce is right and fast**: in lab 02 you build one from the `send` and `recv` that you used here.
 #

@@ -617,7 +617,7 @@ questions("04_ddp")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14 (planned).
+# - **Elastic training**: ranks that come and go, and restart after a failure. That is lab 14.
 # - **Local SGD and its hooks** (`post_localSGD`): average weights now and then, instead of gradients in every step.
 # - **1-bit Adam, signSGD, quantised all-reduce**: other ways to trade precision for bytes.
 # - **`join` for uneven data, and batch norm over ranks**: you built both in lab 03. torch has them as `Join` and `SyncBatchNorm` (which needs a GPU).

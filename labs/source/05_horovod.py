@@ -617,7 +617,7 @@ questions("05_horovod")
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Elastic Horovod**: lab 14 (planned) keeps runs alive with torch's own tools.
+# - **Elastic Horovod**: lab 14 keeps runs alive with torch's own tools.
 # - **Autotuning during training**, of threshold and cycle time together.
 # - **alltoall, reducescatter and sparse tensors**: labs 11 and 06 need the first two, on torch.distributed.
 # - **Front ends for Spark, Ray, Keras and MXNet.**

@@ -10,7 +10,7 @@
 #
 # This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong one. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. That is what the labs before this one have built.
 #
-# Here are twenty-one programs. Each misbehaves for a real reason, and you hear what a colleague tells of it. You look, say why, and mend it. No line says where to look. In the end `ranklab diagnose` looks at a program of your own, by detectors; four of them you write.
+# Here are twenty-one programs. Each misbehaves for a real reason, and a colleague tells you about it. You look, say why, and mend it. No line says where to look. In the end `ranklab diagnose` looks at a program of your own, by detectors; four of them you write.
 #
 # It needs labs 00 to 04; some cases need 06 to 09, 12 or 14, and say so.
 
@@ -68,7 +68,7 @@ plots.symptoms()
 #
 # A case, as all of them are. The colleague says: "Since I log the best loss, it hangs at the end."
 
-# %% tags=["nbval-check-output"]
+# %%
 def train(steps=3, best=1.9):
     for step in range(steps):
         loss = torch.tensor(2.0 / (step + 1), device=device())
@@ -84,7 +84,7 @@ except HangError as error:
     print(error)
 
 # %% [markdown]
-# Rank 0 waits in a call that rank 1 never makes: one call too many on one rank. The report says what each of them did. The log of a real job says only that rank 0 timed out, and so rank 0's node is looked at. The cause is the line above: a branch that only one rank takes. Had it come a step earlier, the call would have met the all-reduce of the next step, and the sums would have been wrong before anything hung.
+# Rank 0 waits in a call that rank 1 never makes: one call too many on one rank. The report says what each of them did. The log of a real job says only that rank 0 timed out, so people look at rank 0's node. The cause is the line above: a branch that only one rank takes. Had it come a step earlier, the call would have met the all-reduce of the next step, and the sums would have been wrong before anything hung.
 
 # %% [markdown]
 # ## 4. Build it
@@ -110,7 +110,7 @@ def look(program, ranks=4, **settings):
 # ### 4.1 It stands still in the first step
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 3 lines
 #
-# > "With one rank it runs. With more it stands still in the first step, each time. I raised the timeout to an hour: then it stands still for an hour. My colleague got it through once; then the ranks did not agree how many of each digit are read right."
+# > With one rank it runs. With more it stands still in the first step, each time. I raised the timeout to an hour: then it stands still for an hour. My colleague got it through once; then the ranks did not agree how many of each digit are read right.
 
 # %%
 def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
@@ -191,7 +191,7 @@ first_difference = check(first_difference)
 # ### 4.3 Two run, four do not
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 4 lines
 #
-# > "Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in the first step. I have counted the calls of each rank in a step, on paper, and for both groups: the numbers are the same on all."
+# > Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in the first step. I have counted the calls of each rank in a step, on paper, and for both groups: the numbers are the same on all.
 
 # %%
 def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
@@ -277,7 +277,7 @@ circle_of_waits = check(circle_of_waits)
 # ### 4.5 It learns, then it stands still
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 5 lines
 #
-# > "It learns, and then it stands still, with another number of ranks at another step. With one rank there is no trouble, however long it runs. The scans of last year never did that, and nobody has touched the program since."
+# > It learns, and then it stands still, with another number of ranks at another step. With one rank there is no trouble, however long it runs. The scans of last year never did that, and nobody has touched the program since.
 
 # %%
 def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
@@ -334,7 +334,7 @@ train_until_good = check(train_until_good)
 # ### 4.6 A curve for each number of ranks
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 6 lines
 #
-# How many ranks there are should not be seen in a curve.
+# A loss curve should not show how many ranks there are.
 #
 # > The same lines, the same seed, the same learning rate; but each number of ranks has its own curve. The last loss is 3.70 on one rank, 4.00 on two, 3.89 on four. On one rank it also moves with `pieces`: 3.69 for one backward a step, 3.70 for two. It is in the first step already: 5.5052 and 5.5050, and 5.5023 on four ranks.
 
@@ -371,18 +371,15 @@ def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
 [f"{launch(moving_curve, 1, ranks=ranks)[0]['losses'][0]:.4f}" for ranks in (1, 2, 4)]
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. Means over different numbers of tokens are averaged as if these were equal
-# 2. Sums in another order are rounded in another way
-# 3. Sums over the ranks are taken where means are due
-# 4. What fills up the short lines is counted as tokens
+# 1. Means over different numbers of tokens are averaged as if these were equal.
+# 2. Sums in another order are rounded in another way.
+# 3. Sums over the ranks are taken where means are due.
+# 4. What fills up the short lines is counted as tokens.
 
 # %%
 check(clinic_moving_curve_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 moving_curve = check(moving_curve)
@@ -424,14 +421,14 @@ def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
 
 
 # %% [markdown]
-# **Look.** One line runs it. What you print, count or compare beyond that is yours:
+# **Look.** One line runs the program. What else you print, count or compare is up to you:
 
 # %%
 for row in launch(half_digits, ranks=4):
     print([round(loss, 2) for loss in row["losses"]], row["scale"])
 
 # %% [markdown]
-# **Why?** The number of the cause:
+# **Why?** Measure, then put the number of the cause:
 #
 # 1. A rank decides by its own gradients alone whether to skip a step.
 # 2. Gradients that are too small for float16 become 0, and something divides by 0.
@@ -441,9 +438,6 @@ for row in launch(half_digits, ranks=4):
 
 # %%
 check(clinic_half_digits_cause=...)
-
-# %% [markdown]
-# **Mend it** in its cell above, run that cell and this one. It is tried elsewhere, too.
 
 # %%
 half_digits = check(half_digits)
@@ -457,7 +451,7 @@ half_digits = check(half_digits)
 # #### Accumulating does not help
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 6 lines
 #
-# > "Our network is slow, so we accumulate: eight micro-batches for each step. The losses are right to the last digit. But an epoch takes as long as with accumulate=1, and the network is busy all the time."
+# > Our network is slow, so we accumulate: eight micro-batches for each step. The losses are right to the last digit. But an epoch takes as long as with accumulate=1, and the network is busy all the time.
 
 # %%
 def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0, group=None):
@@ -516,7 +510,7 @@ train_large_batch = check(train_large_batch)
 # #### It is always rank 3
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 4 lines
 #
-# > "Losses and weights are right. But four GPUs are hardly twice as fast as one: three of them stand still in all_reduce for a good part of each step, and rank 3 never does. We have put another card into its place, twice."
+# > Losses and weights are right. But four GPUs are not even twice as fast as one: three of them stand still in all_reduce for a good part of each step, and rank 3 never does. We have put another card into its place, twice.
 
 # %%
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
@@ -589,7 +583,7 @@ train_on_functions = check(train_on_functions)
 #
 # Each step has a limit, and the program has a line for it.
 #
-# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls all the faster, and so nobody complained. But with clipping turned off (most=1e9), four ranks need another learning rate than one has.
+# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls even faster, so nobody complained. But with clipping turned off (most=1e9), four ranks need another learning rate than one has.
 
 # %%
 def long_steps(steps=30, lr=0.5, most=0.1, group=None):
@@ -626,18 +620,15 @@ def long_steps(steps=30, lr=0.5, most=0.1, group=None):
 [f"{launch(long_steps, ranks=ranks)[0]['longest']:.3f}" for ranks in (1, 2, 4)]
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. Each rank clips before the ranks' gradients have come together
-# 2. The learning rate grows with the number of ranks
-# 3. The ranks' numbers are combined by the wrong operation
-# 4. The ranks' weights have drifted apart
+# 1. Each rank clips before the ranks' gradients have come together.
+# 2. The learning rate grows with the number of ranks.
+# 3. The ranks' numbers are combined by the wrong operation.
+# 4. The ranks' weights have drifted apart.
 
 # %%
 check(clinic_long_steps_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 long_steps = check(long_steps)
@@ -649,7 +640,7 @@ long_steps = check(long_steps)
 # #### A saved model that is worse than its log
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 2 lines
 #
-# The log looks well. The file does not.
+# The log looks good. The file does not.
 #
 # > The training loss in our log, a mean over the ranks, looks as it always did. But the model that rank 0 saves has a loss of 1.72 on held-out images. Trained on one rank it has 1.19, and models saved by ranks 1, 2 or 3 would have 1.31. We use the same seed everywhere, of course.
 
@@ -691,18 +682,15 @@ def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
 [f"{each['loss']:.2f}" for each in launch(saved_model, ranks=4)]
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. Rank 0 trains on fewer images than the others
-# 2. Some gradients are not averaged over the ranks
-# 3. The ranks begin with different weights
-# 4. The running mean of rank 0 lacks the last steps
+# 1. Rank 0 trains on fewer images than the others.
+# 2. Some gradients are not averaged over the ranks.
+# 3. The ranks begin with different weights.
+# 4. The running mean of rank 0 lacks the last steps.
 
 # %%
 check(clinic_saved_model_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 saved_model = check(saved_model)
@@ -714,7 +702,7 @@ saved_model = check(saved_model)
 # #### Four ranks are no faster than one
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 3 lines
 #
-# Nothing hangs, nothing is wrong, and nothing is won.
+# Nothing hangs, nothing is wrong, and nothing is gained.
 #
 # > One rank goes twice through the digits in 30 steps of 96 images. We gave the job four ranks, 24 images each, and now it takes 120 steps for the same two epochs. The replicas agree, the loss falls well, no rank waits for another. Only: four ranks are no faster than one.
 
@@ -752,18 +740,15 @@ def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
 len(launch(no_faster, ranks=4)[0]["seen"][0])
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. A rank's share of a step should be 96 images, not 24
-# 2. All ranks read the same images
-# 3. The gradients are all-reduced more often than once a step
-# 4. The ranks begin with different weights
+# 1. A rank's share of a step should be 96 images, not 24.
+# 2. All ranks read the same images.
+# 3. The gradients are all-reduced more often than once a step.
+# 4. The ranks begin with different weights.
 
 # %%
 check(clinic_no_faster_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 no_faster = check(no_faster)
@@ -777,7 +762,7 @@ no_faster = check(no_faster)
 #
 # The same images, four times the ranks, and a worse loss.
 #
-# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with that of one process on the same 128 images. With 16 epochs it gets there, but then we have won nothing.
+# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with that of one process on the same 128 images. With 16 epochs it gets there, but that gains nothing.
 
 # %%
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):
@@ -818,18 +803,15 @@ def worse_together(epochs=4, batch=32, lr=0.03, group=None):
 [f"{launch(worse_together, ranks=ranks)[0]['loss']:.2f}" for ranks in (1, 4)]
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. Each rank sees only a quarter of the images
-# 2. The gradients are averaged, and should be summed
-# 3. The learning rate does not follow the number of ranks
-# 4. The warm-up is too long for so few steps
+# 1. Each rank sees only a quarter of the images.
+# 2. The gradients are averaged, and should be summed.
+# 3. The learning rate does not follow the number of ranks.
+# 4. The warm-up is too long for so few steps.
 
 # %%
 check(clinic_worse_together_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 worse_together = check(worse_together)
@@ -880,18 +862,15 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
 [each["score"] for each in launch(two_scores, ranks=4)]
 
 # %% [markdown]
-# **The cause.** Which one is it? Measure, then put its number.
+# **Why?** Measure, then put the number of the cause:
 #
-# 1. Each rank normalises by the statistics of its own images
-# 2. The model is still in training mode when they count
-# 3. The ranks do not count on the same images
-# 4. The ranks' weights have drifted apart
+# 1. Each rank normalises by the statistics of its own images.
+# 2. The model is still in training mode when they count.
+# 3. The ranks do not count on the same images.
+# 4. The ranks' weights have drifted apart.
 
 # %%
 check(clinic_two_scores_cause=...)
-
-# %% [markdown]
-# Mend it in the cell above.
 
 # %%
 two_scores = check(two_scores)
@@ -951,7 +930,7 @@ for rank, seen in enumerate(launch(wide_layer, ranks=4)):
     print(f"rank {rank}: the first losses", *(f"{loss:.4f}" for loss in seen["losses"][:3]))
 
 # %% [markdown]
-# **The cause.** Which is it, and which number proves it?
+# **Why?** Which number proves it? The cause:
 #
 # 1. Gradients are averaged over the wrong ranks.
 # 2. Ranks that hold the same numbers drop different ones.
@@ -962,7 +941,7 @@ for rank, seen in enumerate(launch(wide_layer, ranks=4)):
 check(clinic_wide_layer_cause=...)
 
 # %% [markdown]
-# **Mend it,** in the cell above. The pair must agree again, and more than that: the check reads what `F.dropout` drops on every rank, so keep both calls, as `F.dropout` or `nn.Dropout`. Then one process that drops the same is run beside it. In the check `tensor` is 1 and 3 as well.
+# **Mend it** in the cell above. The pair must agree again, and more than that: the check reads what `F.dropout` drops on every rank, so keep both calls, as `F.dropout` or `nn.Dropout`. Then one process that drops the same is run beside it. In the check `tensor` is 1 and 3 as well.
 
 # %%
 wide_layer = check(wide_layer)
@@ -1017,7 +996,7 @@ for name, weight in {n: w for stage in stages for n, w in stage["weights"].items
         print(f"{name} is up to {(weight - right).abs().max():.2g} off one rank's")
 
 # %% [markdown]
-# **The cause.** Which is it, and which number proves it?
+# **Why?** Which number proves it? The cause:
 #
 # 1. Each end trains a copy of the shared matrix by what it sees itself.
 # 2. The merged file lacks the blocks of some stage.
@@ -1028,7 +1007,7 @@ for name, weight in {n: w for stage in stages for n, w in stage["weights"].items
 check(clinic_staged_gpt_cause=...)
 
 # %% [markdown]
-# **Mend it,** in the cell above. One to four stages must train what one process trains.
+# **Mend it** in the cell above. One to four stages must train what one process trains.
 
 # %%
 staged_gpt = check(staged_gpt)
@@ -1087,7 +1066,7 @@ for ranks in (1, 4):
     print(f"ranks={ranks}:", *(f"{loss:.3f}" for loss in losses[:6]))
 
 # %% [markdown]
-# **The cause.** Which is it, and which number proves it?
+# **Why?** Which number proves it? The cause:
 #
 # 1. The forward uses weights from before the last step.
 # 2. The gathered shards come in an order that differs between ranks.
@@ -1098,14 +1077,14 @@ for ranks in (1, 4):
 check(clinic_gathered_model_cause=...)
 
 # %% [markdown]
-# **Mend it,** in the cell above. All weights, all losses and all held-out losses must be those of one process. `coming` must be waited for, and the gather stays asynchronous if you like: work that does not need it may stand in between.
+# **Mend it** in the cell above. All weights, all losses and all held-out losses must be those of one process. `coming` must be waited for, and the gather stays asynchronous if you like: work that does not need it may stand in between.
 
 # %%
 gathered_model = check(gathered_model)
 
 # %% [markdown]
 # #### The loss that does not move
-# > difficulty 2/5 · importance 5/5 · 10 minutes · about 1 lines
+# > difficulty 2/5 · importance 5/5 · 10 minutes · about 1 line
 #
 # > We moved a run to fully_shard. It has no error and no warning, and it has the speed that we hoped for. The loss stays where it begins, at that of a guess among 256 bytes, as long as we wait.
 
@@ -1146,7 +1125,7 @@ losses = launch(moved_gpt, ranks=4)[0]["losses"]
 print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 
 # %% [markdown]
-# **The cause.** Which is it, and which number proves it?
+# **Why?** Which number proves it? The cause:
 #
 # 1. Each rank trains for itself, and nothing is averaged.
 # 2. The gradients are zeroed before the step.
@@ -1157,7 +1136,7 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
-# **Mend it,** in the cell above. All weights must be those of one process, and the two blocks and the rest must still be sharded.
+# **Mend it** in the cell above. All weights must be those of one process, and the two blocks and the rest must still be sharded.
 
 # %%
 moved_gpt = check(moved_gpt)
@@ -1210,7 +1189,7 @@ for ranks in (1, 4):
     print(f"ranks={ranks}:", *(f"{norm:.3f}" for norm in norms))
 
 # %% [markdown]
-# **The cause.** Which is it, and which number proves it?
+# **Why?** Which number proves it? The cause:
 #
 # 1. Each rank clips by the norm of its own rows' gradient, before they are averaged.
 # 2. Each rank clips by the norm of its own shard.
@@ -1221,7 +1200,7 @@ for ranks in (1, 4):
 check(clinic_flat_model_cause=...)
 
 # %% [markdown]
-# **Mend it,** in the cell above. Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`, also where the whole gradient is just short enough.
+# **Mend it** in the cell above. Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`, also where the whole gradient is just short enough.
 
 # %%
 flat_model = check(flat_model)
@@ -1230,7 +1209,7 @@ flat_model = check(flat_model)
 # #### A detector: `own_limit`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 5 lines
 #
-# The program above can be told from its gradients' norms alone, without its text.
+# You can recognise the disease above without reading the program, from the norms of its gradients alone.
 
 # %%
 def own_limit(norms, tolerance=1e-3):
@@ -1251,7 +1230,7 @@ own_limit = check(own_limit)
 # #### A detector: `steps_behind`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines
 #
-# Stale weights leave a trace, too: the sums of what the model used and of what the optimizers held run side by side, shifted.
+# Stale weights leave a trace, too. Note in each step a sum over the weights that the model used, and one over the weights that the optimizer held: the two lists are the same, but shifted.
 
 # %%
 def steps_behind(used, held, tolerance=1e-9):
@@ -1302,7 +1281,7 @@ def validated_digits(group=None, steps=8, batch=60):
 
 
 # %% [markdown]
-# **Look.** One line runs it. What you print, count or compare beyond that is yours:
+# **Look.** One line runs the program. What else you print, count or compare is up to you:
 
 # %%
 def peak(steps):
@@ -1314,7 +1293,7 @@ def peak(steps):
 print([launch(peak, steps, ranks=4) for steps in (4, 8)])
 
 # %% [markdown]
-# **Why?** The number of the cause:
+# **Why?** Measure, then put the number of the cause:
 #
 # 1. Batches of other lengths leave gaps: the memory is fragmented.
 # 2. Each step leaves a copy of the held-out images on the GPU.
@@ -1324,9 +1303,6 @@ print([launch(peak, steps, ranks=4) for steps in (4, 8)])
 
 # %%
 check(clinic_validated_digits_cause=...)
-
-# %% [markdown]
-# **Mend it** in its cell above, run that cell and this one. It is tried elsewhere, too.
 
 # %%
 validated_digits = check(validated_digits)
@@ -1365,13 +1341,13 @@ def stored_digits(group=None, steps=12, shards=None):
 
 
 # %% [markdown]
-# **Look.** One line runs it. What you print, count or compare beyond that is yours:
+# **Look.** One line runs the program. What else you print, count or compare is up to you:
 
 # %% tags=["nbval-check-output"]
 print([round(loss, 2) for loss in launch(stored_digits, ranks=4)[0]["losses"]])
 
 # %% [markdown]
-# **Why?** The number of the cause:
+# **Why?** Measure, then put the number of the cause:
 #
 # 1. A shard is not what was written: its bytes have changed.
 # 2. One rank's weights were changed, by a bit that flipped.
@@ -1381,9 +1357,6 @@ print([round(loss, 2) for loss in launch(stored_digits, ranks=4)[0]["losses"]])
 
 # %%
 check(clinic_stored_digits_cause=...)
-
-# %% [markdown]
-# **Mend it** in its cell above, run that cell and this one. It is tried elsewhere, too.
 
 # %%
 stored_digits = check(stored_digits)
@@ -1437,7 +1410,7 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 
 # %% [markdown]
-# **Look.** One line runs it. What you print, count or compare beyond that is yours:
+# **Look.** One line runs the program. What else you print, count or compare is up to you:
 
 # %%
 for stops in ((), (8,)):
@@ -1445,7 +1418,7 @@ for stops in ((), (8,)):
     print(stops, [round(loss, 2) for loss in found[0]["losses"]])
 
 # %% [markdown]
-# **Why?** The number of the cause:
+# **Why?** Measure, then put the number of the cause:
 #
 # 1. After the restart all ranks train on the same images.
 # 2. An epoch that was stopped begins from its start: what it had trained on comes again.
@@ -1455,9 +1428,6 @@ for stops in ((), (8,)):
 
 # %%
 check(clinic_resumed_digits_cause=...)
-
-# %% [markdown]
-# **Mend it** in its cell above, run that cell and this one. It is tried elsewhere, too.
 
 # %%
 resumed_digits = check(resumed_digits)
@@ -1507,7 +1477,7 @@ def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
 
 
 # %% [markdown]
-# **Look.** One line runs it. What you print, count or compare beyond that is yours:
+# **Look.** One line runs the program. What else you print, count or compare is up to you:
 
 # %%
 for first in (1, 4):
@@ -1515,7 +1485,7 @@ for first in (1, 4):
     print(first, [round(loss, 2) for loss in found[0]["losses"]])
 
 # %% [markdown]
-# **Why?** The number of the cause:
+# **Why?** Measure, then put the number of the cause:
 #
 # 1. Momentum is not saved: after a restart it begins from zero.
 # 2. One rank's rows are those of an earlier step than the others'.
@@ -1526,16 +1496,13 @@ for first in (1, 4):
 # %%
 check(clinic_split_digits_cause=...)
 
-# %% [markdown]
-# **Mend it** in its cell above, run that cell and this one. It is tried elsewhere, too.
-
 # %%
 split_digits = check(split_digits)
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares what the ranks are about to call before each collective, so it is slow, and it needs no report of ours. This is 4.1's program as you found it:
+# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares what the ranks are about to call before each collective, so it is slow. It needs no report of ours. This is 4.1's program as you found it:
 
 # %%
 from ranklab.clinic.all_cases import CASES

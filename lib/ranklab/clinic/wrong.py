@@ -31,7 +31,7 @@ CASES = (
         hidden=(("        part.grad /= R\n", ""), ("most=0.1", "most=1e9")),
         told="The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step "
              "may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, "
-             "and on two it is 0.071. The loss falls all the faster, and so nobody complained. But with "
+             "and on two it is 0.071. The loss falls even faster, so nobody complained. But with "
              "clipping turned off (most=1e9), four ranks need another learning rate than one has.",
         causes=("The ranks' numbers are combined by the wrong operation",
                 "Each rank clips before the ranks' gradients have come together",
@@ -76,7 +76,7 @@ CASES = (
         hidden=(("times = R * batch / 32", "times = batch / 32"),),
         told="Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the "
              "same images end at 1.35. Each gradient is right: we compared it with that of one "
-             "process on the same 128 images. With 16 epochs it gets there, but then we have won nothing.",
+             "process on the same 128 images. With 16 epochs it gets there, but that gains nothing.",
         causes=("The learning rate does not follow the number of ranks",
                 "The gradients are averaged, and should be summed",
                 "Each rank sees only a quarter of the images",

@@ -94,7 +94,7 @@ def is_current(path, notebook):
 
 
 def _take_outputs(path, notebook):
-    """True when only texts changed: `notebook` has the outputs of `path`, whose code is the same."""
+    """True when only texts changed: `notebook` has the outputs of `path`, its code is the same."""
     if not path.exists():
         return False
     old, new = ([cell for cell in book.cells if cell.cell_type == "code"]
