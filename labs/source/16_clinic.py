@@ -762,7 +762,7 @@ no_faster = check(no_faster)
 #
 # The same images, four times the ranks, and a worse loss.
 #
-# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with that of one process on the same 128 images. With 16 epochs it gets there, but that gains nothing.
+# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with that of one process on the same 128 images. 16 epochs get there, but that gains nothing.
 
 # %%
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):

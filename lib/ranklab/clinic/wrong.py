@@ -76,7 +76,7 @@ CASES = (
         hidden=(("times = R * batch / 32", "times = batch / 32"),),
         told="Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the "
              "same images end at 1.35. Each gradient is right: we compared it with that of one "
-             "process on the same 128 images. With 16 epochs it gets there, but that gains nothing.",
+             "process on the same 128 images. 16 epochs get there, but that gains nothing.",
         causes=("The learning rate does not follow the number of ranks",
                 "The gradients are averaged, and should be summed",
                 "Each rank sees only a quarter of the images",
