@@ -6,13 +6,18 @@
 # %% [markdown]
 # ## 1. Story
 #
-# A V100 of 2019 had 32 GB of memory at most. GPT-2 has 1.5 billion parameters, which are 3 GB in 16 bits. It could not be trained on that GPU (Rajbhandari et al., arXiv 1910.02054).
+# In 2019 a V100 had 32 GB of memory at most. GPT-2 with its 1.5 billion parameters takes 3 GB in 16 bits, and yet you could not train it on that GPU
+# (Rajbhandari et al., arXiv 1910.02054).
 #
-# Lab 01 told why: Adam in mixed precision takes **16 bytes a parameter**: two for the weight, two for the gradient, twelve for the optimizer. That makes 24 GB before the first activation.
+# Lab 01 showed why. Adam in mixed precision takes **16 bytes a parameter**: two for the weight, two for the gradient, and twelve for the optimizer.
+# For GPT-2 that makes 24 GB, before you store the first activation.
 #
-# With the data parallelism of lab 03 more GPUs do not help: 64 GPUs hold 64 copies of the same 24 GB. ZeRO (*zero redundancy optimizer*) keeps one copy, in 64 parts. The surprise of this lab: **the first two of its three stages send no more than plain data parallelism.**
+# With the data parallelism of lab 03 more GPUs don't help, because 64 GPUs hold 64 copies of the same 24 GB. ZeRO (*zero redundancy optimizer*) keeps
+# one copy, cut into 64 parts. It does so in three stages, and here is the surprise of this lab: **the first two stages send no more bytes than plain
+# data parallelism.**
 #
-# A GPU has 80 GB. With plain data parallelism and Adam in mixed precision, states alone: how many parameters fit?
+# First a number. A GPU has 80 GB. You use plain data parallelism and Adam in mixed precision, and store nothing else on the GPU. How many parameters
+# fit?
 
 # %%
 import dataclasses
@@ -30,8 +35,8 @@ from ranklab import answer, check, device, hint, launch, questions
 check(data_parallel_limit=...)
 
 # %% [markdown]
-# This lab builds on lab 01 (where memory goes), lab 02 (reduce-scatter, all-gather) and lab 03 (buckets, hooks). At its end DeepSpeed trains the same model from the same weights, and gets the
-# same losses as your classes.
+# This lab builds on lab 01 (where memory goes), lab 02 (reduce-scatter, all-gather) and lab 03 (buckets, hooks). In the end DeepSpeed trains the same
+# model from the same weights, and gets the same losses as your classes.
 
 # %% [markdown]
 # ## 2. Picture
@@ -42,9 +47,11 @@ from ranklab.plots import zero as plots
 plots.states(7.5e9, ranks=64, with_totals=False)
 
 # %% [markdown]
-# Each stage shards one more of the three: optimizer state, then gradients, then the parameters themselves. The largest part comes first: that is why stage 1 alone takes so much off.
+# Weights, gradients and optimizer state are the model's **states**. ZeRO cuts them into *shards*, one for each rank, and each stage shards one more
+# of the three: first the optimizer state, then the gradients, then the parameters. The optimizer state is by far the largest, so stage 1 alone saves
+# most of the memory.
 #
-# 7.5 billion parameters on 64 GPUs: how many GB does each GPU hold in stage 2?
+# Take 7.5 billion parameters on 64 GPUs. How many GB does each GPU hold in stage 2?
 
 # %%
 check(zero_75_total=...)
@@ -52,7 +59,8 @@ check(zero_75_total=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Adam updates each number independently of the others. So a rank can step half of the numbers, if it has their gradients, and the other rank the other half. An all-gather puts the halves together:
+# Adam updates each number independently of all others. So one rank can step half of the numbers, and another rank the other half. Each needs
+# gradients for its own half only. An all-gather puts the halves together:
 
 # %% tags=["nbval-check-output"]
 def whole(gradient):
@@ -79,7 +87,8 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
     print(f"rank {rank} of 2", weight, f"{numbers} numbers of state")
 
 # %% [markdown]
-# The state is two moments for each of three numbers, and the count of steps. That is stage 1. What is left: a real model, buckets, backward.
+# Each rank holds 7 numbers of state: two moments for each of its three weights, and the count of steps. This is stage 1. What is missing is a real
+# model, with buckets and a backward.
 
 # %% [markdown]
 # ## 4. Build it
@@ -88,10 +97,11 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 # ### 4.1 Who owns what?
 # > difficulty 2/5 · importance 4/5 · 7 minutes · about 5 lines
 #
-# Parameters have all sizes, so ZeRO does not give whole ones to ranks. It lays them one after the other into one flat piece of memory, adds zeros until R divides, and cuts
-# that into R equal **shards**. A parameter may begin in one shard and end in the next. The optimizer does not mind, because it treats each number for itself.
+# Parameters come in all sizes, so giving each rank some whole parameters would not balance. ZeRO lays all of them one after the other into one flat
+# tensor, adds zeros until R divides its length, and cuts it into R equal **shards**. A parameter may start in one shard and end in the next. The
+# optimizer doesn't mind, because it treats each number on its own.
 #
-# **Predict.** Three tensors with 10, 3 and 4 numbers, 4 ranks. How many numbers has each shard?
+# **Predict.** Three tensors have 10, 3 and 4 numbers, and there are 4 ranks. How many numbers does each shard have?
 
 # %%
 check(shard_numbers=...)
@@ -111,7 +121,7 @@ def partition_flat(tensors, ranks):
 partition_flat = check(partition_flat)
 
 # %% [markdown]
-# The parameters of a small model on four ranks, with your function. Borders of parameters and of shards are not the same:
+# Here your function cuts the parameters of a small model for four ranks. See how a shard starts in the middle of a parameter:
 
 # %%
 layers = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
@@ -122,7 +132,7 @@ plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4
 # ### 4.2 What does each stage hold?
 # > difficulty 2/5 · importance 5/5 · 6 minutes · about 4 lines
 #
-# The formula behind the first picture. `States` is a named tuple: parameters, gradients, optimizer_state, in bytes.
+# Now write the formula behind the first picture. `States` is a named tuple of bytes: parameters, gradients, optimizer_state.
 
 # %%
 from ranklab.zero.memory import States
@@ -145,7 +155,7 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
 zero_memory = check(zero_memory)
 
 # %% [markdown]
-# A model of the project's size, on the project's GPUs:
+# Try it with the model of the project in section 6, on its four GPUs:
 
 # %% tags=["nbval-check-output"]
 for stage in range(4):
@@ -156,22 +166,24 @@ for stage in range(4):
 # ### 4.3 Stage 1: the optimizer state
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 6 lines
 #
-# Take your `OverlappedDataParallel` of lab 03, and change how a bucket is reduced. An all-reduce is a reduce-scatter followed by an all-gather. Stage 1 pulls the two apart: reduce-scatter in backward, **then the
-# step, on a shard**, then the all-gather, of parameters this time. So two methods are yours: what a full bucket sends in backward, and what is left to do after the optimizer's step.
+# Take your `OverlappedDataParallel` from lab 03, and change how it reduces a bucket. An all-reduce is a reduce-scatter followed by an all-gather.
+# Stage 1 pulls the two apart. It reduce-scatters the gradients in backward, **then takes the step on a shard**, and then all-gathers the parameters
+# instead of the gradients. You write two methods: what a full bucket sends in backward, and what is left to do after the optimizer's step.
 #
-# `ShardedBucket` is lab 03's bucket, and its parameters lie in one piece of memory, too:
+# `ShardedBucket` is the bucket of lab 03, but its parameters are in one flat tensor, too:
 #
 # | | |
 # |---|---|
-# | `bucket.flat` | the gradients, with zeros at the end, so that R divides |
-# | `bucket.weights`, `bucket.shard` | all parameters of the bucket, of which the parameters are views; the part of it that this rank owns, a view |
+# | `bucket.flat` | the gradients, with zeros at the end so that R divides its length |
+# | `bucket.weights`, `bucket.shard` | one tensor with all parameters of the bucket (each parameter is a view of it); the part that this rank owns (a view too) |
 # | `bucket.own` | you set it: the tensor that holds the mean gradient of the shard when backward ends |
-# | `bucket.update_shard()` | the shard gets the numbers that the optimizer has stepped |
+# | `bucket.update_shard()` | copies the numbers that the optimizer has stepped into the shard |
 # | `bucket.group` | the ranks that share the bucket |
 #
-# The collectives are lab 02's: `dist.reduce_scatter_single(mine, whole, group=..., async_op=True)` returns a handle, and `dist.all_gather_single(whole, mine, group=...)`.
+# The collectives are those of lab 02: `dist.reduce_scatter_single(mine, whole, group=..., async_op=True)`, which returns a handle, and
+# `dist.all_gather_single(whole, mine, group=...)`.
 #
-# **Predict.** 100 MB of gradients and as many of parameters, 4 ranks, by rings. How many MB does each rank send in a step of stage 1?
+# **Predict.** A model has 100 MB of gradients and 100 MB of parameters, and 4 ranks use rings. How many MB does each rank send in a step of stage 1?
 
 # %%
 from ranklab.data_parallel import OverlappedDataParallel
@@ -223,15 +235,19 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
 ZeroStage1 = check(ZeroStage1)
 
 # %% [markdown]
-# `make_optimizer` takes any optimizer that treats each number for itself: SGD, Adam, AdamW. One that looks at a whole matrix (Muon, Shampoo), or at its norm (LARS, LAMB), would see only parts of it. Clipping needs the norm of the model, not of a shard: lab 07 mends that.
+# `make_optimizer` takes any optimizer that treats each number on its own, such as SGD, Adam or AdamW. An optimizer that looks at a whole matrix
+# (Muon, Shampoo) or at its norm (LARS, LAMB) would see only a part of it. Clipping has the same problem: it needs the norm of the whole model, not of
+# a shard. You will solve that in lab 07.
 
 # %% [markdown]
 # ### 4.4 Stage 2: the gradients
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 4 lines
 #
-# After the reduce-scatter a rank needs its own shard of the gradient and nothing else. Stage 1 keeps the rest until the next step. Stage 2 frees each bucket when it is reduced, at the latest when the next one leaves. So the gradients of a model are never all in memory at the same time.
+# After the reduce-scatter a rank needs only its own shard of the gradient. Stage 1 still keeps the rest until the next step. Stage 2 frees each
+# bucket once it is reduced, at the latest when the next bucket leaves. So the gradients of a model are never all in memory at the same time.
 #
-# `self.free_gradients(buckets)` gives back the memory of each `bucket.flat`; the next `gather()` takes it again. `self.buckets` stand in the order in which they leave.
+# `self.free_gradients(buckets)` gives back the memory of each `bucket.flat`, and the next `bucket.gather()` allocates it again. `self.buckets` is in
+# the order in which the buckets leave.
 
 # %%
 class ZeroStage2(ZeroStage1):
@@ -264,35 +280,43 @@ class ZeroStage2(ZeroStage1):
 ZeroStage2 = check(ZeroStage2)
 
 # %% [markdown]
-# With gradient accumulation stage 2 has a price. No rank can keep the whole gradient until the last micro-batch, because that is the memory that stage 2 frees. So each micro-batch sends its own reduce-scatter.
+# Stage 2 has a price when you accumulate gradients. No rank can keep the whole gradient until the last micro-batch, because that is exactly the
+# memory that stage 2 frees. So each micro-batch needs its own reduce-scatter.
 
 # %% [markdown]
 # ### 4.5 Stage 3: the parameters
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 11 lines
 #
-# Now a rank holds its shard of the parameters, too. Before a layer computes, its parameters must be gathered; afterwards they are freed. The same once more in backward, because the gradient of a layer needs its weights.
-# Two things make that fast enough. Parameters come in **units**: a transformer's block is one all-gather, not twelve. And the next unit is **prefetched**: it travels while this one computes.
+# In stage 3 a rank holds only its shard of the parameters, too. So before a layer computes, its parameters must be gathered, and afterwards they are
+# freed. The same happens again in backward, because the gradient of a layer needs its weights. Two things make this fast enough. Parameters are
+# gathered in **units**, so that a transformer block takes one all-gather and not twelve. And the next unit is **prefetched**: it travels while the
+# current one computes.
 #
-# Stage 1, and stage 3 with four units (a sketch of a step, not a measurement):
+# Compare a step of stage 1 with a step of stage 3 that has four units (a sketch, not a measurement):
 
 # %%
 plots.unit_timeline(stages=(1, 3))
 
 # %% [markdown]
-# Four methods are called around each unit, by hooks: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward. You decide in them what is gathered, when, and when it is freed:
+# Hooks call four methods around each unit: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward. You write
+# these four, and decide when a unit is gathered and when it is freed. This is what you have:
 #
 # | | |
 # |---|---|
-# | `unit.begin_gather()`, `unit.end_gather()` | its parameters are on their way; they are here (it starts the gather if nothing has) |
-# | `unit.free()` | their memory is given back |
-# | `self.prefetch(place)` | the unit at that place of the order is on its way, if there is one. The order is that of the last forward |
-# | `self.place_in_order(unit)` | where this forward has come to: 0 for its first unit, then 1, 2, ... at each call |
-# | `self.reduce(unit)` | its gradients are on their way to their owners, and will be freed. Not inside `no_sync()`, where `self.sync` is False |
+# | `unit.begin_gather()`, `unit.end_gather()` | starts to gather its parameters; waits until they are here (and starts the gather if nothing has) |
+# | `unit.free()` | gives back the memory of its parameters |
+# | `self.prefetch(place)` | starts to gather the unit at that place, if there is one. Places are those of the last forward |
+# | `self.place_in_order(unit)` | the place of this unit in the running forward: 0 for the first unit, then 1, 2, ... at each call |
+# | `self.reduce(unit)` | starts to send its gradients to their owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False |
 # | `in_backward()` | True where a checkpoint (lab 01) runs a forward once more, inside the backward |
 #
-# The trap is that checkpoint. It runs `enter` and `leave` once more, inside the backward. The unit must be gathered there, but it gets no new place in the order. And `leave` has nothing to do: `free()` would take the weights from the backward that follows at once, and the hooks below it would begin the wrong gather, because `self.position` still stands where the forward has ended. (A reentrant checkpoint's outputs have no such hooks: its backward prefetches nothing.)
+# The trap is the checkpoint in the last row. It runs `enter` and `leave` again, inside the backward. There the unit must be gathered, but it must not
+# get a new place in the order. And `leave` must do nothing. If it called `free()`, it would take the weights away from the backward that follows at
+# once. And the hooks in the lines below it would gather the wrong unit, because `self.position` still stands where the forward ended. (The outputs of
+# a reentrant checkpoint have no such hooks, so its backward prefetches nothing.)
 #
-# **Predict.** 100 MB of parameters in units, 4 ranks. How many MB does each rank send in a step of stage 3: two all-gathers and a reduce-scatter?
+# **Predict.** A model has 100 MB of parameters, all in units, and there are 4 ranks. A step of stage 3 is two all-gathers and a reduce-scatter. How
+# many MB does each rank send?
 
 # %%
 from ranklab.zero.sharded_model import ShardedModel
@@ -338,7 +362,8 @@ class ZeroStage3(ShardedModel):
 ZeroStage3 = check(ZeroStage3)
 
 # %% [markdown]
-# Memory over one step, counted after every operation, on four ranks. The model is eight layers of 64 x 64, and the optimizer is Adam. The curves come from your classes:
+# How does memory develop over one step? We count it after every operation, on four ranks. The model has eight layers of 64 x 64, and the optimizer is
+# Adam. The curves come from your classes:
 
 # %%
 from ranklab.meter import MemoryCurve
@@ -373,11 +398,17 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # ### 4.6 What is memory worth?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines · open: no recipe
 #
-# Stage 3 frees each unit after its forward, and gathers it again for backward. A unit that stays whole saves that message. But memory can also be spent otherwise: a unit that is gathered early, several units ahead, hides its message behind their computing. You have some GB for both. **Which units stay whole?**
+# Stage 3 frees each unit after its forward, and gathers it again for backward. If a unit stays whole, you save that second message. But you can spend
+# the memory in another way, too: gather a unit early, several units ahead, and its message is hidden while those units compute. You have a few GB for
+# both. **Which units should stay whole?**
 #
-# DeepSpeed has three numbers for it, for the whole model: `stage3_max_reuse_distance` (what is used again within so many parameters is not freed), `stage3_prefetch_bucket_size` (how far ahead it gathers) and `stage3_max_live_parameters` (nothing is gathered ahead beyond so many). FSDP2 asks for `reshard_after_forward` of each block. Here you choose for each unit.
+# DeepSpeed has three settings for this, for the whole model. `stage3_max_reuse_distance` says within how many parameters a unit must be used again so
+# that it isn't freed, `stage3_prefetch_bucket_size` how far ahead to gather, and `stage3_max_live_parameters` how many parameters may be whole before
+# it stops gathering ahead. FSDP2 lets you set `reshard_after_forward` on each block. Here you choose for each unit.
 #
-# A `Step` is one micro-batch as a model, without processes. It knows each unit's `nbytes` and seconds of forward, `compute` (backward takes twice as long); the `limit` of bytes that may be whole or on their way; and that a message of n bytes takes `alpha + beta n`. `step.seconds(kept)` is the time of the whole step, if the units in `kept` stay whole. Units are gathered as early as there is room:
+# A `Step` is a model of one micro-batch, without processes. It has the `nbytes` of each unit and the seconds of its forward, `compute` (backward
+# takes twice as long). It has a `limit` on the bytes that may be whole or on their way. A message of n bytes takes `alpha + beta n`.
+# `step.seconds(kept)` is the time of the whole step if the units in `kept` stay whole. Units are gathered as soon as there is room:
 
 # %% tags=["nbval-check-output"]
 from itertools import combinations
@@ -403,18 +434,22 @@ def units_to_keep(step):
 units_to_keep = check(units_to_keep)
 
 # %% [markdown]
-# The last lines are your score on published shapes, with times by formula: ten blocks, of each the attention and the MLP as units. "The last that fit" are used again soonest: so `stage3_max_reuse_distance` chooses. The bound is what the device or the link needs if it never waits for memory. No choice is faster than that; even the best one may be slower. Note the sizes: choosing well among the units gains about 1% here, and keeping none costs 5 to 29%.
+# The last lines of the check are your score on published model shapes, with times by formula. Each model has ten blocks, and in each block the
+# attention and the MLP are units. "The last that fit" is the choice of `stage3_max_reuse_distance`: it keeps the units that are used again soonest.
+# The bound is the time that the device or the link needs if it never waits for memory. No choice is faster than the bound, and even the best one may
+# be slower. Look at the sizes: choosing well gains about 1% here, while keeping no unit at all costs 5 to 29%.
 
 # %% [markdown]
 # ### Further
 #
-# Three more, all checked, not in the 125 minutes: the bytes of all stages, the optimizer in the CPU's memory, and DeepSpeed's configuration file.
+# Three more exercises, all checked, that are not part of the 125 minutes: the bytes that each stage sends, the optimizer in CPU memory, and
+# DeepSpeed's configuration file.
 
 # %% [markdown]
 # #### `zero_traffic`
 # > difficulty 1/5 · importance 5/5 · 5 minutes · about 4 lines
 #
-# What you have predicted twice, as a formula.
+# You have predicted these bytes twice. Now write the formula.
 
 # %%
 def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
@@ -436,11 +471,13 @@ zero_traffic = check(zero_traffic)
 # #### `offload_optimizer`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · open: no recipe
 #
-# A DGX A100 has eight 80 GB GPUs, and 2 TB of CPU memory. The optimizer's state is touched once a step. Keep it there, and let the CPU do the step. What crosses the PCIe bus is this rank's gradients, once, and its new
-# parameters, once.
+# A DGX A100 has eight 80 GB GPUs, and 2 TB of CPU memory. The optimizer's state is used only once a step, so keep it in CPU memory and let the CPU do
+# the step. Then only two things cross the PCIe bus in a step: this rank's gradients, and its new parameters.
 #
-# You have two tools. `bucket.set_master(tensor)` tells a bucket which numbers the optimizer steps, in place of the shard; `model.make_optimizer(new_optimizer, groups)` comes after it. `CpuMemory().copy(tensor)` makes a copy for that, in float32 and *pinned* (such memory can be copied while the GPU computes); `Files(folder).copy(tensor)` makes one
-# in a file. Both have `take_state(optimizer)`, to be called after each step: it moves what the optimizer has made.
+# You have two tools. `bucket.set_master(tensor)` tells a bucket which tensor the optimizer steps instead of the shard. Call it before
+# `model.make_optimizer(new_optimizer, groups)`. To make such a tensor, call `CpuMemory().copy(tensor)`: the copy is in float32 and *pinned*, which
+# means it can be transferred while the GPU computes. `Files(folder).copy(tensor)` makes a copy in a file instead. Both places have
+# `take_state(optimizer)`. Call it after each step, because it moves the state that the optimizer has made.
 
 # %%
 from ranklab.zero import CpuMemory, Files
@@ -464,7 +501,10 @@ offload_optimizer = check(offload_optimizer)
 # #### `deepspeed_config`
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 14 lines
 #
-# DeepSpeed has all of this as a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given: it tries the ways from the fastest to the slowest, and returns the first that fits: its `stage`, `offload_optimizer` and `offload_parameters`. Stage 3 comes before offload. For 7.5 billion parameters on 8 GPUs its third collective takes 0.03 s over NVLink, and the CPU's Adam 1 s, by the sums in `zero/config.py`. (With one slow card a node, or dozens of micro-batches in a step, it is the other way round.)
+# DeepSpeed does all of this from a configuration file. `fastest_way(parameters, ranks, gpu_bytes, other_bytes)` is given. It tries all ways from the
+# fastest to the slowest, and returns the first that fits, with its `stage`, `offload_optimizer` and `offload_parameters`. Stage 3 comes before
+# offload, because for 7.5 billion parameters on 8 GPUs the third collective takes 0.03 s over NVLink, while Adam on the CPU takes 1 s, by the
+# calculation in `zero/config.py`. (With one slow card a node, or with dozens of micro-batches in a step, it is the other way round.)
 
 # %% tags=["nbval-check-output"]
 from ranklab.zero import fastest_way
@@ -504,7 +544,8 @@ deepspeed_config = check(deepspeed_config)
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed is the library of the paper's authors. It trains the same GPT, from the same weights, on the same tokens, with the same optimizer: five steps on two ranks. (Its own Adam is C++, compiled for minutes when it is first used. Here it gets torch's AdamW.)
+# DeepSpeed is the library of the paper's authors. Here it trains the same GPT for five steps on two ranks, from the same weights, on the same tokens,
+# and with the same optimizer. (DeepSpeed's own Adam is in C++, and compiles for minutes when you first use it. So we give it torch's AdamW.)
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -550,9 +591,13 @@ for stage, losses in ours.items():
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, theirs))
 
 # %% [markdown]
-# The same losses, whichever code shards. Sharding changes where numbers are kept, never which numbers. (What is sent may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients (`use_multi_rank_bucket_allreduce`), 1.5 times the paper's traffic. And its stage 3 keeps parameters of up to 100,000 numbers whole from step to step (`stage3_param_persistence_threshold`), because small messages cost their latency. Here both are set as in the paper.)
+# The losses are the same, because sharding changes where numbers are kept, but never the numbers themselves.
 #
-# And DeepSpeed reads your configuration. It would refuse a batch that is not the product of its three factors:
+# The traffic may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients (`use_multi_rank_bucket_allreduce`), which is 1.5 times the
+# paper's traffic. And its stage 3 keeps parameters of up to 100,000 numbers whole from step to step (`stage3_param_persistence_threshold`), because
+# small messages cost their latency. Here we set both as in the paper.
+#
+# DeepSpeed also reads your configuration. It would refuse a batch size that is not the product of its three factors:
 
 # %% tags=["nbval-check-output"]
 config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
@@ -563,8 +608,10 @@ print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2 with 1.3 billion parameters** on four GPUs of 24 GB: with data parallelism 20.8 GB of states leave 3.2 GB, too little for activations. Which stage, then? The project trains a GPT on real text in each stage, by your classes or by DeepSpeed, and
-# puts your `zero_memory` beside what it counts. `--size 1.3b` is the full size; here is a small one with the same code, two ranks and 40 steps.
+# **GPT-2 with 1.3 billion parameters** should train on four GPUs of 24 GB. With data parallelism its states take 20.8 GB, and the 3.2 GB that are
+# left are too little for activations. So which stage do you take? The project trains a GPT on real text in each stage, with your classes or with
+# DeepSpeed, and puts your `zero_memory` beside the counted bytes. `--size 1.3b` is the full size. Here we run a small one with the same code, on two
+# ranks and for 40 steps.
 
 # %%
 from ranklab.projects import zero as project
@@ -576,22 +623,27 @@ scores = [row.held_out for row in found["rows"]]
 assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
-# The held-out loss is the same in every stage, except for rounding: sums in another order differ in the last digit, and 40 steps at a high learning rate make about 0.005 of it. The few bytes above the formulas: Adam's step counters, 4 bytes a tensor, and one number that all ranks need for clipping. The peak holds activations, too, which ZeRO does not shard.
+# The held-out loss is the same in every stage, except for rounding. Sums in a different order differ in the last digit, and over 40 steps at a high
+# learning rate this grows to about 0.005. The counts are a few bytes above the formulas, because of Adam's step counters (4 bytes a tensor) and one
+# number that all ranks need for clipping. The peak includes activations, which ZeRO does not shard.
 #
-# **Your turn.** Change one thing below. First write down which columns change, and by which factor. Then run it. Ideas: `recompute=True`; `offload="cpu"`; `engine="deepspeed"`; other `numbers` and `ranks`. It stands at `micro_batch=4`, two micro-batches for each rank: which of the two stages sends more now?
+# **Your turn.** Change one thing below. Before you run it, write down which columns change, and by which factor. You could take `recompute=True`,
+# `offload="cpu"`, `engine="deepspeed"`, or other `numbers` and `ranks`. The cell starts with `micro_batch=4`, so each rank has two micro-batches.
+# Which of the two stages sends more now?
 
 # %%
 change = {"micro_batch": 4}
 print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12, **change)))
 
 # %% [markdown]
-# Stage 1 keeps the first micro-batch's gradients on each rank, and sends once. Stage 2 sends after each.
+# Stage 1 keeps the gradients of the first micro-batch on each rank, and sends once. Stage 2 sends after each micro-batch.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, for the same eight layers on four ranks, after a backward: the bytes that rank 0 holds, and those that it sends in a step. With Adam in float32 it is 4 bytes for a parameter, 4 for its gradient and 8
-# for two moments. Counts are exact, so they are asserted.
+# The table shows predictions beside counts, for the eight layers of 4.5 on four ranks: the bytes that rank 0 holds after a backward, and the bytes
+# that it sends in a step. With Adam in float32 a parameter takes 4 bytes, its gradient 4, and the two moments 8. Counts are exact, so the cell
+# asserts them.
 
 # %%
 from ranklab.meter import Traffic, memory_of
@@ -623,7 +675,10 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock can't compare the stages here: the ranks share two cores and their memory, and nothing hides behind anything. The model of 4.6 can. Ten blocks of Mixtral 8x7B, 8,192 tokens on each GPU, which compute for 0.48 s. What do more GB for whole parameters buy, with your choice of units, over eight cards of 100 or of 400 Gbit/s a node? (An all-reduce over 248 nodes with eight cards each reaches about 350 GB/s, NVIDIA/nccl-tests issue 283; 87 are a quarter of it.)
+# The clock can't compare the stages here, because the ranks share two cores and their memory, and nothing hides behind anything. But the model of 4.6
+# can. Take ten blocks of Mixtral 8x7B, and 8,192 tokens on each GPU, which compute for 0.48 s. Each node has eight cards of 100 or of 400 Gbit/s. How
+# much time do you save with more GB for whole parameters, and with your choice of units? (An all-reduce over 248 nodes with eight cards of 400 Gbit/s
+# each reaches about 350 GB/s, NVIDIA/nccl-tests issue 283; 87 GB/s is a quarter of that.)
 
 # %% tags=["nbval-check-output"]
 mixtral = published_steps()["Mixtral 8x7B, 12 GB"]
@@ -638,7 +693,9 @@ for gb in (4, 6, 9, 12, 18, 24):
           f"{fast.seconds():20.2f} {on_fast:6.2f} {fast.bound():6.2f}")
 
 # %% [markdown]
-# From 4 to 6 GB is worth most: then the next experts, 2.8 GB, travel while others compute. On the slower link each further GB saves messages, which are exposed. On the faster one computing hides all but the first and the last message, and units that stay whole buy nothing. So first room to gather ahead, then units to keep, and both only where messages are exposed.
+# Going from 4 to 6 GB helps most, because then the next experts, 2.8 GB, can travel while others compute. On the slower link each further GB saves
+# messages that are exposed. On the faster link computing hides all messages but the first and the last, so units that stay whole gain nothing. So
+# spend memory first on gathering ahead, then on units to keep, and on both only where messages are exposed.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -657,20 +714,32 @@ questions("06_zero")
 # deepspeed --hostfile hosts --module ranklab.projects.zero --size 1.3b --config ds.json --engine deepspeed
 # ```
 #
-# What changes: the backend is NCCL, and its messages run beside the computing. In stage 3 the first all-gather of a step has nothing to hide behind. With 24 GB fragmentation matters (lab 01). DeepSpeed's own
-# Adam (`--compiled`) is one kernel for all parameters, and its CPUAdam uses the CPU's vector units, which offloading needs.
+# What changes? The backend is NCCL, and its messages run while the GPU computes. In stage 3 the first all-gather of a step has nothing to hide
+# behind. On a GPU with 24 GB fragmentation matters (lab 01). DeepSpeed's own Adam (`--compiled`) is one kernel for all parameters, and its CPUAdam
+# uses the CPU's vector units, which offloading needs.
 #
-# What to expect, from the paper and not measured by us: on 400 V100s ZeRO's stage 2, together with tensor parallelism, trained a model of 100 billion parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much: expect less where the network between the nodes is slow. This lab has not been run on several GPUs yet.
+# What to expect, from the paper and not measured by us: on 400 V100s ZeRO's stage 2, together with tensor parallelism, trained a model of 100 billion
+# parameters at 38 TFLOP/s on each GPU, about 30% of the peak. Stage 3 sends 1.5 times as much, so expect less if the network between the nodes is
+# slow. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Gradients in float32.** 16 bytes a parameter are the paper's. Sums over many micro-batches in bf16 lose small terms, so Llama 3 (arXiv 2407.21783, 3.3.2) and Megatron-LM with `--bf16` add up in float32: 2 + 4 + 12 = 18. DeepSpeed does with `data_types: {"grad_accum_dtype": "fp32"}`; its default is the model's type. And plain DDP holds gradients twice, in its buckets too, unless `gradient_as_bucket_view=True` (lab 04).
-# - **Making the model.** Before stage 3 can shard it, each process holds all of it. `deepspeed.zero.Init()` shards each parameter as it is made. transformers' `from_pretrained` does that by itself, but only if it knows of stage 3: make `TrainingArguments(deepspeed=...)` before the model (modeling_utils.py, `is_deepspeed_zero3_enabled`).
-# - **DeepSpeed's checkpoints** are each rank's shards. `zero_to_fp32.py`, which it copies beside them, puts float32 weights together, without DeepSpeed; `ds_to_universal.py` makes a checkpoint that another number of ranks can load, with the optimizer's state.
+# - **Gradients in float32.** The 16 bytes a parameter are the paper's. But sums over many micro-batches in bf16 lose small terms, so Llama 3 (arXiv
+#   2407.21783, 3.3.2) and Megatron-LM with `--bf16` add up gradients in float32, which makes 2 + 4 + 12 = 18 bytes. DeepSpeed does this with
+#   `data_types: {"grad_accum_dtype": "fp32"}`; its default is the model's type. And plain DDP holds the gradients a second time in its buckets,
+#   unless you set `gradient_as_bucket_view=True` (lab 04).
+# - **Making the model.** Before stage 3 can shard it, each process holds all of it. `deepspeed.zero.Init()` shards each parameter as it is made.
+#   `from_pretrained` of transformers does this by itself, but only if it knows about stage 3, so make `TrainingArguments(deepspeed=...)` before the
+#   model (modeling_utils.py, `is_deepspeed_zero3_enabled`).
+# - **DeepSpeed's checkpoints** hold the shards of each rank. DeepSpeed copies `zero_to_fp32.py` beside them, which puts the float32 weights together
+#   without DeepSpeed. `ds_to_universal.py` makes a checkpoint, with the optimizer's state, that a different number of ranks can load.
 # - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
-# - **ZeRO++** (Wang et al., arXiv 2306.10209): weights quantized to 8 bits for the gather, a second copy of the shards inside each node so that the backward's gather stays there, and 4-bit gradients. A quarter of the traffic between nodes.
-# - **ZeRO-Infinity** (arXiv 2104.07857): parameters, too, in CPU memory or on NVMe, gathered from there. The `Files` of `offload_optimizer` do it for the optimizer.
-# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other for ever. Mixtures of experts (lab 11) get groups of their own.
+# - **ZeRO++** (Wang et al., arXiv 2306.10209): it gathers weights quantized to 8 bits, keeps a second copy of the shards inside each node so that
+#   backward's gather stays there, and sends 4-bit gradients. That leaves a quarter of the traffic between nodes.
+# - **ZeRO-Infinity** (arXiv 2104.07857): the parameters, too, live in CPU memory or on NVMe, and are gathered from there. For the optimizer, the
+#   `Files` of `offload_optimizer` do the same.
+# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other and never go on. Mixtures
+#   of experts (lab 11) get their own groups.
 #
 # Next: **07_fsdp**: stage 3 in torch itself, with each parameter cut along its first dimension.

@@ -6,12 +6,17 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In March 2023 a Stanford group took LLaMA with 7 billion parameters and 52,000 examples of instructions with answers. Three hours on eight 80 GB A100s later they had Alpaca. The GPUs cost less than 100 dollars (crfm.stanford.edu, 13 March 2023).
-# The README of its code warns: "Naively, fine-tuning a 7B model requires about 7 x 4 x 4 = 112 GB of VRAM". That is float32: weight, gradient and Adam's two moments. So they used PyTorch's FSDP, *fully sharded data parallel*.
+# In March 2023 a group at Stanford took LLaMA with 7 billion parameters, and 52,000 examples of instructions with answers. After three hours on eight
+# 80 GB A100s they had Alpaca. The GPUs cost less than 100 dollars (crfm.stanford.edu, 13 March 2023). The README of its code warns: "Naively,
+# fine-tuning a 7B model requires about 7 x 4 x 4 = 112 GB of VRAM". That is 16 bytes a parameter, in float32: the weight, its gradient and Adam's two
+# moments. So they used PyTorch's FSDP, *fully sharded data parallel*.
 #
-# You know the idea from lab 06: it is ZeRO's stage 3. Their FSDP kept a block's parameters in one flat piece, as you did there. Today's, FSDP2, does not. It cuts each parameter along its first dimension, and each rank keeps **some rows of each parameter**. Your model stays your model, and `fully_shard(block)` is all that you call.
+# You know the idea from lab 06: it is ZeRO's stage 3. The FSDP of 2023 kept a block's parameters in one flat tensor, as you did in that lab. Today's
+# FSDP2 cuts each parameter along its first dimension instead, and each rank keeps **some rows of each parameter**. Your model stays your model, and
+# all you call is `fully_shard(block)`.
 #
-# You do not have eight A100s. You have a machine with four GPUs of 24 GB. 7 billion parameters in float32, with gradients and Adam, in rows over four GPUs: how many GB does each one hold?
+# Now say you have no A100s, only a machine with four GPUs of 24 GB. If you shard 7 billion parameters in float32 over the four GPUs, with gradients
+# and Adam, how many GB does each GPU hold?
 
 # %%
 import contextlib
@@ -30,9 +35,11 @@ from ranklab import answer, check, device, hint, launch, questions
 check(fsdp_7b_gb=...)
 
 # %% [markdown]
-# Sharding alone does not do it. In section 7 you see what does: rows in the CPU's memory (*offload*), and a few GB of the GPU for what is computed just now.
+# So sharding alone is not enough. In section 7 you will see what is: keep the rows in CPU memory (*offload*), and use a few GB of the GPU for the
+# part that is computed right now.
 #
-# This lab builds on lab 02 (all-gather, reduce-scatter), lab 03 (hooks) and lab 06 (stage 3). At its end torch's own FSDP2 trains the same model with the same losses, the same rows and the same number of messages as yours.
+# This lab builds on lab 02 (all-gather, reduce-scatter), lab 03 (hooks) and lab 06 (stage 3). In the end torch's own FSDP2 trains the same model,
+# with the same losses, the same rows and the same number of messages as yours.
 
 # %% [markdown]
 # ## 2. Picture
@@ -44,12 +51,14 @@ from ranklab.plots.zero import memory_curves
 plots.over_a_step()
 
 # %% [markdown]
-# A rank always has its own rows, of everything. The other rows of a **block** come shortly before the block computes, and go afterwards. What is in no block (embedding, last norm, head) belongs to the **root**, the model itself; it stays whole from forward to backward.
+# A rank always has its own rows of every parameter. The other rows of a **block** arrive shortly before the block computes, and are freed afterwards.
+# Parameters that are in no block (embedding, last norm, head) belong to the **root**, which is the model itself. The root stays whole from forward to
+# backward.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# One linear layer, two ranks, one step of SGD. Gather the rows, use them, and send each gradient's rows to the rank that owns them:
+# Take one linear layer, two ranks and one step of SGD. Gather the rows, use them, and send the rows of the gradient to the rank that owns them:
 
 # %% tags=["nbval-check-output"]
 weight = torch.arange(12.0).view(4, 3) / 10
@@ -75,7 +84,8 @@ for rank, rows in enumerate(launch(step_in_rows, weight.detach(), x, ranks=2)):
     print(f"rank {rank} of 2", rows)
 
 # %% [markdown]
-# That is FSDP. What is left: parameters whose rows R does not divide, one message for a whole block, the next block on its way while this one computes, and all that must know about rows (clipping, saving).
+# This is FSDP already. What is missing? R may not divide the rows of a parameter, a whole block should travel in one message, the next block should
+# travel while the current one computes, and clipping and saving must know about rows.
 
 # %% [markdown]
 # ## 4. Build it
@@ -84,9 +94,10 @@ for rank, rows in enumerate(launch(step_in_rows, weight.detach(), x, ranks=2)):
 # ### 4.1 Rows
 # > difficulty 1/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# torch cuts a parameter as `torch.chunk` does: each of R ranks takes n/R rows, rounded up, until none are left. So a rank can tell which rows another one has, without asking. A bias is cut like a matrix; its rows are numbers.
+# torch cuts a parameter like `torch.chunk`: each of R ranks takes n/R rows, rounded up, until none are left. So each rank knows which rows another
+# rank has, without asking. A bias is cut like a matrix, and its rows are single numbers.
 #
-# **Predict.** A weight with 10 rows, 4 ranks. How many rows has the last rank?
+# **Predict.** A weight has 10 rows, and there are 4 ranks. How many rows does the last rank get?
 
 # %%
 check(fsdp_rows_last=...)
@@ -111,7 +122,8 @@ def shard_parameter(parameter, group=None):
 shard_parameter = check(shard_parameter)
 
 # %% [markdown]
-# A small layer over four ranks, cut by your function. Crossed cells do not exist on any rank. They travel as zeros, because in a message all ranks' parts are equally long:
+# Here your function cuts a small MLP over four ranks. Crossed cells exist on no rank. They only travel, as zeros, because the parts of all ranks in a
+# message must be equally long:
 
 # %%
 def how_many_rows():
@@ -126,28 +138,33 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # ### 4.2 A block
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 15 lines
 #
-# Now a module whose parameters come and go. When they come and go you know: `ShardedModule` stands on the engine of lab 06, and is called by the four methods of `ZeroStage3`, as the library has them. How they travel is yours, in three methods. All parameters of a block travel in **one message**, because each message pays a latency, and a block of a GPT has eight parameters.
+# Now write a module whose parameters come and go. *When* they come and go, you know from lab 06: `ShardedModule` uses the same engine, and the four
+# methods of `ZeroStage3` in the library call yours. *How* they travel is your part, in three methods. All parameters of a block travel in **one
+# message**, because each message pays a latency, and a block of our GPT has eight parameters.
 #
 # | given by `ShardedModule` | |
 # |---|---|
-# | `self.parameters`, `self.trained` | the block's parameters, in order; those of them that are not frozen |
-# | `p.padded_shard()` | my rows of parameter `p` as they travel: flat, with zeros at the end, in the type in which is computed. `p.numbers` numbers, the same on all ranks |
-# | `p.fill(parts)` | `p` is whole, and stands in its module. `parts` is (R, `p.numbers`), a view will do: row r is what rank r sent of `p` |
-# | `p.padded_gradient()` | the whole gradient of `p` as it travels, (R, `p.numbers`): row r is for rank r. Zeros where there is none; what no rank has gets none |
-# | `p.whole.grad` | the whole gradient itself; set it to None once it is in the message: its memory is free, and the next backward does not add to it |
-# | `self.group`, `self.ranks` | the ranks that share the rows, and how many they are |
+# | `self.parameters`, `self.trained` | the block's parameters, in order; only those that are not frozen |
+# | `p.padded_shard()` | this rank's rows of parameter `p`, ready to travel: flat, with zeros at the end, in the type used for computing. It has `p.numbers` numbers, as many on all ranks |
+# | `p.fill(parts)` | puts the whole `p` into its module. `parts` has the shape (R, `p.numbers`) and may be a view: row r is what rank r sent of `p` |
+# | `p.padded_gradient()` | the whole gradient of `p`, ready to travel, (R, `p.numbers`): row r is for rank r. It is zeros if this rank has no gradient. If no rank has one, `p` gets none |
+# | `p.whole.grad` | the whole gradient itself. Set it to None once it is in the message, so that its memory is freed and the next backward doesn't add to it |
+# | `self.group`, `self.ranks` | the group that shares the rows, and its size |
 #
 # | set by you | |
 # |---|---|
-# | `self.work`, `self.gathered` | the handle and the message of a gather that is on its way; else None |
-# | `self.is_whole` | are the parameters whole? `reshard()` sets it back |
-# | `self.reduction` | `(mine, handle)` of a reduce-scatter on its way; `end_reduction()` waits for it, and sets it back to None |
+# | `self.work`, `self.gathered` | the handle and the message of a gather on its way, or None |
+# | `self.is_whole` | True while the parameters are whole. `reshard()` sets it back |
+# | `self.reduction` | `(mine, handle)` of a reduce-scatter on its way. `end_reduction()` waits for it, and sets this back to None |
 #
-# The collectives are lab 02's, both asynchronous: `dist.all_gather_single(whole, mine, group=..., async_op=True)`, and `dist.reduce_scatter_single(mine, whole, ...)` of a flat `whole`. All gradients that are sent become means over ranks.
+# The collectives are those of lab 02, both asynchronous: `dist.all_gather_single(whole, mine, group=..., async_op=True)`, and
+# `dist.reduce_scatter_single(mine, whole, ...)` with a flat `whole`. The gradients must become means over ranks, not sums.
 #
-# The trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. Rank 0's rows of all parameters come first, then rank 1's.
+# There is a trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. The rows of rank 0 come first, of all parameters,
+# then the rows of rank 1.
 #
-# **Predict.** 100 MB of parameters in float32, all in blocks, 4 ranks. The blocks are shards again between forward and backward. How many MB does each rank send in a step?
+# **Predict.** A model has 100 MB of parameters in float32, all in blocks, and there are 4 ranks. Blocks are freed after forward, and gathered again
+# for backward. How many MB does each rank send in a step?
 
 # %%
 from ranklab.fsdp.shards import ShardedModule
@@ -189,7 +206,8 @@ class FullyShardedBlock(ShardedModule):
 FullyShardedBlock = check(FullyShardedBlock)
 
 # %% [markdown]
-# The mistake that everybody makes once, with this class as with torch's: the optimizer comes first. Sharding puts other parameters into the model, so the optimizer steps tensors that nobody uses. There is no error; the loss stands still:
+# Everybody makes this mistake once, with this class as with torch's: they make the optimizer first. But sharding puts new parameters into the model,
+# so the optimizer steps tensors that nobody uses any more. You get no error, but the loss never changes:
 
 # %% tags=["nbval-check-output"]
 def losses_with_sgd(optimizer_first):
@@ -213,7 +231,8 @@ for name, first in {"sharded, then the optimizer": False, "the optimizer first":
     print(f"{name:28}", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# A GPT of four blocks on four ranks, in your class: first each block, then the model. `reshard_after_forward=False` keeps the blocks whole from forward to backward. It saves a gather, and costs memory:
+# Next, your class shards a GPT of four blocks over four ranks: first each block, then the model. `reshard_after_forward=False` keeps the blocks whole
+# from forward to backward. It saves a gather, and costs memory:
 
 # %%
 from ranklab.meter import MemoryCurve, Traffic, memory_of
@@ -259,7 +278,7 @@ found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in na
 memory_curves({name: curve for name, (curve, _) in found.items()})
 
 # %% [markdown]
-# How many bytes of whole parameters there are at once, and what the two have sent:
+# Here are the most bytes of whole parameters at one time, and what each of the two ways sent:
 
 # %% tags=["nbval-check-output"]
 print(f"{'':26}  bytes at once    all-gathers   reduce-scatters   bytes sent")
@@ -269,15 +288,18 @@ for name, (curve, traffic) in found.items():
           f"{traffic.calls['reduce_scatter']:17} {traffic.sent_bytes:12,}")
 
 # %% [markdown]
-# The first row: nine all-gathers, four blocks twice and the root once; five reduce-scatters.
+# Check the first row: nine all-gathers are four blocks twice and the root once. Each of the five modules has one reduce-scatter.
 
 # %% [markdown]
 # ### 4.3 Clipping
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 9 lines
 #
-# Gradient clipping shortens all gradients of a model together, by one factor: the largest norm that you allow, over the norm of all of them as one vector. No rank has that vector. Each one has some rows, and norms do not add up. Their squares do. As in torch, the factor is `max_norm / (norm + 1e-6)`, at most 1.
+# Gradient clipping takes all gradients of a model as one vector, and scales it down if its norm is above the norm that you allow. As in torch, the
+# factor is `max_norm / (norm + 1e-6)`, at most 1. But no rank has that vector: each rank has some rows. Norms of parts don't add up, but their
+# squares do.
 #
-# **Predict.** 7 billion gradients on 4 ranks. The sum is kept in float64, because it has so many terms. How many bytes has the message that ranks all-reduce?
+# **Predict.** There are 7 billion gradients on 4 ranks. The sum is kept in float64, because it has so many terms. How many bytes does the message
+# have that the ranks all-reduce?
 
 # %%
 check(fsdp_norm_bytes=...)
@@ -286,7 +308,7 @@ check(fsdp_norm_bytes=...)
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """The gradients, one vector over all ranks of the group, are no longer than max_norm.
 
-    Returns the norm before, in a tensor or as a number, alike on all ranks: NaN or infinite on all,
+    Returns the norm before, in a tensor or as a number, equal on all ranks: NaN or infinite on all,
     where one gradient on one rank is. A parameter without gradient (None) does not count, and a
     rank may have none at all. Gradients of 16 bits are added up in more. Where the norm is below
     max_norm, all stay as they are. With offload they are on the CPU: the factor must come to them.
@@ -300,7 +322,7 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
 clip_grad_norm_sharded = check(clip_grad_norm_sharded)
 
 # %% [markdown]
-# Your block's gradients, clipped by your function, beside torch's own clipping of the whole model in one process:
+# Your function clips the gradients of your blocks. Compare with torch's own clipping of the whole model in one process:
 
 # %% tags=["nbval-check-output"]
 def clipped():
@@ -323,17 +345,20 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 # ### 4.4 What is a block?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 8 lines · open: no recipe
 #
-# Until now a block was a transformer's block. With each linear layer as a block little is whole at a time, and there are many small messages. With the model as one block there are two messages, and all of it is whole. You decide for any model: **as few blocks as you can, and no more than `most_bytes` whole**.
+# So far, a block was a transformer block. If you make each linear layer a block, little is whole at a time, but you send many small messages. If the
+# model is one block, you send only two messages, but all of it is whole. Write a function that decides for any model: **as few blocks as possible,
+# and no more than `most_bytes` whole**.
 #
-# Not every module will do. A `ModuleList` has no forward: nobody calls it, so no hook would ever run. And a parameter that two modules share must not be inside of one block and outside of it.
+# Not every module can be a block. A `ModuleList` has no forward, so nobody calls it, and its hooks never run. And if two modules share a parameter, a
+# block must contain both or neither.
 #
 # | given | |
 # |---|---|
-# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step. When the largest block arrives, that is the root, the block and the block's message. When the root itself arrives, it is the root and its message. The larger of the two counts; gradients are not in it |
-# | `parameter_bytes(module)` | of all its parameters, once each |
-# | `can_be_a_block(model, module)` | has a forward of its own, and all its parameters for itself (true of a module without parameters, too) |
-# | `outermost(modules)` | those of them that are inside no other one |
-# | `without_needless(model, blocks, most_bytes)` | `blocks` without those for which the root has room |
+# | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step, without gradients. There are two such moments, and the larger counts: when the largest block arrives (the root, the block and its message), and when the root arrives (the root and its message) |
+# | `parameter_bytes(module)` | the bytes of all its parameters, each counted once |
+# | `can_be_a_block(model, module)` | True if the module has its own forward, and shares no parameter with modules outside (also for a module without parameters) |
+# | `outermost(modules)` | the modules that are inside no other one of the list |
+# | `without_needless(model, blocks, most_bytes)` | `blocks` without those that the root has room for |
 
 # %%
 from ranklab.fsdp.wrapping import (
@@ -356,7 +381,7 @@ def wrap_policy(model, most_bytes):
 wrap_policy = check(wrap_policy)
 
 # %% [markdown]
-# A GPT with eight blocks, in all the ways that your function finds:
+# Here is what your function finds for a GPT with eight blocks:
 
 # %% tags=["nbval-check-output"]
 gpt = GPT(GPTConfig(n_layer=8, n_embd=128))
@@ -372,9 +397,13 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 # ### 4.5 The loss of instruction tuning
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 7 lines
 #
-# An example is a question and an answer. The model is to learn the answer, not the question, so the labels of the question's tokens are `IGNORE`. And here hides lab 01's mean of means: the **mean over ranks of means over tokens**. (Over micro-batches transformers' Trainer had that mistake until October 2024, huggingface.co/blog/gradient_accumulation.) Where one rank has 9 answer tokens and another one has 1, that one token counts nine times as much. The rank without any divides by zero.
+# An example is a question and an answer. The model should learn the answer and not the question, so the labels of the question's tokens are `IGNORE`.
+# Then the ranks have different numbers of answer tokens, and you meet the mean of means from lab 01 again: the **mean over ranks of means over
+# tokens**. If one rank has 9 answer tokens and another has 1, that one token counts nine times as much, and a rank without answer tokens divides by
+# zero. (The Trainer of transformers had this mistake over micro-batches until October 2024, huggingface.co/blog/gradient_accumulation.)
 #
-# So divide by the number of answer tokens of the **whole batch**. FSDP averages gradients over ranks; take that into account. `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
+# So divide by the number of answer tokens in the **whole batch**. Keep in mind that FSDP averages the gradients over ranks.
+# `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
 
 # %%
 from ranklab.targets import IGNORE
@@ -401,7 +430,7 @@ def masked_loss(logits, labels, count=None, group=None):
 masked_loss = check(masked_loss)
 
 # %% [markdown]
-# Three ranks with 9, 1 and no answer tokens, the usual mean beside your loss:
+# Three ranks have 9, 1 and no answer tokens. The table shows the usual mean beside your loss:
 
 # %% tags=["nbval-check-output"]
 logits = torch.randn(3, 1, 12, 7, generator=torch.Generator().manual_seed(3))
@@ -425,15 +454,21 @@ print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one proce
 # %% [markdown]
 # ### Further
 #
-# Two more, both checked, not in the 130 minutes: sharding inside a node only, and a whole model out of rows.
+# Two more exercises, both checked, that are not part of the 130 minutes: shard inside a node only, and put a whole model together from its rows.
 
 # %% [markdown]
 # #### `hybrid_shard_groups`
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 4 lines
 #
-# Gathers are frequent, so let them stay where links are fast: shard **inside a node**, and give every node a copy. After the reduce-scatter inside the node, ranks with the same rows average their gradients over nodes, by a small all-reduce. The price is memory: each of four GPUs in a node holds 1/4 of the model, however many nodes there are. It needs two kinds of groups. `group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...])` makes several groups that have no rank in common, and returns this rank's; all ranks must call it alike.
+# Gathers are frequent, so let them stay where the links are fast: shard **inside a node**, and give every node a copy. After the reduce-scatter
+# inside the node, the ranks with the same rows average their gradients over the nodes, by a small all-reduce. You pay with memory: each of four GPUs
+# in a node holds 1/4 of the model, however many nodes there are.
 #
-# **Predict.** 100 MB of gradients, two nodes of four GPUs, sharded inside each node. How many MB does each GPU send to the other node in a step?
+# You need two kinds of groups. `group, _ = dist.new_subgroups_by_enumeration([[ranks], [ranks], ...])` makes several groups that have no rank in
+# common, and returns the group of this rank. All ranks must call it with the same lists.
+#
+# **Predict.** A model has 100 MB of gradients, and is sharded inside each of two nodes of four GPUs. How many MB does each GPU send to the other node
+# in a step?
 
 # %%
 check(fsdp_hybrid_mb=...)
@@ -457,7 +492,7 @@ def hybrid_shard_groups(shard_ranks):
 hybrid_shard_groups = check(hybrid_shard_groups)
 
 # %% [markdown]
-# Two nodes of three GPUs, in your groups:
+# These are your groups for two nodes of three GPUs:
 
 # %%
 groups = launch(lambda: [dist.get_process_group_ranks(g) for g in hybrid_shard_groups(3)], ranks=6)
@@ -467,7 +502,9 @@ plots.hybrid(groups, per_node=3)
 # #### `full_state_dict`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# To hand a model on, somebody must have all of it: rank 0, in the CPU's memory. Not all at once on the GPU, because there it would not fit. `gather_rows(parameter, group)` gathers one parameter from its shards: the whole on the CPU of rank 0, None on the others. `sharded_modules(model)` are the blocks, each with its `parameters` and its `group`.
+# To save a model, one rank must have all of it: rank 0, in CPU memory. It can't all be on the GPU at the same time, because it would not fit there.
+# `gather_rows(parameter, group)` gathers one parameter from its shards, and returns it whole on the CPU of rank 0, and None on all others.
+# `sharded_modules(model)` returns the blocks, each with its `parameters` and its `group`.
 
 # %%
 from ranklab.fsdp.shards import sharded_modules
@@ -490,7 +527,7 @@ def full_state_dict(model):
 full_state_dict = check(full_state_dict)
 
 # %% [markdown]
-# Three weights in rows, and whole again:
+# Three weights, first in rows and then whole again:
 
 # %% tags=["nbval-check-output"]
 def rows_and_whole():
@@ -507,7 +544,9 @@ print("on the other ranks:", [state for _, state in others])
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's own is `fully_shard`, known as FSDP2. It is called as yours: on each block, then on the model. Five steps on three ranks (so that rows are uneven) with yours, with FSDP2, and with DeepSpeed's stage 3 from lab 06; the same GPT, weights, tokens and AdamW:
+# torch's own FSDP2 is the function `fully_shard`. You call it like yours: on each block, then on the model. Now train the same GPT for five steps
+# with yours, with FSDP2, and with DeepSpeed's stage 3 from lab 06, from the same weights, on the same tokens, and with the same AdamW. We take three
+# ranks, so that the rows are uneven:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -566,32 +605,38 @@ for tool, (losses, calls, rows) in found.items():
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, found["yours"][0]))
 
 # %% [markdown]
-# Yours and FSDP2 have the same losses, rows and messages. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut; that is why checkpoints and tensor parallelism (lab 08) fit to it. DeepSpeed's stage 3 gathers each parameter by itself here, and sends the gradients of this small model in one message a step; both are settings.
+# Yours and FSDP2 have the same losses, rows and messages. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut, so that FSDP2 works
+# together with checkpoints and with tensor parallelism (lab 08). DeepSpeed's stage 3 gathers each parameter in its own message here, and sends the
+# gradients of this small model in one message a step. You can change both in its configuration.
 #
-# Clipping with FSDP2 is `nn.utils.clip_grad_norm_(model.parameters(), 0.5)`, as ever: DTensors add up their squares over ranks by themselves. On *your* model the same line would clip by another factor on each rank.
+# To clip with FSDP2, call `nn.utils.clip_grad_norm_(model.parameters(), 0.5)` as always, because DTensors add up their squares over ranks by
+# themselves. On *your* model the same line would clip by a different factor on each rank.
 #
-# FSDP2 can spend memory to send less in more ways than `reshard_after_forward=False` (torch 2.13, `_fully_shard.py`):
+# `reshard_after_forward=False` is only one way in which FSDP2 can spend memory to send less. Others are (torch 2.13, `_fully_shard.py`):
 #
 # | | |
 # |---|---|
-# | `fully_shard(block, reshard_after_forward=8)` | from forward to backward each GPU keeps 1/8 of the block: backward's gather stays in the node |
-# | `set_requires_gradient_sync(False)` | a micro-batch reduces nothing; whole gradients stay. `set_requires_all_reduce(False)` leaves out the sum over copies only |
-# | `set_reshard_after_backward(False)` | the next micro-batch need not gather (set it back for the last one); with `reshard_after_forward=False`, one gather a step |
-# | `set_modules_to_forward_prefetch([...])`, `..._backward_prefetch` | more than one block is gathered ahead |
+# | `fully_shard(block, reshard_after_forward=8)` | from forward to backward each GPU keeps 1/8 of the block, so backward's gather stays inside a node of 8 |
+# | `set_requires_gradient_sync(False)` | a micro-batch reduces nothing, and keeps whole gradients. `set_requires_all_reduce(False)` leaves out only the sum over copies |
+# | `set_reshard_after_backward(False)` | the next micro-batch needs no gather (set it back for the last one). Together with `reshard_after_forward=False` you gather once a step |
+# | `set_modules_to_forward_prefetch([...])`, `..._backward_prefetch` | gathers more than one block ahead |
 #
-# Your `full_state_dict` is `get_model_state_dict` with `StateDictOptions(full_state_dict=True, cpu_offload=True)`. With more tools the order counts: first activation checkpoints, then `torch.compile` of each block, then `fully_shard` (so torchtitan, `parallelize.py`).
+# Your `full_state_dict` is `get_model_state_dict` with `StateDictOptions(full_state_dict=True, cpu_offload=True)`. If you combine tools, the order
+# matters: first activation checkpoints, then `torch.compile` of each block, then `fully_shard` (as in torchtitan's `parallelize.py`).
 #
-# You will read older code. FSDP1 (`FullyShardedDataParallel`) puts a block's parameters into one flat one, as lab 06 does, and has a strategy by name:
+# You will also meet older code. FSDP1 (`FullyShardedDataParallel`) puts the parameters of a block into one flat tensor, as lab 06 does, and you
+# choose a strategy by its name:
 #
 # | FSDP1 | FSDP2 | yours | ZeRO |
 # |---|---|---|---|
 # | `FULL_SHARD` | `reshard_after_forward=True` | the same | stage 3 |
 # | `SHARD_GRAD_OP` | `reshard_after_forward=False` | the same | between 2 and 3: whole from forward to backward only |
 # | `NO_SHARD` | torch's DDP | lab 03 | stage 0 |
-# | `HYBRID_SHARD` | a mesh (lab 12) of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 in a node: MiCS |
+# | `HYBRID_SHARD` | a mesh (lab 12) of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 inside a node: MiCS |
 # | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | no name |
 #
-# Often a library calls FSDP for you. Check whether it did. Here Accelerate is asked for FSDP. On GPUs it shards, and the losses are printed. On a CPU it trains by DDP and says nothing; one assertion on the model finds out:
+# Often a library calls FSDP for you, so check whether it really did. Here we ask Accelerate for FSDP. On GPUs it shards, and the cell prints the
+# losses. On a CPU it trains with plain DDP and says nothing. One assertion on the model finds that out:
 
 # %%
 from ranklab.fsdp import hugging_face
@@ -600,7 +645,8 @@ said = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
 print(textwrap.fill(str(said or hugging_face.NOT_HERE), 98))
 
 # %% [markdown]
-# The losses alone would not tell. With DeepSpeed below it, Transformers' Trainer does shard on a CPU. The same tiny Llama on two ranks:
+# You would not see it in the losses. The Trainer of transformers does shard on a CPU, if it uses DeepSpeed. Here it trains the same tiny Llama on two
+# ranks, and so does our FSDP:
 
 # %%
 theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)
@@ -612,7 +658,10 @@ assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
 # %% [markdown]
 # ## 6. Project
 #
-# **A Llama learns to follow instructions.** It is transformers' own Llama, which knows nothing of your class. The full size is Llama-2-7B on four GPUs of 24 GB. Here is a small one with the same code: it first reads Python's library, so that there is something to tune. Then it gets instructions with answers, made from real text, and is asked questions that it has not seen. *Exact match* is the share of answers that are right to the last character.
+# **A Llama learns to follow instructions.** We take the Llama of transformers as it is: it knows nothing about your class. The full size is
+# Llama-2-7B on four GPUs of 24 GB. Here we run a small one with the same code. First it reads Python's library, so that there is something to tune.
+# Then it learns from instructions with answers, made from real text, and must answer questions that it has not seen. *Exact match* is the share of
+# answers that are right to the last character.
 
 # %%
 from ranklab.projects import fsdp as project
@@ -624,7 +673,7 @@ found = project.run(ranks=2, save=folder.name, **mine)
 print(project.report(found))
 
 # %% [markdown]
-# Your `full_state_dict` has written the tuned model. Nothing of FSDP is left in the file:
+# Your `full_state_dict` collected the tuned model for this file. Nothing in it shows that FSDP was used:
 
 # %% tags=["nbval-check-output"]
 if found:  # None where transformers is not installed
@@ -635,7 +684,9 @@ if found:  # None where transformers is not installed
             print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
-# **Your turn.** Change one thing below. First write down which numbers change, and by which factor. Then run it. Ideas: `recompute`; `precision="bf16"`; `most_bytes=300_000`; `ranks=4`, alone or with `shard_ranks=2`; `engine="fsdp2"`, which shards and gathers without your block. Above, a rank's 16 examples were one micro-batch. Now they are two of 8: what will a step send?
+# **Your turn.** Change one thing below. Before you run it, write down which numbers change, and by which factor. You could take `recompute`,
+# `precision="bf16"`, `most_bytes=300_000`, `ranks=4` (alone or with `shard_ranks=2`), or `engine="fsdp2"`, which shards and gathers without your
+# block. The cell starts with `micro_batch=8`: above, a rank had one micro-batch of 16 examples, and now it has two of 8. What will a step send?
 
 # %%
 change = {"micro_batch": 8}
@@ -643,12 +694,14 @@ few = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
 print(project.report(project.run(**mine, **(few | change))))
 
 # %% [markdown]
-# Parameters are gathered for each micro-batch, and gradients are reduced after each. So twice the bytes are sent, and the peak is lower.
+# Each micro-batch gathers the parameters and reduces the gradients. So a step sends twice the bytes, and the peak is lower.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# Prediction beside count, on rank 0, for 1 to 4 ranks. Rank 0 has the most rows: ceil(n/R) of each parameter. In float32 with Adam a number takes 16 bytes: itself, its gradient, two moments. Where R does not divide, zeros travel, too. Counts are exact, so they are asserted.
+# The table shows predictions beside counts on rank 0, for 1 to 4 ranks. Rank 0 has the most rows, ceil(n/R) of each parameter. In float32 with Adam a
+# number takes 16 bytes: the number itself, its gradient and two moments. If R does not divide the rows, zeros travel too. Counts are exact, so the
+# cell asserts them.
 
 # %%
 def counted():
@@ -679,7 +732,9 @@ for R in (1, 2, 3, 4):
     assert predicted == found
 
 # %% [markdown]
-# And the 7B model on four GPUs of 24 GB? We have none, but the formula is the same, with all that is there for a while: what is whole, messages, activations. (A test holds it against a count, within 2%: one process poses as a rank of four, and transformers' Llama runs in our FSDP on tensors without memory.) For one text of 1,024 tokens on each GPU, bf16 and checkpointing, at the moment when most is there:
+# And the 7B model on four GPUs of 24 GB? We have no such GPUs, but we can use the same formula, and add what exists for a while: whole parameters,
+# messages, activations. (A test compares it with a count, and they agree within 2%: one process plays a rank of four, and the Llama of transformers
+# runs in our FSDP on tensors without memory.) These are the bytes at the peak, for one text of 1,024 tokens on each GPU, with bf16 and checkpointing:
 
 # %% tags=["nbval-check-output"]
 from ranklab.fsdp.memory import predicted_memory
@@ -693,9 +748,13 @@ for offload in (False, True):
         f"{part.split('_')[0]} {getattr(held, part) / 1e9:.1f}" for part in parts), "GB")
 
 # %% [markdown]
-# Llama-2-7B has 6.74 billion parameters, so that the states are 27 GB on each GPU at the optimizer's step. Without offload the peak comes before that, in backward at block 2: all gradients but the last have arrived. With offload rows, gradients and moments are not on the GPU, and the peak comes at block 32, the first in backward, because the inputs of all other blocks are still kept. (So the second row shows more activations. They count messages, too.)
+# Llama-2-7B has 6.74 billion parameters, so the states take 27 GB on each GPU at the optimizer's step. Without offload the peak comes before that
+# step: in backward at block 2, when all gradients but the last have arrived. With offload rows, gradients and moments are not on the GPU. Then the
+# peak comes at block 32, the first in backward, because the inputs of all other blocks are still kept. That is why the second row shows more
+# activations. (This column includes messages.)
 #
-# Offload takes 108 GB of the CPU's memory for the four GPUs. It costs transfers and time on the CPU. In each micro-batch a rank's rows go to its GPU twice, for forward and for backward, and its gradients come back once. The CPU computes the step.
+# Offload takes 108 GB of CPU memory for the four GPUs, and it costs transfers and CPU time. In each micro-batch a rank's rows go to its GPU twice,
+# for forward and for backward, and its gradients come back once. The CPU computes the step.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -713,23 +772,33 @@ questions("07_fsdp")
 # sbatch labs/jobs/fsdp.sbatch
 # ```
 #
-# What changes there:
+# What changes?
 #
-# - **The meta device.** Four processes that each build 6.74 billion float32 parameters need 108 GB of host memory. So the model is made with `torch.device("meta")`: shapes, no memory. Then blocks are sharded, and `fill_shards` reads into each shard its own rows. Buffers, such as Llama's rotary angles, are in no file and must be made anew.
-# - **bf16.** Rows are float32 and stepped so; they travel and compute in bf16, which halves the gathers. Gradients are reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2 `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
-# - **Fragmentation** (lab 01). Large pieces of memory come and go all the time: "out of memory" with gigabytes reserved and unused. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
-# - **Each forward is a collective.** A rank with one batch more than the others waits forever. The same holds for evaluation and for generating text: all ranks call the model equally often.
+# - **The meta device.** Four processes that each build 6.74 billion float32 parameters need 108 GB of host memory. So make the model with
+#   `torch.device("meta")`, which has shapes but no memory. Then shard the blocks, and let `fill_shards` read into each shard its own rows. Buffers,
+#   such as Llama's rotary angles, are in no file, so they must be computed again.
+# - **bf16.** Rows are float32, and the optimizer steps them in float32. They travel and compute in bf16, which halves the gathers. Gradients are
+#   reduced in float32. That is `Precision(torch.bfloat16, torch.float32)`, in FSDP2
+#   `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
+# - **Fragmentation** (lab 01). Large pieces of memory come and go all the time, so you may run out of memory with gigabytes reserved and unused.
+#   `PYTORCH_ALLOC_CONF=expandable_segments:True` helps. Compare `torch.cuda.memory_reserved()` with `memory_allocated()`.
+# - **Each forward is a collective.** A rank with one more batch than the others waits forever. The same is true for evaluation and for generating
+#   text: all ranks must call the model equally often.
 #
 # What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **FSDP or ZeRO-3?** The same idea and nearly the same bytes. FSDP2 for new PyTorch code: your loop, and DTensors, which combine with tensor and pipeline parallelism and with `torch.compile`. DeepSpeed where memory is very short (NVMe, a fast CPU Adam) or links are slow (ZeRO++), or where the code has it already.
-# - **No sharding**: data parallelism, where it fits, sends less. LoRA trains a few million numbers instead of 7 billion, so that states are small. Try both before you shard.
-# - **Optimizers that look at a whole matrix** (Muon, Shampoo) see rows only. They must gather each matrix first; a DTensor can (`full_tensor()`).
-# - **Streams.** FSDP2 runs gathers, reduce-scatters and the copies around them in CUDA streams of their own. Ours copies in the stream that computes.
+# - **FSDP or ZeRO-3?** It is the same idea, with nearly the same bytes. Take FSDP2 for new PyTorch code: you keep your own loop, and DTensors combine
+#   with tensor and pipeline parallelism and with `torch.compile`. Take DeepSpeed if memory is very short (NVMe, a fast CPU Adam), if links are slow
+#   (ZeRO++), or if your code uses it already.
+# - **No sharding**: data parallelism sends less, if the model fits. LoRA trains a few million numbers instead of 7 billion, so its states are small.
+#   Try both before you shard.
+# - **Optimizers that look at a whole matrix** (Muon, Shampoo) see only rows. They must gather each matrix first, as a DTensor can (`full_tensor()`).
+# - **Streams.** FSDP2 runs gathers, reduce-scatters and the copies around them in their own CUDA streams. Ours copies in the stream that computes.
 # - **float8 gathers** (torchao, `enable_fsdp_float8_all_gather`) halve the bytes of bf16 once more.
-# - **Checkpoints.** The project saves rows by name and position, so any number of ranks can go on (lab 14, planned, has more). `torch.distributed.checkpoint` does it for DTensors.
+# - **Checkpoints.** The project saves rows by name and position, so you can resume on any number of ranks (more in lab 14, planned).
+#   `torch.distributed.checkpoint` does it for DTensors.
 #
 # Next: **08_tensor_parallel**: a layer that is never gathered, because each rank computes its part.

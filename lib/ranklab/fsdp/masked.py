@@ -1,4 +1,4 @@
-"""The loss of instruction tuning: on answers only, and each token of the batch counts alike."""
+"""The loss of instruction tuning: on answers only, and each token of the batch has equal weight."""
 
 import torch.distributed as dist
 import torch.nn.functional as F

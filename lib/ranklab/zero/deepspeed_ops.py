@@ -61,8 +61,8 @@ def extensions():
 
 
 def remove_stale_lock(folder):
-    """Torch's own lock stays when a build is killed, and the next build waits for it for ever. The
-    caller holds our lock, so no other process builds, and a lock that is there is stale.
+    """Torch's own lock stays when a build is killed, and the next build never stops waiting for it.
+    The caller holds our lock, so no other process builds, and a lock that is there is stale.
     """
     if (folder / "lock").exists():
         (folder / "lock").unlink()

@@ -130,7 +130,7 @@ class ShardedOptimizerMixin:
         """new_optimizer over the parts that this rank owns; its step ends with step_ends().
 
         Any optimizer will do that treats each number for itself: SGD, Adam, AdamW and their like.
-        One that looks at a matrix as a whole (Muon, Shampoo) or at its norm (LARS) would see parts.
+        One that looks at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see parts.
         groups  dicts with "params", a list of (name, parameter), and options of their own; all that
                 is trained, by default. What is in no group is not stepped
         """

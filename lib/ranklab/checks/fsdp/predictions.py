@@ -20,13 +20,13 @@ PREDICTIONS = (
     ),
     Prediction(
         "fsdp_7b_gb", solution="(4 + 4 + 8) * 7 / 4", unit="GB",
-        hint="Parameters, gradients and two moments, of 4 bytes each; who holds how many rows?",
+        hint="Parameters, gradients and two moments take 4 bytes each. What share has each GPU?",
         answer=lambda: zero_memory(3, 7e9, 4, 4, 4, 8).total / 1e9,
         mistakes={112: "that is all of it: each of 4 GPUs holds a quarter",
                   7: "those are the parameters alone", 14: "Adam's two moments are missing, 8 "
                   "bytes",
                   21: "parameters and two moments: the gradients take 4 bytes, too"},
-        why="It does not fit 24 GB, and no activation is in it yet: offload moves it to the CPU.",
+        why="It does not fit into 24 GB, even without activations. Offload moves it to the CPU.",
     ),
     Prediction(
         "fsdp_step_mb", solution="3 * 3 / 4 * 100", unit="MB",
@@ -46,7 +46,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "fsdp_hybrid_mb", solution="2 * 1 / 2 * 100 / 4", unit="MB",
-        hint="What has each GPU after the reduce-scatter in its node, and with whom does it add?",
+        hint="What does each GPU have after the reduce-scatter, and which GPU has the same rows?",
         answer=lambda: best_sent_bytes("all_reduce", 100 / 4, 2),
         mistakes={100: "each GPU has a quarter of the gradients by then: 25 MB",
                   50: "a ring all-reduce of 2 sends the size once: 2 (R-1)/R = 1",

@@ -22,7 +22,7 @@ PREDICTIONS = (
                   "weights and gradients, and no optimizer",
                   6.6667e9: "12 bytes are the optimizer's; weights and gradients take 4 more",
                   320e9: "more GPUs do not help: each has a copy of all"},
-        why="2 + 2 + 12 bytes each, however many GPUs there are; activations are not in it yet.",
+        why="Each takes 2 + 2 + 12 bytes, with any number of GPUs. Activations come on top.",
     ),
     Prediction(
         "zero_75_total", solution="(2 + (2 + 12) / 64) * 7.5", unit="GB",
@@ -41,7 +41,7 @@ PREDICTIONS = (
         mistakes={75: "that is the reduce-scatter; the parameters travel, too",
                   200: "each rank has its own quarter already: (R-1)/R",
                   225: "that is stage 3"},
-        why="As much as plain data parallelism: the memory is free.",
+        why="As much as plain data parallelism, so the memory you save costs nothing.",
     ),
     Prediction(
         "stage3_sends", solution="3 * 3 / 4 * 100", unit="MB",
@@ -50,6 +50,6 @@ PREDICTIONS = (
         mistakes={150: "that is stages 0 to 2: here parameters are gathered for backward once more",
                   300: "each rank has its own quarter already: (R-1)/R",
                   450: "three halves of an all-reduce, not three of them"},
-        why="1.5 times as much: backward gathers once more what forward has freed.",
+        why="1.5 times as much, because backward gathers again what forward has freed.",
     ),
 )

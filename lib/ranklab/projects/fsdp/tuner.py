@@ -12,7 +12,7 @@ from ranklab.trainer import History, Trainer
 
 
 class Score(NamedTuple):
-    """What a model is worth on the held-out examples, alike on all ranks."""
+    """What a model is worth on the held-out examples, equal on all ranks."""
 
     loss: float  # nats per token of an answer
     exact: float  # share of the examples whose answer is right to the last token
