@@ -1,4 +1,4 @@
-"""TEACHING.md's agendas: each slot is what the labs state, no day is too long, no lab is missing."""
+"""TEACHING.md's agendas and README.md's paths take the minutes that their labs state."""
 
 import itertools
 import re
@@ -9,6 +9,8 @@ import pytest
 from conftest import ROOT
 
 from ranklab.course import labs
+from ranklab.course.interview import MINUTES
+from ranklab.interview.bank import load
 
 TEACHING = (ROOT / "TEACHING.md").read_text()
 SECTIONS = dict(re.findall(r"^### ([^\n]*\))[^\n]*\n(.*?)(?=^##)", TEACHING, re.M | re.S))
@@ -71,3 +73,28 @@ def test_the_term_holds_all_labs_and_fits_its_sessions():
     assert max(taken.values()) + 10 <= longest * 60  # a break of ten minutes
     assert taken[weeks] + 10 + 45 <= longest * 60  # and the mock interview at the end
     assert {lab for _, lab, *_ in term()} == set(labs.STEMS)
+
+
+# --- README's paths ---------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+PATHS = re.findall(r"^\*\*(I .*?)\*\* \((\d+) h (\d+) min\)(.*?)(?=^\*\*I |^## )", README,
+                   re.M | re.S)
+
+
+@pytest.mark.parametrize("title, hours, minutes, text", PATHS, ids=[path[0] for path in PATHS])
+def test_a_path_takes_what_its_labs_drills_and_interviews_take(title, hours, minutes, text):
+    taken = re.findall(r"\b(\d\d) \((\w[^)]*)\)", text)
+    found = sum(agendas.up_to_five(agendas.minutes(*lab)) for lab in taken)
+    if drill := re.search(r"ranklab drill --lab \d\d --count (\d+)", text):
+        bank = [MINUTES[question.kind] for question in load() if question.kind != "design"]
+        found += len(taken) * agendas.up_to_five(int(drill[1]) * sum(bank) / len(bank))
+    found += sum(int(said or 45) for said in
+                 re.findall(r"`ranklab interview --level \d(?: --minutes (\d+))?`", text))
+    assert divmod(found, 60) == (int(hours), int(minutes))
+
+
+def test_there_is_a_path_for_each_reader():
+    assert [path[0] for path in PATHS] == [
+        "I have one GPU", "I interview in two weeks", "I operate a cluster", "I teach"]
+    assert all("**You then have** " in path[3] for path in PATHS)

@@ -7,8 +7,13 @@ import re
 import subprocess
 import sys
 
+import nbclient
+import nbformat
+import pytest
 import yaml
 from conftest import ROOT, load_script, repository_files
+
+from ranklab.course import labs
 
 sentences = load_script("sentences")
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -78,8 +83,10 @@ def colab_cell():
     return re.search(r"^```ipython\n(import os, sys\n.*?)^```", readme, re.M | re.S)[1]
 
 
-def test_colabs_cell_needs_nothing_but_an_address(tmp_path, checkout):
-    """In an empty folder, in IPython, with pip's and uv's part played: nothing is fetched."""
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_colabs_cell_brings_ranklab_and_lab_00_runs(tmp_path, checkout, monkeypatch):
+    """In a plain kernel in an empty folder, with the parts of git, pip and uv played."""
     cell = colab_cell().replace("PUT THE ADDRESS OF THIS REPOSITORY HERE", str(tmp_path / "origin"))
     assert str(tmp_path) in cell
     for tool in ("pip", "uv"):
@@ -88,21 +95,44 @@ def test_colabs_cell_needs_nothing_but_an_address(tmp_path, checkout):
     (tmp_path / "git").write_text(
         f'#!/bin/sh\n[ "$1 $2 $3" = "clone -q {tmp_path}/origin" ] && ln -s {checkout} "$4"\n')
     (tmp_path / "git").chmod(0o755)
-    (tmp_path / "cell.ipy").write_text(
-        cell + "import ranklab\nprint(repr([ranklab.__file__, os.getcwd()]))\n")
     (tmp_path / "empty").mkdir()
-    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": "",
-               "IPYTHONDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner", "../cell.ipy"],
-                          cwd=tmp_path / "empty", env=environ, capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    imported, cwd = ast.literal_eval(done.stdout.splitlines()[-1])
+    for name in ("HOME", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv("RANKLAB_HOME", raising=False)
+    notebook = nbformat.read(checkout / "labs" / "00_ranks.ipynb", as_version=4)
+    where = "import ranklab\nprint(repr([ranklab.__file__, os.getcwd()]))"
+    notebook.cells[:0] = [nbformat.v4.new_code_cell(text) for text in (cell, where)]
+    nbclient.NotebookClient(notebook, timeout=100, resources={
+        "metadata": {"path": str(tmp_path / "empty")}}).execute()
+    imported, cwd = ast.literal_eval(notebook.cells[1].outputs[0].text)
     assert imported == str(tmp_path / "empty" / "ranklab" / "lib" / "ranklab" / "__init__.py")
     assert cwd == str(checkout / "labs")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["pip install -q uv", f"uv pip install -q --python {sys.executable} "
                      "--torch-backend=auto -e ranklab"]
+
+
+def test_colabs_cell_ends_where_nothing_was_installed(tmp_path):
+    (tmp_path / "uv").write_text("#!/bin/sh\necho no such index >&2\nexit 2\n")
+    (tmp_path / "uv").chmod(0o755)
+    for tool in ("pip", "git"):
+        (tmp_path / tool).symlink_to("/bin/true")
+    (tmp_path / "cell.ipy").write_text(colab_cell())
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner", "cell.ipy"],
+                          cwd=tmp_path, env=environ, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=100)
+    assert "no such index" in done.stdout + done.stderr
+    assert done.returncode and "ranklab was not installed: the lines above say why" in done.stdout
+
+
+def test_lab_00_says_where_that_cell_is():
+    text = labs.source("00_ranks").partition("import answer")[0]
+    assert "No module named 'ranklab'" in text and "README.md has for Colab, under Start" in text
+    start = (ROOT / "README.md").read_text().partition("\n## Start\n")[2].partition("\n## ")[0]
+    assert "**In Colab**" in start and colab_cell() in start
 
 
 def test_no_rule_of_git_hides_them():

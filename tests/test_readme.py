@@ -24,7 +24,10 @@ NOT_RUN_HERE = {
     "make slurm": ".ci/run calls it; here stand-ins play Slurm",
     "make site": "test_site.py builds it",
     "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",
-    "ranklab grade submissions --csv grades.csv": "test_grade.py runs it, on more submissions",
+    "python -m ranklab.projects.baseline --size 774m --device cuda --compile --recompute "
+    "--micro-batch 4": "needs a GPU; test_baseline.py holds this size against the formula",
+    "python -m ranklab.projects.zero --ranks 1 --size 1.3b --stage 2 --offload cpu "
+    "--micro-batch 2": "needs a GPU; the line above it is the same, small",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
     "ranklab work --merge 02": "test_work.py: it needs a copy and a newer lab beside it",

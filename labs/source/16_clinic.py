@@ -1624,7 +1624,7 @@ questions("16_clinic")
 # ## 9. On real GPUs
 #
 # ```bash
-# ranklab diagnose train.py --ranks 8
+# ranklab diagnose --ranks 8 train.py
 # RANKLAB_DIAGNOSE=/shared/seen torchrun --nproc-per-node=8 -m ranklab.clinic.hooks train.py
 # ranklab diagnose /shared/seen
 # python -m ranklab.projects.clinic

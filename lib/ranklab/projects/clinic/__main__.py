@@ -3,7 +3,7 @@
     python -m ranklab.projects.clinic
     python -m ranklab.projects.clinic --case half_digits --form found
 
-Of your own program: ranklab diagnose train.py --ranks 4. At full size the same, under torchrun on
+Of your own program: ranklab diagnose --ranks 4 train.py. At full size the same, under torchrun on
 each node: RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks train.py.
 """
 
