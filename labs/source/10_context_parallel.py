@@ -6,11 +6,11 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 was trained on sequences of 8,192 tokens, and at the end on sequences of 131,072 (arXiv 2407.21783). The weights were the same. The activations of *one* sequence were sixteen times as many, and a batch of one sequence cannot be divided over data-parallel ranks. So sixteen ranks shared each sequence (its Table 4: cp 16, beside tp 8 and 16 pipeline stages).
+# Llama 3 was trained on sequences of 8,192 tokens, and at the end on sequences of 131,072 (arXiv 2407.21783). The weights stayed the same, but the activations of *one* sequence became sixteen times as many. And a batch of one sequence cannot be divided over data-parallel ranks. So sixteen ranks shared each sequence (its Table 4: cp 16, beside tp 8 and 16 pipeline stages).
 #
-# Most of a transformer does not mind. Norms, matrices and the loss look at one token at a time: give each rank its part of the tokens, and they need nothing of each other. **Attention does mind**: a query meets the keys of all tokens before it. And causal attention is uneven. The last token has 131,072 keys to look at, the first one has one.
+# Most of a transformer does not mind. Norms, matrices and the loss look at one token at a time, so each rank can work on its own tokens and needs no other rank. **Attention does mind**, because a query meets the keys of all tokens before it. And causal attention is uneven: the last token has 131,072 keys to look at, and the first one has one.
 #
-# This lab builds attention over tokens that are on other ranks, in two ways: keys and values go round a **ring** (lab 02), or tokens are traded for heads (**Ulysses**). It needs labs 00 to 03; it helps to have read attention once.
+# In this lab you build attention over tokens that are on other ranks, in two ways. Keys and values go round a **ring** (lab 02), or ranks trade tokens for heads (**Ulysses**). You need labs 00 to 03, and it helps to have read an attention layer once.
 
 # %%
 import importlib.util
@@ -25,7 +25,7 @@ from ranklab import context_parallel as cp
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight parts of a sequence on four ranks. A cell is a block of scores. Its colour is the rank that has the queries, and so computes it; the number is the rank that has the keys. The bars count the cells of each rank, those on the diagonal as whole ones; the dashed line is the mean.
+# A sequence of eight parts on four ranks. Each cell is a block of scores: its colour is the rank that has the queries, which computes the block, and its number is the rank that has the keys. The bars count each rank's cells (a cell on the diagonal counts as a whole one), and the dashed line is the mean.
 
 # %%
 from ranklab.context_parallel import shard
@@ -35,9 +35,9 @@ plots.masks({"consecutive parts": shard.contiguous_shard(8, 4),
              "zigzag": shard.zigzag_shard(8, 4)})
 
 # %% [markdown]
-# Above: all ranks wait for rank 3. Below: as much work on each, with the same number of tokens. You will write the lower one.
+# In the upper plan all ranks wait for rank 3. In the lower one each rank has as much work, with the same number of tokens. You will write the lower one.
 #
-# **Predict.** A long sequence, and each of four ranks has one of four consecutive parts. How many times the mean does the last rank compute? (Count half of a block on the diagonal.)
+# **Predict.** A long sequence is cut into four consecutive parts, one for each of four ranks. How many times the mean does the last rank compute? (A block on the diagonal counts as half.)
 
 # %%
 check(cp_last_rank=...)
@@ -45,7 +45,7 @@ check(cp_last_rank=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Keys can come in parts, if each part's result says how much it weighs. `lse` is the logarithm of the sum of exp(score):
+# A query need not see all keys at once. The keys can come in parts, if the result of each part says how much it weighs. That is `lse`, the logarithm of the sum of exp(score):
 
 # %% tags=["nbval-check-output"]
 torch.manual_seed(0)
@@ -58,7 +58,7 @@ weight = torch.sigmoid(lse_a - lse_b)  # exp(lse_a) / (exp(lse_a) + exp(lse_b))
 print(f"whole {whole:.6f}, of two parts {weight * a + (1 - weight) * b:.6f}")
 
 # %% [markdown]
-# So a rank can look at one block of keys, forget the block, and go on with the next one. On two ranks, each with half of the tokens and without a mask, the parts come from the other rank:
+# So a rank can look at one block of keys, forget it, and go on with the next. Here are two ranks, each with half of the tokens and without a mask. Each gets its second part from the other rank:
 
 # %% tags=["nbval-check-output"]
 def two_ranks():
@@ -79,7 +79,7 @@ print(launch(two_ranks, ranks=2))
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters: B sequences, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), `k` and `v` (B, KV, T/R, D). What is given:
+# Letters: B sequences, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), and `k` and `v` (B, KV, T/R, D). These functions are given:
 
 # %%
 from ranklab.context_parallel.block import block_attention, block_gradients
@@ -89,29 +89,28 @@ from ranklab.context_parallel.ulysses import Trade
 from ranklab.ranks import shard_range
 
 # %% [markdown]
-# `shard_range(n, rank, size)` is lab 00's. `refuse_uneven(tokens, parts)` raises a ValueError where the parts do not divide the tokens. The others are explained where they are needed.
+# `shard_range(n, rank, size)` is lab 00's. `refuse_uneven(tokens, parts)` raises a ValueError if the parts do not divide the tokens. We explain the others where you need them.
 
 # %% [markdown]
 # ### 4.1 What attention keeps
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, hidden ones too. 131,072 tokens, bf16: how many TB, for one layer of one sequence?
+# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, also for hidden keys. With 131,072 tokens in bf16, how many TB is that, for one layer of one sequence?
 
 # %%
 check(cp_scores_tb=...)
 
 # %% [markdown]
-# Nobody does that. FlashAttention (arXiv 2205.14135) goes through the keys block by block, as in section 3, keeps `lse`, and computes the probabilities again in backward.
+# No one keeps that. FlashAttention (arXiv 2205.14135) goes through the keys block by block, as in section 3. It keeps only `lse`, and computes the probabilities again in backward.
 
 # %%
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
-    """Bytes that attention keeps of one sequence for backward, on each of `ranks` ranks that share
-    its tokens.
+    """Bytes that attention keeps for backward, on each of `ranks` ranks that share one sequence.
 
-    q, k, v, the result, and a float32 for each query and head. With keeps_scores it is plain
-    attention: q, k, v, and the probabilities of all pairs of tokens; one rank alone has it.
+    These are q, k, v, the result, and a float32 for each query and head. With keeps_scores it is
+    plain attention: q, k, v, and the probabilities of all pairs of tokens, on one rank only.
     element  bytes of a number: 2 for bf16
-    error    ValueError where the ranks do not divide the tokens, and for scores on several ranks
+    error    ValueError if the ranks do not divide the tokens, and for scores on several ranks
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
 
@@ -120,7 +119,7 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
 attention_memory = check(attention_memory)
 
 # %% [markdown]
-# One layer of Llama 3 8B, by your function. The line is an H100's 80 GB:
+# Your function on one layer of Llama 3 8B. The line is an H100's 80 GB:
 
 # %%
 lengths = [2**n for n in range(12, 21)]
@@ -132,17 +131,17 @@ plots.by_length(lengths, {
 }, budget=80e9)
 
 # %% [markdown]
-# With each doubling plain attention keeps four times as much, flash twice. At 2^20 tokens 21.6 GB for one layer is still too much, because there are 32 of them, and an MLP beside each. What is left is to divide by R.
+# When the sequence doubles, plain attention keeps four times as much, and flash keeps twice as much. At 2^20 tokens flash needs 21.6 GB for one layer. That is still too much, because there are 32 layers, each with an MLP beside it. So we divide by R.
 
 # %% [markdown]
 # ### 4.2 Two results become one
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# Section 3 once more, for tensors, and so that it survives any scores: exp(89) is infinite in float32. And a row may have seen no key at all so far: with a mask the first block can lie wholly in its future.
+# Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask the whole first block can lie in its future.
 
 # %%
 def online_softmax_merge(out, lse, other, other_lse):
-    """(out, lse) over both sets of keys, of which each argument pair has seen one.
+    """(out, lse) over both sets of keys: one was seen by out and lse, one by other and other_lse.
 
     shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
            key has lse -inf and out 0, before and after
@@ -157,15 +156,15 @@ online_softmax_merge = check(online_softmax_merge)
 # ### 4.3 Ring attention
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 10 lines
 #
-# Each rank keeps its queries. The blocks of keys and values go round: in each step a rank looks at the block that it has, while this very block is on its way to the next rank, and another one comes from the rank before (Liu et al. 2023, arXiv 2310.01889). If looking takes longer than sending, sending costs no time.
+# Each rank keeps its queries, and the blocks of keys and values go round. In each step a rank looks at the block that it has. Meanwhile the same block is already on its way to the next rank, and another block comes from the previous rank (Liu et al. 2023, arXiv 2310.01889). If looking takes longer than sending, sending costs no time.
 #
-# Given are:
+# These are given:
 #
-# - `Hop(x, group)`: the tensor `x` is on its way to the next rank; its `.wait()` returns what has come from the rank before. Stack k and v: one hop, one message.
-# - `block_attention(q, k, v, visible)` returns (out, lse) over one block of keys, float32.
-# - `visible[r]`: what this rank's queries see of the keys of rank r. `cp.causal_blocks(positions, rank)` makes the list from the positions of all tokens. Hand `visible[r]` on: you need not look inside. Whole rows and columns of scores that are hidden are not computed. A rank that sees nothing of a block gets zeros and -inf.
+# - `Hop(x, group)` sends the tensor `x` to the next rank, and does not wait. Its `.wait()` returns what comes from the previous rank. Stack k and v, so that a hop is one message.
+# - `block_attention(q, k, v, visible)` returns (out, lse) over one block of keys, in float32. If a row sees no key of the block, it gets zeros and -inf.
+# - `visible[r]` says what this rank's queries see of the keys of rank r. `cp.causal_blocks(positions, rank)` makes this list from the positions of all tokens. Pass `visible[r]` on: you need not look inside. Rows and columns of scores that are wholly hidden are not computed.
 #
-# **Predict.** Llama 3 8B again: 8 key heads of 128, bf16, 131,072 tokens on 8 ranks. How many MB does a rank send in a layer's forward?
+# **Predict.** Llama 3 8B again: 8 key heads of 128, bf16, 131,072 tokens on 8 ranks. How many MB does a rank send in the forward of a layer?
 
 # %%
 check(cp_ring_mb=...)
@@ -174,7 +173,7 @@ check(cp_ring_mb=...)
 def ring_attention(q, k, v, visible, group=None):
     """(out, lse) of this rank's queries over the keys of all ranks, float32.
 
-    The next block travels while one is computed. The arguments stay as they are.
+    The next block travels while one is computed. The arguments stay unchanged.
     shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v
     visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
     cost     R - 1 messages of k's and v's bytes
@@ -190,15 +189,16 @@ ring_attention = check(ring_attention)
 # ### 4.4 Ring attention, backward
 # > difficulty 5/5 · importance 4/5 · 30 minutes · about 12 lines
 #
-# A query's gradient stays with its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and with each block goes the sum of the gradients that it has collected so far. One block is enough for its part, because exp(score - lse) with the final lse is the probability among *all* keys.
+# A query's gradient stays on its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and each block takes along the sum of the gradients that it has collected so far. A rank can compute its part from one block alone, because exp(score - lse) with the final lse is the probability among *all* keys.
 #
-# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block, float32, whatever the type of k: many parts are added up.
+# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. They are float32, whatever the type of k, because many parts are added up.
 
 # %%
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
     """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
 
-    cost   R - 1 messages of k's and v's bytes, and R (of one rank: none) of their gradients'
+    cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
+           on one rank)
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise 4.4: about 12 lines")
@@ -208,7 +208,7 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
 ring_attention_backward = check(ring_attention_backward)
 
 # %% [markdown]
-# Both of yours as one function that autograd knows, and FLOPs counted on each rank. First with consecutive parts:
+# Now your two functions become one that autograd knows. We count the FLOPs of each rank, first with consecutive parts:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -235,14 +235,14 @@ print("consecutive parts:", launch(work, shard.contiguous_shard, ranks=4))
 # ### 4.5 Zigzag
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 2 lines
 #
-# Each rank should have equally much to do, and still a few long pieces of the sequence: a block of scores that is hidden as a whole costs nothing, and one that is seen as a whole needs no mask.
+# Each rank should have the same amount of work, and its tokens should still come in a few long pieces. Then most blocks of scores are either hidden as a whole, and cost nothing, or seen as a whole, and need no mask.
 
 # %%
 def zigzag_shard(tokens, ranks):
     """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
 
-    shape  (R, T/R), each row ascending: row r are the positions of rank r's tokens
-    error  ValueError where 2R does not divide T
+    shape  (R, T/R), each row ascending: row r has the positions of rank r's tokens
+    error  ValueError if 2R does not divide T
     """
     refuse_uneven(tokens, 2 * ranks)
     raise NotImplementedError("exercise 4.5: about 2 lines")
@@ -252,15 +252,15 @@ def zigzag_shard(tokens, ranks):
 zigzag_shard = check(zigzag_shard)
 
 # %% [markdown]
-# The same count, by your shard:
+# The same count with your shard:
 
 # %% tags=["nbval-check-output"]
 print("zigzag:           ", launch(work, zigzag_shard, ranks=4))
 
 # %% [markdown]
-# The sum is the same, and now no rank waits. (The fullest rank of the first plan had 1.6 times the mean, not 1.75: `block_attention` computes a block on the diagonal whole, with its hidden half.)
+# The sum is the same, but now no rank waits. (With consecutive parts the fullest rank had 1.6 times the mean and not 1.75, because `block_attention` computes a block on the diagonal whole, with its hidden half.)
 #
-# Now the tokens of a rank are no longer neighbours. What depends on the position must be told: rotary embeddings take `positions`. Forget it, and the loss is still a plausible number:
+# There is a new trap: a rank's tokens are no longer neighbours. Whatever depends on the position must be told, so rotary embeddings take `positions`. If you forget it, the loss is wrong, and still a plausible number:
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
@@ -289,17 +289,17 @@ print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_
       "  four ranks, positions forgotten:", launch(loss_of, False, ranks=4)[0])
 
 # %% [markdown]
-# Targets are taken from the whole sequence *before* it is shared: the target of a part's last token is the first one of the next part, mostly on another rank. And the mean is over all targets: sums are added up, and divided once.
+# Two more rules. Take the targets from the whole sequence *before* you split it, because the target of a part's last token is the first token of the next part, which is mostly on another rank. And the mean is over all targets: add up the sums of all ranks, and divide once.
 
 # %% [markdown]
 # ### 4.6 Ulysses
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 6 lines
 #
-# Heads need nothing of each other. So trade: with an all-to-all (lab 02) a rank sends each other rank that rank's heads of its own tokens, and gets its own heads of all tokens. Any attention will do then, and the result goes the way back (Jacobs et al. 2023, arXiv 2309.14509).
+# No head needs another head, so ranks can trade. With an all-to-all (lab 02), a rank sends every other rank *that* rank's heads of its own tokens, and gets its own heads of all tokens. Then any attention will do, and the result goes back the same way (Jacobs et al. 2023, arXiv 2309.14509).
 #
-# `Trade.apply(x, cut, join, group)` is given: x is cut into R parts along dim `cut`, part r goes to rank r, and what comes is joined along dim `join`. Its gradient goes the other way.
+# `Trade.apply(x, cut, join, group)` is given. It cuts x into R parts along dim `cut`, sends part r to rank r, and joins what comes along dim `join`. Its gradient goes the other way.
 #
-# **Predict.** The numbers of 4.3: how many MB does a rank send in forward, for q, k, v and the result?
+# **Predict.** With the numbers of 4.3 (and 32 query heads), how many MB does a rank send in forward, for q, k, v and the result?
 
 # %%
 check(cp_ulysses_mb=...)
@@ -308,11 +308,11 @@ check(cp_ulysses_mb=...)
 def ulysses_attention(q, k, v, attend, group=None):
     """Attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
 
-    The tokens that attend gets are those of rank 0, then of rank 1, and so on.
+    attend gets the tokens of rank 0, then those of rank 1, and so on.
     shape  q (B, H, T/R, D), k and v (B, KV, T/R, D); attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   an all-to-all of q, of k, of v and of the result, forward and backward: (R-1)/R of their
-           bytes each
-    error  ValueError where R does not divide H and KV
+    cost   an all-to-all of q, of k, of v and of the result, forward and backward; each sends
+           (R-1)/R of the tensor's bytes
+    error  ValueError if R does not divide H and KV
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
 
@@ -326,15 +326,16 @@ ulysses_attention = check(ulysses_attention)
 # #### `shard_documents` - open
 # > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines
 #
-# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan: the check counts how many scores the fullest rank computes beside the mean (at most 1.1 times), and prints how many tokens' keys the ranks must fetch from others. `begins_of(lengths)` gives for each token where its document begins.
+# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan. The check compares the scores of the fullest rank with the mean (at most 1.1 times), and prints for how many tokens the ranks must fetch keys from other ranks. `begins_of(lengths)` tells you for each token where its document begins.
 
 # %%
 def shard_documents(lengths, ranks):
-    """positions (R, T/R) for documents of these lengths in a row: ranks have as many tokens each,
-    and nearly as many pairs of a query and a key of its document up to it.
+    """positions (R, T/R) for packed documents of these lengths: ranks have nearly equal work.
 
-    Each token is on one rank; each row is ascending. `lengths` stays as it is.
-    error  ValueError where the ranks do not divide the tokens
+    All ranks have the same number of tokens. The work is the number of pairs: a query, and a key of
+    its document up to it. Each token is on one rank; each row is ascending. `lengths` stays
+    unchanged.
+    error  ValueError if the ranks do not divide the tokens
     """
     refuse_uneven(sum(lengths), ranks)
     raise NotImplementedError("exercise shard_documents: about 25 lines")
@@ -346,7 +347,7 @@ shard_documents = check(shard_documents)
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed's `DistributedAttention` is Ulysses, for tensors (B, T/R, H, D). The same q, k and v, values and bytes side by side:
+# DeepSpeed's `DistributedAttention` is Ulysses too, for tensors (B, T/R, H, D). It gets the same q, k and v as yours, and we compare values and bytes:
 
 # %%
 from ranklab.context_parallel.peers import deepspeed_ulysses
@@ -375,7 +376,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
     print(f"{name:10}", line)
 
 # %% [markdown]
-# transformers' Llama has grouped queries, and takes any function as its attention. Four ranks, yours, beside the whole model in one process:
+# The Llama of transformers has grouped queries, and takes any function as its attention. It runs with yours on four ranks, beside the whole model in one process:
 
 # %% tags=["nbval-check-output"]
 def llama_losses(ids):
@@ -398,12 +399,12 @@ if importlib.util.find_spec("transformers"):
     print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4)[0])
 
 # %% [markdown]
-# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels: on a CPU it raises, so it is not run here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both.
+# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT on sequences that do not fit.** A rank's memory is limited (emulated, and counted): it holds the activations of 16 tokens. Eight ranks together train on sequences of 128, by your functions. Is it worth anything? A model of the same size trains on as many tokens in windows of 16, and both read the same held-out text.
+# **A GPT on sequences that do not fit.** We limit a rank's memory (emulated, and counted): it can hold the activations of 16 tokens. Eight ranks together train on sequences of 128, with your functions. Is the long context worth anything? To find out, a model of the same size trains on as many tokens in windows of 16, and both read the same held-out text.
 
 # %%
 from ranklab.projects import context_parallel as project
@@ -416,7 +417,7 @@ print(project.report(found))
 plots.by_position(found.by_position)
 
 # %% [markdown]
-# **Your turn.** Change one thing, and first write down which numbers change. Ideas: `method="ulysses"`; `method="both"`; `ranks=4`; a `shard` of your own; `documents=True`, so that no token sees past the beginning of its file.
+# **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `method="ulysses"`; `method="both"`; `ranks=4`; a `shard` of your own; `documents=True`, so that no token sees past the beginning of its file.
 
 # %%
 change = {"method": "ulysses"}
@@ -425,7 +426,7 @@ print(project.report(project.run(**(mine | {"steps": 2, "compare": False} | chan
 # %% [markdown]
 # ## 7. Measure
 #
-# Predicted beside counted: bytes that a rank sends for the attention of one layer, forward and backward, float32.
+# How many bytes does a rank send for the attention of one layer, forward and backward, in float32? Predicted and counted:
 
 # %%
 def counted(method, tokens=64, H=8, KV=8, D=8):
@@ -449,9 +450,9 @@ for R in (2, 4, 8):
           f"{cp.ulysses_bytes(64, 8, 8, 8, R, element=4):20,} {ulysses:8,}")
 
 # %% [markdown]
-# The ring's bytes level off: all keys pass through each rank, whatever R. Ulysses sends less with each rank more. So why the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the number of key heads, 8 in Llama 3.
+# The ring's bytes level off, because all keys pass through each rank, whatever R is. With Ulysses a rank sends less when there are more ranks. So why use the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the number of key heads, 8 in Llama 3.
 #
-# Seconds by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next one elsewhere. A step of the ring takes the longer of its computing and its message.
+# And the time? We compute it by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more, the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next rank in another node. A step of the ring takes as long as its computing or its message, whichever is longer.
 
 # %%
 from ranklab.context_parallel.formulas import layer_seconds
@@ -460,7 +461,7 @@ ranks = [2, 4, 8, 16, 32, 64]
 plots.by_ranks(ranks, layer_seconds(131_072, **llama, ranks=ranks))
 
 # %% [markdown]
-# Up to 16 ranks the ring costs nothing. On 32 a rank has 4,096 tokens, too few to hide a message through one card, and more ranks gain nothing. There Ulysses inside a node and a ring between the nodes helps, since all eight cards carry a part.
+# Up to 16 ranks the ring costs nothing. On 32, a rank has 4,096 tokens, too few to hide a message through one card, so more ranks gain nothing. There it helps to run Ulysses inside a node and a ring between the nodes, because then all eight cards carry a part.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -481,19 +482,19 @@ questions("10_context_parallel")
 #
 # What changes there:
 #
-# - **Kernels.** `block_attention` is written for reading: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and return `lse` as well, which is all that a ring needs.
-# - **Ring or all-gather.** Llama 3 gathered all keys and values first, and then computed: grouped queries make them small beside the queries, masks of documents are easier, and the time of the gather is small beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). It took zigzag's parts, too.
+# - **Kernels.** `block_attention` is written to be read: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and they also return `lse`, which is all that a ring needs.
+# - **Ring or all-gather.** Llama 3 first gathered all keys and values, and then computed. With grouped queries they are small beside the queries, masks of documents are easier, and the gather takes little time beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). Llama 3 used zigzag's parts, too.
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
-# - **The other axes.** Context ranks hold the same weights: gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` has it beside the axes of lab 12. Tensor parallelism's sequence parallelism (lab 08) is something else: it divides tokens between the matrices, and gathers them before each.
+# - **The other axes.** Context ranks hold the same weights, so gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` shows cp beside the axes of lab 12. The sequence parallelism of lab 08 is something else: it divides tokens between the matrices, and gathers them before each.
 #
-# What to expect, published and not measured by us: Llama 3 405B with sequences of 131,072, cp 16: 380 TFLOP/s a GPU, 38% MFU, where on as many GPUs 8,192 tokens and cp 1 have 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
+# What to expect (published, not measured by us): Llama 3 405B with sequences of 131,072 and cp 16 reached 380 TFLOP/s a GPU, 38% MFU. With 8,192 tokens and cp 1, on as many GPUs, it was 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Inference**: one new token against a long cache is another problem.
-# - **Sparse and windowed attention**, which do not look at all keys.
-# - **Striped attention** (arXiv 2311.09431): every R-th token on a rank, also nearly even.
-# - **Plans by measured time**: `shard_documents` counts scores. Short pieces cost more than their scores say.
+# - **Inference**: one new token looks at a long cache, which is another problem.
+# - **Sparse and windowed attention**, which does not look at all keys.
+# - **Striped attention** (arXiv 2311.09431): each rank takes every R-th token, which is also nearly even.
+# - **Plans by measured time**: `shard_documents` counts scores, but short pieces cost more time than their scores say.
 #
-# Next: **11_expert_parallel**: experts over ranks, and tokens that travel to them.
+# Next: **11_expert_parallel**, where experts are on different ranks and tokens travel to them.

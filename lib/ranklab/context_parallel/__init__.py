@@ -10,8 +10,8 @@ Those three are the idea. Then:
     training.py   ContextParallel: the training loop's view
     llama.py      the same for transformers' Llama
 
-Context ranks have other tokens of the same rows, and hold the same weights: for these they are
-data-parallel ranks (data_parallel).
+Context ranks have different tokens of the same rows, and hold the same weights. So for the weights
+they are data-parallel ranks (data_parallel).
 """
 
 from ranklab.context_parallel.block import (

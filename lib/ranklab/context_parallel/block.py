@@ -1,7 +1,7 @@
 """Attention over one block of keys, and how two such results become one.
 
-Softmax needs the sum over all keys. Where they come block by block, each block's result carries
-lse, the logarithm of the sum of exp(score), and a later block only rescales what is there.
+Softmax needs the sum over all keys. If they come block by block, each block's result carries lse,
+the logarithm of the sum of exp(score), and a later block only rescales the result so far.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ranklab.engine import device
 
 
 def online_softmax_merge(out, lse, other, other_lse):
-    """(out, lse) over both sets of keys, of which each argument pair has seen one.
+    """(out, lse) over both sets of keys: one was seen by out and lse, one by other and other_lse.
 
     shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
            key has lse -inf and out 0, before and after
@@ -28,7 +28,8 @@ def online_softmax_merge(out, lse, other, other_lse):
 
 
 class Visible(NamedTuple):
-    """Which queries of a rank see which keys of a block: rows x keys, but where mask is False."""
+    """Which queries of a rank see which keys of a block: rows x keys, except where mask is False.
+    """
 
     rows: torch.Tensor  # the queries that see any key; (rows,)
     keys: torch.Tensor  # the keys that any query sees; (keys,)
@@ -72,9 +73,9 @@ def block_attention(q, k, v, visible):
 
 
 def block_gradients(grad_out, q, k, v, out, lse, visible):
-    """(dq, dk, dv) that one block of keys contributes, float32, of the shapes of q, k and v.
+    """(dq, dk, dv) that one block of keys contributes, float32, in the shapes of q, k and v.
 
-    out and lse are those over all keys, so nothing else of the forward pass need be kept: the
+    out and lse are those over all keys. Nothing else of the forward pass is kept, because the
     probabilities are computed again.
     cost   10 B H D FLOPs for each of the rows x keys of `visible`
     """
@@ -108,5 +109,5 @@ def _scores(q, k, mask):
 
 
 def _probabilities(scores, lse):
-    """Zero in a row without a key, where exp(-inf - -inf) is no number."""
+    """Zero in a row without a key, where exp(-inf - -inf) is nan."""
     return (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)

@@ -4,13 +4,12 @@ from ranklab.hardware import H100
 
 
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
-    """Bytes that attention keeps of one sequence for backward, on each of `ranks` ranks that share
-    its tokens.
+    """Bytes that attention keeps for backward, on each of `ranks` ranks that share one sequence.
 
-    q, k, v, the result, and a float32 for each query and head. With keeps_scores it is plain
-    attention: q, k, v, and the probabilities of all pairs of tokens; one rank alone has it.
+    These are q, k, v, the result, and a float32 for each query and head. With keeps_scores it is
+    plain attention: q, k, v, and the probabilities of all pairs of tokens, on one rank only.
     element  bytes of a number: 2 for bf16
-    error    ValueError where the ranks do not divide the tokens, and for scores on several ranks
+    error    ValueError if the ranks do not divide the tokens, and for scores on several ranks
     lab      10
     """
     if tokens % ranks:
@@ -25,8 +24,8 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
 
 
 def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Bytes that a rank sends of one sequence: k and v R - 1 times each way, and backward R times
-    their gradients in float32.
+    """Bytes that a rank sends of one sequence: k and v R - 1 times forward and R - 1 times
+    backward, and in backward R times their gradients in float32.
     """
     if ranks == 1:
         return 0
@@ -36,7 +35,7 @@ def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
 
 
 def ulysses_bytes(tokens, n_head, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Bytes that a rank sends of one sequence: q, k, v and the result, but for what it keeps."""
+    """Bytes that a rank sends of one sequence: q, k, v and the result, without what it keeps."""
     numbers = 2 * (n_head + n_kv_head) * head_size * (tokens // ranks)
     return (1 + backward) * numbers * element * (ranks - 1) // ranks
 
@@ -46,9 +45,9 @@ def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_nod
     """{"ring": [seconds], "Ulysses": [...], "computing": [...]} of one layer's causal attention in
     bf16, forward and backward, for each number of ranks.
 
-    A step of the ring takes the longer of its computing and its message. Where ranks fill several
-    nodes, a node's part of the ring leaves through one card, an all-to-all through all of them.
-    Ulysses ends where the ranks no longer divide the heads of k and v.
+    A step of the ring takes as long as its computing or its message, whichever is longer. If the
+    ranks fill several nodes, a ring leaves a node through one card, and an all-to-all through all
+    of them. Ulysses ends when the ranks no longer divide the heads of k and v.
     """
     flops = 7 * n_head * head_size * tokens**2  # half of (4 + 10) per pair: causal
     found = {"ring": [], "Ulysses": [], "computing": []}

@@ -2,7 +2,7 @@
 
     ring_attention           R blocks, R - 1 hops: the next block travels while one is computed
     ring_attention_backward  once more round; a block's gradients travel with it, and then home
-    context_attention        both of them, as one function for autograd
+    context_attention        both, as one function for autograd
 
 Messages are those of lab 02 (collectives).
 """
@@ -15,7 +15,7 @@ from ranklab.context_parallel.block import block_attention, block_gradients, onl
 
 
 class Hop:
-    """A tensor on its way to the next rank of the ring, while the previous rank's comes."""
+    """A tensor on its way to the next rank of the ring, while the previous rank's arrives."""
 
     def __init__(self, x, group=None):
         rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -23,7 +23,7 @@ class Hop:
         self.works = start_sendrecv(self.sent, (rank + 1) % R, self.into, (rank - 1) % R, group)
 
     def wait(self):
-        """What has come."""
+        """What has come from the previous rank."""
         for work in self.works:
             work.wait()
         return self.into
@@ -53,7 +53,8 @@ def ring_attention(q, k, v, visible, group=None):
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
     """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
 
-    cost   R - 1 messages of k's and v's bytes, and R (of one rank: none) of their gradients'
+    cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
+           on one rank)
     lab    10
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -62,7 +63,7 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
         hop = Hop(block, group) if step < R - 1 else None
         mine = block_gradients(grad_out, q, *block, out, lse, visible[(rank - step) % R])
         dq, gradients = dq + mine[0], torch.stack(mine[1:])
-        if coming:  # what the ranks before have found for this block
+        if coming:  # what previous ranks have found for this block
             gradients += coming.wait()
         coming = Hop(gradients, group) if R > 1 else None
         block = hop and hop.wait()

@@ -1,7 +1,7 @@
-"""Which rank has which tokens: positions (R, T/R), of which row r are rank r's, ascending.
+"""Which rank has which tokens: positions (R, T/R); row r has rank r's, ascending.
 
-In causal attention token i has i + 1 keys to look at, so that equal parts of a sequence are not
-equal parts of the work. A range is cut as in lab 00 (ranks).
+In causal attention token i has i + 1 keys to look at, so equal parts of a sequence are not equal
+parts of the work. A range is cut as in lab 00 (ranks).
 """
 
 import torch
@@ -11,7 +11,7 @@ from ranklab.ranks import shard_range
 
 
 def contiguous_shard(tokens, ranks):
-    """Rank r has the r-th part: of the work the first has the least, and the last the most."""
+    """Rank r has the r-th part: the first rank has the least work, and the last has the most."""
     refuse_uneven(tokens, ranks)
     return torch.arange(tokens).view(ranks, -1)
 
@@ -38,7 +38,7 @@ def refuse_uneven(tokens, parts):
 # --- documents packed in one sequence -------------------------------------------------------------
 
 def begins_of(lengths):
-    """(T,): where the document of each token begins, of documents of these lengths in a row."""
+    """(T,): for each token where its document begins, for documents of these lengths in a row."""
     lengths = torch.as_tensor(lengths)
     return (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
@@ -55,7 +55,7 @@ def pairs_of(positions, begins):
 
 
 def fetched_of(positions, begins):
-    """(R,): how many tokens of other ranks are keys of each rank's queries."""
+    """(R,): for each rank, how many keys of its queries are tokens of other ranks."""
     T, counts = positions.numel(), []
     for mine in positions:
         change = torch.zeros(T + 1, dtype=torch.long)  # where a query's keys begin, and end
@@ -76,12 +76,12 @@ def plan_score(plan, lengths, ranks):
 
 
 def shard_documents(lengths, ranks):
-    """positions (R, T/R) for documents of these lengths in a row: ranks have as many tokens each,
-    nearly as many pairs, and few documents are on several ranks.
+    """positions (R, T/R) for packed documents of these lengths: ranks have nearly equal work.
 
-    A document with a large part of all pairs goes to all ranks in zigzag; the others, longest
-    first, go whole to the rank with the fewest pairs among those that have room.
-    error  ValueError where the ranks do not divide the tokens
+    All ranks have the same number of tokens, and few documents are on several ranks. A document
+    with a large part of all pairs goes to all ranks in zigzag. The others, longest first, go whole
+    to the rank with the fewest pairs among those that have room.
+    error  ValueError if the ranks do not divide the tokens
     lab    10
     """
     refuse_uneven(sum(lengths), ranks)

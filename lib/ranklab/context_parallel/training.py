@@ -16,10 +16,10 @@ from ranklab.data_parallel.training import DataParallel
 class TokenShard:
     """The tokens of a sequence over the ranks of a ring, of a Ulysses group, or of both.
 
-    Together they are neighbours: the ulysses rank varies fastest. In both, a ring's block is what
-    a Ulysses group has together.
+    All these ranks are neighbours, and the ulysses rank varies fastest. With both, a ring's block
+    is what a Ulysses group has together.
     ring, ulysses  groups; None: a group of this rank alone
-    shard          (T, ranks) -> positions (R, T/R), alike on all ranks
+    shard          (T, ranks) -> positions (R, T/R), the same on all ranks
     end            the token that ends a document: no token sees past it. None: one document
     attention, trade  context_attention and ulysses_attention; a learner's own functions fit
     lab            10
@@ -65,7 +65,7 @@ class TokenShard:
         return (x, *args[1:]), {**kwargs, "positions": positions}
 
     def look_at(self, tokens, device, begins=None):
-        """What each query of sequences of so many tokens sees is known, for all layers; returns the
+        """Sets, for all layers, what each query sees in sequences of so many tokens; returns the
         positions of this rank's tokens.
         """
         if tokens != self.tokens or begins is not None:
@@ -93,7 +93,7 @@ class TokenShard:
 
 
 class ContextParallel(DataParallel):
-    """Context ranks hold the same weights and other tokens: gradients are summed as over rows.
+    """Context ranks hold the same weights and different tokens: gradients are summed as over rows.
 
     group   all ranks that hold these weights: of `tokens`, times those that have other rows
     tokens  a TokenShard; None: a ring of the whole group. Its ranks are neighbours in the group

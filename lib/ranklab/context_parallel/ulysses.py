@@ -7,11 +7,11 @@ import torch.distributed as dist
 def ulysses_attention(q, k, v, attend, group=None):
     """Attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
 
-    The tokens that attend gets are those of rank 0, then of rank 1, and so on.
+    attend gets the tokens of rank 0, then those of rank 1, and so on.
     shape  q (B, H, T/R, D), k and v (B, KV, T/R, D); attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   an all-to-all of q, of k, of v and of the result, forward and backward: (R-1)/R of their
-           bytes each
-    error  ValueError where R does not divide H and KV
+    cost   an all-to-all of q, of k, of v and of the result, forward and backward; each sends
+           (R-1)/R of the tensor's bytes
+    error  ValueError if R does not divide H and KV
     paper  Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509)
     lab    10
     """

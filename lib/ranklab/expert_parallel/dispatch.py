@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class Sent(NamedTuple):
-    """How a dispatch went, which the way back needs."""
+    """How a dispatch went; the way back needs it."""
 
     order: torch.Tensor  # (m,) places in chosen.flatten(), in the order in which rows were sent
     to: list  # rows sent to each rank of the group
@@ -17,11 +17,11 @@ class Sent(NamedTuple):
 
 
 def dispatch_tokens(x, chosen, n_experts, group=None):
-    """(rows, Sent): of all ranks' x, the rows that chose an expert of this rank.
+    """(rows, Sent): from the x of all ranks, the rows that chose an expert of this rank.
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
-    they come from, then as they stand there. A row that chose several experts here comes several
-    times. `came` is known by asking: a rank tells each other one how many rows each expert gets.
+    they come from, then by their order there. A row that chose several experts here comes several
+    times. Ranks get `came` by asking: each tells every other rank how many rows each expert gets.
     shape  x (N, C); chosen (N, k), -1 for none; rows (n, C)
     cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
     error  ValueError where R does not divide E
@@ -42,7 +42,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
 
 def combine_tokens(rows, sent, weights, group=None):
-    """Each token's sum of weight times what its experts have made of it, (N, C) in float32.
+    """For each token the sum of weight times output over its experts, (N, C) in float32.
 
     A token without an expert gets zeros.
     shape  rows (n, C), in the order of dispatch_tokens; weights (N, k)

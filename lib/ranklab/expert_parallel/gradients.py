@@ -1,4 +1,4 @@
-"""expert_gradients: experts are averaged over the ranks that hold them, all else over all ranks."""
+"""expert_gradients: experts are summed over the ranks that hold them, the rest over all ranks."""
 
 import torch
 import torch.distributed as dist
@@ -7,12 +7,12 @@ import torch.distributed as dist
 def expert_gradients(shared, experts, own, group=None):
     """Each parameter has the gradient of the mean loss over all ranks' tokens.
 
-    Backward has left the gradients of each rank's mean loss over its own tokens, and all ranks have
-    as many. That of an expert is complete for all tokens that came to this rank: what is missing
-    is on the other ranks of `own`, and it is divided by the number of *all* ranks.
+    Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
+    have equally many. An expert's gradient already has all tokens that came to this rank. What is
+    missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
     shared, experts  lists of parameters; one without a gradient counts as zeros
     own    the group of the ranks that hold the same experts; perhaps this rank alone
-    cost   an all-reduce of each gradient: of an expert's over `own`, of the others over `group`
+    cost   an all-reduce of each gradient: an expert's over `own`, the others over `group`
     lab    11
     """
     ranks = dist.get_world_size(group)

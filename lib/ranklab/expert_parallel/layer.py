@@ -1,4 +1,4 @@
-"""MoE: a router and experts in the place of a block's MLP; MoEConfig: a GPT that has them."""
+"""MoE: a router and experts instead of a block's MLP; MoEConfig: a GPT that has them."""
 
 import functools
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class MoEConfig(GPTConfig):
 class ExpertLinear(nn.Module):
     """A matrix for each expert: row i of x is multiplied by that of its expert.
 
-    Where torch has one kernel for all of it, that is taken; else a loop over the experts.
+    It uses torch's one kernel for all experts if there is one, otherwise a loop over the experts.
     """
 
     def __init__(self, n_expert, n_in, n_out):
@@ -92,7 +92,7 @@ def takes_grouped(x, weight):
 class MoE(nn.Module):
     """Each token's sum of what its experts make of it: (B, T, C) -> (B, T, C).
 
-    As it is made it has all experts. `spread` leaves it those of this rank.
+    A new MoE has all experts. `spread` leaves it those of this rank.
     route, limit, dispatch, combine, balance_loss   a learner's own fit
     seen  of the last forward: wanted, and chosen, which is wanted with -1 for dropped
     """
@@ -170,7 +170,7 @@ class AuxGradient:
 class WithAux(torch.autograd.Function):
     """x as it is; in backward the auxiliary loss gets its gradient, too, wherever the layer is.
 
-    So no stage of a pipeline must hand it on, and the loss that is shown is that of the tokens.
+    So no stage of a pipeline has to pass it on, and the loss that is shown is that of the tokens.
     """
 
     @staticmethod

@@ -15,9 +15,9 @@ from ranklab.zero.deepspeed_engine import quiet_deepspeed
 
 
 class SpreadExperts(nn.Module):
-    """In the place of transformers' experts (Mixtral's, Qwen2-MoE's): those of this rank.
+    """Replaces transformers' experts (Mixtral's, Qwen2-MoE's) by those of this rank.
 
-    transformers' router, shared expert and all else stay what they are.
+    transformers' router, shared expert and everything else stay as they are.
     """
 
     def __init__(self, experts, group=None, dispatch=dispatch_tokens, combine=combine_tokens):

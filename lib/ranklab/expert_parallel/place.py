@@ -1,4 +1,4 @@
-"""Which experts stand on which rank, by what a trace says of their loads. Nothing is sent."""
+"""Which experts stand on which rank, by their loads in a trace. Nothing is sent."""
 
 import torch
 
@@ -6,11 +6,11 @@ import torch
 def place_experts(chosen, n_experts, ranks, slots, per_node):
     """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
 
-    An expert in several slots has its load shared by them. The fullest rank has little more than
-    the mean load, and tokens must reach few nodes beside their own.
+    The slots of an expert share its load. The fullest rank has little more than the mean load, and
+    tokens must reach few nodes beside their own.
     chosen    (N, k): a trace
     per_node  ranks of a node, which share NVLink
-    error     ValueError where the slots are fewer than the experts
+    error     ValueError if there are fewer slots than experts
     source    DeepSeek's EPLB, https://github.com/deepseek-ai/EPLB: copies first, then packing
     lab       11
     """
@@ -23,8 +23,8 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
     share, together = (loads / copies).tolist(), chosen_together(chosen, n_experts)
 
     def pack(experts, bins, room, slack):
-        """The heaviest first, where it is emptiest; of bins that are nearly as empty, where most
-        tokens have chosen it together with those that are there.
+        """The heaviest goes first, into the emptiest bin; of bins that are nearly as empty, into
+        the one with the experts that are chosen together with it most often.
         """
         placed, load = [[] for _ in range(bins)], [0.0] * bins
         for e in sorted(experts, key=lambda e: -share[e]):

@@ -1,7 +1,7 @@
 """Which experts a token goes to, how many an expert takes, and what keeps the loads even.
 
-Tokens stand in sequences, (..., T, ...): what is counted is counted in each sequence of its own, so
-that it is the same however sequences are spread over ranks. Nothing here is sent.
+Tokens stand in sequences, (..., T, ...), and everything is counted in each sequence by itself. So
+the counts are the same however sequences are spread over ranks. Nothing here is sent.
 """
 
 import math
@@ -12,13 +12,14 @@ import torch
 def top_k_route(logits, k, renormalize=True, bias=None):
     """(chosen, weights): the k experts of each token, the best first, and how much each counts.
 
-    Best by the logits; with a bias, by probability + bias. Of equals the first counts as better.
+    The best are those with the largest logits; with a bias, with the largest probability + bias. Of
+    equals the first counts as better.
     shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
     renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
-                 False: it goes over all E, and the k weights stay what they are (Switch)
-    bias         (E,), added to the probabilities of all E where experts are chosen, and nowhere
-                 else (DeepSeek-V3 adds it to sigmoids)
-    error        ValueError where k is not between 1 and E
+                 False: it goes over all E, and the k weights stay as they are (Switch)
+    bias         (E,), added to the probabilities of all E to choose experts, and nowhere else
+                 (DeepSeek-V3 adds it to sigmoids)
+    error        ValueError if k is not between 1 and E
     lab          11
     """
     if not 1 <= k <= logits.shape[-1]:
@@ -37,7 +38,7 @@ def expert_slots(tokens, n_experts, k, factor):
 
 
 def capacity(chosen, n_experts, factor):
-    """`chosen` with -1 wherever an expert has no room: a copy.
+    """A copy of `chosen`, with -1 wherever an expert has no room.
 
     In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
     come before all second ones; among each, early tokens come first.
@@ -54,10 +55,10 @@ def capacity(chosen, n_experts, factor):
 
 
 def load_balance_loss(logits, chosen):
-    """What uneven loads cost: E times the sum of f_e P_e, in each sequence.
+    """The loss of uneven loads: E times the sum of f_e P_e, in each sequence.
 
-    f_e is the part of all choices that fell on expert e (a count: it has no gradient), P_e the mean
-    probability that the router gave it. Even loads have 1.
+    f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
+    the mean probability that the router gave it. Even loads have 1.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11

@@ -14,10 +14,10 @@ def scan(a, b):
 
 
 def chunked_scan(a, b, group=None):
-    """`scan` over the tokens of all ranks, of which this rank has a part, in rank order.
+    """`scan` over the tokens of all ranks; this rank has a part of them, in rank order.
 
-    Each rank scans its own part before it waits for the state of the rank before it. That state
-    adds one term to each h[t]: itself times a[0] ... a[t].
+    Each rank scans its own part before it waits for the previous rank's state. That state adds one
+    term to each h[t]: itself times a[0] ... a[t].
     shape  a, b and the result (B, T/R, C)
     cost   one message of (B, C) from each rank but the last
     lab    11

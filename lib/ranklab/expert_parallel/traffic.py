@@ -8,11 +8,11 @@ from ranklab.models.gpt import count_parameters
 def moe_traffic(counts, row_bytes):
     """(R, R): the bytes that rank r sends rank s in a layer, forward and backward.
 
-    A row goes there and comes back; in backward the gradient of each takes the way back. What stays
-    on its rank is no traffic. (The counts that ranks tell each other are not in it.)
-    counts     (R, E): how many rows of rank r chose expert e; each rank has E/R experts in a row
+    A row goes there and comes back, and in backward its gradients travel both ways again. What
+    stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
+    counts     (R, E): how many rows of rank r chose expert e; rank 0 has the first E/R experts, ...
     row_bytes  of one row: C numbers
-    error      ValueError where R does not divide E
+    error      ValueError if R does not divide E
     lab        11
     """
     R, E = counts.shape
@@ -29,7 +29,7 @@ def sent_by(rank, counts, row_bytes):
 
 
 def even_bytes(tokens, k, width, ranks, element=2, backward=True):
-    """Bytes that a rank sends to others in a layer, where loads are even: see moe_traffic."""
+    """Bytes that a rank sends to others in a layer if loads are even: see moe_traffic."""
     return 2 * (1 + backward) * tokens * k * width * element * (ranks - 1) // ranks
 
 

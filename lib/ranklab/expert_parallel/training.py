@@ -1,7 +1,7 @@
 """ExpertParallel: each rank has some of the experts, as the training loop sees it.
 
-For all else it is a DataParallel (data_parallel). An expert's part is cut and put together again
-as a part of tensor parallelism is (tensor_parallel).
+For everything else it is a DataParallel (data_parallel). An expert's part is cut and put together
+again like a part in tensor parallelism (tensor_parallel).
 """
 
 import functools
@@ -38,7 +38,7 @@ def experts_of(model):
 
 
 class ExpertReplica(OverlappedDataParallel):
-    """A model whose experts are averaged over `own`, and all else over `group`."""
+    """A model whose experts are averaged over `own`, and everything else over `group`."""
 
     def __init__(self, module, group, own):
         self.own, self.experts = own, set(experts_of(module))
@@ -107,7 +107,7 @@ class ExpertParallel(DataParallel):
 
 
 def with_own_copies(gradients, model, own):
-    """What a DataParallel's `gradients` gives, where an expert is on the ranks of `own` only."""
+    """A DataParallel's `gradients`, for experts that are on the ranks of `own` only."""
     experts, copies = set(experts_of(model)), dist.get_world_size(own)
     return [(p, gradient, copies if p in experts else ranks) for p, gradient, ranks in gradients]
 

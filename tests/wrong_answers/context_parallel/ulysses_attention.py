@@ -15,7 +15,7 @@ WRONG = [mutant(ulysses_attention, *edits, says=says, called=called, torch=torch
     (BACK, "Trade.apply(attend(*heads), 1, 2, group)", "shape", "there_again"),
     (THERE, "Trade.apply(x, 2, 1, group)", "attend gets", "tokens_for_heads"),
     (THERE, "Trade.apply(x, 3, 2, group)", "attend gets|Error", "head_size_cut"),
-    (THERE, "trade(x, 1, 2, group)", "known to autograd", "no_gradient"),
+    (THERE, "trade(x, 1, 2, group)", "Autograd must know both", "no_gradient"),
     ("for x in (q, k, v)", "for x in (q, k, k)", " is ", "k_twice"),
     (THERE, "Trade.apply(x, 1, 2, None)", "Hand `group` on|does not end|attend gets", "all_ranks"),
     (REFUSES, "    if False:", "it is a ValueError", "not_refused"),

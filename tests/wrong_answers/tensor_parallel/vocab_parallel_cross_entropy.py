@@ -29,7 +29,7 @@ WRONG = [
     _wrong(OF_TARGET, "logits.gather(1, at[:, None])[:, 0]", says="both over all ranks"),
     _wrong("logits = logits.float()", "logits = logits * 1", says="in float32|not torch.float32"),
     _wrong(SUM, "torch.distributed.nn.all_reduce(both, group=group or dist.group.WORLD)",
-           says="it goes as it is: reduce_from_region|backward sends"),
+           says="passes it on as it is: reduce_from_region|backward sends"),
     _wrong("logits.detach().amax(-1)", "logits.detach().amax(-1).clamp(min=0)",
            says="whatever its sign"),
     _wrong("return (total.log() - of_target)", "return (total.log() - of_target - largest)",

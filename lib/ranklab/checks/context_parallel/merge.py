@@ -67,8 +67,8 @@ def _compare(merge, parts, right, hint=""):
     explain("out", out, right[0], {
         "the sum of both": (a + b, "Each is a mean by its own softmax: weigh them, with weights "
                             "that add up to 1."),
-        "the mean of both": ((a + b) / 2, "The part with more of exp counts more: its weight is "
-                             "exp(its lse - the new lse)."),
+        "the mean of both": ((a + b) / 2, "The part with the larger sum of exp counts more: its "
+                             "weight is exp(its lse - the new lse)."),
         "weighed the other way round": (weight * a + (1 - weight) * b, "Each out goes with its own "
                                         "lse."),
     }, hint or "Weights are exp(lse - the new lse), one for each row: unsqueeze(-1).")

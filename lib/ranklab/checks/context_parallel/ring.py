@@ -12,7 +12,7 @@ from ranklab.context_parallel import block_gradients
 
 EARLY = ("Start the hop of the block, then compute with the block, and only then wait: the next "
          "block travels meanwhile.")
-OWNER = "In step i a rank has the block of rank (rank - i) % R: see what it sees of that one."
+OWNER = "In step i a rank has the block of rank (rank - i) % R: take the `visible` of that rank."
 ADDED = "dq adds up over the blocks; a block's dk and dv over the ranks that it meets."
 FORWARD = "k and v go in one message, R - 1 times: the last block goes nowhere."
 BACKWARD = ("k and v go R - 1 times. Their gradients go R times: with the block, and home at the "

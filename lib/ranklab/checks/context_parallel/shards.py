@@ -35,7 +35,7 @@ def check_zigzag_shard(shard):
         if not torch.equal(got, right):
             _explain(where, got, parts)
     yield "each token on one rank; parts r and 2R - 1 - r; 1 to 5 ranks"
-    yield "all ranks compute as many scores"
+    yield "all ranks compute equally many scores"
     refused("12 tokens on 4 ranks", partial(shard, 12, 4))()
     yield "where 2R does not divide the tokens it is a ValueError"
 

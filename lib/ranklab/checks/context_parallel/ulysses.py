@@ -13,7 +13,7 @@ from ranklab.meter import Traffic
 HEADS = 12, 12  # of q, of k and v: 4, 3, 2 and 1 ranks divide them
 SHARED = 24, 12
 ORDER = "Heads stay in order: rank r has the r-th part of them, and tokens of rank 0 come first."
-GRADIENT = ("The way there and back must be known to autograd: an all-to-all's gradient is the "
+GRADIENT = ("Autograd must know both trades, there and back: the gradient of an all-to-all is the "
             "all-to-all back.")
 CUT = ("Heads are cut, dim 1, and tokens joined, dim 2; the result goes the other way. Where R "
        "does not divide the heads of q, or those of k, it is a ValueError.")

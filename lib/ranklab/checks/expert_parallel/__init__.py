@@ -16,7 +16,7 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     Exercise(ep.top_k_route, check_top_k_route, hints=(
-        "Which numbers decide who is chosen, and which say how much each counts?",
+        "Which numbers choose the experts, and which say how much each expert counts?",
         "A stable argsort of the scores chooses. The weights are a softmax of the chosen logits, "
         "or of all logits, gathered at the chosen places.",
         "scores = logits if bias is None else logits.softmax(-1) + bias; scores.argsort(dim=-1, "
@@ -24,7 +24,7 @@ EXERCISES = (
         "the other way round",
     )),
     Exercise(ep.capacity, check_capacity, hints=(
-        "Each place in the queue of an expert has a number. Who stands before a token in it?",
+        "Each place in the queue of an expert has a number. How many tokens stand before this one?",
         "Put all first choices in a row, then all second ones. In a one-hot matrix of that row a "
         "cumsum counts, for each expert, how many have come so far.",
         "row = chosen.transpose(-1, -2).flatten(-2); place = one_hot(row, n_experts).cumsum(-2)"
@@ -33,16 +33,16 @@ EXERCISES = (
     Exercise(ep.dispatch_tokens, check_dispatch_tokens, hints=(
         "In which order must rows lie, so that one all-to-all can send them? And in which order "
         "do they come?",
-        "Sort all choices by expert: experts of one rank are neighbours. Counts for each expert "
-        "go first, by an all-to-all of their own: then each rank knows what comes.",
+        "Sort all choices by expert: experts of one rank are neighbours. Send the counts for each "
+        "expert first, by an all-to-all of their own. Then each rank knows what comes.",
         "theirs = empty_like(counts); dist.all_to_all_single(theirs, counts, group=group); to, "
         "came = counts.view(R, -1).sum(1).tolist(), theirs.view(R, -1).sum(1).tolist(); expert = "
         "arange(E // R).repeat(R).repeat_interleave(theirs); by_expert = its stable argsort",
     )),
     Exercise(ep.combine_tokens, check_combine_tokens, hints=(
-        "Everything that dispatch_tokens did, undone, last step first.",
-        "Undo the sorting by expert; the all-to-all with `to` and `came` exchanged; then place i "
-        "of what is home belongs to place sent.order[i] of the choices.",
+        "Undo everything that dispatch_tokens did, the last step first.",
+        "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
+        "comes home belongs to place sent.order[i] of the choices.",
         "rows[sent.by_expert.argsort()]; AllToAll.apply(back, sent.came, sent.to, group); zeros"
         ".index_add(0, sent.order // k, home * weights.flatten()[sent.order, None])",
     )),
@@ -55,8 +55,8 @@ EXERCISES = (
     )),
     Exercise(ep.expert_gradients, check_expert_gradients, hints=(
         "Whose tokens has an expert of this rank met in its backward?",
-        "Those of all ranks that can send to it. So it only lacks what other ranks with the same "
-        "expert have met. The loss is a mean over the tokens of all ranks.",
+        "Those of all ranks that can send to it. So only the tokens that other ranks with the same "
+        "expert have met are missing. The loss is a mean over the tokens of all ranks.",
         "for p in shared: all_reduce over group; for p in experts: all_reduce over own; both after "
         "p.grad /= dist.get_world_size(group)",
     )),
@@ -70,12 +70,13 @@ EXERCISES = (
         "What can be done with an expert whose load alone is more than a rank's share?",
         "First the copies: each free slot goes to the expert whose copies have the highest load. "
         "Then nodes, then the ranks of a node; always the heaviest first.",
-        "Of the nodes that are nearly as empty take the one with whose experts this one is chosen "
-        "most: one_hot(chosen).sum(1), and its transpose times itself, counts that.",
+        "Of the nodes that are nearly as empty, take the one whose experts are chosen together "
+        "with this one most often: one_hot(chosen).sum(1), and its transpose times itself, counts "
+        "that.",
     )),
     Exercise(ep.chunked_scan, check_chunked_scan, hints=(
         "How much of the state before the part is left at its first, second, t-th token?",
-        "a[0] a[1] ... a[t] of it. So the rank scans its own part at once, and adds that share "
+        "a[0] a[1] ... a[t] of it. So the rank can scan its own part at once, and add that share "
         "when the state comes.",
         "h, decay = scan(a, b), a.cumprod(1); recv from rank - 1; h + decay * before[:, None]; "
         "send h[:, -1] to rank + 1",

@@ -80,13 +80,13 @@ def check_place_experts(place):
         most = MOST if R * slots > E else MOST * library[0]
         expect(score[0] <= most, f"{where}: the fullest rank has {score[0]:.2f} times the mean "
                f"load, more than {most:.2f}", "An expert with more than a rank's share needs "
-               "copies: give the free slots to where a copy's load is highest. Then the heaviest "
-               "first, each where it is emptiest.")
+               "copies: give each free slot to the expert whose copies have the highest load. Then "
+               "place the heaviest first, each on the emptiest rank.")
         is_free = R not in (per_node, E // slots)  # several nodes, and slots for copies
         expect(score[1] <= CROSSED * dealt[1] or not is_free, f"{where}: a token must reach "
                f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
                "experts that are dealt by load", "Experts that are chosen together belong on one "
-               "node: choose the node first, by how often one is chosen with those that are there.")
+               "node. Choose the node first, by how often its experts are chosen with this one.")
         seen.append((score, library, dealt))
     yield f"each expert stands somewhere; the fullest rank has at most {MOST} times the mean load"
     yield f"other nodes that a token must reach: at most {CROSSED} times as many as dealt by load"
@@ -155,8 +155,8 @@ def _scan(chunked_scan, ranks):
         whole, alone = scan(a, b), scan(a[:, at], b[:, at])
         before = whole[:, at[0] - 1][:, None] if at[0] else 0 * alone
         last = a[:, at].cumprod(1)
-        return {"a scan of this part alone": (alone, "What came before it has a share: the state "
-                                              "of the rank before."),
+        return {"a scan of this part alone": (alone, "What came before counts, too: add the "
+                                              "previous rank's state."),
                 "the state before, without its decay": (alone + before, "Each step multiplies by "
                                                         "a: the share shrinks with a's product."),
                 "as if it decayed once": (alone + before * a[:, at], "After t steps the product "
@@ -169,7 +169,7 @@ def _scan(chunked_scan, ranks):
                       "It is an argument: work on a copy." if name != "h" else "", sends=(
                           messages, 4 * B * C * messages))
     yield partial(expect, seen[0] <= AFTER, f"{ranks}: {seen[0]} operations follow when the "
-                  "state has come", "Then each rank waits for the whole scan of all before it. "
+                  "state has come", "So each rank waits until all ranks before it have scanned. "
                   "Scan the own part first; the state only adds its share: h + decay * before.")
 
 

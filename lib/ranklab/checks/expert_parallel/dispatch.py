@@ -12,20 +12,20 @@ C, E = 3, 12  # 4, 3, 2 and 1 ranks divide the experts
 EMPTY = 5  # an expert that nobody chooses
 FAILURES = {
     "RuntimeError: .*[Ss]plit sizes.*": "Rows are cut where the ranks' experts begin and end: "
-    "`to` are sums over counts.view(R, E/R), and `came` the same of what the others say.",
+    "`to` has sums over counts.view(R, E/R), and `came` the same of the others' counts.",
     "ValueError: .*(unpack|sequence item).*": "Return rows and a Sent.",
 }
 ADVICE = {
-    "rows": "Sorted by expert; of one expert by rank, then as they stand on it. What came is "
-            "sorted by rank first: by_expert sorts it again, stably.",
+    "rows": "Sort by expert, then by rank, then by their order there. What came is sorted by rank "
+            "first, so by_expert sorts it again, stably.",
     "order": "Places in chosen.flatten(), sorted by expert, stably; without those of no expert.",
     "to": "How many rows go to each rank: its experts' counts, added up.",
     "came": "Ask: an all-to-all of the counts tells how many rows of each rank come for each "
             "expert here.",
     "by_expert": "The expert of each row that came is known from the counts: argsort(stable=True).",
     "counts": "(E/R,): rows for each expert of this rank, from all ranks.",
-    "dx": "The way there must be known to autograd: AllToAll.apply. A row that went twice gets the "
-          "sum of both gradients.",
+    "dx": "Autograd must know the way there: AllToAll.apply. A row that went twice gets the sum of "
+          "both gradients.",
 }
 
 
@@ -121,8 +121,8 @@ def check_dispatch_tokens(dispatch):
 # --- combine_tokens -------------------------------------------------------------------------------
 
 HOME = {
-    "out": "Rows go back in the order in which they came, by_expert undone; at home they are in "
-           "the order in which they were sent, sent.order. index_add adds to what is there.",
+    "out": "Undo by_expert: rows go back in the order in which they came. At home they are in the "
+           "order in which they were sent, sent.order. index_add adds to what is there.",
     "drows": "The gradient of a row is its token's, times its weight: AllToAll.apply.",
     "dweights": "The gradient of a weight: what the expert made, times the token's gradient.",
 }
@@ -188,7 +188,7 @@ def _combine(combine_tokens, ranks, dtype):
         return {"a sum without weights": (found["plain"][me], "Each row counts by its weight."),
                 "the mean over k experts": (out / (2 + turn), "The weights are a mean already."),
                 "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
-                "with the inputs": (out + x, "What experts made, and nothing else.")}
+                "with the inputs": (out + x, "Add up the experts' outputs, and nothing else.")}
 
     mine = sum(index == me for _, index, *_ in _everywhere(0, ranks.members))
     there, back = 8 * E + 4 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)

@@ -12,7 +12,7 @@ SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down":
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
 ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
          "zeros there.")
-ALL = "Experts over `own`, all else over `group`; zeros where there is none; by all ranks."
+ALL = "Sum experts over `own`, the rest over `group`, on all ranks; zeros if there is none."
 FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, "AttributeError: 'NoneType' object has no .*": ZEROS,
             "TypeError: .*NoneType.*": ZEROS}
 
@@ -67,7 +67,7 @@ def _trial(expert_gradients, ranks):
                     "the sum over the ranks that have it": (total(name, turn, mine), f"Divide by "
                                                             f"all {R} ranks.")}
         return {"the mean over `own`": (total(name, turn, mine) / len(mine), "All ranks have the "
-                                        "same router and norms: all of them.")}
+                                        "same router and norms, so take the mean over all.")}
 
     nbytes = sum(4 * torch.Size(shape).numel() for shape in SHAPES.values())
     yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name: ALL,
@@ -76,6 +76,6 @@ def _trial(expert_gradients, ranks):
 
 def check_expert_gradients(expert_gradients):
     on_groups(_trial, expert_gradients, failures=FAILURES)
-    yield "experts are added up over the ranks that have them, all else over all; 1 to 4 ranks"
+    yield "experts are added up over the ranks that have them, the rest over all; 1 to 4 ranks"
     yield "both are divided by the number of all ranks; one all-reduce for each parameter"
     yield "a parameter without a gradient on some rank counts as zeros"

@@ -54,11 +54,11 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     explain(f"{name}: weights", weights, normal if renormalize else best, {
         "probabilities among all experts": (best, "renormalize=True: the k weights of a token add "
                                             "up to 1."),
-        "probabilities among the k": (normal, "renormalize=False: what the softmax over all "
-                                      "experts says, unchanged."),
+        "probabilities among the k": (normal, "renormalize=False: the softmax over all experts, "
+                                      "unchanged."),
         "logits": (raw / raw.sum(-1, keepdim=True) if renormalize else raw, "A softmax makes "
                    "weights of them."),
-        **{slip: (w, "The bias chooses, and does not weigh.") for slip, w in biased.items()},
+        **{slip: (w, "The bias chooses, but never weighs.") for slip, w in biased.items()},
     }, IN_FLOAT32)
     expect(weights.requires_grad, f"{name}: weights have no gradient", "The router learns through "
            "the weights alone: compute them from `logits` by torch's operations.")
@@ -78,7 +78,7 @@ def check_top_k_route(top_k_route):
         for renormalize in (True, False):
             name = f"logits {shape}, k={k}, renormalize={renormalize}"
             _route(top_k_route, name, _logits(shape, k), k, renormalize)
-    yield "the k best, with weights that add up to 1, or as the softmax over all says"
+    yield "the k best, with weights that add up to 1, or from the softmax over all"
     equal = torch.randint(3, (4, 16, 8), generator=torch.Generator().manual_seed(0)).float()
     _route(top_k_route, "equal logits", equal, 3, True)
     _route(top_k_route, "logits around 200", _logits((2, 4, 8), 1) + 200, 2, True)
@@ -90,7 +90,7 @@ def check_top_k_route(top_k_route):
                renormalize, bias)
     far = torch.tensor([[0.0, 200, 201], [200, 1, 0]])  # in float32 a probability of 0
     _route(top_k_route, "logits that are far apart, with a bias", far, 1, True, bias[:3] * 9)
-    yield "a bias chooses, and does not weigh; also where it chooses a probability of 0"
+    yield "a bias chooses, and does not change weights; it may choose a probability of 0"
     for k in (0, 9):
         refused(f"k={k} of 8", partial(top_k_route, _logits((2, 8), 1), k))()
     yield "k below 1 or above E is a ValueError"
@@ -130,8 +130,8 @@ def check_capacity(capacity):
             "kept token by token": (_kept(chosen, room, by_choice=False), "First choices come "
                                     "before second ones, whatever the token."),
             "room for all sequences together": (_kept(chosen, room, together=True), "Each sequence "
-                                                "counts alone: else what is dropped depends on the "
-                                                "rows that a rank has."),
+                                                "counts alone: otherwise what is dropped depends "
+                                                "on the rows that a rank has."),
             "rounded down": (_kept(chosen, math.floor(factor * share)), "Rounded up: see "
                              "expert_slots."),
             "room for one fewer": (_kept(chosen, room - 1), f"The {room} first ones have room: "
@@ -140,7 +140,7 @@ def check_capacity(capacity):
                                   "expert's first token is 1."),
             "without k": (_kept(chosen, math.ceil(factor * share / k)), "A token wants k places: "
                           "the mean load is T k / E."),
-            "all kept": (chosen, "Where the place is beyond the room, -1."),
+            "all kept": (chosen, "Put -1 where the place is beyond the room."),
             "whole tokens dropped": (whole, "A token keeps its other choices."),
             "the last ones kept": (_kept(chosen.flip(-2), room).flip(-2), "Early tokens come "
                                    "first."),
@@ -184,7 +184,7 @@ def check_load_balance_loss(load_balance_loss):
         right.sum().backward()
         explain(f"{where}: the gradient of logits", given.grad.float(), P.grad.to(dtype).float(),
                 {}, "f is a count, and has no gradient. P has that of the softmax.")
-    yield "E times the sum of f_e P_e, for each sequence, with the gradient that P has"
+    yield "E times the sum of f_e P_e, for each sequence, with the gradient of P"
     in_turn = torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
     even = load_balance_loss(torch.zeros(2, 8, 4), in_turn)
     one = load_balance_loss(torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
