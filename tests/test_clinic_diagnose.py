@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.clinic import hangs, later, sharded, symptoms, wrong
+from ranklab.clinic import symptoms
+from ranklab.clinic.all_cases import CASES
 from ranklab.clinic.case import edited, made
 from ranklab.clinic.diagnose import (circle_of_waits, diagnose, first_difference, own_limit,
                                      steps_behind)
 from ranklab.clinic.stopped import whereabouts
 from ranklab.engine import RankError, launch
 
-CASES = [*hangs.CASES, *wrong.CASES, *sharded.CASES, *later.CASES]
 TWO_RUNS = "learning_rate"
 PROGRAMS = {"mended": lambda case: made(case.program, edited(case.program, ())),
             "broken": lambda case: case.broken(), "hidden": lambda case: case.variant()}
@@ -266,6 +266,8 @@ def test_what_cannot_be_judged_is_said(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no ranks were observed" in command(tmp_path, "empty", status=2, ranks=())
     assert "is no module" in command(tmp_path, "nothing.here", status=2)
+    (tmp_path / "wrong.py").write_text("raise SystemExit(3)")
+    assert "observed: exit code 3" in command(tmp_path, "wrong.py", status=2, ranks=())
 
 
 # --- pieces ---------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.flop_counter import FlopCounterMode
 
-from ranklab.clinic import hangs, later, sharded, signs, wrong
+from ranklab.clinic import signs
+from ranklab.clinic.all_cases import CASES
 from ranklab.engine import HangError, launch
 from ranklab.meter import MemoryCurve, Traffic
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow, pytest.mark.sweep]
-CASES = [case for group in (hangs, wrong, sharded, later) for case in group.CASES]
 SIGNS = {name: seen for group in signs.SIGNS.values() for name, seen in group.items()}
 MORE = 1.5  # times the bytes or the work of the mended one is slow
 NEAR = {"rtol": 1e-2, "atol": 1e-4, "equal_nan": True}  # sums in another order, and Adam after it

@@ -64,7 +64,8 @@ def main(argv=None) -> int:
 
 
 def _add_diagnose(commands):
-    diagnose = commands.add_parser("diagnose", help="which known diseases a training has")
+    diagnose = commands.add_parser("diagnose", help="which known diseases a training has; "
+                                   "being observed it takes about twice the CPU time")
     diagnose.add_argument("--ranks", type=number(int, above=0), metavar="N",
                           help="start so many by torchrun; else the program launches its own")
     diagnose.add_argument("--timeout", type=number(float, above=0), default=600, metavar="S",

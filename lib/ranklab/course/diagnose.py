@@ -40,7 +40,8 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
                          for each in (folder, before, beside)]
         if not all((runs, *others)):
             raise ValueError(f"{what}: no ranks were observed" + (
-                " in the other folder" if runs else "" if Path(what).is_dir() else
+                " in the other folder" if runs else f": {ended}" if ended else
+                "" if Path(what).is_dir() else
                 ": it never calls init_process_group" if ranks else
                 ": it launches none under this command; --ranks N starts them by torchrun"))
         found = [_judge(run, i, len(runs), *(each[-1] for each in others))
