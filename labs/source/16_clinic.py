@@ -1561,7 +1561,7 @@ visits = [project.visit(CASE[name], form, **mine)
 print(project.report(visits))
 
 # %% [markdown]
-# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. What is missed is `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --before` compares two runs.
+# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. What is missed is `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
 #
 # **Your turn.** Break a healthy program in your own way, write down which disease will be named, and with which number as evidence:
 
