@@ -28,7 +28,8 @@ from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
-TEXTS = ("YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "LICENSE")
+TEXTS = ("YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff",
+         "LICENSE")
 
 SOLVED = """The labs here are **solved**: they hold the answers, with outputs and figures. To learn,
 work on your own copies first (`make lab`)."""
@@ -70,6 +71,7 @@ labs/*
 :hidden:
 :caption: Afterwards
 YOUR_PROJECT
+CHANGELOG
 ```
 ```{toctree}
 :hidden:

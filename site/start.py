@@ -152,6 +152,7 @@ def page(texts, decks, public, note):
     readme = (ROOT / "README.md").read_text()
     title, lead, *rest = readme.split("\n\n")
     whom = next(text for text in rest if text.startswith("**For whom?**"))
+    whom = whom.replace("](#", "](README.md#")
     rows = {stem: cells for stem, *cells in re.findall(
         r"^\| \[(\d\d_\w+)\]\S+ \| (.*?) \| \d+ \| (.*?) \|$", readme, re.M)}
     cards = []

@@ -29,7 +29,7 @@ PREDICTIONS_OF_SHARDED = (
            ("with steps=0 token.weight and head.weight are equal bit for bit",
             "after one step all weights of the blocks are within 1e-6 of those of one rank",
             "the stages have 35 names in all: the 34 of one rank, and head.weight, the copy")),
-    _cause(GATHERED_MODEL, "Does it diverge on one rank, too? What does the loss of step 1 "
+    _cause(GATHERED_MODEL, "Does it diverge on one rank, too? What does the first loss "
            "depend on: change the rate to 0, to 100.",
            "The loss of step 1 is 5.610 with lr=0, lr=1 and lr=100: step 0 is not in it.",
            ("one rank has nothing to add up, and its losses are the same: 5.628, 5.610, 5.112",
