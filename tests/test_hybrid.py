@@ -94,7 +94,7 @@ def test_data_ranks_may_have_unequal_numbers_of_rows(layout, batch, text):
 # --- dropout --------------------------------------------------------------------------------------
 
 def _masks(layout):
-    """What dropout lets through on this rank: of attention, and after it; and its coordinates."""
+    """What dropout lets through on this rank: sums of attention, and a mask; its coordinates."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = GPT(GPTConfig(n_ctx=8, n_embd=32, n_head=4, n_layer=1, dropout=0.5, flash=False))
@@ -103,7 +103,7 @@ def _masks(layout):
     block = model.blocks["0"]
     inside = block.attention.attend
     block.attention.attend = lambda *q_k_v: inside(*map(torch.ones_like, q_k_v))
-    block.attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0] == 0))
+    block.attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     block.drop.register_forward_hook(lambda _, args, y: seen.append(y == 0))
     tokens = torch.zeros(1, 8, dtype=torch.int64, device=device())
     model(tokens, tokens)

@@ -41,7 +41,6 @@ REFUSED = {
         compare --layouts 2x2 | is no layout
         compare --plot x.txt | must end in .svg or .png
         build 99 | no lab is called '99'
-        build 16 | 16_clinic is planned
         build --chekc | unknown: --chekc
         grade {text}s | there is no file or folder
         grade {folder} --minutes nan | above 0 and at most 1440 is wanted, not 'nan'
