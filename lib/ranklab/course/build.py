@@ -41,7 +41,8 @@ def build(root: Path, stems=(), force=False):
     """labs/ and solutions/ are up to date for `stems` (all); a solution whose code changed is
     executed again.
 
-    force  executes solutions that are current, and overwrites cells that this never wrote
+    force  executes solutions that are current (where the bank or the library changed, not the lab),
+           and overwrites cells that this never wrote
     """
     stems = stems or sources(root)
     if not force:
