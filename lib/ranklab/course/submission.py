@@ -24,9 +24,10 @@ class Row:
     notes: list = field(default_factory=list)
     states: dict = field(default_factory=dict)  # of each exercise and prediction of its lab
     reasons: dict = field(default_factory=dict)  # why it did not pass
+    hints: dict = field(default_factory=dict)  # what the check says of that very mistake
 
-    def set(self, name, state, reason=""):
-        self.states[name], self.reasons[name] = state, reason
+    def set(self, name, state, reason="", hint=""):
+        self.states[name], self.reasons[name], self.hints[name] = state, reason, hint
 
     def passed(self):
         return [name for name, state in self.states.items() if state == PASSED]
@@ -115,7 +116,7 @@ def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
     said = [line.split("\t")[1:] for line in lines if line.split("\t")[0] == word]
     if len(said) < len(lines):
         row.notes.append(f"{name} wrote to the grader by itself")
-    verdict = next((one for one in said if len(one) == 2), None)
+    verdict = next((one for one in said if len(one) == 3), None)
     row.set(name, *verdict or (FAILED, "it ended the process that checked it" if in_time
                                else "its check ran out of time"))
     return seconds
