@@ -8,9 +8,12 @@ outside of the notebook's own folder.
 NO_JSON = '{"cells": [{"cell_type": "code", "source": ["print(1)'
 
 HOSTILE = {
-    "endless": "while True:\n    pass",
-    "endless_exercise": "{head}\n    while True:\n        pass",
-    "ends_process": "{right}\n\nimport os\nos._exit(3)",
+    # What stands in the report of this one must not become a part of the page.
+    "<img src=x onerror=alert(1)>": """for _ in range(200):
+    print("x" * 1_000_000)
+
+{head}
+    raise ValueError("</td></table><script>alert(1)</script>" + "y" * 100_000)""",
     "patched_check": """import ranklab, ranklab.course.check
 del check
 check = ranklab.check = lambda one=None, **_: one
@@ -19,12 +22,6 @@ ranklab.course.check.judge = lambda *_: ranklab.course.check.Verdict("{name}")
 {head}
     return None""",
     "librarys_own": "from {home} import {name}",
-    # What stands in the report of this one must not become a part of the page.
-    "<img src=x onerror=alert(1)>": """for _ in range(200):
-    print("x" * 1_000_000)
-
-{head}
-    raise ValueError("</td></table><script>alert(1)</script>" + "y" * 100_000)""",
     "no_json": NO_JSON,
     "tampers": """{head}
     import os
@@ -43,4 +40,7 @@ if os.fork() == 0:
     os._exit(0)
 
 {right}""",
+    "ends_process": "{right}\n\nimport os\nos._exit(3)",
+    "endless": "while True:\n    pass",
+    "endless_exercise": "{head}\n    while True:\n        pass",
 }

@@ -40,7 +40,7 @@ def _slide(stem, name, title):
     """The title of the first slide that has the section's words, or else the name in its code."""
     slides = {_title(slide): slide for slide in labs.deck(stem).split("\n---\n")}
     words = title.lstrip("0123456789. ")
-    same = [each for each in slides if re.match(rf"{re.escape(words)}\b", each, re.I)]
+    same = [each for each in slides if re.match(rf"{re.escape(words)}(?!\w)", each, re.I)]
     code = re.compile(rf"`{name}\b|^(def |class |.*= ){name}\(", re.M)
     named = [each for each, slide in slides.items() if each and code.search(slide)
              and len(set(re.findall(r"\w+", slide)) & set(labs.names_of(stem))) <= LISTED]

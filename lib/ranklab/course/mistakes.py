@@ -14,9 +14,10 @@ from ranklab.course.check import FAILED
 from ranklab.course.lesson import places
 
 TOLD = 10  # mistakes in the next lesson, the commonest ones
-NUMBER = re.compile(r"(?<![A-Za-z_\d])[-+]?(?:\d[\d,_]*\.?\d*(?:e[-+]?\d+)?|nan\b|inf\b)%?", re.I)
+NUMBER = re.compile(r"""(?<![A-Za-z_\d])[-+]?
+                    (?:\d+(?:[,_]\d+)*(?:\.\d+)?(?:e[-+]?\d+)?|(?:nan|inf)\b)%?""", re.I | re.X)
 QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)")  # and no apostrophe
-LIST = re.compile(r"#(?:(?:, | and |, and )#)+")
+LIST = re.compile(r"\[?#(?:(?:, | and |, and | to )#)*\]?")
 
 
 @dataclass
@@ -58,8 +59,7 @@ def to_tell(mistakes):
 
 def without_numbers(text):
     """The text with # for each number and each list of numbers, and '' for what was quoted."""
-    text = NUMBER.sub("#", QUOTED.sub("''", text))
-    return LIST.sub("#", text.replace("ranks #", "rank #").replace("[#]", "#"))
+    return LIST.sub("#", NUMBER.sub("#", QUOTED.sub("''", text)))
 
 
 def counts(rows, name):

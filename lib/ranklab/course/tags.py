@@ -11,7 +11,7 @@ class Html(str):
 
 def tag(name, *content, **attributes):
     """The element; `class_` is its class. Strings in it are text, whatever stands in them."""
-    said = "".join(f' {key.strip("_")}="{escape(printable(str(value)))}"'
+    said = "".join(f' {key.strip("_")}="{safe(str(value))}"'
                    for key, value in attributes.items())
     return Html(f"<{name}{said}>{''.join(map(safe, content))}</{name}>")
 
