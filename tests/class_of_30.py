@@ -80,7 +80,8 @@ class Lab:
 
     def wrong(self, draw):
         """Two exercises in three are wrong, and so are the numbers with a usual slip."""
-        wrong = {name for name in self.names if self.wrong_ones[name] and draw.random() < 2 / 3}
+        names = [name for name in self.names if self.wrong_ones[name]]
+        wrong = {names[0], *(name for name in names if draw.random() < 2 / 3)}
         slips = {one.name: draw.choice(list(one.mistakes)) for one in self.predictions
                  if one.mistakes}
         return self.filled({name: self.wrong_one(name, draw) if name in wrong
@@ -88,13 +89,14 @@ class Lab:
 
     def hostile(self, trick):
         """The first exercise's cell is the trick, and the second one is solved."""
-        first, second = self.names[:2]
+        first = self.names[0]
         home = next(one.answer.__module__ for one in self.exercises if one.name == first)
         head = ast.parse(self.answers[first]).body[0]
         head.body = []
         text = trick.format(name=first, head=ast.unparse(head), home=home,
                             right=self.answers[first])
-        return self.filled({first: text, second: self.answers[second]}, {})
+        solved = {name: self.answers[name] for name in self.names[:2]}
+        return self.filled(solved | {first: text}, {})
 
     def right(self, name, draw):
         return draw.choice([self.answers[name], renamed(self.answers[name]), *self.others(name)])

@@ -42,7 +42,7 @@ def _count(number, what):
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-# --- what to say -----------------------------------------------------------------------------------
+# --- what to say ----------------------------------------------------------------------------------
 
 def _lesson(mistakes):
     told = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
@@ -62,7 +62,7 @@ def _seen(mistake):
     return [tag("b", "The check said: "), mistake.seen]
 
 
-# --- one lab ---------------------------------------------------------------------------------------
+# --- one lab --------------------------------------------------------------------------------------
 
 def _lab(stem, rows):
     rows = [row for row in rows if row.stem == stem]
@@ -85,8 +85,8 @@ def _numbers(found):
 
 def _matrix(asked, rows):
     heads = ["Submission", *(tag("span", one.name) for one in asked)]
-    lines = [tag("tr", tag("th", _short(row), scope="row"), *(_mark(row, one.name) for one in asked))
-             for row in rows]
+    lines = [tag("tr", tag("th", _short(row), scope="row"),
+                 *(_mark(row, one.name) for one in asked)) for row in rows]
     key = ", ".join(f"{mark} {state}" for state, mark in MARKS.items())
     return [_table(heads, lines, "matrix"), tag("p", key, class_="key")]
 
@@ -108,7 +108,7 @@ def _table(heads, lines, class_):
                class_="scroll", tabindex=0)
 
 
-# --- all mistakes, all notes -----------------------------------------------------------------------
+# --- all mistakes, all notes ----------------------------------------------------------------------
 
 def _all_mistakes(mistakes):
     found = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
@@ -127,4 +127,5 @@ def _names(names):
 def _notes(rows):
     noted = [tag("li", tag("b", _short(row)), ": ", "; ".join(row.notes))
              for row in rows if row.notes]
-    return tag("section", tag("h2", "Look at these yourself"), tag("ul", *noted)) if noted else Html()
+    heading = tag("h2", "Look at these yourself")
+    return tag("section", heading, tag("ul", *noted)) if noted else Html()
