@@ -45,6 +45,7 @@ REFUSED = {
         grade {text}s | there is no file or folder
         grade {folder} --minutes nan | above 0 and at most 1440 is wanted, not 'nan'
         grade {folder} --csv {folder} | is no name for a file
+        grade {folder} --html {folder} | is no name for a file
         doctor 3 | unknown: 3
         projects | invalid choice: 'projects'""",
     "ranks": """

@@ -51,6 +51,8 @@ def main(argv=None) -> int:
     grade = commands.add_parser("grade", help="re-check the notebooks of a class")
     grade.add_argument("folder", type=existing_place, help="of the notebooks; or one notebook")
     grade.add_argument("--csv", type=new_file, help="write the table here")
+    grade.add_argument("--html", type=new_file,
+                       help="write the report here: who passed what, which mistakes, what to say")
     grade.add_argument("--minutes", type=number(float, above=0, most=24 * 60), default=10,
                        help="limit for each notebook")
     grade.set_defaults(run=_grade)
@@ -193,7 +195,7 @@ def _build(options):
 def _grade(options):
     from ranklab.course.grade import grade
 
-    return grade(options.folder, options.csv, options.minutes * 60)
+    return grade(options.folder, options.csv, options.minutes * 60, options.html)
 
 
 if __name__ == "__main__":

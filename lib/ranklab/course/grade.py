@@ -11,7 +11,9 @@ passed, put a thing back after it changed it, run the library's text from a copy
 in its ranks what it likes. A note names the words such code needs, where they stand in the open. So
 read what has a note, and run all of it in a container.
 
-    grade.py       the table and the CSV
+    grade.py       the table, row by row
+    class_files.py the CSV and the report of the class
+    mistakes.py    the report's mistakes by their names; lesson.py: where the lab teaches it
     submission.py  one notebook: run, judged
     submitted.py   what its text says, before anything runs
     predicted.py   the numbers that it predicts
@@ -21,36 +23,38 @@ read what has a note, and run all of it in a container.
 """
 
 import contextlib
-import csv
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from ranklab.course import labs, sandbox
+from ranklab.course import sandbox
+from ranklab.course.class_files import Report, Table
 from ranklab.course.submission import Row, grade_notebook
 from ranklab.course.submitted import Notebook, Unreadable
-from ranklab.files import part_of, whole_file
+from ranklab.course.tags import printable
 
 NAMES_SHOWN = 3
 
 
-def grade(folder: Path, csv_path: Path | None = None, limit: float = 600) -> int:
-    """A row for each notebook below `folder` is printed, and written to `csv_path`.
+def grade(folder: Path, csv_path: Path | None = None, limit: float = 600,
+          html_path: Path | None = None) -> int:
+    """A row for each notebook below `folder` is printed, and written to `csv_path`; the report of
+    the class to `html_path`.
 
     limit  seconds for a notebook's cells, and as many for its checks
-    Returns the exit code: 0; 2 when there is nothing to grade, or no place for the table; and 128
-    and the signal's number when it was stopped. The table is whole after every row.
+    Returns the exit code: 0; 2 when there is nothing to grade, or no place for a file; and 128 and
+    the signal's number when it was stopped. Both files are whole after every row.
     """
     folder = Path(folder)
     found = _handed_in(folder)  # all are read before any runs and changes another
     if not found:
         print(f"ranklab grade: there is no notebook in {folder}")
         return 2
-    table = csv_path and Table(csv_path, found)
-    if problem := table and table.try_place():  # now, not after an hour of grading
-        print(f"ranklab grade: the table can't be written: {problem}")
+    sheets = [kind(path, found) for kind, path in ((Table, csv_path), (Report, html_path)) if path]
+    if problem := _first(sheet.try_place() for sheet in sheets):  # not after an hour of grading
+        print(f"ranklab grade: {problem}")
         return 2
     rows = []
     width = max(len(name) for name in found)
@@ -62,13 +66,17 @@ def grade(folder: Path, csv_path: Path | None = None, limit: float = 600) -> int
                             if isinstance(notebook, Unreadable)
                             else grade_notebook(notebook, name, limit, clean))
                 print(_line(rows[-1], width), flush=True)
-                problem = table and table.write(rows)
+                problem = _first([sheet.write(rows) for sheet in sheets])
     except KeyboardInterrupt as stop:
         print(f"stopped: {len(rows)} of {len(found)} are graded", file=sys.stderr)
         return 128 + (stop.args or [signal.SIGINT])[0]
     if problem:  # a submission took its folder away
-        print(f"ranklab grade: the table can't be written: {problem}")
+        print(f"ranklab grade: {problem}")
     return 2 if problem else 0
+
+
+def _first(problems):
+    return next(filter(None, problems), None)
 
 
 @contextlib.contextmanager
@@ -119,50 +127,4 @@ def _line(row: Row, width):
     more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
     parts = [", ".join(names[:NAMES_SHOWN] + more), *row.notes]
     line = f"{row.name:{width}}  {passed:>6}  {'; '.join(filter(None, parts))}".rstrip()
-    return "".join(c if c.isprintable() else "?" for c in line)  # a learner's text, too, is in it
-
-
-class Table:
-    """The CSV file: on the disk is always a whole one, of the rows by then or of last time."""
-
-    def __init__(self, path, found):
-        self.path = Path(path).resolve()
-        stems = {getattr(notebook, "stem", None) for notebook in found.values()}
-        self.names = [name for stem in labs.STEMS if stem in stems for name in labs.names_of(stem)]
-
-    def try_place(self):
-        """Why no table can be written there, or None."""
-        if self.path.exists() and not self.path.is_file():
-            return f"{self.path} is not a file"
-        try:
-            part_of(self.path).touch()
-            part_of(self.path).unlink()
-        except OSError as error:
-            return error
-
-    def write(self, rows):
-        """The file holds these rows, all or none; returns None, or why it does not."""
-        try:
-            with (whole_file(self.path) as part,
-                  part.open("w", newline="", encoding="utf-8", errors="replace") as file):
-                self._write_to(file, rows)
-        except OSError as error:
-            return error
-
-    def _write_to(self, file, rows):
-        writer = csv.writer(file)
-        writer.writerow(["submission", "lab", "passed", "of", "note", *self.names])
-        for row in rows:
-            cells = [row.name, row.stem or "", len(row.passed()), len(row.states),
-                     "; ".join(row.notes), *(_cell(row, name) for name in self.names)]
-            writer.writerow([_plain(str(cell)) for cell in cells])
-
-
-def _cell(row, name):
-    state, reason = row.states.get(name, ""), row.reasons.get(name, "")
-    return f"{state}: {reason}" if reason and name in row.not_passed() else state
-
-
-def _plain(text):
-    """The text of a cell that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return printable(line)  # a learner's text, too, is in it

@@ -79,8 +79,17 @@ def repository(start=None):
 
 def source(stem):
     """The text of labs/source/ for `stem`; "" outside a checkout."""
+    return _text(f"labs/source/{stem}.py")
+
+
+def deck(stem):
+    """The text of the deck of `stem`; "" outside a checkout."""
+    return _text(f"slides/{stem}.md")
+
+
+def _text(name):
     root = repository() or repository(__file__)
-    path = root and root / "labs" / "source" / f"{stem}.py"
+    path = root and root / name
     return path.read_text(encoding="utf-8") if path and path.exists() else ""
 
 

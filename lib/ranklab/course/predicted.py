@@ -9,7 +9,7 @@ import math
 from types import SimpleNamespace
 
 from ranklab.course.build import bound_names
-from ranklab.course.check import judge_prediction
+from ranklab.course.check import FAILED, judge_prediction
 from ranklab.interview.arithmetic import NotArithmetic, compute, power
 
 NOT_GRADABLE = "not gradable"
@@ -45,11 +45,13 @@ def predictions(trees, wanted):
 
 
 def judge_number(prediction, text, value):
-    """(state, reason) of a predicted number."""
+    """(state, reason, what it confuses or "") of a predicted number."""
     if isinstance(value, NotArithmetic):
-        return NOT_GRADABLE, f"{text[:60]} is not plain arithmetic"
+        return NOT_GRADABLE, f"{text[:60]} is not plain arithmetic", ""
     state, line = judge_prediction(prediction, value)
-    return state, line[6:].partition("\n")[0]
+    confusions = (prediction.mistakes or {}).values() if state == FAILED else ()
+    confusion = next((text for text in confusions if line.endswith(f": {text}")), "")
+    return state, line[6:].partition("\n")[0], confusion
 
 
 def _value(node, names):

@@ -173,7 +173,8 @@ class Keeper:
 
 
 def judge_kept(pipe):
-    """The one exercise that was given is judged: its state goes through the pipe, with a reason.
+    """The one exercise that was given is judged: its state, the reason and the hint that names the
+    mistake go through the pipe.
 
     The line begins with a word that the grader has drawn for it. While the learner's code runs, the
     word is only in this function's own variables, and what is called after it was looked up before.
@@ -185,7 +186,7 @@ def judge_kept(pipe):
     sys.path.append(os.getcwd())  # last: the .py files beside the notebook hide no module
     write, leave, judge_it, before = os.write, os._exit, judge, _meanings(exercise)
     write(pipe, f"{word}\tready\n".encode())  # what was imported by now is not on a learner's clock
-    state, reason = FAILED, ""
+    state, reason, hint = FAILED, "", ""
     try:
         learner_fn = ship.loads(kept)
     except Exception as error:
@@ -194,12 +195,13 @@ def judge_kept(pipe):
         verdict = judge_it(exercise, learner_fn)
         state = verdict.state
         if verdict.mistake:
-            reason = verdict.mistake.what.partition("\n")[0]
+            reason, hint = verdict.mistake.what.partition("\n")[0], verdict.mistake.hint
     for label, names, key, item, code in before:
         if names.get(key) is not item or code is not None and item.__code__ is not code:
-            state, reason = FAILED, f"it changed {label}.{key} while it was checked"
+            state, reason, hint = FAILED, f"it changed {label}.{key} while it was checked", ""
             break
-    write(pipe, f"{word}\t{state}\t{reason}\n".encode(errors="replace"))
+    said = "\t".join(" ".join(text.split()) for text in (word, state, reason, hint))
+    write(pipe, f"{said}\n".encode(errors="replace"))
     leave(0)
 
 

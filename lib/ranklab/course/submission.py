@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import secrets
 import tempfile
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from ranklab.course.predicted import judge_number
 from ranklab.course.submitted import has_code_of, is_forced
 
 CELL_SHARE = 0.3  # of a notebook's limit: what one cell may take, or the check of one exercise
+# Where several ranks fail alike, it is chance which of them says so first.
+FIRST = re.compile(r"\brank \d+( of \d+ (?:raised|lost|was killed|ended)\b)")
 
 
 @dataclass
@@ -24,9 +27,11 @@ class Row:
     notes: list = field(default_factory=list)
     states: dict = field(default_factory=dict)  # of each exercise and prediction of its lab
     reasons: dict = field(default_factory=dict)  # why it did not pass
+    hints: dict = field(default_factory=dict)  # what the check says of that very mistake
 
-    def set(self, name, state, reason=""):
-        self.states[name], self.reasons[name] = state, reason
+    def set(self, name, state, reason="", hint=""):
+        self.states[name], self.hints[name] = state, hint
+        self.reasons[name] = FIRST.sub(r"a rank\1", reason)
 
     def passed(self):
         return [name for name, state in self.states.items() if state == PASSED]
@@ -88,7 +93,8 @@ def _how_it_ended(entries, in_time):
     if not any("finished" in entry for entry in entries):
         return [f"ended its process in code cell {begun[-1]}"]
     errors = [entry for entry in entries if "error" in entry and "cell" in entry]
-    return [f"code cell {entry['cell']}: {entry['error']}" for entry in errors[:1]]
+    return [FIRST.sub(r"a rank\1", f"code cell {entry['cell']}: {entry['error']}")
+            for entry in errors[:1]]
 
 
 def _judge(notebook, kept, scratch, limit, row, clean):
@@ -115,7 +121,7 @@ def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
     said = [line.split("\t")[1:] for line in lines if line.split("\t")[0] == word]
     if len(said) < len(lines):
         row.notes.append(f"{name} wrote to the grader by itself")
-    verdict = next((one for one in said if len(one) == 2), None)
+    verdict = next((one for one in said if len(one) == 3), None)
     row.set(name, *verdict or (FAILED, "it ended the process that checked it" if in_time
                                else "its check ran out of time"))
     return seconds

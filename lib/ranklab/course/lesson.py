@@ -1,0 +1,52 @@
+"""Where a lab teaches what it asks for: the section, its picture and the slide to show again."""
+
+import re
+
+from ranklab.course import labs
+
+HEADING = re.compile(r"^# #{2,4} (.*)$", re.M)
+LISTED = 3  # a slide that names more exercises of its lab teaches none of them
+PICTURE = re.compile(r"\bplots\.(\w+)\(")
+
+
+def places(stem, name):
+    """Sentences on where the lab `stem` teaches the exercise or prediction `name`.
+
+    They come from labs/source/ and slides/; there are none outside of a checkout.
+    """
+    title, text = _section(labs.source(stem), name)
+    if not title:
+        return []
+    found = [f"Lab {stem[:2]}, section {title}"]
+    if picture := PICTURE.search(text):
+        found.append(f"the picture below it in the solved lab, plots.{picture[1]}")
+    if slide := _slide(stem, name, title):
+        found.append(f'the slide "{slide}"')
+    return found
+
+
+def _section(source, name):
+    """(its heading, its text from there on, where `name` is checked)."""
+    asked = re.search(rf"^({name} = check\({name}\)|check\(.*\b{name}=)", source, re.M)
+    if not asked:
+        return "", ""
+    heading = [*HEADING.finditer(source, 0, asked.start())][-1]
+    after = HEADING.search(source, asked.start())
+    text = source[asked.start():after.start() if after else len(source)]
+    return heading[1].replace("`", ""), text
+
+
+def _slide(stem, name, title):
+    """The title of the first slide that has the section's words, or else the name in its code."""
+    slides = {_title(slide): slide for slide in labs.deck(stem).split("\n---\n")}
+    words = title.lstrip("0123456789. ")
+    same = [each for each in slides if re.match(rf"{re.escape(words)}(?!\w)", each, re.I)]
+    code = re.compile(rf"`{name}\b|^(def |class |.*= ){name}\(", re.M)
+    named = [each for each, slide in slides.items() if each and code.search(slide)
+             and len(set(re.findall(r"\w+", slide)) & set(labs.names_of(stem))) <= LISTED]
+    return next(iter(same + named), "")
+
+
+def _title(slide):
+    found = re.search(r"^# (.*)$", slide, re.M)
+    return found[1].replace("`", "") if found else ""

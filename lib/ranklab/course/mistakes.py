@@ -1,0 +1,67 @@
+"""The mistakes of a class by their names, and what to say about each in the next lesson.
+
+A mistake's name is the hint that the check gave to it; without one, what the check saw. Numbers are
+left out of the comparison, so the same mistake of two persons is one. No sentence is written here:
+all come from the checks, the hints and the lab.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ranklab.course import labs
+from ranklab.course.check import FAILED
+from ranklab.course.lesson import places
+
+TOLD = 10  # mistakes in the next lesson, the commonest ones
+NUMBER = re.compile(r"""(?<![A-Za-z_\d])[-+]?
+                    (?:\d+(?:[,_]\d+)*(?:\.\d+)?(?:e[-+]?\d+)?|(?:nan|inf)\b)%?""", re.I | re.X)
+QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)")  # and no apostrophe
+LIST = re.compile(r"\[?#(?:(?:, | and |, and | to )#)*\]?")
+
+
+@dataclass
+class Common:
+    """One mistake of one exercise or prediction: what was seen, its hint, and by whom."""
+
+    stem: str
+    name: str
+    seen: str
+    hint: str
+    by: list = field(default_factory=list)
+
+    def to_say(self):
+        """The mistake's hint, or else the first one of the exercise; of a number, why it is so."""
+        exercise, number = labs.find_exercise(self.name), labs.find_prediction(self.name)
+        return self.hint or exercise.hints[0] if exercise else number.why or number.hints[0]
+
+    def places(self):
+        return places(self.stem, self.name)
+
+
+def common(rows):
+    """All mistakes, those of most submissions first, then in the order of the labs."""
+    found = {}
+    for row in rows:
+        for name, state in row.states.items():
+            if state == FAILED:
+                seen, hint = row.reasons[name], row.hints.get(name, "")
+                key = row.stem, name, without_numbers(hint or seen)
+                found.setdefault(key, Common(row.stem, name, seen, hint)).by.append(row.name)
+    order = {name: place for place, name in enumerate(labs.names())}
+    return sorted(found.values(), key=lambda each: (-len(each.by), order[each.name], each.seen))
+
+
+def to_tell(mistakes):
+    """Those to speak about: the commonest. One without a hint only where two have made it."""
+    return [each for each in mistakes if each.hint or len(each.by) > 1][:TOLD]
+
+
+def without_numbers(text):
+    """The text with # for each number and each list of numbers, and '' for what was quoted."""
+    return LIST.sub("#", NUMBER.sub("#", QUOTED.sub("''", text)))
+
+
+def counts(rows, name):
+    """{state: how many of these rows} of an exercise or prediction."""
+    return Counter(row.states[name] for row in rows if name in row.states)

@@ -1,0 +1,166 @@
+"""A class: 30 submissions of three labs - good, half done, wrong, hostile.
+
+    python tests/class_of_30.py FOLDER          the notebooks
+    ranklab grade FOLDER --csv grades.csv --html report.html
+
+It stands among the tests because the mistakes of this class are those of tests/wrong_answers, and
+its own ways tests/right_answers. A seed gives the same notebooks each time.
+"""
+
+import argparse
+import ast
+import inspect
+import random
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import nbformat
+from hostile_cells import HOSTILE, NO_JSON
+
+from ranklab.course import build, labs
+from ranklab.course.outline import outline
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+# Cheap to grade, and no cell of theirs depends on the clock, as one of lab 00's does.
+STEMS = "08_tensor_parallel", "09_pipeline_parallel", "13_planner"
+KINDS = {"good": 3, "half": 2, "wrong": 2, "hostile": 3}  # of each lab
+COMMON = 3  # a wrong answer is one of so many, so that some mistakes are made more than once
+
+
+def write_class(folder, seed=0, stems=STEMS, kinds=KINDS, most=None):
+    """The notebooks are in `folder`, a sub-folder for each lab.
+
+    most  exercises that are handed in, the first ones of the lab; what comes after is left out
+    """
+    draw, tricks = random.Random(seed), list(HOSTILE.items())
+    for stem in stems:
+        lab, place = Lab(stem, most), Path(folder) / stem
+        place.mkdir(parents=True)
+        for kind, number in kinds.items():
+            for n in range(1, number + 1):
+                if kind == "hostile":
+                    name, trick = tricks.pop(0)
+                    text = NO_JSON if trick is NO_JSON else lab.hostile(trick)
+                    (place / f"hostile_{name}.ipynb").write_text(text)
+                else:
+                    (place / f"{kind}_{n}.ipynb").write_text(getattr(lab, kind)(draw))
+
+
+class Lab:
+    """The lab as it is handed out, and what learners write into it."""
+
+    def __init__(self, stem, most=None):
+        self.stem, self.most, self.exercises = stem, most, labs.checks_of(stem).EXERCISES
+        self.predictions = labs.checks_of(stem).PREDICTIONS
+        order = [one.name for one in outline(stem)]
+        self.names = sorted((one.name for one in self.exercises), key=order.index)[:most]
+        self.answers = {one.name: textwrap.dedent(inspect.getsource(one.answer))
+                        for one in self.exercises}
+        self.wrong_ones = {name: [] for name in self.names}
+        for path in sorted((HERE / "wrong_answers" / labs.idea(stem)).glob("*.py")):
+            for wrong in runpy.run_path(str(path)).get("WRONG", ()):
+                name, needs = wrong.__name__, build.free_names(wrong.text)
+                if name in self.names and needs <= build.free_names(self.answers[name]):
+                    self.wrong_ones[name].append(wrong.text)
+
+    def good(self, draw):
+        """All is solved: as the library does it, in another way, or with other names."""
+        return self.filled({name: self.right(name, draw) for name in self.names},
+                           {one.name: one.solution for one in self.predictions})
+
+    def half(self, draw):
+        """The first half is written, with one mistake; all else are stubs."""
+        names = self.names[:(len(self.names) + 1) // 2]
+        mistaken = draw.choice([name for name in names if self.wrong_ones[name]])
+        return self.filled({name: self.wrong_one(name, draw) if name == mistaken
+                            else self.right(name, draw) for name in names}, {})
+
+    def wrong(self, draw):
+        """Two exercises in three are wrong, and so are the numbers with a usual slip."""
+        names = [name for name in self.names if self.wrong_ones[name]]
+        wrong = {names[0], *(name for name in names if draw.random() < 2 / 3)}
+        slips = {one.name: draw.choice(list(one.mistakes)) for one in self.predictions
+                 if one.mistakes}
+        return self.filled({name: self.wrong_one(name, draw) if name in wrong
+                            else self.right(name, draw) for name in self.names}, slips)
+
+    def hostile(self, trick):
+        """The first exercise's cell is the trick, and the second one is solved."""
+        first = self.names[0]
+        home = next(one.answer.__module__ for one in self.exercises if one.name == first)
+        head = ast.parse(self.answers[first]).body[0]
+        head.body = []
+        text = trick.format(name=first, head=ast.unparse(head), home=home,
+                            right=self.answers[first])
+        solved = {name: self.answers[name] for name in self.names[:2]}
+        return self.filled(solved | {first: text}, {})
+
+    def right(self, name, draw):
+        return draw.choice([self.answers[name], renamed(self.answers[name]), *self.others(name)])
+
+    def others(self, name):
+        """Right answers of another kind, each with what it needs from its file."""
+        path = HERE / "right_answers" / f"{labs.idea(self.stem)}.py"
+        nodes = ast.parse(path.read_text()).body if path.exists() else []
+        given = "\n".join(ast.unparse(node) for node in nodes if isinstance(
+            node, ast.Import | ast.ImportFrom) or "__" not in getattr(node, "name", "__"))
+        for node in nodes:
+            if getattr(node, "name", "").startswith(f"{name}__"):
+                node.name = name
+                if f"{name}__" not in (text := ast.unparse(node)):  # not made of another one
+                    yield f"{given}\n\n\n{text}"
+
+    def wrong_one(self, name, draw):
+        return draw.choice(self.wrong_ones[name][:COMMON])
+
+    def filled(self, sources, numbers):
+        """The lab as a notebook, with these definitions and numbers in it."""
+        notebook = build.lab_notebook(ROOT, self.stem)
+        solved = build.solution_notebook(ROOT, self.stem)
+        for cell, worked in zip(notebook.cells, solved.cells, strict=True):
+            if cell.cell_type == "code":
+                written = sources.keys() & build.bound_names(worked.source)
+                source = worked.source if written else cell.source  # it has the answer's imports
+                for node in reversed(ast.parse(source).body):
+                    if text := sources.get(getattr(node, "name", None)):
+                        source = replaced(source, node, text)
+                cell.source = re.sub(r"\b(\w+)=\.\.\.", lambda asked: (
+                    f"{asked[1]}={numbers.get(asked[1], '...')}"), source)
+        if self.most:
+            last = [f"{self.names[-1]} = check(" in cell.source for cell in notebook.cells]
+            del notebook.cells[last.index(True) + 1:]
+        return nbformat.writes(notebook)
+
+
+def replaced(source, node, text):
+    """`source` with `text` in the place of the definition `node`."""
+    lines = source.splitlines()
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    lines[first - 1:node.end_lineno] = text.rstrip().splitlines()
+    return "\n".join(lines)
+
+
+def renamed(text):
+    """The same function with other names for its own variables."""
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    own = {node.id for node in nodes
+           if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own -= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    if any(isinstance(node, ast.ClassDef | ast.Global | ast.Nonlocal) for node in nodes):
+        return text
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in own:
+            node.id = f"my_{node.id}"
+    return ast.unparse(tree)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", help="a new one")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    write_class(options.folder, options.seed)
