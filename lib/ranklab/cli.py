@@ -51,8 +51,7 @@ def main(argv=None) -> int:
     grade = commands.add_parser("grade", help="re-check the notebooks of a class")
     grade.add_argument("folder", type=existing_place, help="of the notebooks; or one notebook")
     grade.add_argument("--csv", type=new_file, help="write the table here")
-    grade.add_argument("--html", type=new_file,
-                       help="write the report here: who passed what, which mistakes, what to say")
+    grade.add_argument("--html", type=new_file, help="write the instructor's report here")
     grade.add_argument("--minutes", type=number(float, above=0, most=24 * 60), default=10,
                        help="limit for each notebook")
     grade.set_defaults(run=_grade)
