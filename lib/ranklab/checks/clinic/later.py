@@ -38,53 +38,59 @@ LATER = (
         "ones; load that file, or begin anew at 0.")),
 )
 
-
-def _cause(case, hint, against, why):
-    return cause_of(case, *against, why=why, hint=hint)
-
-
 PREDICTIONS_OF_LATER = (
-    _cause(CASES[0], "Print `scaler.get_scale()` after each step on each rank, and "
-           "`replicas_agree(model)`.", (
-               "the scale has grown to 262,144 when it happens; two ranks find infinities then, "
-               "and nothing divides by a gradient",
-               "replicas_agree is True at the start, and after each of the first 11 steps",
-               "the loss of rank 0 falls from 2.37 to 1.93 in 11 steps, and does not rise",
-               "the images of all ranks are finite, and so is each loss up to step 11"),
-           "After step 11 the scale is 131,072 on ranks 2 and 3, which found infinities and "
-           "skipped, and 262,144 on ranks 0 and 1, which stepped with the sum. Mended, all ranks "
-           "skip the same steps and have one scale."),
-    _cause(CASES[1], "Run 4 steps and 8 in a MemoryCurve on each rank, and compare the peaks.", (
-               "a MemoryCurve adds up what is alive, without gaps; on rank 0 it grows by 214,572 "
-               "bytes a step",
-               "they take 92,160 bytes and are made once; a step leaves 214,572",
-               "all ranks make the same 16 all-reduces in 4 steps, and none of them gathers",
-               "ranks 1 to 3 have the same optimizer, and peak at 628,288 bytes after 4 steps and "
-               "after 8"),
-           "Rank 0 alone grows, by 214,572 bytes a step: nearly the 184,320 of the 360 x 128 "
-           "activations that a graph keeps, and the logits. Mended, 7 steps take the memory of 3."),
-    _cause(CASES[2], "Which shard does each rank read in step 5? Look at its numbers, and at all "
-           "that comes with it.", (
-               "replicas_agree is True after each step",
-               "all losses are finite, the largest is 13.9, and so are the weights",
-               "its largest number is 14,712; in all other shards it is 1.85",
-               "with a tenth of it the loss is 2.38 in step 4, and 18.5 in step 5"),
-           "sha256 of shard 21 is not what stands beside it. Rank 1 of 4 reads it in step 5, one "
-           "rank alone in step 21. Mended, the run is as if the damaged shard had no images."),
-    _cause(CASES[3], "Collect what all ranks return as `seen`, and count: twelve steps are two "
-           "epochs.", (
-               "in each step the four ranks have 120 different images",
-               'state["step"] is 8, and 12 losses are there for 12 steps',
-               "the norm of its momentum is 4.448 in the file, and after loading",
-               "replicas_agree is True after loading"),
-           "In two epochs 240 images, two batches, are seen three times, and 220 once. Mended, "
-           "the run is the one that was never stopped."),
-    _cause(CASES[4], "Each rank has a file of its own. What does each of them hold?", (
-               "it is in the file, and comes back: its norm is 1.6 to 2.5 on the four ranks",
-               "where all ranks have saved (first=4), the loss of step 8 is 0.50, as without a "
-               "stop",
-               "each rank has 16 columns before and after",
-               "float32 is saved, and the restart with first=4 is as good as none"),
-           'state["step"] is 8, 4, 8 and 8 on the four ranks. Mended, the run goes on from the '
-           "newest step that all ranks have, and nothing is lost but what came after it."),
+    cause_of(
+        CASES[0],
+        "the scale has grown to 262,144 when it happens; two ranks find infinities then, "
+        "and nothing divides by a gradient",
+        "replicas_agree is True at the start, and after each of the first 11 steps",
+        "the loss of rank 0 falls from 2.37 to 1.93 in 11 steps, and does not rise",
+        "the images of all ranks are finite, and so is each loss up to step 11",
+        hint="Print `scaler.get_scale()` after each step on each rank, and "
+             "`replicas_agree(model)`.",
+        why="After step 11 the scale is 131,072 on ranks 2 and 3, which found infinities and "
+            "skipped, and 262,144 on ranks 0 and 1, which stepped with the sum. Mended, all ranks "
+            "skip the same steps and have one scale."),
+    cause_of(
+        CASES[1],
+        "a MemoryCurve adds up what is alive, without gaps; on rank 0 it grows by 214,572 "
+        "bytes a step",
+        "they take 92,160 bytes and are made once; a step leaves 214,572",
+        "all ranks make the same 16 all-reduces in 4 steps, and none of them gathers",
+        "ranks 1 to 3 have the same optimizer, and peak at 628,288 bytes after 4 steps and "
+        "after 8",
+        hint="Run 4 steps and 8 in a MemoryCurve on each rank, and compare the peaks.",
+        why="Rank 0 alone grows, by 214,572 bytes a step: nearly the 184,320 of the 360 x 128 "
+            "activations that a graph keeps, and the logits. Mended, 7 steps take the memory of "
+            "3."),
+    cause_of(
+        CASES[2],
+        "replicas_agree is True after each step",
+        "all losses are finite, the largest is 13.9, and so are the weights",
+        "its largest number is 14,712; in all other shards it is 1.85",
+        "with a tenth of it the loss is 2.38 in step 4, and 18.5 in step 5",
+        hint="Which shard does each rank read in step 5? Look at its numbers, and at all "
+             "that comes with it.",
+        why="sha256 of shard 21 is not what stands beside it. Rank 1 of 4 reads it in step 5, one "
+            "rank alone in step 21. Mended, the run is as if the damaged shard had no images."),
+    cause_of(
+        CASES[3],
+        "in each step the four ranks have 120 different images",
+        'state["step"] is 8, and 12 losses are there for 12 steps',
+        "the norm of its momentum is 4.448 in the file, and after loading",
+        "replicas_agree is True after loading",
+        hint="Collect what all ranks return as `seen`, and count: twelve steps are two "
+             "epochs.",
+        why="In two epochs 240 images, two batches, are seen three times, and 220 once. Mended, "
+            "the run is the one that was never stopped."),
+    cause_of(
+        CASES[4],
+        "it is in the file, and comes back: its norm is 1.6 to 2.5 on the four ranks",
+        "where all ranks have saved (first=4), the loss of step 8 is 0.50, as without a "
+        "stop",
+        "each rank has 16 columns before and after",
+        "float32 is saved, and the restart with first=4 is as good as none",
+        hint="Each rank has a file of its own. What does each of them hold?",
+        why='state["step"] is 8, 4, 8 and 8 on the four ranks. Mended, the run goes on from the '
+            "newest step that all ranks have, and nothing is lost but what came after it."),
 )
