@@ -174,8 +174,9 @@ ONE_LESS = ("A rank has made fewer calls than the others. On what does it depend
             "makes a call? There may be two places.")
 GOOD_FAILURES = {STUCK: ONE_LESS, MISMATCH: ONE_LESS}
 ALL_DECIDE = "`good` of all held-out digits: add up what is right on all ranks, then decide."
-EVERY_CALL = ("A rank without a clear scan has a sum of zeros to give. Where it leaves out the "
-              "call, its next scans are added to others' scans of the step before.")
+EVERY_CALL = ("A step's mean is over the scans that are left, of all ranks. A rank without one has a "
+              "sum of zeros to give: if it leaves out the call, its next scans are added to "
+              "others' scans of the step before.")
 
 
 def _good_alone(ranks, steps, good, batch=4, seed=0):
@@ -223,7 +224,8 @@ def _good_trial(program, ranks):
         return {what: (torch.tensor(step), ALL_DECIDE) for what, step in named.items()
                 if step and name == "steps"}
 
-    yield from beside(str(ranks), ranks, call, correct, slips=slips, advice=lambda _: EVERY_CALL)
+    yield from beside(str(ranks), ranks, call, correct, slips=slips,
+                      advice={"weights": EVERY_CALL, "steps": ALL_DECIDE}.get)
 
 
 def check_train_until_good(program):
