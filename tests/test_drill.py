@@ -181,6 +181,7 @@ def test_the_same_seed_asks_the_same(own_home, monkeypatch, capsys):
     (["--lab", "99"], 2, "no lab is called '99'"), (["--level", "9"], 2, "and at most 5 is wanted"),
     (["--count", "0"], 2, "of at least 1 is wanted, not '0'"),
     (["--seed", "x"], 2, "a whole number is wanted"), (["--count", "\u00b2"], 2, "is wanted"),
+    (["--lab", "00", "--level", "5"], 0, "Nothing to ask"),
     (["--help"], 0, "only those you did not know")])
 def test_options_that_lead_to_no_question(argv, code, sentence, own_home, capsys):
     with pytest.raises(SystemExit) as end:

@@ -192,6 +192,12 @@ def test_status_of_one_lab(argv, capsys):
     assert len(lines) == len(outline.outline("02_collectives")) + 2
 
 
+def test_status_of_a_lab_that_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr(labs, "written", lambda: labs.STEMS[:-1])
+    assert cli.main(["status", "16"]) == 0
+    assert "16_clinic is not written yet" in capsys.readouterr().out
+
+
 def test_what_is_not_begun_is_folded(capsys):
     written = len(labs.written())
     assert len(status().splitlines()) == written + 2

@@ -267,9 +267,11 @@ def test_a_build_refuses_to_lose_cells_that_it_did_not_write(root, folder):
 
 
 def test_build_says_which_labs_there_are(root, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["build", "99"])
-    assert "no lab is called '99'; the labs are 00_ranks, " in capsys.readouterr().err
+    for name, said in (("99", "no lab is called '99'; the labs are 00_ranks, "),
+                       ("16", "16_clinic is planned")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["build", name])
+        assert said in capsys.readouterr().err
 
 
 def test_the_command_alone_shows_the_status(capsys):
