@@ -47,8 +47,8 @@ def _count(number, what):
 def _lesson(mistakes):
     told = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
                 tag("p", tag("b", "Say: "), each.to_say()),
-                tag("p", tag("b", "Show again: "), "; ".join(each.places()), class_="places")
-                if each.places() else "") for each in to_tell(mistakes)]
+                tag("p", tag("b", "Show again: "), "; ".join(places), class_="places")
+                if (places := each.places()) else "") for each in to_tell(mistakes)]
     return tag("section", tag("h2", "What to say in the next lesson"),
                tag("ol", *told, class_="lesson") if told else tag("p", "No mistake was found."))
 
