@@ -107,10 +107,12 @@ class Lab:
         nodes = ast.parse(path.read_text()).body if path.exists() else []
         given = "\n".join(ast.unparse(node) for node in nodes if isinstance(
             node, ast.Import | ast.ImportFrom) or "__" not in getattr(node, "name", "__"))
+        all_of_them = {node.name for node in nodes if "__" in getattr(node, "name", "")}
         for node in nodes:
             if getattr(node, "name", "").startswith(f"{name}__"):
                 node.name = name
-                if f"{name}__" not in (text := ast.unparse(node)):  # not made of another one
+                text = ast.unparse(node)
+                if not all_of_them & set(re.findall(r"\w+", text)):  # it is made of no other one
                     yield f"{given}\n\n\n{text}"
 
     def wrong_one(self, name, draw):
