@@ -174,8 +174,8 @@ ONE_LESS = ("A rank has made fewer calls than the others. On what does it depend
             "makes a call? There may be two places.")
 GOOD_FAILURES = {STUCK: ONE_LESS, MISMATCH: ONE_LESS}
 ALL_DECIDE = "`good` of all held-out digits: add up what is right on all ranks, then decide."
-EVERY_CALL = ("A step's mean is over the scans that are left, of all ranks. A rank without one has a "
-              "sum of zeros to give: if it leaves out the call, its next scans are added to "
+EVERY_CALL = ("A step's mean is over the scans that are left, of all ranks. A rank without one "
+              "has a sum of zeros to give: if it leaves out the call, its next scans are added to "
               "others' scans of the step before.")
 
 
