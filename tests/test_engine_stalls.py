@@ -207,3 +207,26 @@ def test_one_rank_is_one():
     assert str(verdict.deadlock(handles, handles[:1], 5)).startswith(
         "rank 0 of 3 waits forever: it has slept in communication for 5 s, and ranks 1, 2 have "
         "returned\n")
+
+
+def test_ranks_that_get_no_core_have_longer(monkeypatch):
+    queued = iter([0.5, 1.5, *[30] * 9])
+    monkeypatch.setattr(stall, "seconds_in_queue", lambda pid: next(queued))
+    assert launch(time.sleep, 2, ranks=1, timeout=1) == [None]
+    monkeypatch.setattr(stall, "seconds_in_queue", lambda pid: 30)
+    with pytest.raises(HangError, match="within 0.2 s, nor in the 3.8 s more that they waited"):
+        launch(time.sleep, 60, ranks=1, timeout=0.2)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="needs Linux")
+def test_seconds_in_queue():
+    def burn():
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # all of them on one core
+        dist.barrier()
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        return stall.seconds_in_queue(os.getpid())
+
+    assert max(launch(burn, ranks=3)) > 0.3
+    assert stall.seconds_in_queue(os.getpid()) < 1e6 and stall.seconds_in_queue(-1) == 0

@@ -17,7 +17,6 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
 from ranklab.checks.library_guard import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
-from ranklab.engine.surroundings import patience
 
 LIMIT = 10  # seconds for one launch of a check, on an idle machine
 STALL = 1  # second, after which ranks that all wait for each other are told so
@@ -50,8 +49,7 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
         raise Mistake(str(error), "It uses a name of the notebook that holds something that "
                       "can't travel: an open file, a lock, a generator.") from None
     try:
-        limit = round(timeout * patience())
-        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=limit, stall=STALL,
+        return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=timeout, stall=STALL,
                       preload=preload)
     except HangError as hang:
         doing = hang.failures

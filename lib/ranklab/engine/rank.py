@@ -20,6 +20,7 @@ from ranklab.engine import modules, ship, surroundings
 from ranklab.engine.report import Failure, Value
 from ranklab.engine.waiting import Waiting
 
+STARVED = 19  # times `timeout` more for ranks that others keep from the cores, at the most
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
 
 
@@ -123,7 +124,7 @@ def init_group(rank, job, store_fd):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called
     dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG as it is now, not at the import
-    limit = timedelta(seconds=job.timeout + GROUP_GRACE)
+    limit = timedelta(seconds=(1 + STARVED) * job.timeout + GROUP_GRACE)
     # Not a TCPStore: torch looks up the name of each connection's peer, so a launch would take 5 s
     # more for each question that the network's name server does not answer.
     store = dist.FileStore(ship.path_of(store_fd), job.ranks)

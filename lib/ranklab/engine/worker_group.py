@@ -9,6 +9,7 @@ import socket
 import time
 
 from ranklab.engine import ship, stall, verdict
+from ranklab.engine.rank import STARVED
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import RanksInterrupted
 from ranklab.engine.server_lines import Lines, ServerDied
@@ -17,6 +18,7 @@ from ranklab.engine.stack import Stack
 # After the first failure others may report theirs: for as long again as it took, since on a busy
 # machine they may be that far behind; within these limits, in seconds.
 GRACE, LONGEST_GRACE = 0.1, 1.0
+LEAST_MORE = 0.1  # second: a limit does not grow by less
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
 PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
@@ -156,6 +158,8 @@ class WorkerGroup:
             limit = self.job.timeout if self.all_up else START_LIMIT
             left = limit - (time.monotonic() - (self.all_up or self.started))
             in_time = self._wait_or_see_a_stall(is_decided, left)
+            more = 0 if in_time else self._wait_on_for_the_starved(is_decided, limit)
+            in_time = in_time or is_decided()
         except KeyboardInterrupt:
             self._ask_where(self._running())
             seconds = time.monotonic() - self.started
@@ -171,7 +175,9 @@ class WorkerGroup:
             raise verdict.failure(self.handles)
         if not in_time:
             self._ask_where(waiting := self._running())
-            raise verdict.hang(self.handles, waiting, f"did not finish within {limit:g} s")
+            what = f"did not finish within {limit:g} s"
+            what += f", nor in the {more:.1f} s more that they waited for a core" if more else ""
+            raise verdict.hang(self.handles, waiting, what)
         return [h.report.pickled for h in self.handles]
 
     def _all_settled(self):
@@ -209,6 +215,17 @@ class WorkerGroup:
                 if stuck == ASKED:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
         return True
+
+    def _wait_on_for_the_starved(self, until, limit):
+        """Returns how many seconds more: as many as a rank was ready to run and got no core."""
+        given, most = 0, STARVED * limit
+        while not until():
+            queued = max(stall.seconds_in_queue(h.pid) for h in self._running())
+            if (more := min(queued, most) - given) < LEAST_MORE:
+                break
+            given += more
+            self._wait_or_see_a_stall(until, more)
+        return given
 
     def _are_stuck(self):
         """All have said that they wait for other ranks alone, and where; none has ended since."""

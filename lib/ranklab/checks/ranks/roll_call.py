@@ -13,7 +13,8 @@ import torch.distributed as dist
 from ranklab.checks.beside import expect, located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.trial import on_ranks, patience
+from ranklab.checks.trial import on_ranks
+from ranklab.engine.surroundings import patience
 from ranklab.meter import Traffic
 
 SECONDS, STORE_LIMIT = 0.6, timedelta(seconds=5)  # of a roll call; of a wait without a limit
