@@ -273,7 +273,7 @@ for ranks in (8, 7):
           sum(weight for mine in plan for _, weight in mine))
 
 # %% [markdown]
-# ### 4.6 Who is slow
+# ### 4.6 Which rank is slow
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 6 lines
 #
 # One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is, because they are equal on all ranks. What differs is the time until a rank *reaches* the collective.

@@ -60,8 +60,8 @@ def _plain(value):
 def _same(where, found, right, hint=""):
     for name, advice in KEEP.items():
         lost = found[name] == {} or found[name] == []
-        what = "is gone" if lost and right[name] != found[name] else "is another one"
-        expect(found[name] == right[name], f"{where}: {name} {what}", f"{hint or advice}")
+        what = "lost" if lost and right[name] != found[name] else "another value"
+        expect(found[name] == right[name], f"{where}: {name}: {what}", f"{hint or advice}")
 
 
 def _trial(resume_exact, ranks):

@@ -52,7 +52,7 @@ def story(trial, find_straggler):
                                    subsequent_indent=8 * " ")
     differ, refused = trial.differing(), sum((life.saves[0] < 0).sum() for life in found.lives)
     return [*lines, f"held out: {found.loss:.6f} nats; undisturbed {trial.usual.loss:.6f}",
-            "beside an undisturbed run with the same layouts at the same steps, weights and "
+            "in an undisturbed run with the same layouts at the same steps, weights and "
             "optimizer\n" + (f"differ in {len(differ)} tensors" if differ else
                              f"are equal bit for bit, in {len(found.state)} tensors"),
             f"checkpoints read: {found.checked}; damaged: {found.damaged}; torn: {found.torn}; "
