@@ -6,7 +6,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3's training on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days. That is once every three hours, and more than half of these interruptions were GPUs or their memory (arXiv 2407.21783, table 5). A synchronous run stops when any part of it fails. At this size something is always broken, and a run that isn't built for that never ends.
+# Llama 3's training on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days. That is once every three hours, and more than half of these interruptions came from GPUs or their memory (arXiv 2407.21783, table 5). A synchronous run stops when any part of it fails. At this size something is always broken, and a run that isn't built for that never ends.
 #
 # So a large run is a loop of four things: save, notice a failure, find out which part failed, go on. In this lab you build all four. You compute how often to save, write files that are never torn, resume a run bit for bit, keep the same batch on fewer ranks, and find slow ranks, sick GPUs and silent errors. At the end a chaos monkey kills, stops and corrupts lab 12's training, and it still ends as if nothing had happened.
 #
@@ -50,7 +50,7 @@ check(resilience_hours_between_failures=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Two ranks count. Rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved.
+# Two ranks count. Rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved. A "life" in the output is one start of the ranks.
 
 # %% tags=["nbval-check-output"]
 def count(path, until=6):
@@ -95,14 +95,14 @@ check(resilience_interval_minutes=...)
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """The seconds of work between two checkpoints with which the least time is lost.
+    """Returns the seconds of work between two checkpoints that lose the least time.
 
-    checkpoint_seconds  for which the job stands still while it saves
-    mean_seconds        between failures, which come at random: whatever the job does, and however
-                        long ago the last one was
-    error  ValueError where one of them is not above 0
+    checkpoint_seconds  the job stands still this long while it saves
+    mean_seconds        mean time between failures, which come at random, whatever the job does and
+                        however long ago the last one was
+    error  ValueError if one of them is not above 0
     source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-           17 (1974). At most 2% off the best where a checkpoint takes up to M, or 3 M and more
+           17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
     """
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
@@ -124,13 +124,13 @@ check(resilience_goodput=...)
 
 # %%
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """The expected share of the time that is useful work, in a run that is long.
+    """The expected share of the time that is useful work, in a long run.
 
-    Failures come at random, also while the job saves or restarts. What was done since the last
-    whole checkpoint is lost, and each failure costs a restart. Exact, and 0.0 where it is too
-    small for a float: then nothing ever gets done.
+    Failures come at random, also while the job saves or restarts. The work since the last whole
+    checkpoint is lost, and each failure costs a restart. The result is exact. It is 0.0 if the
+    share is too small for a float, because then the run never gets anything done.
     interval  seconds of work between two checkpoints
-    error  ValueError where interval or mean_seconds is not above 0
+    error  ValueError if interval or mean_seconds is not above 0
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -153,19 +153,20 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 # ### 4.3 Never torn
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 15 lines
 #
-# If a process is killed while it writes, half a file stands under the good name, and the old file is gone. The power may also fail after the write and before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
+# If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
 
 # %%
 def atomic_save(state, path):
     """The file at `path` holds `state`, for torch.load; at any moment it is the old one or the new.
 
-    Also when the process is killed in the middle, or when the power fails: the bytes are on the
-    disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
-    It is written in the folder of `path`, for another may be another disk. After a save nothing
-    else is left there, not even of a save that was killed before, and no file is open.
-    One process at a time saves to a path; others save to other paths of the same folder meanwhile.
+    This holds when the process is killed in the middle, and when the power fails: the bytes are on
+    the disk (os.fsync) before the name changes, and then the new name is, too (os.fsync of the
+    folder). Write in the folder of `path`, because another folder may be on another disk. After a
+    save nothing else is left there, not even the rest of an earlier save that was killed, and no
+    file is open.
+    One process at a time saves to a path. Others may save to other paths of the same folder.
     path   a str or a Path, also "name.pt" alone
-    error  a full disk, a state that can't be pickled: raised, and the folder is as it was
+    error  a full disk, a state that can't be pickled: it is raised, and the folder is as it was
     """
     raise NotImplementedError("exercise 4.3: about 15 lines")
 
@@ -182,7 +183,7 @@ atomic_save = check(atomic_save)
 #
 # A run that goes on *nearly* as before can hide a bug: a batch seen twice, dropout masks that repeat, a learning rate schedule that starts again. If you insist on equal bits, every difference is a mistake that you can find.
 #
-# `Run` is given. It is a small classifier with all the state that a real run has. Read which parts change in a step:
+# `Run` is given. It is a small classifier with all the state that a real run has. Read what changes in a step:
 
 # %%
 import inspect
@@ -196,12 +197,12 @@ print(inspect.getsource(Run.step))
 
 # %%
 def resume_exact(run, saved=None):
-    """Without `saved`: returns all that must be kept of this moment of the Run; nothing is changed.
-    With `saved`, what it returned: the run stands at that moment again, and its next steps are
-    bit-equal to those that followed then; also in a fresh process.
+    """Without `saved`, returns all that the Run needs to go on from this moment; changes nothing.
+    With `saved`, which an earlier call returned, puts the run back to that moment: its next steps
+    are bit-equal to the steps that followed it, also in a fresh process.
 
     What is returned can be pickled, and later steps do not change it. A run can be put back to it
-    any number of times. Run and Loader are given: look there what moves on.
+    any number of times. Run and Loader are given: look there for all that changes in a step.
     """
     raise NotImplementedError("exercise 4.4: about 18 lines")
 
@@ -239,7 +240,7 @@ print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last: {los
 # ### 4.5 Fewer ranks, the same batch
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 8 lines
 #
-# A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was: the same global batch, and the same mean. Then the learning rate and the loss curve stay the same, too. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
+# A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was, with the same global batch and the same mean. Then the learning rate and the loss curve stay the same, too. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
 
 # %%
 from ranklab.ranks import shard_range
@@ -248,14 +249,15 @@ from ranklab.ranks import shard_range
 def elastic_batch(batch, ranks, micro_batch):
     """[[(positions, weight), ...] of rank 0, of rank 1, ...]: the micro-batches of one step.
 
-    Each position 0 .. batch-1 of the global batch is there once. The sum over all micro-batches, of
-    all ranks, of weight x gradient of its mean loss is the gradient of the mean over the batch.
+    Each position 0 .. batch-1 of the global batch appears once. Multiply the gradient of each
+    micro-batch's mean loss by its weight and add them all up, over all ranks: this is the gradient
+    of the mean over the whole batch.
     positions  a range; at most `micro_batch` of them
     weight     a float
-    All ranks have the same number of micro-batches, because sharded models communicate in each, and
-    no more of them than are needed. Ranks' numbers of positions differ by one at most. Where there
-    is nothing left for a rank, its micro-batch is empty, and its weight 0.
-    error  ValueError where a number is below 1
+    All ranks have the same number of micro-batches, because sharded models communicate in each one,
+    and that number is as small as possible. The ranks' shares differ by one position at most. If
+    nothing is left for a rank, its micro-batch is empty and has weight 0.
+    error  ValueError if a number is below 1
     """
     raise NotImplementedError("exercise 4.5: about 8 lines")
 
@@ -271,21 +273,21 @@ for ranks in (8, 7):
           sum(weight for mine in plan for _, weight in mine))
 
 # %% [markdown]
-# ### 4.6 Who is slow
+# ### 4.6 Which rank is slow
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 6 lines
 #
-# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is: they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
+# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is, because they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """The ranks that are slow now, the slowest first; [] where there is none.
+    """The ranks that are slow now, the slowest first; [] if there is none.
 
-    A rank is slow where it takes more than `threshold` times as long as the ranks of the same step
-    usually do, in most of the last `recent` steps. So noise is no alarm, nor a pause now and then
-    (garbage collection, a checkpoint), nor a step in which all are slow. At most half of the ranks
-    are slow; two of two differ by more than `threshold`.
+    A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
+    the same step, in most of the last `recent` steps. So there is no alarm for noise, for a pause
+    now and then (garbage collection, a checkpoint), or for a step in which all ranks are slow. At
+    most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
     seconds  (steps, ranks): until the rank reached the collective of the step; not changed
-    error    ValueError where it is not of two dimensions, or is empty
+    error    ValueError if it does not have two dimensions, or is empty
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
 
@@ -299,7 +301,7 @@ find_straggler = check(find_straggler)
 # #### `health_check`
 # > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines
 #
-# Before a run starts, and after each failure, you want to know: does a GPU compute wrong numbers, is a GPU slow, is a link slow? A `Probe` is given, and measures one rank or one link. You decide which rank measures what, in which order, and what the results mean. In a ring a rank can use only one of its two links at a time, so measure the even links first, then the odd ones. If both links of a rank are slow, blame that rank's card.
+# Before a run starts, and after each failure, you want to know: does a GPU compute wrong numbers, is a GPU slow, is a link slow? You are given a `Probe`, which measures one rank or one link. You decide which rank measures what, in which order, and what the results mean. In a ring a rank can use only one of its two links at a time, so measure the even links first, then the odd ones. If both links of a rank are slow, blame the rank, not the links.
 
 # %%
 from ranklab.resilience.health import Health, Probe
@@ -308,12 +310,14 @@ from ranklab.resilience.health import Health, Probe
 def health_check(probe, group=None, slow=3.0):
     """Health of all ranks and of the links of their ring, the same on every rank.
 
-    probe  a Probe, or what has its three methods: product() -> (right?, seconds), memory() ->
-           right?, message(partner, group) -> seconds, on both ranks of the link
-    slow   how many times as long as the fastest rank's product, or the fastest link's message
+    probe  a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
+           right?, message(partner, group) -> seconds, which both ranks of a link call
+    slow   a product is slow if it takes more than this many times as long as the fastest rank's,
+           and a message if it takes more than this many times as long as the fastest link's
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    cost   product and memory once a rank, a message for each link, at most 3 after one another
-           however many ranks: a rank talks to one at a time. Then one all-gather of 4 numbers
+    cost   product and memory once on each rank, and one message for each link. A rank talks to one
+           other at a time, and at most 3 messages follow each other, however many ranks there are.
+           Then one all-gather of 4 numbers
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise health_check: about 20 lines")
@@ -339,14 +343,15 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 # #### `silent_corruption`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines
 #
-# The worst failure is a GPU that computes wrong numbers and says nothing. 6 of Llama 3's 419 interruptions were of this kind. But the weights of data-parallel ranks must be equal bit for bit. So you can compare them, and you don't have to send the weights for it.
+# The worst failure is a GPU that computes wrong numbers and says nothing. 6 of Llama 3's 419 interruptions were of this kind. With data parallelism you have a test: the weights of all ranks must be equal bit for bit. You can compare them without sending them.
 
 # %%
 def silent_corruption(parameters, group=None):
-    """{name: [rank, ...]} of the parameters whose bits are not alike on all ranks; {} if all are.
+    """{name: [rank, ...]} of the parameters whose bits are not equal on all ranks; {} if all are.
 
-    The ranks are those that differ from more than half of them; [] where no more than half are
-    alike, as with two ranks: then nobody knows which is right. The same on every rank.
+    The list names the ranks that differ from the majority. If no more than half of the ranks are
+    equal, as when two ranks differ, it is []: nobody knows which one is right. The result is the
+    same on every rank.
     parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
                 with NaN, strided or empty
     cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
@@ -358,7 +363,7 @@ def silent_corruption(parameters, group=None):
 silent_corruption = check(silent_corruption)
 
 # %% [markdown]
-# Below, one bit of one weight is flipped on rank 2 of four. A rank that *computes* wrong numbers can be found even before its weights go wrong: `recompute_step` lets all ranks compute the gradients of the same rank's batch.
+# Below, one bit of one weight is flipped on rank 2 of four. You can find a rank that *computes* wrong numbers even before its weights go wrong: let all ranks compute the gradients of one rank's batch, and compare those. The library's `recompute_step` does this.
 
 # %% tags=["nbval-check-output"]
 def turn_a_bit():
@@ -379,17 +384,16 @@ print(launch(turn_a_bit, ranks=4)[0])
 
 # %%
 def loss_spike(losses, window=64, limit=6.0, patience=3):
-    """"go on", "skip" or "roll back": what to do with the step whose loss is losses[-1], before its
-    update.
+    """Returns what to do with the step whose loss is losses[-1], before its update.
 
-    "go on"      it is finite, and not far above the losses of the `window` steps before
-    "skip"       else: leave this batch out
-    "roll back"  it is the last of `patience` such losses, one after the other: skipping did not
-                 help; go back to a checkpoint before them, and leave their batches out
-    Far above: by more than `limit` times their usual spread, a standard deviation where there are
-    no spikes. Losses that fall are no spike, nor are low ones. Earlier spikes and losses that are
-    not finite do not hide a new spike. A rise of 1% is none, however calm the losses were. Of the
-    first 20 losses each finite one is good: they fall steeply.
+    "go on"      if the loss is finite, and not far above the losses of the `window` steps before
+    "skip"       if not: leave this batch out
+    "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
+                 back to a checkpoint before them, and leave their batches out
+    "Far above" means by more than `limit` times their usual spread, which is a standard deviation
+    if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
+    that are not finite, do not hide a new spike. A rise of 1% is no spike, however calm the losses
+    were. Among the first 20 losses each finite one is good, because they fall steeply.
     losses  a list of floats, not changed
     """
     raise NotImplementedError("exercise loss_spike: about 10 lines")
@@ -404,7 +408,7 @@ loss_spike = check(loss_spike)
 #
 # A node fails. Do you wait for its repair, go on with fewer nodes, or take a spare that you have paid for all along? How often do you save when failures come in bursts, or more often than promised? There is no recipe, and no best policy.
 #
-# A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance; the check wants a part of its score. It prints yours beside the oracle's, and beside Daly's interval with waiting. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
+# A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance, and the check wants a share of its score. It prints your score beside the oracle's, and beside that of a policy that uses Daly's interval and waits for every repair. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
 
 # %%
 from ranklab.resilience.cluster import Decision, Job, State, run_policy
@@ -417,11 +421,11 @@ from ranklab.resilience.traces import REGIMES, make_trace
 
 ### END SOLUTION
 def recovery_policy(state):
-    """The Decision that a job takes when something has happened: see State and Decision.
+    """What the job does after an event: see State and Decision.
 
-    Asked at the start and at each event; keeps nothing between calls. Its score, by run_policy, is
-    the useful work for each node-second that is paid. The check wants `reach` of an oracle's score
-    in each of REGIMES, on other traces than the lab's.
+    It is called at the start and at each event, and keeps nothing between calls. Its score, by
+    run_policy, is the useful work for each node-second that is paid for. The check wants a share
+    of an oracle's score: the `reach` of each of REGIMES, on other traces than the lab's.
     """
     raise NotImplementedError("exercise recovery_policy: about 30 lines")
 
@@ -441,7 +445,7 @@ plots.policies(scores)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **Saving in the background.** torch's DCP saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training stands still. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
+# **Saving in the background.** torch's DCP (distributed checkpoint) saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training stands still. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
 
 # %% tags=["nbval-check-output"]
 from ranklab.resilience import peers
@@ -453,9 +457,9 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote those o
       found["as at the call"])
 
 # %% [markdown]
-# Training waits only for the copy in memory, not for the disk. The price is memory, because the state is there twice.
+# Training waits only for the copy in memory, not for the disk. The price is memory, because there are two copies of the state.
 #
-# **A supervisor.** torchrun is torch elastic. When a rank dies, it ends the others and starts all of them again. Saving and loading is up to your program. Below, the same training runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6. It saves every 4 steps:
+# **A supervisor.** torchrun is torch elastic. When a rank dies, torchrun ends the others and starts all of them again. Saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
 
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
@@ -468,11 +472,11 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # %% [markdown]
 # torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. A monitor beside each rank waits for its heartbeats, here for 3 seconds. Rank 1 is stopped by SIGSTOP, and is named 2.9 to 3.5 s later (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
-# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group stood still for 1.0 or 1.1 s, the timeout of torchft's lighthouse, and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits. No checkpoint is read, and the living group loses no step. But while it is alone, its batch is half as large.
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 by SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group stood still for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits. No checkpoint is read, and the living group loses no step. But while it is alone, its batch is half as large.
 
 # %% [markdown]
-# **Without a disk.** Gemini (SOSP 2023) keeps a copy of each rank's shard in the memory of a neighbour. Below, rank 2 of four dies. A new process takes its place and gets its state from rank 3:
+# **Without a disk.** Gemini (SOSP 2023) keeps a copy of each rank's shard in the memory of a neighbour. Below, rank 2 of four plays the new process that takes a dead one's place: it has nothing, and gets its state from rank 3:
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import Traffic
@@ -514,9 +518,9 @@ print(project.report([trial], find_straggler, goodput))
 plots.lives(trial.found, trial.config.steps)
 
 # %% [markdown]
-# The held-out loss is that of an undisturbed run, to a millionth (another layout adds in another order). Now compare with an undisturbed run that changes its layout at the same steps: weights and optimizer are equal bit for bit, so the faults have left no trace. One detail: pipeline stages have more or less to do, so your `find_straggler` gets each rank's seconds divided by those of the undisturbed run.
+# The held-out loss is that of an undisturbed run, to a millionth. The bits differ, because another layout adds in another order. So compare with an undisturbed run that changes its layout at the same steps: weights and optimizer are equal bit for bit, and the faults have left no trace. One detail: some pipeline stages have more to do than others, so your `find_straggler` gets each rank's seconds divided by those of the undisturbed run.
 #
-# **Your turn.** Change one thing. First write down which numbers will change: `seed`, more faults, `checkpoint_every=8`, other layouts.
+# **Your turn.** Change one thing: `seed`, more faults, `checkpoint_every=8`, or other layouts. First write down which numbers will change.
 
 # %%
 changed = project.trial(faults=2, seed=5, checkpoint_every=8)
@@ -525,7 +529,7 @@ print(project.report([changed], find_straggler, goodput))
 # %% [markdown]
 # ## 7. Measure
 #
-# The goodput of Llama 3's run at three sizes: predicted by your formula at your interval, and simulated. A checkpoint takes one minute and a restart ten.
+# The goodput of Llama 3's run at three sizes, predicted by your formula and simulated. The interval is yours, a checkpoint takes one minute, and a restart takes ten.
 
 # %% tags=["nbval-check-output"]
 for gpus in (2048, 16384, 131072):
@@ -565,6 +569,6 @@ questions("14_resilience")
 #
 # - **Background saves** in the simulation of policies, and failures of the storage itself.
 # - **Healing without a restart**, built by hand. Section 5 shows what torchft does.
-# - **Errors that all ranks make alike**, in attention or on the network. Checksums of weights don't see these.
+# - **Errors that all ranks make in the same way**, in attention or on the network. Checksums of weights don't see these.
 #
 # Next: **15_cluster**, where all of this meets a real scheduler.

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 15 Cluster: where it really runs
 #
-# > 290 minutes, 190 without what stands under Further · difficulty 4/5 · **laptop**: everything; what needs root, Slurm or Prometheus says so, and is skipped without · **cluster**: the same scripts, by `sbatch` or `kubectl`
+# > 290 minutes, 190 without the part under Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
 
 # %% [markdown]
 # ## 1. Story
 #
 # A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
 #
-# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL takes, on the storage, and on whether anybody notices. In this lab you write a batch script that saves, requeues itself and goes on. You derive NCCL's settings from a description of the nodes, read NCCL's log by a function, write alert rules for a real Prometheus, and write the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
+# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. In this lab you write a batch script that saves, requeues itself and goes on. You derive NCCL's settings from a description of the nodes, write a function that reads NCCL's log, write alert rules for a real Prometheus, and write the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
 #
 # The lab needs labs 00 to 03; the project runs lab 12's training.
 
@@ -36,7 +36,7 @@ from ranklab.cluster.job import Job
 # %% [markdown]
 # ## 2. Picture
 #
-# How many bytes leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over it on four nodes. The scale is logarithmic:
+# How many bytes can leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over this network on four nodes. The scale is logarithmic:
 
 # %%
 from ranklab.plots import cluster_links
@@ -51,7 +51,7 @@ cluster_links.networks({
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*: it starts the ranks of its node. The agents must find each other. All of them get the address of the first host. There they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
+# A scheduler gives you machines, and starts one program on each. That program is torchrun, an *agent*, which starts the ranks of its node. The agents must find each other, so all of them get the address of the first host. There they meet, count themselves, and number the ranks. Here two agents on one machine play two hosts:
 
 # %%
 program = Path(tempfile.mkdtemp(), "meet.py")
@@ -83,9 +83,9 @@ agents = [agent(host) for host in range(2)]
 print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
 
 # %% [markdown]
-# (The place where they meet, torch's TCPStore, listens on all addresses, and has no password. On a cluster that port belongs behind a firewall.)
+# (The agents meet at torch's TCPStore, which listens on all addresses and has no password. On a cluster, keep its port behind a firewall.)
 #
-# Nobody told an agent which host it is. But somebody must tell all of them *how many* they are and *where* they meet. What starts them again when one is lost? What gives them time to save? And what carries their bytes? That is this lab.
+# Nobody told an agent which host it is. But somebody must tell all of them *how many* they are and *where* they meet. What starts them again when one is lost? What gives them time to save? And what carries their bytes? This lab answers these questions.
 
 # %% [markdown]
 # ## 4. Build it
@@ -100,28 +100,28 @@ print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
 check(cluster_starts=...)
 
 # %% [markdown]
-# Slurm gives a job its nodes and runs the *batch script* on the first of them. sbatch reads the `#SBATCH` lines before bash runs, and stops at the first command, so these lines can't use the shell. In the script, `srun` starts a *task* on each node; here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: everything is done, something failed, or the time is up. In the last two cases the run should be saved, and the job should go back into the queue.
+# Slurm gives a job its nodes and runs the *batch script* on the first of them. sbatch reads the `#SBATCH` lines before bash runs, and stops at the first command, so these lines can't use the shell. In the script, `srun` starts a *task* on each node. Here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: everything is done, something failed, or the time is up. In the last two cases there should be a checkpoint, and the job should go back into the queue.
 #
-# The difficult part is the signals: which process gets which, and how long it may live after that. This is what the man pages and a real Slurm 22.05 with two nodes say:
+# The difficult part is the signals: which process gets which signal, and how long may it live after that? This is what the man pages and a real Slurm 22.05 with two nodes say. KillWait is a setting of Slurm, 30 s by default:
 #
-# | what is done | what the ranks see |
+# | what happens | what the ranks see |
 # |---|---|
 # | `--signal=TERM@300` | SIGTERM, 300 s before the end (up to a minute earlier) |
 # | `--signal=B:TERM@300` | nothing: only the batch shell gets it |
 # | `kill -TERM` of srun's process | SIGKILL at once: "srun: forcing job termination" |
 # | `scancel` | SIGTERM, and SIGKILL after KillWait; the script is ended, too, and requeues nothing |
 # | a node is lost | nothing: `--requeue` is for this, and Slurm itself requeues the job |
-# | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait (30 s by default) |
-# | `srun --kill-on-bad-exit=1`, one host has saved and ended with 1 | on the others SIGTERM, and SIGKILL after KillWait, in the middle of their save |
-# | `srun --wait=330`, the same | the others have 330 s |
+# | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait |
+# | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
+# | the same, under `srun --wait=330` | the other hosts have 330 s |
 #
-# After a SIGTERM torchrun gives its ranks 30 s, unless `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` says more. When they have saved, it ends with 1, and so does srun: the script sees a failure like any other, and requeues the job. The command itself must look for its last checkpoint when it starts.
+# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. The command itself must look for its last checkpoint when it starts.
 #
 # Four more traps:
 #
-# - Since Slurm 22.05 srun does not take `--cpus-per-task` over from sbatch. Without it 8 ranks and their data loaders share one CPU.
+# - Since Slurm 22.05 srun does not inherit `--cpus-per-task` from sbatch. If you don't repeat it, 8 ranks and their data loaders share one CPU.
 # - Slurm writes a list of hosts as `gpu[07,12-13],big2`. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one name a line.
-# - Two jobs of four GPUs may share a host of eight. With one port, the second meets the first. `$SLURM_JOB_ID` is known when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
+# - Two jobs of four GPUs may share a host of eight. If both use the same port, the second job meets the first. `$SLURM_JOB_ID` is known only when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
 # - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write it so that bash reads the original text.
 #
 # `Job` is given:
@@ -134,23 +134,25 @@ print(inspect.getsource(Job))
 
 # %%
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
+    """The text of a batch script for `sbatch`: it runs the Job under torchrun, and requeues it on a
+    failure.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds: all ranks get a SIGTERM so long before the end
-    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT
-              (job.save_seconds); NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (job.interface), but
-              neither of them without an interface
+              with job.save_seconds: all ranks get a SIGTERM this long before the end
+    export    job.environment, whose values may hold any characters;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
+              GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
     srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
               --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
     torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
-              number), --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              number) and --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list such as
               "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
-              because two may share a host; then job.command
-    the end   The exit code is srun's. If it is not 0, `scontrol requeue` gets the job's number
-              first, while SLURM_RESTART_COUNT (not set in the first life) is below job.requeues
+              because two jobs may share a host. Then job.command
+    the end   The script ends with srun's exit code. Before that, if the code is not 0 and
+              SLURM_RESTART_COUNT (not set in the first life) is below job.requeues, it calls
+              `scontrol requeue` with the job's number
     source    sbatch(1), srun(1), scontrol(1)
     """
     raise NotImplementedError("exercise 4.1: about 20 lines")
@@ -160,7 +162,7 @@ def sbatch_script(job):
 sbatch_script = check(sbatch_script)
 
 # %% [markdown]
-# The check reads your options and runs your text by bash. The `srun` and `scontrol` in its PATH are stand-ins: they write down their arguments, and srun fails when the check wants it to. The check asks for the long options, although sbatch would take the short ones, too. We ran the library's answer on a real Slurm 22.05.8: after a SIGTERM one host needed 12 s longer than the other, both saved, and the job was requeued and went on. Here is your script for lab 12's 10B:
+# The check reads your options and runs your script in bash. The `srun` and `scontrol` in its PATH are stand-ins that write down their arguments, and srun fails when the check wants it to. The check asks for the long options, although sbatch also knows short ones. We ran the library's answer on a real Slurm 22.05.8: after a SIGTERM one host needed 12 s longer than the other, both saved, and the job was requeued and went on. Here is your script for lab 12's 10B:
 
 # %% tags=["nbval-check-output"]
 job = Job("gpt-10b", nodes=4, gpus=8, command=("-m", "ranklab.projects.hybrid", "--size", "10b"),
@@ -171,7 +173,7 @@ print(sbatch_script(job))
 # ### 4.2 Tell NCCL which network
 # > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
 #
-# A GPU node has several networks: a card of 400 Gb/s beside each GPU, others for storage, Ethernet for people and the scheduler, bridges of containers. (The cards speak InfiniBand, or RoCE, which is its protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
+# A GPU node has several networks: a card of 400 Gb/s beside each GPU, other cards for storage, Ethernet for people and the scheduler, bridges for containers. (The cards speak InfiniBand, or RoCE, which is InfiniBand's protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
 #
 # **Predict.** A node has eight cards of 400 Gb/s and an Ethernet interface of 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
 
@@ -179,9 +181,9 @@ print(sbatch_script(job))
 check(cluster_fallback_times_slower=...)
 
 # %% [markdown]
-# NVIDIA's guide has two kinds of NCCL variables. Some describe the system (which interface, which cards), and these belong in the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO. Many scripts have five of them, from a blog, for a machine that is long gone.
+# NVIDIA's guide knows two kinds of NCCL variables. Some describe the system (which interface, which cards), and these belong in the job's script. The others are for debugging, and "should not be used in production nor retained in scripts": NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO. Many scripts have five of these, from a blog, for a machine that is long gone.
 #
-# A value is a list of prefixes: `mlx5_1` selects `mlx5_10`, too. `=` before the list means whole names, `^` means all others. So `NCCL_IB_HCA==mlx5_1` is not a typo: the first `=` is the shell's. `selected` follows NCCL's rules:
+# A value is a list of prefixes, so `mlx5_1` also selects `mlx5_10`. `=` before the list means whole names, and `^` means all names but these. So `NCCL_IB_HCA==mlx5_1` is not a typo: the first `=` belongs to the shell. `selected` follows NCCL's rules:
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl import Hca, Interface, Node, Topology, node_bandwidth, selected
@@ -191,7 +193,7 @@ for value in ("mlx5_1", "=mlx5_1", "=mlx5_1:1", "^=mlx5_10"):
     print(f"NCCL_IB_HCA={value:10s} selects", *selected(value, cards))
 
 # %% [markdown]
-# A `Topology` holds what you know about a job's nodes. With *rails*, card i of every node is plugged into switch i, so traffic should stay between cards of the same number. A *traffic class* is a mark on packets, by which switches give RoCE a queue of its own:
+# A `Topology` holds what you know about a job's nodes. With *rails*, card i of every node is plugged into switch i, so traffic should stay between cards of the same number. A *traffic class* is a mark on packets, so that switches can give RoCE a queue of its own:
 
 # %%
 for given in (Interface, Hca, Node, Topology):
@@ -200,22 +202,22 @@ for given in (Interface, Hca, Node, Topology):
 
 # %%
 def nccl_environment(topology):
-    """{variable: value}, all text: what must be set for this job, the same on all nodes. No more.
+    """{variable: value}, all text: exactly what must be set for this job, the same on all nodes.
 
-    Of one node: {}. Of several:
-    NCCL_NET            the plugin's name; without one "IB" where all nodes have an HCA port in
-                        common (RoCE is "IB", too), else "Socket". So NCCL fails where that network
-                        is missing, and does not quietly take a slower one
-    NCCL_SOCKET_IFNAME  selects the fastest interfaces, all of them: by sockets they carry the data
+    For one node it is {}. For several nodes:
+    NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
+                        common (RoCE is "IB", too), otherwise "Socket". So NCCL fails if that
+                        network is missing, and does not quietly take a slower one
+    NCCL_SOCKET_IFNAME  selects all of the fastest common interfaces: sockets use them for the data
     GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
-    NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
-                        (they can't talk to each other): the one with more Gb/s on a node
-    NCCL_IB_TC          with "IB", where somebody said a traffic class
+    NCCL_IB_HCA         with "IB": selects the common ports of one link, InfiniBand or Ethernet,
+                        because the two can't talk to each other: the one with more Gb/s on a node
+    NCCL_IB_TC          with "IB", if a traffic class is given
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
-    Common is what jobs may use and what is up, by the same name (and port) on every node. What a
-    value selects on each node is that and no more, by NCCL's rules, which selected() follows.
-    NCCL_DEBUG may be set, too.
-    error   ValueError where nodes have no interface in common: NCCL always meets over one of them
+    A device is common if jobs may use it and it is up, with the same name (and port) on every node.
+    A value must select these devices on each node and no others, by NCCL's rules, which selected()
+    follows. NCCL_DEBUG may be set, too.
+    error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
     """
     raise NotImplementedError("exercise 4.2: about 20 lines")
 
@@ -242,15 +244,15 @@ for name, hcas in clusters.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# In the last cluster the description knows about the missing driver, so all nodes take Ethernet. If the driver breaks after the script was made, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
+# In the last cluster the description shows the missing driver, so all nodes take Ethernet. If the driver breaks after you have made the script, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
 
 # %% [markdown]
 # ### 4.3 Read what NCCL did
 # > difficulty 4/5 · importance 5/5 · 40 minutes · about 25 lines
 #
-# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. Somewhere in them stands the way that your gradients take.
+# With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. Somewhere among them you find the way that your gradients take.
 #
-# **Predict.** Two nodes of eight GPUs. NCCL makes four channels, each with a ring that goes once through the first node and once through the second. A link is a GPU that sends to the next one. How many of the 64 links are between the nodes, both directions counted?
+# **Predict.** Two nodes have eight GPUs each. NCCL makes four channels, each with a ring that runs through all GPUs of the first node, then through all of the second. A link is a GPU that sends to the next one. How many of the 64 links are between the nodes? Count both directions.
 
 # %%
 check(cluster_links_between_nodes=...)
@@ -258,7 +260,7 @@ check(cluster_links_between_nodes=...)
 # %% [markdown]
 # The lines, after `host:pid:thread [GPU] NCCL INFO`:
 #
-# | line | says |
+# | line | meaning |
 # |---|---|
 # | `comm 0x5.. rank 3 nranks 8 .. Init COMPLETE` | this process is rank 3 |
 # | `Using network IB` | what carries data between nodes |
@@ -269,9 +271,9 @@ check(cluster_links_between_nodes=...)
 # | `Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA` | through card 0, which reads the GPU's memory itself |
 # | `.. NCCL WARN ...` | what went wrong |
 #
-# When a collective doesn't end, torch adds lines of its own: how many collectives each rank has *enqueued*. Look at the rank that has enqueued fewer than the others.
+# When a collective doesn't end, torch adds lines of its own, which tell how many collectives each rank has *enqueued*. Look at the rank that has enqueued fewer than the others.
 #
-# The patterns for these lines are given, written from NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
+# You are given the patterns for these lines, written from NCCL's source: COMM, RING, LINK, TREE, ENQUEUED. The logs of this lab were captured on an H100, except for one that says so in its first line.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.nccl_log import (
@@ -283,7 +285,7 @@ print(re.search(LINK, "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA").
 print(re.findall(TREE, "Trees [0] 1/3/-1->2->0 [1] -1/-1/-1->2->1"))
 
 # %% [markdown]
-# `nccl_lines` takes NCCL's lines out of the text, and a `NcclLog` is what you return:
+# `nccl_lines` takes NCCL's lines out of the text. You return a `NcclLog`:
 
 # %%
 for given in (Line, NcclLog):
@@ -292,19 +294,21 @@ for given in (Line, NcclLog):
 
 # %%
 def read_nccl_log(text):
-    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What is
-    not said stays empty. The patterns of the lines are given.
+    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What the
+    log does not tell stays empty. The patterns of the lines are given.
 
-    network   after "Using network", the last time
-    hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    network   the name after the last "Using network"
+    hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
-              ("..."). A channel without a whole list: from rank 0 follow each rank's first link
-              in it, [receive] lines aside; a ring only if that meets all ranks once and comes back
-    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
-    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
-              network's link is said twice, by [receive] and by [send]: keep [send]'s transport
-    warnings  each NCCL WARN once, in the log's order; of which rank, by its process
-    entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
+              ("..."). If a channel has no whole list, start at rank 0 and follow each rank's first
+              link in the channel, without [receive] lines. It is a ring only if this path meets
+              all ranks once and comes back
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link
+              over a network has two lines, [receive] and [send]: keep the transport of [send]
+    warnings  each NCCL WARN once, in the log's order, with the rank of its process
+    entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
+              words differ between versions
     """
     raise NotImplementedError("exercise 4.3: about 25 lines")
 
@@ -313,7 +317,7 @@ def read_nccl_log(text):
 read_nccl_log = check(read_nccl_log)
 
 # %% [markdown]
-# These rings were read by your function. The nodes have four cards. Each ring runs through all GPUs of a node before it leaves, and each ring leaves from another GPU, so each card has a ring of its own:
+# Your function has read these rings. The nodes have four cards. Each ring runs through all GPUs of a node before it leaves the node, and each leaves from a different GPU, so every card has a ring of its own:
 
 # %%
 log = read_nccl_log(read_log("two_nodes"))
@@ -336,51 +340,52 @@ for name in ("waiting_rank", "killed_rank", "no_infiniband"):
         print("   ", sentence)
 
 # %% [markdown]
-# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical: the ranks that complain loudest are the neighbours of the dead one in the ring.
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical. The loudest ranks are the neighbours of the dead one in the ring.
 
 # %% [markdown]
 # ### 4.4 Too little work
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# A run that hangs costs as much as a run that works, so somebody must hear about it, even at night. **Prometheus** asks each rank for its numbers ("scrapes" it) and keeps them, here every 15 seconds; its default is a minute. It also evaluates *rules*: the expression of a rule computes with these series, and an alert is active for each series of its result. After the time in `for` it fires, and Alertmanager sends it to a person, or to a script that drains the node.
+# A run that hangs costs as much as a run that works, so somebody must hear about it, even at night. **Prometheus** asks each rank for its numbers (it "scrapes" the rank) and keeps them as series, here every 15 seconds; the default is a minute. It also evaluates *rules*. The expression of a rule computes with these series, and each series in its result is an active alert. If an alert stays active for the time in `for`, it fires, and Alertmanager sends it to a person, or to a script that drains the node.
 #
-# *MFU* is the share of the GPUs' FLOP/s that the model's own FLOPs use (lab 01). Whatever makes a run slow, its MFU falls.
+# *MFU* is the share of the GPUs' FLOP/s that the model's own FLOPs use (lab 01). Whatever makes a run slow, the MFU shows it.
 #
-# **Predict.** 16 GPUs of 989 TFLOP/s each train on 100,000 tokens a second together. The model of 7B parameters needs 42 GFLOPs for a token. How many percent is the MFU?
+# **Predict.** 16 GPUs of 989 TFLOP/s each train on 100,000 tokens a second in total. The model of 7B parameters needs 42 GFLOPs for a token. What is the MFU, in percent?
 
 # %%
 check(cluster_mfu_percent=...)
 
 # %% [markdown]
-# The language of the expression is PromQL. You need this much of it, for a counter `c` and a gauge `g` that have the labels run and rank:
+# The expression is written in PromQL. You need this much of it, for a counter `c` and a gauge `g` that have the labels run and rank:
 #
 # | PromQL | gives |
 # |---|---|
-# | `g{run="a"}` | the newest sample of each series; none where the last scrape has failed |
-# | `rate(c[5m])` | each series' growth per second over five minutes; a counter that falls has begun again at 0 |
+# | `g{run="a"}` | the newest sample of each series; none if the last scrape has failed |
+# | `rate(c[5m])` | each series' growth per second over five minutes; if a counter falls, it has begun again at 0 |
 # | `avg_over_time(g[1m])` | the mean of the samples of a minute |
 # | `sum by (run) (g)`, `quantile by (run) (0.5, g)` | one number for each run |
-# | `x / on (run) group_left y` | each series of x divided by the one of y with the same run |
+# | `x / on (run) group_left y` | each series of x divided by the series of y with the same run |
 # | `x < 0.3` | the series of x that are below 0.3; the others are gone |
-# | `for: 10m` | the alert fires when it was active at each evaluation of ten minutes |
+# | `for: 10m` | the alert fires if it was active at each evaluation for ten minutes |
 #
-# Your rule is judged by what it does: series go in, alerts come out, in ten stories. A small evaluator in Python reads your PromQL; section 5 asks Prometheus whether it is right. Write a time as Prometheus does: `"10m"`.
+# The check judges your rule by what it does. In ten stories, series go in and alerts come out. A small evaluator in Python reads your PromQL, and section 5 asks Prometheus whether the evaluator is right. Write a time as Prometheus does: `"10m"`.
 
 # %%
 def mfu_alert_rule(least, minutes):
-    """A Prometheus rule, a dict with the keys of a rules file: it alerts, once a run, where the
-    run's MFU has been below `least` for `minutes` minutes.
+    """A Prometheus rule, a dict with the keys of a rules file. It raises one alert for each run
+    whose MFU has been below `least` for `minutes` minutes.
 
-    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
-             take more than a minute, and counters jump
-    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also where
-             ranks hang, where scrapes fail now and then, where another run is fine
-    silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
-             `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
-    labels   of the alert: run, but not rank; a severity
-    annotations  one of them has the run and the value in it: {{ $labels.run }}, {{ $value }}
+    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
+             step may take more than a minute, and counters jump
+    fires    within 2 x minutes, and until the run is well again, or at most `minutes` longer. It
+             also fires if ranks hang, if scrapes fail now and then, or if another run is fine
+    silent   while a run compiles, for its first 4 minutes; in a pause or a restart of a third of
+             `minutes`, after which counters begin again at 0, maybe on other instances; and after
+             a run has ended
+    labels   the alert has run, but not rank, and a severity
+    annotations  one of them contains the run and the value: {{ $labels.run }}, {{ $value }}
     metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
-             Each rank exports all three: labels run, rank, instance, job. Scraped each 15 s
+             Each rank exports all three, with labels run, rank, instance, job, scraped every 15 s
     minutes  10 or more
     """
     raise NotImplementedError("exercise 4.4: about 8 lines")
@@ -408,30 +413,31 @@ else:
 # ### 4.5 Which rank is slow
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
 #
-# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks by their labels only, and any number may be missing.
+# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any number may be missing.
 #
-# **Predict.** A common rule is "more than three standard deviations above the mean". Of eight ranks seven need the same time, and one needs more. How many standard deviations is it above the mean, however slow it is? (Prometheus' `stddev` is that of a population.)
+# **Predict.** A common rule is "more than three standard deviations above the mean". Seven of eight ranks need the same time, and one needs more. How many standard deviations is it above the mean, however slow it is? (Prometheus' `stddev` is the standard deviation of a population.)
 
 # %%
 check(cluster_deviations=...)
 
 # %% [markdown]
-# So that rule can never fire with eight ranks. Something else is needed:
+# So with eight ranks that rule can never fire. You need another one:
 
 # %%
 def straggler_rule(factor, minutes):
-    """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
-    times the median rank of its run for `minutes` minutes.
+    """A Prometheus rule, as a dict. It raises an alert for each rank whose steps have taken more
+    than `factor` times as long as those of the median rank of its run for `minutes` minutes.
 
-    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also for two
-             ranks of eight, where each eighth scrape fails, while another rank is gone
-    silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
-             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. Some that
-             are fast. A run whose steps are longer than another run's. A rank that is gone
-    labels   of the alert: run and rank; a severity
-    annotations  one of them has the run, the rank and the value in it
-    metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;
-             labels run, rank, instance, job. Scraped each 15 s
+    fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
+             also fires for two slow ranks of eight, if every eighth scrape fails, or if another
+             rank is gone
+    silent   if a single step is slow (the first one, a checkpoint), even if the gauge shows it in
+             two scrapes; if a rank is slow for only a third of `minutes`; if all are slow at once,
+             or some are fast; if a run has longer steps than another run; if a rank is gone
+    labels   the alert has run, rank and a severity
+    annotations  one of them contains the run, the rank and the value
+    metrics  train_step_seconds, a gauge: seconds of a rank's last step, until it reached the
+             collective; labels run, rank, instance, job; scraped every 15 s
     minutes  5 or more
     """
     raise NotImplementedError("exercise 4.5: about 8 lines")
@@ -448,7 +454,7 @@ if not promql.missing():
     plots.step_times(story, 1.2, alerts(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
 
 # %% [markdown]
-# Rank 3 has one long step, the grey spike, and it is over before `for` is. Rank 5 stays slow, and you hear of it after five minutes. That is the price of a rule that one step can't fool.
+# Rank 3 has one long step, the grey spike, which is over before the time in `for` is. Rank 5 stays slow, and you hear of it after five minutes. That is the price of a rule that a single step can't fool.
 
 # %% [markdown]
 # ### Further
@@ -456,7 +462,7 @@ if not promql.missing():
 # #### `train_job_manifest`
 # > difficulty 3/5 · importance 4/5 · 25 minutes · about 25 lines
 #
-# **Predict.** A JobSet of 4 nodes with 8 GPUs each and `maxRestarts: 3`. In each life a pod fails. How many pods are made in all?
+# **Predict.** A JobSet has 4 nodes with 8 GPUs each, and `maxRestarts: 3`. In each life a pod fails. How many pods are made in total?
 
 # %%
 check(cluster_pods=...)
@@ -464,13 +470,13 @@ check(cluster_pods=...)
 # %% [markdown]
 # Kubernetes knows no ranks. Three kinds of objects build on each other:
 #
-# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that: the others wait for the dead one, so all must start again together.
-# - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs that name, and needs all of it: without the set's name at the end it does not resolve.
-# - A *TrainJob* of Kubeflow Trainer says how many nodes and ranks, and no more. Its controller writes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
+# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that. The others wait for the dead one, so all must start again together.
+# - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs this whole name: without the set's name at the end it does not resolve.
+# - A *TrainJob* of Kubeflow Trainer says only how many nodes and ranks you want. Its controller makes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
 #
-# Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever torchrun is told. And `restartPolicy` is OnFailure in a JobSet, so a container starts again by itself, next to ranks from an earlier start.
+# Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever you tell torchrun. And in a JobSet `restartPolicy` is OnFailure, so a container starts again by itself, next to ranks from an earlier start.
 #
-# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks it: `ranklab/cluster/schemas/` holds Kubeflow Trainer's and JobSet's own, trimmed. What a schema can't see, the check looks for: ranks, limits, times, names.
+# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks this schema: `ranklab/cluster/schemas/` holds those of Kubeflow Trainer and JobSet, trimmed. The check looks at what a schema can't see: ranks, limits, times, names.
 
 # %%
 from ranklab.cluster.manifest import invalid
@@ -480,22 +486,23 @@ from ranklab.cluster.manifest import invalid
 def train_job_manifest(job, kind="TrainJob"):
     """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    both      metadata.name: job.name. image, command, args: job.image runs, without a shell,
-              torchrun, --max-restarts, job.command. Resources: limits of nvidia.com/gpu (job.gpus),
-              requests of cpu (job.cpus for each). env: job.environment;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); the interface, but only if there is
-              one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    both      metadata.name is job.name. image is job.image; command and args run torchrun with
+              --max-restarts and job.command, without a shell. Resources have limits of
+              nvidia.com/gpu (job.gpus) and requests of cpu (job.cpus for each GPU). env has
+              job.environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds), and the interface,
+              if there is one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
     TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
-              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
-              have. Kubeflow tells torchrun by PET_NNODES and others how many ranks there are and
-              where they meet: neither options nor env say it again
-    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), one replicated
-              job "node" of one replica. Its spec: parallelism and completions, a pod for each node,
-              completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its pods: restartPolicy
-              Never, terminationGracePeriodSeconds (job.save_seconds), a container "node". torchrun
-              gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and --rdzv-endpoint: any port of
-              the first pod, <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    error     ValueError for another kind, and without an image
+              (job.minutes), and a trainer, which has numNodes, numProcPerNode, resourcesPerNode and
+              the fields above. Kubeflow tells torchrun how many ranks there are and where they meet
+              (PET_NNODES and others), so say it neither in options nor in env
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one replicated
+              job "node" of one replica. Its spec has parallelism and completions (a pod for each
+              node), completionMode Indexed, backoffLimit 0 and activeDeadlineSeconds. Its pods have
+              restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a container
+              "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
+              --rdzv-endpoint: any port of the first pod,
+              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, or without an image
     """
     raise NotImplementedError("exercise train_job_manifest: about 25 lines")
 
@@ -504,7 +511,7 @@ def train_job_manifest(job, kind="TrainJob"):
 train_job_manifest = check(train_job_manifest)
 
 # %% [markdown]
-# Your manifests for the job of 4.1, checked by the schemas, and one manifest with two mistakes:
+# Here the schemas check your manifests for the job of 4.1, and one manifest with two mistakes:
 
 # %% tags=["nbval-check-output"]
 job = replace(job, image="example.org/ranklab:1")
@@ -518,19 +525,19 @@ spoilt["spec"]["trainer"]["numNodes"] = "4"
 print(*invalid(spoilt), sep="\n")
 
 # %% [markdown]
-# `kubectl apply -f` takes it as JSON. We had no cluster, so both are validated, not run. A TrainJob does not say how often everything starts again, nor how long a pod may save. Both belong to the runtime, and `torch-distributed` as published leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And at its activeDeadlineSeconds a TrainJob or JobSet has failed; nothing requeues it.
+# `kubectl apply -f` takes a manifest as JSON. We had no cluster, so both are validated, not run. A TrainJob does not say how often everything starts again, or how long a pod may save. Both belong to the runtime, and the published `torch-distributed` leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And when its activeDeadlineSeconds are over, a TrainJob or JobSet has failed, and nothing requeues it.
 
 # %% [markdown]
 # #### `storage_plan`
 # > difficulty 3/5 · importance 4/5 · 25 minutes · about 15 lines
 #
-# **Predict.** Llama 3 405B: 405.85 billion parameters, 14 bytes each in a checkpoint (2 for the weight in bf16, 12 for the optimizer). Its file system took 2 TB/s sustained and 7 TB/s at the peak (arXiv 2407.21783, 3.3.1). How many seconds does a checkpoint take, sustained?
+# **Predict.** Llama 3 405B has 405.85 billion parameters, with 14 bytes each in a checkpoint (2 for the weight in bf16, 12 for the optimizer). Its file system took 2 TB/s sustained and 7 TB/s at the peak (arXiv 2407.21783, 3.3.1). How many seconds does a checkpoint take at the sustained speed?
 
 # %%
 check(cluster_save_seconds=...)
 
 # %% [markdown]
-# Three things bound a save: each node's *link*, what the *file system* takes from all nodes together, and *metadata*, because each new file must be entered somewhere. The slowest counts. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and keeps names on others. An object store has no folders, but limits the requests for each prefix. Four examples, each at its published limit (`FileSystem.source` says where):
+# Three things bound a save: each node's *link*, the *file system*, which serves all nodes together, and *metadata*, because each new file must be entered somewhere. The slowest one counts. A plain NFS server is one machine with one link. Lustre spreads a file's bytes over many servers, and keeps the names on others. An object store has no folders, but limits the requests for each prefix. Four examples, each at its published limit (`FileSystem.source` says where):
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.storage import SYSTEMS, FileSystem, Load, StoragePlan
@@ -550,14 +557,17 @@ for given in (FileSystem, Load, StoragePlan):
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, which names the bound:
-    "link"         all nodes that write or read, at once, each by load.link, at most system.client
-    "file system"  the bytes of all nodes, by its write or read
-    "metadata"     the files that are created, or opened by all ranks, by its operations
-    fits  While it works the job reads an interval's data, through links and file system as above.
-          In the background it also writes a save, after the data. Both take an interval at most
-    lost  A turn takes an interval, or what is beside the work, if that is longer; then a save,
-          unless it is in the background. Lost is the share of the turn that is not the interval
+    A save, or the read of a restart, takes as long as the slowest of three parts, which is its
+    bound:
+    "link"         all nodes that write or read do so at once, each at load.link, but at most at
+                   system.client
+    "file system"  the bytes of all nodes, at its speed of writing or reading
+    "metadata"     the files that are created, or that all ranks open, at its operations a second
+    fits  During an interval of work the job reads its data, through links and file system as above.
+          A save in the background comes after the data. True if both together fit into an interval
+    lost  A turn is an interval (or as long as data and a background save take, if that is longer),
+          and then a save that is not in the background. lost is the turn without the interval, as
+          a share of the turn
     """
     raise NotImplementedError("exercise storage_plan: about 15 lines")
 
@@ -566,7 +576,7 @@ def storage_plan(load, system):
 storage_plan = check(storage_plan)
 
 # %% [markdown]
-# Llama 3's checkpoint on all four by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). It trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter), of 4 bytes each: 11 MB/s. Text is nothing beside a checkpoint.
+# Llama 3's checkpoint on all four systems by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). Llama 3 trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter), of 4 bytes each: 11 MB/s. Compared with a checkpoint, text is nothing.
 
 # %% tags=["nbval-check-output"]
 llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
@@ -578,15 +588,15 @@ for sharded in (True, False):
         print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
 
 # %% [markdown]
-# One writer costs minutes. And where the file system has a limit, its file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+# A single writer costs minutes. If the file system has a limit, that writer's one file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
 
 # %% [markdown]
 # #### `sick_rank_alarm` - open
 # > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines
 #
-# Your rules saw one number. A person looking for a sick GPU sees eight: clock and temperature, corrected memory errors, link errors, the wait for data, and more. A bad link makes *all* ranks slow, and no rank's own time shows it. A rank with a larger share of the work is slow from the start, and healthy. There is no recipe.
+# Your rules saw one number. A person who looks for a sick GPU sees eight: clock and temperature, corrected memory errors, link errors, the wait for data, and more. A bad link makes *all* ranks slow, and no rank's own time shows it. A rank with a larger share of the work is slow from the start, but healthy. There is no recipe.
 #
-# Nobody publishes the metrics of a large cluster together with what was wrong. So the recordings are **emulated**: `help(recordings)` says which parts are published, and which are our own choice. There are five kinds of sickness, and eight kinds of health that look like one. Eight ranks in a row share a host:
+# Nobody publishes the metrics of a large cluster together with what was wrong. So the recordings are **emulated**: `help(recordings)` says which parts are published, and which are our own choice. Five kinds of runs are sick. Eight kinds are healthy, and look sick. Eight ranks in a row share a host:
 
 # %%
 from ranklab.cluster import recordings
@@ -598,7 +608,7 @@ for kind, words in (recordings.SICK | recordings.HEALTHY).items():
 plots.recorded(record("hot GPU", seed=3))
 
 # %% [markdown]
-# A sick run counts 1 - seconds / 900, by the seconds from the onset to the alarm, and 0 after 900 or without one; a healthy run counts 1; a false alarm counts 0. The mean is the score. An alarm that never fires has 0.62, the rule of 4.5 alone 0.64, the library's answer 0.94: its alarm comes after 140 s on average. On 520 runs that nobody had looked at it made one false alarm. The check calls yours some 6,000 times, so a call may take a few milliseconds.
+# Each run gives points. A sick run gives 1 - s / 900, where s are the seconds from the onset to the alarm, and 0 if the alarm comes later than 900 s or never. A healthy run gives 1, and a false alarm makes it 0. The mean is the score. An alarm that never fires gets 0.62, the rule of 4.5 alone 0.64, and the library's answer 0.94, because its alarm comes after 140 s on average. On 520 runs that nobody had looked at, it made one false alarm. The check calls your function some 6,000 times, so a call may take a few milliseconds.
 
 # %%
 ### BEGIN SOLUTION
@@ -606,16 +616,16 @@ plots.recorded(record("hot GPU", seed=3))
 
 ### END SOLUTION
 def sick_rank_alarm(metrics):
-    """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
-    far. Where a whole host is sick, any of its ranks counts.
+    """The rank that is sick, or None. Called at each scrape, with all that was scraped of a run so
+    far. If a whole host is sick, any of its ranks counts.
 
-    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape each 15 s, NaN where it
-             failed. Not changed. Names, and what may happen to a run: see recordings. Errors are
-             counters
-    counted  the seconds from onset to alarm; false alarms: in a healthy run, before the onset, of
-             another rank. The first alarm ends a run
-    least    on 39 recordings that the lab has not shown a Score of 0.88, and a false alarm in one
-             at most; on 26 that are drawn in that moment a Score of 0.75
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
+             failed. Do not change them. Errors are counters. See recordings for the names, and for
+             what may happen to a run
+    counted  the seconds from onset to alarm, and false alarms: in a healthy run, before the onset,
+             or about a healthy rank. The first alarm ends a run
+    least    a Score of 0.88 on 39 recordings that the lab has not shown, with one false alarm at
+             most; a Score of 0.75 on 26 recordings that the check draws when it runs
     """
     raise NotImplementedError("exercise sick_rank_alarm: about 20 lines")
 
@@ -633,7 +643,7 @@ plots.alarms({"yours": score(sick_rank_alarm, runs), "straggler_rule": score(rul
 # %% [markdown]
 # ## 5. The real thing
 #
-# **Prometheus' own test.** Your straggler rule goes into a rules file, with the series of 4.5 and the alerts that the small evaluator saw every two minutes. `promtool test rules` says whether Prometheus agrees:
+# **Prometheus' own test.** Your straggler rule goes into a rules file, with the series of 4.5 and the alerts that our small evaluator saw, taken every two minutes. `promtool test rules` says whether Prometheus agrees:
 
 # %%
 from ranklab.cluster.promtool import promtool_on
@@ -641,9 +651,9 @@ from ranklab.cluster.promtool import promtool_on
 print(promql.missing() or promtool_on(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
 
 # %% [markdown]
-# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. The dashboard was never opened, because Grafana was not there; a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node. Here a stand-in exports its names.
+# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node. Here a stand-in exports metrics with the same names.
 #
-# **TensorBoard** reads files, so it needs no server beside the training. What a trainer's History holds, written and read back:
+# **TensorBoard** reads files, so it needs no server beside the training. Here a trainer's History is written and read back:
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.curves import (
@@ -660,9 +670,9 @@ with tempfile.TemporaryDirectory() as folder:
         print(*read_scalars(folder).items(), sep="\n")
 
 # %% [markdown]
-# `tensorboard --logdir FOLDER` shows the curves. **Weights & Biases** works without a network, too: `write_wandb(folder, history)` writes the same with `mode="offline"`, and `wandb sync FOLDER` sends it later. `make lab` does not install it; it was run with wandb 0.31.0.
+# `tensorboard --logdir FOLDER` shows the curves. **Weights & Biases** works without a network, too: `write_wandb(folder, history)` writes the same with `mode="offline"`, and `wandb sync FOLDER` sends it later. `make lab` does not install wandb; we ran this with wandb 0.31.0.
 #
-# **A trace.** Metrics say who is slow, a trace says why. `torch.profiler` writes a JSON file for each rank, which ui.perfetto.dev opens. Rank 1 of three computes eight times as much here. Which rank waits least in the all-reduce?
+# **A trace.** Metrics tell you which rank is slow, and a trace tells you why. `torch.profiler` writes a JSON file for each rank, which ui.perfetto.dev opens. Here rank 1 of three computes eight times as much as the others. Which rank waits least in the all-reduce?
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -674,16 +684,16 @@ print("seconds in all-reduces:", {rank: round(x, 3) for rank, x in waits.items()
 print("all wait for rank", min(waits, key=waits.get))
 
 # %% [markdown]
-# On GPUs, NVIDIA's own tools show more. These two lines were not run here:
+# On GPUs, NVIDIA's own tools show more. We have not run these two lines:
 #
 # ```bash
 # torchrun --no-python ... nsys profile --trace=cuda,nvtx,osrt -o rank%q{RANK} python train.py
 # ncu --set full --kernel-name regex:gemm --launch-count 3 -o gemm python train.py
 # ```
 #
-# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart, and for that it runs the kernel several times. So in its default mode don't give it a collective: the other ranks would wait.
+# nsys shows a timeline of kernels, NCCL and NVTX ranges. ncu takes one kernel apart, and runs it several times to do so. So don't give it a collective in its default mode, because the other ranks would wait.
 #
-# **When a team outgrows one machine.** Don't write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), how many seconds it has to save, and how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun; behind it is always lab 12's training. The table says what we did with each, without a GPU where none is named, and a test holds it to its proofs. *Run*: it did its work. *Validated*: its own schema takes our file, and nothing was submitted.
+# **When a team outgrows one machine.** Don't write a scheduler: Slurm, Kubernetes, Ray and the clouds have one. They differ in what they give a job (all nodes at once, or pod after pod), in how many seconds it has to save, and in how a node learns its place. `labs/jobs/agent.py` reads that place in five ways and starts torchrun, always with lab 12's training. The table says what we did with each system, without a GPU unless one is named, and a test looks for the proof of each line. *Run* means that it did its work. *Validated* means that its own schema takes our file, and nothing was submitted.
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster import systems
@@ -693,7 +703,7 @@ print(systems.table())
 # %% [markdown]
 # ## 6. Project
 #
-# **A run that is watched.** Four ranks train a GPT. Each serves its numbers at a port of its own, and writes it into a file where the server looks for targets. Rank 2 waits 0.1 s for each batch. The server is a real Prometheus with Alertmanager where they are installed (`apt install prometheus prometheus-alertmanager`), and else a small one of the library. It evaluates *your* rule, here with `for: 2s`, and the training goes on until the alert has reached a webhook:
+# **A run that is watched.** Four ranks train a GPT. Each serves its numbers at a port of its own, and writes that port into a file where the server looks for targets. Rank 2 waits 0.1 s for each batch. The server is a real Prometheus with Alertmanager if you have them (`apt install prometheus prometheus-alertmanager`), and otherwise a small one from the library. It evaluates *your* rule, here with `for: 2s`, and the training goes on until the alert has reached a webhook:
 
 # %%
 from ranklab.projects import cluster as project
@@ -703,23 +713,23 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.watched_report(project.watched_run(folder, rule)))
 
 # %% [markdown]
-# The step time of every rank is the same, because all wait for rank 2. Its own time is what the rule sees.
+# The step time of every rank is the same, because all wait for rank 2. But the rule sees each rank's own time.
 #
-# **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It takes lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and pulls the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
+# **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It runs lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and we pull the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
 #
 # ```bash
 # make slurm
 # ```
 #
-# Without root, or without Slurm, it says so in one sentence. This is what it printed on our machine:
+# Without root or Slurm it says so in one sentence. On our machine it printed:
 
 # %% tags=["nbval-check-output"]
 print(project.printed())
 
 # %% [markdown]
-# Nobody touched anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the first life had expired (5 s here, 120 s by default). So on a cluster with the defaults this takes about seven minutes. The script found the last whole checkpoint, and the final state is equal bit for bit to that of an undisturbed run. Your `sbatch_script` has the same lines around `srun`, and the library's was submitted to this Slurm, too.
+# Nobody touched anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the job's first life had expired (5 s here, 120 s by default). So on a cluster with the defaults this takes about seven minutes. The job found the last whole checkpoint, and its final state is equal, bit for bit, to that of an undisturbed run. Your `sbatch_script` has the same lines around `srun`, and we submitted the library's to this Slurm, too.
 #
-# **Your turn.** Change one thing. First write down what you expect. Ideas: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come?
+# **Your turn.** Change one thing, and first write down what you expect. Ideas: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come at all?
 
 # %%
 rule = straggler_rule(3.0, 5) | {"for": "4s"}
@@ -729,7 +739,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## 7. Measure
 #
-# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). The second way makes a flat ring send more between nodes, and a hierarchical sum does not care. The table has the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). With the second way a flat ring sends more between nodes, while a hierarchical sum does not change. The table shows the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce
@@ -755,7 +765,7 @@ for way, placement, formula in (("flat", "block", 2 * 3 / 4), ("flat", "cyclic",
           "at 25 Gb/s")
 
 # %% [markdown]
-# NCCL knows which ranks share a host, and orders its rings by that, however Slurm places them. What it can't repair is the second column: the wrong network costs 128 times, the wrong ring 3 times here, and 15 times with eight GPUs a node. With links of 200 Mbit/s (`make slurm`, above) a flat cyclic ring took 2.7 times as long as a hierarchical sum; the bytes say 3.0.
+# NCCL knows which ranks share a host, and orders its rings by that, however Slurm places them. But it can't repair the wrong network, in the last column. The wrong network costs 128 times as much, and the wrong ring 3 times here, or 15 times with eight GPUs a node. With links of 200 Mbit/s (`make slurm`, above) a flat cyclic ring took 2.7 times as long as a hierarchical sum; the bytes say 3.0.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -777,16 +787,16 @@ questions("15_cluster")
 # python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# Each file is a GPT of 70B parameters on 256 H100s. Its first lines say how to make it small, what was validated and what was run. No cloud was asked, and no image was built here. Two things cost most of the first day, and they differ from cloud to cloud. The *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High GPUDirect-TCPX, A3 Mega TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+# Each file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Two things cost most of the first day, and they differ from cloud to cloud. The first is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
 #
-# Ray Train ran eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. Once Ray's own start timed out.
+# We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 
 # %% [markdown]
 # ## 10. What we left out
 #
-# - **Several process groups in one log.** Each group has a communicator with ranks of its own, and most lines don't say which they mean.
+# - **Several process groups in one log.** Each group has a communicator with its own ranks, and most lines don't say which communicator they mean.
 # - **NVLS and CollNet**, which reduce in a switch, have lines of their own in NCCL's log.
-# - **Who may run when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
-# - **Images**: what a container must hold to reach the cards (MOFED, plugins of a cloud) is the cloud's to say.
+# - **Which job runs when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
+# - **Images**: your cloud's documentation tells you what a container needs to reach the cards (MOFED, the cloud's plugins).
 #
 # Next: **16_clinic**: twenty-one sick programs, and you are the doctor.

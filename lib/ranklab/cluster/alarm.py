@@ -1,4 +1,4 @@
-"""Which rank is sick, by all metrics of a run: an alarm that is asked at each scrape; its score."""
+"""An alarm that names the sick rank from all metrics of a run, and the score of an alarm."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -7,21 +7,21 @@ import numpy as np
 
 from ranklab.cluster.recordings import CLOCK, DATA, ECC, SCRAPE, SECONDS, SYMBOLS
 
-LIMIT = 900.0  # seconds: an alarm that comes later is as good as none
+LIMIT = 900.0  # seconds: a later alarm is worth nothing
 LEAST, LEAST_NEW = 0.88, 0.75  # scores that the check asks for
 
 
 def sick_rank_alarm(metrics):
-    """The rank that is sick, or None: asked at each scrape, with all that was scraped of one run so
-    far. Where a whole host is sick, any of its ranks counts.
+    """The rank that is sick, or None. Called at each scrape, with all that was scraped of a run so
+    far. If a whole host is sick, any of its ranks counts.
 
-    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape each 15 s, NaN where it
-             failed. Not changed. Names, and what may happen to a run: see recordings. Errors are
-             counters
-    counted  the seconds from onset to alarm; false alarms: in a healthy run, before the onset, of
-             another rank. The first alarm ends a run
-    least    on 39 recordings that the lab has not shown a Score of 0.88, and a false alarm in one
-             at most; on 26 that are drawn in that moment a Score of 0.75
+    metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
+             failed. Do not change them. Errors are counters. See recordings for the names, and for
+             what may happen to a run
+    counted  the seconds from onset to alarm, and false alarms: in a healthy run, before the onset,
+             or about a healthy rank. The first alarm ends a run
+    least    a Score of 0.88 on 39 recordings that the lab has not shown, with one false alarm at
+             most; a Score of 0.75 on 26 recordings that the check draws when it runs
     lab      15, open
     """
     T, R = metrics[SECONDS].shape
@@ -58,10 +58,10 @@ def rule_alarm(metrics, factor=1.2, minutes=5):
 class Score:
     """What an alarm is worth on some recordings.
 
-    seconds  of each sick run: from onset to alarm, LIMIT where none came by then
+    seconds  of each sick run: from onset to alarm, or LIMIT if none came by then
     false    kinds of the runs with a false alarm
-    value    the mean over all runs: of a sick one 1 - seconds / LIMIT, of a healthy one 1; 0 with a
-             false alarm
+    value    the mean over all runs: 1 - seconds / LIMIT for a sick run, 1 for a healthy run, 0 with
+             a false alarm
     """
 
     seconds: dict = field(default_factory=dict)  # kind -> [seconds, ...]
@@ -83,7 +83,7 @@ class Score:
 
 
 def play(alarm, recording):
-    """(scrape, rank) of the first alarm; (None, None) where there is none."""
+    """(scrape, rank) of the first alarm; (None, None) if there is none."""
     with warnings.catch_warnings(action="ignore"):  # of columns that are all NaN
         for scrape in range(len(recording.metrics[SECONDS])):
             rank = alarm({name: each[:scrape + 1] for name, each in recording.metrics.items()})
@@ -93,7 +93,7 @@ def play(alarm, recording):
 
 
 def score(alarm, recordings):
-    """The Score of `alarm`, a function as sick_rank_alarm."""
+    """The Score of `alarm`, a function like sick_rank_alarm."""
     found = Score()
     for each in recordings:
         scrape, rank = play(alarm, each)

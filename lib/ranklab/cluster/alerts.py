@@ -1,4 +1,4 @@
-"""Which alerts of a rule fire, and when: what a Prometheus server does at each evaluation."""
+"""Which alerts of a rule fire, and when, as a Prometheus server decides at each evaluation."""
 
 import re
 
@@ -41,7 +41,7 @@ def alerts(rule, series, times):
 
 
 def expanded(own, labels, value):
-    """The labels of an alert: those of the rule go first, and $labels in them is filled in."""
+    """The labels of an alert: those of the rule win, and $labels in them is filled in."""
     given = dict(without(labels, NAME))
     return frozenset((given | {name: re.sub(
         r"\{\{\s*(?:\$labels\.(\w+)|\$value)\s*\}\}",

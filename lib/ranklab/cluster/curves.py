@@ -1,7 +1,7 @@
-"""Curves and traces of a run in files, where no server can be reached: TensorBoard, W&B, Perfetto.
+"""Curves and traces of a run in files, without any server: TensorBoard, W&B, Perfetto.
 
-What it needs is imported when it is called: tensorboard is of the extra `cluster`, see
-promql.missing; wandb is installed by nothing here. Tried with wandb 0.31.0 on 2026-11-26, offline.
+Each function imports what it needs: tensorboard comes with the extra `cluster`, see
+promql.missing; wandb is not part of this course. Tried with wandb 0.31.0 on 2026-11-26, offline.
 """
 
 import gzip
@@ -48,7 +48,7 @@ def read_scalars(folder):
 def write_wandb(folder, history, project="ranklab"):
     """The same for Weights & Biases, offline; returns the folder for `wandb sync`.
 
-    error  ImportError where wandb is not installed
+    error  ImportError if wandb is not installed
     """
     import wandb
 
@@ -63,7 +63,7 @@ def traced_steps(folder, slow, steps=3, group=None):
     """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
     rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it says that it begins and ends
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints when it begins and ends
     rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
@@ -79,7 +79,7 @@ def traced_steps(folder, slow, steps=3, group=None):
 def read_trace(path):
     """(the trace's distributedInfo, its events): the JSON that Perfetto and chrome://tracing read.
 
-    Times of events are microseconds; those with "ph": "X" have a beginning and a length.
+    Times are in microseconds; events with "ph": "X" have a beginning and a length.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     with opened(path, "rt") as file:
@@ -88,10 +88,10 @@ def read_trace(path):
 
 
 def waits_in_traces(paths, name=":all_reduce"):
-    """{rank: seconds in spans of this name}: the rank with the least lets all others wait.
+    """{rank: seconds in spans of this name}: all others wait for the rank with the least.
 
-    torch names a collective's span "gloo:all_reduce"; NCCL's does not wait on the host: there the
-    kernels are to be looked at, whose names begin with "ncclDevKernel".
+    torch names a collective's span "gloo:all_reduce". NCCL's does not wait on the host: look at the
+    kernels instead, whose names begin with "ncclDevKernel".
     """
     found = {}
     for path in paths:

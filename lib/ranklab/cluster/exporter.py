@@ -13,7 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-CPU_PEAK = 50e9  # FLOP/s of a core, as a round number: MFU on CPUs is for show
+CPU_PEAK = 50e9  # FLOP/s of a core, as a round number: MFU on CPUs is only for show
 METRICS = {  # name: (kind, help)
     "train_tokens_total": ("counter", "Tokens that this rank has trained since it began."),
     "train_steps_total": ("counter", "Steps since it began."),
@@ -38,10 +38,10 @@ class Exporter:
     """Serves its values at http://address:port/metrics until it is closed.
 
     labels   of all its series, as {"run": "gpt", "rank": 2}
-    targets  a folder: a file there tells Prometheus of it, and on which host it is, until it is
-             closed; one that has the same labels takes the place of one that died
+    targets  a folder, where a file tells Prometheus its address and its host until it is closed.
+             An exporter with the same labels takes the place of one that died
     metrics  {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
-             what it is given: there is no GPU behind it
+             the numbers that it is given, without a GPU
     """
 
     def __init__(self, labels, address="127.0.0.1", targets=None, metrics=METRICS):
@@ -79,7 +79,7 @@ class Exporter:
         self.values |= {name: self.values.get(name, 0.0) + x for name, x in amounts.items()}
 
     def text(self):
-        """As it is scraped."""
+        """The text that Prometheus scrapes."""
         return "".join(
             f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{{{self.labels}}} "
             f"{self.values[name]}\n" for name, (kind, text) in self.metrics.items()
@@ -87,18 +87,18 @@ class Exporter:
 
     def close(self):
         if self.file:
-            self.file.unlink(missing_ok=True)  # first: or Prometheus would miss it
+            self.file.unlink(missing_ok=True)  # first, or Prometheus would miss it
         self.server.shutdown()
         self.server.server_close()
 
 
 class Exported:
-    """To be put before a Trainer: class MyTrainer(Exported, TextTrainer). Each step is exported.
+    """Put it before a Trainer, and each step is exported: class MyTrainer(Exported, TextTrainer).
 
-    The seconds until the collective are those in which this rank's main thread computed, and those
-    in which it waited for its batch: on a CPU a rank that waits for others takes no time of a core.
-    A GPU computes beside the thread: there, CUDA events before the first collective are needed.
-    exporter  an Exporter, by `exporting`; None: nothing is exported
+    The seconds until the collective are the time in which this rank's main thread computed, and the
+    time in which it waited for its batch. On a CPU, a rank that waits for others uses no core. A
+    GPU computes beside the thread, so there you need CUDA events before the first collective.
+    exporter  an Exporter, from `exporting`; None: nothing is exported
     """
 
     exporter, slept = None, 0.0
@@ -122,10 +122,10 @@ class Exported:
 
 @contextlib.contextmanager
 def exporting(trainer, run, targets, address=None):
-    """Inside, Prometheus finds each step of the trainer, which is Exported; without `targets` not.
+    """Inside, Prometheus finds each step of the trainer, an Exported, if there are `targets`.
 
-    run      the label of all its series, beside the rank
-    address  None: that of this host's name
+    run      a label of all its series, besides the rank
+    address  None: the address of this host's name
     """
     if not targets:
         yield

@@ -1,9 +1,9 @@
-"""Hosts: machines of your own inside of this one, for as long as this process lives (lab 15).
+"""Hosts: machines of your own inside this one, for as long as this process lives (lab 15).
 
-A host is a process with a network, a process table, mounts and a name of its own (Linux
-namespaces). Cores, memory and disks are those of the machine; its network is not touched: the
-cables of all hosts end in a switch inside the first host, "ctl", and no way leads out. Namespaces
-have no names, so the kernel takes them away with their last process, whatever ended it.
+A host is a process with its own network, process table, mounts and name (Linux namespaces). Cores,
+memory and disks are those of the machine. The machine's network is not touched: the cables of all
+hosts end in a switch inside the first host, "ctl", and no way leads out. The namespaces have no
+names, so the kernel removes them with their last process, whatever ended it.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from pathlib import Path
 from ranklab.engine.surroundings import patience
 
 CONTROLLER = "ctl"
-SUBNET = "10.77.0"  # inside only: several runs at once have the same one, and never meet
+SUBNET = "10.77.0"  # inside only: several runs at once use the same subnet, and never meet
 TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")  # util-linux and iproute2
 FOLDER = "ranklab-hosts-"  # and the number of the process that made it
 LIMIT = 30  # seconds for a command in a host
 START_LIMIT = 10  # seconds for a host
 
-# Process 1 of a host: $0 is its name, $1 its /etc/hosts. When it ends, so do all others in it. It
-# ends when nobody holds the other end of its input any more: this process is gone.
+# Process 1 of a host: $0 is its name, $1 its /etc/hosts. When it ends, all others in the host end.
+# It ends when nobody holds the other end of its input any more, because our process is gone.
 INIT = """
 read -r pid _ < /proc/self/stat   # as the machine calls it: this is still the machine's /proc
 mount -t proc proc /proc && mount --bind "$1" /etc/hosts && ip link set lo up || exit
@@ -38,12 +38,12 @@ while read -r _; do :; done
 
 
 class Hosts:
-    """With `with Hosts(3) as hosts:` there are hosts node1, node2, node3 and ctl, until the end.
+    """`with Hosts(3) as hosts:` gives you the hosts node1, node2, node3 and ctl inside the block.
 
     names   of the hosts that compute
-    folder  a Path that all hosts share with this process, also gone in the end (after a SIGKILL
-            of this process: with the next Hosts)
-    error   OSError where this machine does not allow it
+    folder  a Path that all hosts share with this process. It is removed at the end (after a
+            SIGKILL of this process, by the next Hosts)
+    error   OSError if this machine does not allow it
     """
 
     def __init__(self, count):
@@ -56,7 +56,7 @@ class Hosts:
         try:
             lines = [f"{self.address(name)} {name}\n" for name in (CONTROLLER, *self.names)]
             (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
-            (self.folder / "tmp").mkdir()  # for what killed processes forget there
+            (self.folder / "tmp").mkdir()  # for what killed processes leave behind
             self._start(CONTROLLER)
             self._ip(CONTROLLER, "link add br0 type bridge",
                      f"addr add {self.address(CONTROLLER)}/24 dev br0", "link set br0 up")
@@ -71,7 +71,7 @@ class Hosts:
         self.close()
 
     def close(self):
-        """No host is left, nor any process in one."""
+        """No host is left, and no process in one."""
         for name in list(self.init):
             self._kill(name)
         for process in self.started:
@@ -87,15 +87,15 @@ class Hosts:
         """The host is there, with an empty process table and a cable to the switch."""
         self._start(name)
         pid, card = self.init[name][1], f"02:00:00:00:00:{self.names.index(name):02x}"
-        # The same card each time, or others would send to the one before until they ask again.
+        # The same card each time, or others would send to the old one until they ask again.
         self._ip(CONTROLLER,
                  f"link add {name} type veth peer name eth0 address {card} netns {pid}",
                  f"link set {name} master br0", f"link set {name} up")
         self._ip(name, f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up")
 
     def power_off(self, name):
-        """The host is gone in the middle of whatever it did. Nobody hears a last word from it: its
-        cable goes first, or the kernel would end its connections properly.
+        """The host is gone, in the middle of whatever it did. Its cable goes first, so that nobody
+        hears a last word: otherwise the kernel would close its connections properly.
         """
         self._ip(CONTROLLER, f"link del {name}")
         self._kill(name)
@@ -127,7 +127,7 @@ class Hosts:
     # --- links ------------------------------------------------------------------------------------
 
     def shape(self, name, mbit):
-        """The host sends `mbit` megabits a second at most (a token bucket); None: as it likes."""
+        """The host sends `mbit` megabits a second at most (a token bucket); None: no limit."""
         how = f"replace dev eth0 root tbf rate {mbit}mbit burst 128kb latency 100ms"
         self._in_network(name, "tc", "qdisc", *(how if mbit else "del dev eth0 root").split())
 
@@ -147,14 +147,14 @@ class Hosts:
     # --- what runs on them ------------------------------------------------------------------------
 
     def run(self, name, argv, limit=LIMIT, check=True, **options):
-        """What the command wrote, when it has run on the host, in this process's folder.
+        """Runs the command on the host, in this process's folder, and returns what it wrote.
 
-        error  OSError where it fails, or takes longer than `limit` seconds
+        error  OSError if it fails, or takes longer than `limit` seconds
         """
         return _finish(self._on(name, argv), limit, check, **options)
 
     def popen(self, name, argv, **options):
-        """A Popen of a command that runs on the host; to kill it is to kill the command."""
+        """A Popen of a command that runs on the host; killing it kills the command."""
         self.started.append(subprocess.Popen(self._on(name, argv), start_new_session=True,
                                              stdin=subprocess.DEVNULL, **options))
         return self.started[-1]
@@ -177,10 +177,10 @@ def _finish(command, limit=LIMIT, check=True, **options):
 
 
 def until(holds, limit, what, log=None):
-    """What holds() returns, as soon as that is true.
+    """Waits until holds() returns something true, and returns that.
 
-    error  TimeoutError after `limit` seconds, more on a busy machine: it says `what` is missing,
-           and what the file `log` says in the end
+    error  TimeoutError after `limit` seconds, more on a busy machine; it says that `what` is
+           missing, with the end of the file `log`
     """
     started, limit = time.monotonic(), limit * patience()
     while not (found := holds()):
@@ -192,14 +192,14 @@ def until(holds, limit, what, log=None):
 
 
 def remove_leftovers():
-    """Folders of processes that are gone are gone."""
+    """Removes the folders of processes that are gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def missing():
-    """Why this machine can have no hosts, as a sentence; "" where it can."""
+    """Why this machine can have no hosts, as a sentence; "" if it can."""
     if not hasattr(os, "geteuid") or os.geteuid():
         return "needs root: hosts are network namespaces"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]

@@ -1,4 +1,4 @@
-"""Job: a training job, as a scheduler must know it (lab 15)."""
+"""Job: a training job, with all that a scheduler must know (lab 15)."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 class Job:
     """A job under torchrun: one agent on each node, one rank on each GPU.
 
-    command   what each rank runs, by Python: ("-m", "ranklab.projects.hybrid", "--size", "10b")
-    minutes   after which the scheduler ends it
-    save_seconds  that it takes to save after a signal
-    restarts  of all ranks on the same nodes, at most, by torchrun
-    requeues  of the whole job, at most, by the scheduler
-    interface of the network between nodes; "": NCCL or gloo choose
-    image     of its container in Kubernetes
+    command   what each rank's Python runs: ("-m", "ranklab.projects.hybrid", "--size", "10b")
+    minutes   the scheduler ends the job after this time
+    save_seconds  how long a save may take after a signal
+    restarts  how often torchrun may restart all ranks on the same nodes
+    requeues  how often the scheduler may start the whole job again
+    interface name of the interface between nodes; "": NCCL or gloo choose
+    image     of the job's container in Kubernetes
     """
 
     name: str
     nodes: int
     gpus: int
     command: tuple[str, ...]
-    cpus: int = 8  # of each GPU
+    cpus: int = 8  # for each GPU
     minutes: int = 24 * 60
     save_seconds: int = 300
     restarts: int = 3
@@ -34,7 +34,7 @@ class Job:
             raise ValueError(f"nodes={self.nodes}, gpus={self.gpus}, cpus={self.cpus} and "
                              f"minutes={self.minutes} must be at least 1")
         if not self.command or min(self.save_seconds, self.restarts, self.requeues) < 0:
-            raise ValueError("a job needs a command, and no number of it is below 0")
+            raise ValueError("a job needs a command, and none of its numbers may be below 0")
         if self.save_seconds >= 60 * self.minutes:
             raise ValueError(f"a save of {self.save_seconds} s does not fit into a job of "
                              f"{self.minutes} minutes")

@@ -7,22 +7,23 @@ from pathlib import Path
 def train_job_manifest(job, kind="TrainJob"):
     """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
 
-    both      metadata.name: job.name. image, command, args: job.image runs, without a shell,
-              torchrun, --max-restarts, job.command. Resources: limits of nvidia.com/gpu (job.gpus),
-              requests of cpu (job.cpus for each). env: job.environment;
-              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); the interface, but only if there is
-              one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+    both      metadata.name is job.name. image is job.image; command and args run torchrun with
+              --max-restarts and job.command, without a shell. Resources have limits of
+              nvidia.com/gpu (job.gpus) and requests of cpu (job.cpus for each GPU). env has
+              job.environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds), and the interface,
+              if there is one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
     TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
-              (job.minutes), and a trainer: numNodes, numProcPerNode, resourcesPerNode and what both
-              have. Kubeflow tells torchrun by PET_NNODES and others how many ranks there are and
-              where they meet: neither options nor env say it again
-    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), one replicated
-              job "node" of one replica. Its spec: parallelism and completions, a pod for each node,
-              completionMode Indexed, backoffLimit 0, activeDeadlineSeconds. Its pods: restartPolicy
-              Never, terminationGracePeriodSeconds (job.save_seconds), a container "node". torchrun
-              gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and --rdzv-endpoint: any port of
-              the first pod, <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    error     ValueError for another kind, and without an image
+              (job.minutes), and a trainer, which has numNodes, numProcPerNode, resourcesPerNode and
+              the fields above. Kubeflow tells torchrun how many ranks there are and where they meet
+              (PET_NNODES and others), so say it neither in options nor in env
+    JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one replicated
+              job "node" of one replica. Its spec has parallelism and completions (a pod for each
+              node), completionMode Indexed, backoffLimit 0 and activeDeadlineSeconds. Its pods have
+              restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a container
+              "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
+              --rdzv-endpoint: any port of the first pod,
+              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
+    error     ValueError for another kind, or without an image
     lab       15
     """
     if kind not in ("TrainJob", "JobSet") or not job.image:
@@ -52,10 +53,10 @@ def train_job_manifest(job, kind="TrainJob"):
 
 
 def invalid(manifest):
-    """What the CRD's own schema says against a manifest, a sentence each; [] where it is valid.
+    """What the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
 
-    schemas/ holds what a training job may use of the CRDs, as JSON Schema: see trim_crds.py in
-    scripts/. A field that is right, but was left out there, is refused here.
+    schemas/ holds the part of the CRDs that a training job may use, as JSON Schema: see
+    scripts/trim_crds.py. A right field that was left out there is refused here.
     """
     from jsonschema import Draft202012Validator  # comes with jupyterlab
 

@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def missing():
-    """What is not installed here, as a sentence; "" where all is there."""
+    """What is not installed here, as a sentence; "" if nothing is missing."""
     names = [name for name in PROGRAMS if not shutil.which(name)]
     return names and f"needs prometheus: apt install {' '.join(names)}" or ""
 
@@ -45,16 +45,16 @@ def fetch(url):
 
 
 class Monitor:
-    """Scrapes what has a file in `targets`, and alerts by `rules`, until the block ends.
+    """Scrapes each target with a file in `targets`, and alerts by `rules`, until the block ends.
 
         with Monitor(folder, [straggler_rule(1.2, 5)]) as monitor:
             exporter = Exporter({"run": "a", "rank": 0}, targets=monitor.targets)
             alert = monitor.wait("StragglerRank", 60)
 
-    folder   for its files; whoever made it takes it away
+    folder   for its files; the caller removes it
     address  where all three listen: loopback, or an address of a network namespace
-    popen    (argv, stdout=, stderr=) -> Popen: starts a process, maybe in a namespace. What it
-             starts must end when it is killed
+    popen    (argv, stdout=, stderr=) -> Popen: starts a process, maybe in a namespace. Killing
+             the Popen must end that process
     fetch    (URL) -> the text that is there, maybe by a process in that namespace
     scrape   seconds between scrapes, and between evaluations of rules
     """
@@ -107,8 +107,8 @@ class Monitor:
         (self.folder / name).write_text(json.dumps(config, indent=1))  # JSON is YAML
 
     def run(self, name, *argv, ready=""):
-        """Starts it, and returns where it listens: "address:port", by its own log, which also says
-        `ready`.
+        """Starts a program, and returns where it listens, "address:port", as its own log says.
+        Waits until the log also says `ready`.
         """
         path = self.folder / f"{name}.log"
         with open(path, "w") as log:

@@ -1,4 +1,4 @@
-"""nccl_environment: what NCCL must be told about the networks of a cluster, and no more (lab 15).
+"""nccl_environment: what you must tell NCCL about the networks of a cluster (lab 15).
 
 Source: NCCL's user guide, "Environment Variables", and its source, v2.28.9.
 """
@@ -11,7 +11,7 @@ class Interface:
     """An IP interface of a node.
 
     use  "jobs": jobs may use it; "storage", "management": they may not; "host": it does not leave
-         the node (loopback, a bridge of containers)
+         the node (loopback, a bridge for containers)
     """
 
     name: str
@@ -24,8 +24,8 @@ class Interface:
 class Hca:
     """A port of a card for RDMA, a host channel adapter.
 
-    link  "InfiniBand", or "Ethernet": then it speaks RoCE
-    up    its state is ACTIVE; NCCL leaves all others out
+    link  "InfiniBand", or "Ethernet" if it speaks RoCE
+    up    its state is ACTIVE; NCCL takes no others
     """
 
     name: str
@@ -52,13 +52,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a job, and what the network's team says of it.
+    """The nodes of a job, and what the network's team says about the network.
 
-    plugin         name of the network plugin that all nodes have, as EC2's "AWS Libfabric" for EFA;
-                   "": none
-    fabric         "rails": port i of all nodes is on switch i, and the way between these is slow;
-                   "one switch": all ports of a node are on the same; "": nobody said
-    traffic_class  that the switches keep for this traffic; None: nobody said
+    plugin         name of the network plugin that all nodes have, such as EC2's "AWS Libfabric" for
+                   EFA; "": none
+    fabric         "rails": port i of all nodes is on switch i, with slow links between switches;
+                   "one switch": all ports of a node are on the same switch; "": not known
+    traffic_class  the class that the switches keep for this traffic; None: not known
     """
 
     nodes: tuple[Node, ...]
@@ -68,22 +68,22 @@ class Topology:
 
 
 def nccl_environment(topology):
-    """{variable: value}, all text: what must be set for this job, the same on all nodes. No more.
+    """{variable: value}, all text: exactly what must be set for this job, the same on all nodes.
 
-    Of one node: {}. Of several:
-    NCCL_NET            the plugin's name; without one "IB" where all nodes have an HCA port in
-                        common (RoCE is "IB", too), else "Socket". So NCCL fails where that network
-                        is missing, and does not quietly take a slower one
-    NCCL_SOCKET_IFNAME  selects the fastest interfaces, all of them: by sockets they carry the data
+    For one node it is {}. For several nodes:
+    NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
+                        common (RoCE is "IB", too), otherwise "Socket". So NCCL fails if that
+                        network is missing, and does not quietly take a slower one
+    NCCL_SOCKET_IFNAME  selects all of the fastest common interfaces: sockets use them for the data
     GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
-    NCCL_IB_HCA         with "IB": selects the common ports; all of one link, InfiniBand or Ethernet
-                        (they can't talk to each other): the one with more Gb/s on a node
-    NCCL_IB_TC          with "IB", where somebody said a traffic class
+    NCCL_IB_HCA         with "IB": selects the common ports of one link, InfiniBand or Ethernet,
+                        because the two can't talk to each other: the one with more Gb/s on a node
+    NCCL_IB_TC          with "IB", if a traffic class is given
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
-    Common is what jobs may use and what is up, by the same name (and port) on every node. What a
-    value selects on each node is that and no more, by NCCL's rules, which selected() follows.
-    NCCL_DEBUG may be set, too.
-    error   ValueError where nodes have no interface in common: NCCL always meets over one of them
+    A device is common if jobs may use it and it is up, with the same name (and port) on every node.
+    A value must select these devices on each node and no others, by NCCL's rules, which selected()
+    follows. NCCL_DEBUG may be set, too.
+    error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
     """
     def common(kind, key):
         usable = [{key(each): each for each in getattr(node, kind)
@@ -118,8 +118,9 @@ def nccl_environment(topology):
 def selected(value, devices):
     """Those of `devices` that NCCL takes, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
 
-    A value is a list of prefixes, of whole names after "=", of what is left out after "^". Each may
-    have a port after ":"; in new versions also a rail and a plane, which select nothing.
+    A value is a list of prefixes. After "=" it is a list of whole names, after "^" of names to
+    leave out. Each may have a port after ":"; in new versions also a rail and a plane, which select
+    nothing.
     devices  names, "eth0", or names and ports, "mlx5_0:1"
     source   parseStringList and matchIfList in NCCL's src/misc/utils.cc
     """
@@ -137,9 +138,10 @@ def selected(value, devices):
 
 
 def node_bandwidth(topology, environment):
-    """Bytes/s of the slowest node's devices that `environment` selects: what its network can carry.
+    """Bytes/s that a node's network can carry: all devices that `environment` selects, on the
+    slowest node.
 
-    Without NCCL_IB_HCA all ports that are up count, those for storage, too: NCCL would take them.
+    Without NCCL_IB_HCA all ports that are up count, also those for storage: NCCL would take them.
     """
     by_rdma = environment.get("NCCL_NET", "IB") == "IB"
     variable, kind = (("NCCL_IB_HCA", "hcas") if by_rdma else ("NCCL_SOCKET_IFNAME", "interfaces"))

@@ -1,4 +1,4 @@
-"""read_nccl_log: what NCCL did, out of what its ranks print with NCCL_DEBUG=INFO (lab 15).
+"""read_nccl_log: what NCCL did, from the lines that ranks print with NCCL_DEBUG=INFO (lab 15).
 
 Source of the forms: NCCL's own source, v2.8.3 to v2.30.7: src/debug.cc (the prefix), src/init.cc
 (comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via).
@@ -13,7 +13,7 @@ from importlib.resources import files
 LOGS = files(__package__) / "logs"
 PREFIX = re.compile(r"([\w.-]+):(\d+):\d+ \[\d+\] (?:[^\[]*? )?NCCL (INFO|WARN) (.*)")
 
-# What of these lines tells something; the last one is torch's.
+# The lines that tell something; the last one is torch's.
 COMM = r".*\bcomm \w+ rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+).*"
 RING = r"Channel (?P<channel>\d+)(?:/\d+)? :(?P<order>[\d ]+)"
 LINK = (r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\] "
@@ -24,7 +24,7 @@ ENQUEUED = r"Rank (\d+)\].*?[Ll]ast enqueued (?:NCCL )?work: (\d+)"  # rank, num
 
 @dataclass(frozen=True)
 class Line:
-    """A line that NCCL printed: in which process, and what stands after NCCL INFO or NCCL WARN."""
+    """A line that NCCL printed: its process, and the text after NCCL INFO or NCCL WARN."""
 
     host: str
     pid: int
@@ -34,15 +34,15 @@ class Line:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says of one communicator; ranks are those of this communicator.
+    """What a log says about one communicator; ranks are numbered inside it.
 
-    network   "IB", "Socket", a plugin's name: what NCCL uses between nodes
+    network   what NCCL uses between nodes: "IB", "Socket" or a plugin's name
     hosts     {host: (rank, ...)}, ranks in order
     rings     {channel: (0, next rank, ...)}
     trees     {channel: {rank: its parent, -1 for the root}}
-    links     {(channel, from rank, to rank): transport}, as "P2P/CUMEM" or "NET/IB/0/GDRDMA"
+    links     {(channel, from rank, to rank): transport}: "P2P/CUMEM", "NET/IB/0/GDRDMA" ...
     warnings  ((rank or None, text), ...)
-    entered   {rank: number of the last collective that it has enqueued, as torch counts}
+    entered   {rank: number of the last collective that it has enqueued, in torch's count}
     """
 
     network: str = ""
@@ -60,9 +60,9 @@ def read_log(name):
 
 
 def nccl_lines(text):
-    """The Line of each line that NCCL itself printed, in their order, whatever stands before it.
+    """A Line for each line that NCCL itself printed, in order, whatever stands before it.
 
-    Those of many ranks are mixed; of one process they are in its own order.
+    Lines of several ranks are mixed, but those of one process keep their order.
     """
     found = (PREFIX.search(line) for line in text.splitlines())
     return [Line(each[1], int(each[2]), each[3] == "WARN", each[4].strip())
@@ -70,19 +70,21 @@ def nccl_lines(text):
 
 
 def read_nccl_log(text):
-    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What is
-    not said stays empty. The patterns of the lines are given.
+    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What the
+    log does not tell stays empty. The patterns of the lines are given.
 
-    network   after "Using network", the last time
-    hosts     a process says who it is: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    network   the name after the last "Using network"
+    hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
-              ("..."). A channel without a whole list: from rank 0 follow each rank's first link
-              in it, [receive] lines aside; a ring only if that meets all ranks once and comes back
-    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, of each channel
-    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A
-              network's link is said twice, by [receive] and by [send]: keep [send]'s transport
-    warnings  each NCCL WARN once, in the log's order; of which rank, by its process
-    entered   torch's "Rank 3] ... last enqueued work: 12", whatever its words; the last time
+              ("..."). If a channel has no whole list, start at rank 0 and follow each rank's first
+              link in the channel, without [receive] lines. It is a ring only if this path meets
+              all ranks once and comes back
+    trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
+    links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link
+              over a network has two lines, [receive] and [send]: keep the transport of [send]
+    warnings  each NCCL WARN once, in the log's order, with the rank of its process
+    entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
+              words differ between versions
     """
     lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}
     for line in lines:
@@ -117,7 +119,7 @@ def read_nccl_log(text):
 # --- what it means --------------------------------------------------------------------------------
 
 def suspects(log):
-    """Sentences about what should make one look again; [] where nothing does."""
+    """Sentences about what looks wrong in the log; [] if nothing does."""
     said, between = [], {via for via in log.links.values() if via.startswith("NET/")}
     ranks = {rank for own in log.hosts.values() for rank in own}
     if between and all(via.startswith("NET/Socket") for via in between):

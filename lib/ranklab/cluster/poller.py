@@ -1,4 +1,4 @@
-"""A Poller: what Monitor does, by this library's evaluator, where Prometheus is not installed."""
+"""A Poller does what Monitor does, without Prometheus: this library evaluates the rules."""
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ TEMPLATE = re.compile(r"\{\{\s*\$(?:labels\.(\w+)|value)[^}]*\}\}")
 
 
 class Poller(Monitor):
-    """Scrapes what has a file in `targets`, evaluates `rules`, and writes alerts that fire to its
-    inbox, once each, until the block ends. In this process: it listens nowhere.
+    """Scrapes each target that has a file in `targets`, evaluates `rules`, and writes alerts that
+    fire into its inbox, once each, until the block ends. It runs in this process, without a port.
     """
 
     def __enter__(self):
@@ -54,7 +54,7 @@ class Poller(Monitor):
         return found
 
     def judge(self, rule):
-        """What of `rule` fires for the first time is in the inbox."""
+        """Alerts of `rule` that fire for the first time go into the inbox."""
         times = range(0, self.polls * self.scrape + 1, self.scrape)
         for at, labels in alerts(rule, self.series, times):
             key = rule["alert"], frozenset(labels.items())
@@ -82,5 +82,5 @@ class Poller(Monitor):
 
 
 def watcher():
-    """Monitor where Prometheus is installed, else Poller."""
+    """Monitor if Prometheus is installed, otherwise Poller."""
     return Poller if missing() else Monitor

@@ -1,7 +1,7 @@
 """What a PromQL expression gives, without a server: the part of PromQL that alert rules use.
 
-promql-parser reads it. Ranges are those of Prometheus 2, closed on both sides; a test holds all of
-it equal to promtool. What is not covered is a NotCovered that says so.
+promql-parser reads it. Ranges are those of Prometheus 2, closed on both sides. A test compares all
+of it with promtool. NotCovered says what is not covered.
 """
 
 import math
@@ -18,11 +18,11 @@ NAME = "__name__"
 
 
 class NotCovered(Exception):
-    """Right PromQL, perhaps, that this module does not know."""
+    """This may be right PromQL, but this module does not know it."""
 
 
 def missing(*names):
-    """The line that installs what of `names` is not here, promql_parser; "" where all is."""
+    """The line that installs what is missing of `names`, or of promql_parser; "" if nothing is."""
     lacks = [name for name in names or ["promql_parser"] if not find_spec(name)]
     return lacks and (f"needs {' and '.join(lacks)}: python -m pip install -c constraints.txt -e "
                       "'.[cluster]'").replace("_", "-") or ""
@@ -200,7 +200,7 @@ def only(labels, *names):
 
 
 def named(values):
-    """Floats without the metric's name: they are something else now."""
+    """Floats, without the metric's name, because they mean something else now."""
     return {without(labels, NAME): float(x) for labels, x in values.items()}
 
 

@@ -1,6 +1,6 @@
-"""Alert rules of Prometheus about a training run: it works too little; one rank is slow.
+"""Alert rules of Prometheus about a training run: its MFU is low, or one rank is slow.
 
-What exporter.py exports, each rank for itself; {run, rank} and the scrape's own {job, instance}:
+Each rank exports these (exporter.py), with labels {run, rank} and the scrape's {job, instance}:
     train_tokens_total     counter: tokens that this rank has trained on since its process began
     train_flops_per_token  gauge: of the model, forward and backward, the same on all ranks
     train_peak_flops       gauge: FLOP/s that this rank's GPU could do
@@ -9,19 +9,20 @@ What exporter.py exports, each rank for itself; {run, rank} and the scrape's own
 
 
 def mfu_alert_rule(least, minutes):
-    """A Prometheus rule, a dict with the keys of a rules file: it alerts, once a run, where the
-    run's MFU has been below `least` for `minutes` minutes.
+    """A Prometheus rule, a dict with the keys of a rules file. It raises one alert for each run
+    whose MFU has been below `least` for `minutes` minutes.
 
-    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes: a step may
-             take more than a minute, and counters jump
-    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also where
-             ranks hang, where scrapes fail now and then, where another run is fine
-    silent   while a run begins: it compiles for 4 minutes. A pause, or a restart, of a third of
-             `minutes`: counters begin again at 0, maybe on other instances. A run that has ended
-    labels   of the alert: run, but not rank; a severity
-    annotations  one of them has the run and the value in it: {{ $labels.run }}, {{ $value }}
+    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
+             step may take more than a minute, and counters jump
+    fires    within 2 x minutes, and until the run is well again, or at most `minutes` longer. It
+             also fires if ranks hang, if scrapes fail now and then, or if another run is fine
+    silent   while a run compiles, for its first 4 minutes; in a pause or a restart of a third of
+             `minutes`, after which counters begin again at 0, maybe on other instances; and after
+             a run has ended
+    labels   the alert has run, but not rank, and a severity
+    annotations  one of them contains the run and the value: {{ $labels.run }}, {{ $value }}
     metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
-             Each rank exports all three: labels run, rank, instance, job. Scraped each 15 s
+             Each rank exports all three, with labels run, rank, instance, job, scraped every 15 s
     minutes  10 or more
     lab      15
     """
@@ -37,18 +38,19 @@ def mfu_alert_rule(least, minutes):
 
 
 def straggler_rule(factor, minutes):
-    """A Prometheus rule, as a dict: it alerts for each rank that has been slower than `factor`
-    times the median rank of its run for `minutes` minutes.
+    """A Prometheus rule, as a dict. It raises an alert for each rank whose steps have taken more
+    than `factor` times as long as those of the median rank of its run for `minutes` minutes.
 
-    fires    within 2 x minutes, and until it is well again, `minutes` more at most; also for two
-             ranks of eight, where each eighth scrape fails, while another rank is gone
-    silent   for what is slow once, even if it stays in the gauge for two scrapes: the first step, a
-             checkpoint. A rank that was slow for a third of `minutes`. All slow at once. Some that
-             are fast. A run whose steps are longer than another run's. A rank that is gone
-    labels   of the alert: run and rank; a severity
-    annotations  one of them has the run, the rank and the value in it
-    metrics  train_step_seconds, a gauge: of a rank's last step, until it reached the collective;
-             labels run, rank, instance, job. Scraped each 15 s
+    fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
+             also fires for two slow ranks of eight, if every eighth scrape fails, or if another
+             rank is gone
+    silent   if a single step is slow (the first one, a checkpoint), even if the gauge shows it in
+             two scrapes; if a rank is slow for only a third of `minutes`; if all are slow at once,
+             or some are fast; if a run has longer steps than another run; if a rank is gone
+    labels   the alert has run, rank and a severity
+    annotations  one of them contains the run, the rank and the value
+    metrics  train_step_seconds, a gauge: seconds of a rank's last step, until it reached the
+             collective; labels run, rank, instance, job; scraped every 15 s
     minutes  5 or more
     lab      15
     """
@@ -64,8 +66,8 @@ def straggler_rule(factor, minutes):
 
 
 def silent_host_rule(minutes):
-    """A Prometheus rule, as a dict: it alerts for each host of which no rank has answered a scrape
-    for `minutes` minutes. A rank that ends well says so to Prometheus: see Exporter.close.
+    """A Prometheus rule, as a dict. It raises an alert for each host on which no rank has answered
+    a scrape for `minutes` minutes. A rank that ends well tells Prometheus: see Exporter.close.
     """
     return {
         "alert": "SilentHost",

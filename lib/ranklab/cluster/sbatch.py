@@ -4,23 +4,25 @@ import shlex
 
 
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`: the Job under torchrun, requeued where it fails.
+    """The text of a batch script for `sbatch`: it runs the Job under torchrun, and requeues it on a
+    failure.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds: all ranks get a SIGTERM so long before the end
-    export    job.environment, whatever its values hold; TORCH_ELASTIC_SHUTDOWN_TIMEOUT
-              (job.save_seconds); NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (job.interface), but
-              neither of them without an interface
+              with job.save_seconds: all ranks get a SIGTERM this long before the end
+    export    job.environment, whose values may hold any characters;
+              TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
+              GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
     srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
               --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
     torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
-              number), --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list as in
+              number) and --rdzv-endpoint: the first host of $SLURM_JOB_NODELIST, a list such as
               "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
-              because two may share a host; then job.command
-    the end   The exit code is srun's. If it is not 0, `scontrol requeue` gets the job's number
-              first, while SLURM_RESTART_COUNT (not set in the first life) is below job.requeues
+              because two jobs may share a host. Then job.command
+    the end   The script ends with srun's exit code. Before that, if the code is not 0 and
+              SLURM_RESTART_COUNT (not set in the first life) is below job.requeues, it calls
+              `scontrol requeue` with the job's number
     source    sbatch(1), srun(1), scontrol(1)
     lab       15
     """

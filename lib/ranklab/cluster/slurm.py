@@ -1,8 +1,8 @@
 """A real Slurm over Hosts: slurmctld and accounting on "ctl", a slurmd on each node (lab 15).
 
-Real are the daemons, their messages, queue and accounting. Emulated is the hardware: nodes claim
-GPUs that are none, and what Slurm waits for is set short in slurm.conf. Processes are kept
-apart by the hosts, so no cgroups are used.
+The daemons, their messages, queue and accounting are real. The hardware is emulated: nodes claim
+GPUs that they don't have, and slurm.conf sets short waits. The hosts keep processes apart, so there
+are no cgroups.
 """
 
 import os
@@ -81,10 +81,10 @@ PidFile={folder}/slurmdbd.pid
 class Slurm:
     """A cluster that takes jobs, on Hosts; it ends with them.
 
-    gpus, cpus  that each node claims
-    no_sacct    why there is no accounting; "" where there is
-    error       TimeoutError where a daemon does not begin, with the end of its log; OSError where
-                the path of the hosts' folder is too long for sockets
+    gpus, cpus  what each node claims to have
+    no_sacct    why there is no accounting; "" if there is
+    error       TimeoutError if a daemon does not start, with the end of its log; OSError if the
+                path of the hosts' folder is too long for sockets
     """
 
     def __init__(self, hosts, gpus=2, cpus=2):
@@ -134,7 +134,7 @@ class Slurm:
             return self.hosts.popen(host, argv, stdout=out, stderr=out, env=self.environment)
 
     def start_node(self, name):
-        """The host has a slurmd. It wants a folder of cgroups, but puts nothing there for us."""
+        """Starts a slurmd on the host. It needs a folder of cgroups, but puts nothing there."""
         self._daemon(name, "sh", "-c", f"mount -t tmpfs none /sys/fs/cgroup && "
                      f"exec slurmd -D -N {name}", name=f"slurmd.{name}")
 
@@ -171,7 +171,7 @@ class Slurm:
     # --- jobs and nodes ---------------------------------------------------------------------------
 
     def submit(self, path, *arguments, options=(), **environment):
-        """The job's number: sbatch `options` path `arguments`, with variables besides."""
+        """Runs sbatch `options` path `arguments`, with more variables; returns the job's number."""
         said = self.hosts.run(CONTROLLER, ["sbatch", "--parsable", *options, path, *arguments],
                               env=self.environment | environment)
         return int(said.split(";")[0])
@@ -184,14 +184,14 @@ class Slurm:
         return self.show(job)["JobState"]
 
     def nodes_of(self, job):
-        """Names of the nodes on which it runs; the first one runs its script."""
+        """Names of the nodes on which the job runs; the first one runs its script."""
         nodes = self.show(job)["NodeList"]
         return self._run("scontrol", "show", "hostnames", nodes).split()
 
     def wait_for(self, job, state, limit, log=None):
         """The job is in this state; returns what `show` says.
 
-        error  TimeoutError after `limit` seconds; RuntimeError where it ends otherwise; both with
+        error  TimeoutError after `limit` seconds; RuntimeError if it ends otherwise; both with
                the end of the file `log`
         """
         def reached():
@@ -204,11 +204,11 @@ class Slurm:
         return until(reached, limit, f"job {job} {state}", log or self.folder / "slurmctld.log")
 
     def node_state(self, name):
-        """"idle", "mix", "alloc", "down*": the star is of a node that does not answer."""
+        """"idle", "mix", "alloc", "down*": the star means that the node does not answer."""
         return self._run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).strip()
 
     def why_down(self, name):
-        """In Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "" where it is not."""
+        """In Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "" if it is not down."""
         said = self._run("scontrol", "-o", "show", "node", name)
         return "".join(re.findall(r" Reason=(.*?\])", said))
 
@@ -225,12 +225,12 @@ class Slurm:
 
 
 def new_device(path):
-    """Slurm wants devices for GPUs: these are like /dev/null."""
+    """Slurm needs devices for GPUs: these are like /dev/null."""
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
 
 
 def missing():
-    """Why there can be no Slurm here, as a sentence; "" where there can."""
+    """Why there can be no Slurm here, as a sentence; "" if there can."""
     absent = [name for name in DAEMONS if not shutil.which(name)]
     if absent:
         return f"needs Slurm: {', '.join(absent)} (apt install slurm-wlm munge)"

@@ -25,16 +25,17 @@ class Load:
     link        bytes/s of a node's card to the storage, each way
     checkpoint  bytes of weights and optimizer, each number once
     interval    seconds of work between two checkpoints
-    copies      ranks that hold the same numbers: 1 with FSDP or ZeRO-3, else data-parallel ranks
-    sharded     each rank writes 1/ranks of the checkpoint, a file of its own; in a restart each
-                rank reads `copies` of these files. Not sharded: one rank writes one file; in a
-                restart each node opens it and reads all of it
-    background  checkpoints are written while the job works on; else the job waits for them
-    data        bytes/s of training data that the working job reads, all nodes together, alike
+    copies      how many ranks hold the same numbers: 1 with FSDP or ZeRO-3, otherwise the number of
+                data-parallel ranks
+    sharded     each rank writes 1/ranks of the checkpoint into a file of its own; in a restart each
+                rank reads `copies` of these files. If not sharded, one rank writes one file, and in
+                a restart each node opens it and reads all of it
+    background  checkpoints are written while the job works; if not, the job waits for them
+    data        bytes/s of training data that the working job reads; each node reads the same share
     """
 
     nodes: int
-    gpus: int  # of a node, one rank each
+    gpus: int  # GPUs of a node, one rank on each
     link: float
     checkpoint: float
     interval: float
@@ -50,13 +51,13 @@ class Load:
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How long a save and a restart take, and what a run without failures loses by them."""
+    """How long a save and a restart take, and what a run without failures loses."""
 
     save_seconds: float
     save_bound: str  # "link", "file system" or "metadata"
     restart_seconds: float
     restart_bound: str
-    fits: bool  # what is read and written beside the work
+    fits: bool  # whether data and background saves fit into the interval
     lost: float  # share of the time
 
     def __str__(self):
@@ -65,7 +66,7 @@ class StoragePlan:
                 + ", does not fit" * (not self.fits))
 
 
-# An example of each kind, as published. Amazon's `operations` are those of metadata, or writes.
+# An example of each kind, as published. Amazon's `operations` are of metadata, or writes.
 TECTONIC = FileSystem("Tectonic, as in Llama 3's training", 2e12, 2e12,
                       source="arXiv 2407.21783, 3.3.1: 2 TB/s sustained; peaks of 7 TB/s")
 EFS = FileSystem("NFS: Amazon EFS, elastic", 5 * GIB, 60 * GIB, 1500 * 2**20, 500_000,
@@ -81,14 +82,17 @@ SYSTEMS = TECTONIC, EFS, LUSTRE, S3
 def storage_plan(load, system):
     """The StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three, which names the bound:
-    "link"         all nodes that write or read, at once, each by load.link, at most system.client
-    "file system"  the bytes of all nodes, by its write or read
-    "metadata"     the files that are created, or opened by all ranks, by its operations
-    fits  While it works the job reads an interval's data, through links and file system as above.
-          In the background it also writes a save, after the data. Both take an interval at most
-    lost  A turn takes an interval, or what is beside the work, if that is longer; then a save,
-          unless it is in the background. Lost is the share of the turn that is not the interval
+    A save, or the read of a restart, takes as long as the slowest of three parts, which is its
+    bound:
+    "link"         all nodes that write or read do so at once, each at load.link, but at most at
+                   system.client
+    "file system"  the bytes of all nodes, at its speed of writing or reading
+    "metadata"     the files that are created, or that all ranks open, at its operations a second
+    fits  During an interval of work the job reads its data, through links and file system as above.
+          A save in the background comes after the data. True if both together fit into an interval
+    lost  A turn is an interval (or as long as data and a background save take, if that is longer),
+          and then a save that is not in the background. lost is the turn without the interval, as
+          a share of the turn
     lab   15
     """
     ranks, link = load.nodes * load.gpus, min(load.link, system.client)

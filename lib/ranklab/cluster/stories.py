@@ -1,7 +1,7 @@
-"""Series of training runs, as a Prometheus server keeps them that scrapes each 15 s.
+"""Series of training runs, as a Prometheus server keeps them that scrapes every 15 s.
 
-Counters jump, once a step; a stale mark stands where a scrape has failed, or where a process is
-gone; after a restart on other nodes the label `instance` is another.
+Counters jump, once a step. A failed scrape, or a process that is gone, leaves a stale mark. After a
+restart on other nodes the label `instance` changes.
 """
 
 import random
@@ -12,7 +12,7 @@ SCRAPE, FLOPS, PEAK = 15, 4.2e10, 989e12
 
 
 def keep(series, name, run, rank, values, node=0):
-    """The values of a rank, one a scrape; None: nothing was there, "fails": a stale mark."""
+    """The values of a rank, one for each scrape; None: there was no rank, "fails": a stale mark."""
     labels = frozenset({"__name__": name, "run": run, "rank": str(rank), "job": "train",
                         "instance": f"node{node + rank // 4}:{9400 + rank % 4}"}.items())
     points = [(SCRAPE * i, STALE if x == "fails" else float(x)) for i, x in enumerate(values)
@@ -26,7 +26,7 @@ def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=N
             moves=True):  # fmt: skip
     """Series of a run for mfu_alert_rule, added to `series`.
 
-    lives  one for each start of its processes: (minute of the start, [(until minute, MFU), ...])
+    lives  for each start of its processes: (minute of the start, [(until minute, MFU), ...])
     step   seconds of a step at an MFU of 0.4
     moves  the second life is on other nodes
     dies   minute from which the last rank is no longer scraped
@@ -54,7 +54,7 @@ def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, fails=(
     """Series of a run for straggler_rule, added to `series`: `step` seconds with 3% of noise.
 
     changes  (rank or None for all, from minute, until minute, factor; 0: it is gone)
-    fails    ranks of which each 8th scrape fails
+    fails    ranks whose every 8th scrape fails
     """
     series, draw = {} if series is None else series, random.Random(0)
     for rank in range(ranks):

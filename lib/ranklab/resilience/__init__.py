@@ -4,14 +4,14 @@
     save.py        atomic_save: a file that is the old one or the new one, whenever it is killed
     resume.py      resume_exact: all that a run must keep to go on bit for bit
     elastic.py     elastic_batch: the same batch on any number of ranks
-    straggler.py   find_straggler: the slow ranks, by the seconds of each
+    straggler.py   find_straggler: the slow ranks, from each rank's seconds
     health.py      health_check: wrong and slow ranks, slow links
     corruption.py  silent_corruption: the rank whose numbers have changed
     spike.py       loss_spike: go on, skip, or roll back
     policy.py      recovery_policy: interval, spares, shrink or wait; cluster.py simulates the job,
                    traces.py makes failures out of published rates
     neighbour.py   Neighbour: a copy of each rank's shard in another rank's memory
-    heartbeat.py   Heartbeats: ranks that have stopped are noticed
+    heartbeat.py   Heartbeats: a rank that has stopped is noticed
     peers.py       the same by torch: DCP's async_save, torch elastic
 """
 

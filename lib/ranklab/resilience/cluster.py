@@ -1,8 +1,8 @@
-"""A job on nodes that fail, simulated: what a recovery policy sees, decides and gets for it.
+"""A job on nodes that fail, simulated: what a recovery policy sees and decides, and its score.
 
-This is a simulation, event by event and without rounding to steps. Failures come from a trace.
+The simulation goes from event to event, without rounding to steps. Failures come from a trace.
 Left out: saves beside the work, failures of the storage, a node that is swapped before it fails.
-How long a repair takes is known when it begins.
+The length of a repair is known when it begins.
 """
 
 import heapq
@@ -15,13 +15,14 @@ from typing import NamedTuple
 class Job:
     """What is known of a job and its cluster before it starts; the means are stated, not promised.
 
-    nodes         of the whole job
+    nodes         number of nodes of the whole job
     replica       nodes that hold one copy of the model: the job runs on a multiple of it
     mean_seconds  between failures of these `nodes`
-    restart_seconds, reshard_seconds  each start takes the first; the second comes on top where
-                  the number of nodes is another than at the last start
-    reboot_seconds, repair_seconds, broken  a failed node is away for the first on average; a
-                  `broken` share of them for the second
+    restart_seconds  of each start
+    reshard_seconds  come on top if the number of nodes has changed since the last start
+    reboot_seconds   a failed node is away this long on average
+    repair_seconds   or this long on average, if it is really broken
+    broken           share of the failed nodes that are really broken
     """
 
     nodes: int
@@ -36,7 +37,7 @@ class Job:
 
     @property
     def most_spares(self):
-        """Spares that can be had."""
+        """How many spares you can get."""
         return self.nodes // 8
 
 
@@ -56,10 +57,10 @@ class State:
               of the warnings are false) or "back" (a node was repaired)
     up        nodes that could run, spares among them
     running   nodes on which the job runs or restarts; 0: it stands, and its unsaved work is lost
-    last      nodes of the last start; before the first one all
+    last      nodes of the last start; before the first start, all nodes
     unsaved   seconds of work since the last checkpoint
-    ahead     seconds of a restart or a checkpoint that are left before it works
-    failures  seconds at which nodes have failed so far, the last one last
+    ahead     seconds of a restart or a checkpoint that are left before the job works again
+    failures  seconds at which nodes have failed so far, in order
     back      seconds until each broken node is back, the soonest first
     """
 
@@ -79,10 +80,10 @@ class Decision(NamedTuple):
     """What a policy wants until the next event.
 
     nodes     to run on: a multiple of job.replica, at most job.nodes and state.up; 0: stand and
-              wait. Where the job runs on another number, it saves first, then restarts
+              wait. If this changes the number of nodes, the job first saves, then restarts
     interval  seconds of work between two checkpoints
-    spares    nodes that are held and paid for besides job.nodes, in the whole run; the answer to
-              "start" counts, others are not looked at
+    spares    nodes that are held and paid for besides job.nodes, during the whole run; only the
+              answer to "start" counts
     save      begin a checkpoint now
     """
 
@@ -107,7 +108,7 @@ class _Run:
         self.ahead = []  # [is it a checkpoint?, seconds left] of what comes before more work
 
     def advance(self, seconds):
-        """So much time has gone by, without any event."""
+        """Lets the seconds go by, without any event."""
         while seconds > 0 and (self.ahead or self.running):
             if self.ahead:
                 is_save, left = self.ahead[0]
@@ -136,9 +137,9 @@ class _Run:
             self.running, self.ahead, self.unsaved, self.since = 0, [], 0.0, 0.0
 
     def obey(self, decision):
-        """The job does as it was decided.
+        """The job does what was decided.
 
-        error  BadDecision where that can't be
+        error  BadDecision if that is impossible
         """
         job, nodes = self.job, decision.nodes
         if not 0 <= nodes <= min(job.nodes, len(self.up)) or nodes % job.replica:
@@ -161,10 +162,10 @@ class _Run:
 
 
 def run_policy(policy, job, trace, seconds):
-    """The score of a policy: useful work, in node-seconds, for each node-second that is paid.
+    """The score of a policy: useful work, in node-seconds, for each node-second that is paid for.
 
-    policy  State -> Decision, asked at the start and at each event
-    trace   [Event] in the order of time
+    policy  State -> Decision, called at the start and at each event
+    trace   [Event] in order of time
     error   BadDecision
     """
     seen, down = (), []

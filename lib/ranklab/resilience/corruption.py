@@ -1,6 +1,6 @@
 """Silent corruption: a rank computes or keeps wrong numbers, and nothing says so.
 
-6 of the 419 unexpected interruptions of Llama 3's training were found to be that (arXiv 2407.21783,
+6 of the 419 unexpected interruptions of Llama 3's training were of this kind (arXiv 2407.21783,
 table 5). Meta found hundreds of such CPUs among hundreds of thousands of machines (arXiv
 2102.11245), Google a few such cores per several thousand machines (Hochschild et al., Cores that
 don't count, HotOS 2021). Replicas help: their bits must be equal, and the majority is right.
@@ -16,10 +16,11 @@ from ranklab.engine import device
 
 
 def silent_corruption(parameters, group=None):
-    """{name: [rank, ...]} of the parameters whose bits are not alike on all ranks; {} if all are.
+    """{name: [rank, ...]} of the parameters whose bits are not equal on all ranks; {} if all are.
 
-    The ranks are those that differ from more than half of them; [] where no more than half are
-    alike, as with two ranks: then nobody knows which is right. The same on every rank.
+    The list names the ranks that differ from the majority. If no more than half of the ranks are
+    equal, as when two ranks differ, it is []: nobody knows which one is right. The result is the
+    same on every rank.
     parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
                 with NaN, strided or empty
     cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
@@ -43,12 +44,12 @@ def silent_corruption(parameters, group=None):
 
 
 def recompute_step(gradients_of, batch, src=0, group=None):
-    """All ranks have computed the gradients of rank src's `batch`; returns silent_corruption of
-    them: the rank that computes wrong is named, although its weights may still be right.
+    """All ranks compute the gradients of rank src's `batch`; returns silent_corruption of these, so
+    a rank that computes wrong numbers is named even if its weights are still right.
 
     gradients_of  batch -> {name: tensor}; without random numbers, on one kind of machine
     cost          one broadcast of the batch, one forward and backward
     """
-    batch = batch.clone()  # all ranks need one of the same shape; theirs is not changed
+    batch = batch.clone()  # of the same shape on all ranks; the caller's batch is not changed
     dist.broadcast(batch, group=group, group_src=src)
     return silent_corruption(gradients_of(batch), group)

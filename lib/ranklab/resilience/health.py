@@ -1,6 +1,7 @@
-"""A health check before a run, or after a failure: wrong ranks, slow ranks and slow links by name.
+"""A health check before a run or after a failure: wrong ranks, slow ranks and slow links.
 
-Probe measures one rank and one link; health_check says who measures what when, and what it means.
+Probe measures one rank and one link; health_check decides which rank measures what and when, and
+what the results mean.
 The product is checked by its sums of rows, as in Huang and Abraham, Algorithm-Based Fault Tolerance
 for Matrix Operations (IEEE Transactions on Computers, 1984).
 """
@@ -19,7 +20,7 @@ class Health(NamedTuple):
 
     wrong: list  # ranks whose product or memory is not right
     slow: list  # ranks whose product is slow, or both of their links
-    links: list  # [(rank, the next one), ...]: slow links that are not those of a slow rank
+    links: list  # [(rank, the next one), ...]: slow links, without the links of slow ranks
 
 
 class Probe:
@@ -47,7 +48,7 @@ class Probe:
         return is_right and torch.equal(room.copy_(places), places)
 
     def message(self, partner, group=None):
-        """Seconds to exchange nbytes with `partner`, who calls this too; the shortest of some."""
+        """Seconds to exchange nbytes with `partner`, which calls this too; the shortest of some."""
         out = torch.ones(self.nbytes, dtype=torch.uint8, device=device())
         into = torch.empty_like(out)
 
@@ -76,12 +77,14 @@ class Probe:
 def health_check(probe, group=None, slow=3.0):
     """Health of all ranks and of the links of their ring, the same on every rank.
 
-    probe  a Probe, or what has its three methods: product() -> (right?, seconds), memory() ->
-           right?, message(partner, group) -> seconds, on both ranks of the link
-    slow   how many times as long as the fastest rank's product, or the fastest link's message
+    probe  a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
+           right?, message(partner, group) -> seconds, which both ranks of a link call
+    slow   a product is slow if it takes more than this many times as long as the fastest rank's,
+           and a message if it takes more than this many times as long as the fastest link's
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    cost   product and memory once a rank, a message for each link, at most 3 after one another
-           however many ranks: a rank talks to one at a time. Then one all-gather of 4 numbers
+    cost   product and memory once on each rank, and one message for each link. A rank talks to one
+           other at a time, and at most 3 messages follow each other, however many ranks there are.
+           Then one all-gather of 4 numbers
     lab    14
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -90,8 +93,8 @@ def health_check(probe, group=None, slow=3.0):
     seconds = {rank: 0.0}
     n_links = R if R > 2 else R - 1
     mine = [link for link in (rank, before) if link < n_links]  # link i: from rank i to the next
-    # Even links, then odd ones: no rank waits for one that waits. In an odd ring link 0 and the
-    # last one are both even: they follow each other on rank 0.
+    # Even links, then odd ones, so that no rank waits for a rank that waits. In an odd ring link 0
+    # and the last one are both even: they follow each other on rank 0.
     for link in sorted(mine, key=lambda link: link % 2):
         partner = after if link == rank else before
         seconds[partner] = probe.message(partner, group)

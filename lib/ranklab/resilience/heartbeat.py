@@ -1,6 +1,6 @@
-"""Heartbeats: ranks note each step in a file that they share; ranks that note none are ended.
+"""Heartbeats: ranks write each step into a file that they share; silent ranks are ended.
 
-nvidia-resiliency-ext's ft_launcher and torchft's lighthouse do it over sockets (labs/jobs/).
+nvidia-resiliency-ext's ft_launcher and torchft's lighthouse do this over sockets (labs/jobs/).
 """
 
 import contextlib
@@ -21,9 +21,9 @@ STOPPED = 1.0  # seconds without a beat after which a stopped process is ended: 
 class Heartbeats:
     """Numbers in the file `path`: a row for each rank, a column for each step.
 
-    times  when the rank had done the step, by time.monotonic(); 0: it has not
-    work   seconds that it worked for the step, without waiting for others
-    saves  seconds of the save after the step; -inf: it was refused
+    times  when the rank had done the step, by time.monotonic(); 0: it has not done it
+    work   seconds of work for the step, without waiting for others
+    saves  seconds of the save after the step; -inf: the save was refused
     """
 
     def __init__(self, path, ranks, steps, mode="r+"):
@@ -31,7 +31,7 @@ class Heartbeats:
         self.times, self.work, self.saves, self.pids = numbers
 
     def begin(self, rank, step):
-        """The rank is up, and has done `step` steps before."""
+        """The rank is up, and has already done `step` steps."""
         self.pids[rank, 0], self.times[rank, step] = os.getpid(), time.monotonic()
 
     def beat(self, rank, step, seconds):
@@ -39,8 +39,8 @@ class Heartbeats:
         self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
 
     def silent(self, limit):
-        """Processes to end. None while ranks start, or where one has beaten in the last second;
-        then those that a SIGSTOP has stopped; after `limit` seconds without a beat all.
+        """Processes to end. None while ranks start, or if a rank has beaten in the last second.
+        After that, those that a SIGSTOP has stopped; after `limit` seconds without a beat, all.
         """
         latest = self.times.max(axis=1)
         seconds = time.monotonic() - latest.max()
@@ -51,7 +51,7 @@ class Heartbeats:
 
 
 def is_stopped(pid):
-    """True where a SIGSTOP has come to the process; False without Linux's /proc."""
+    """True if a SIGSTOP has stopped the process; False without Linux's /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
@@ -59,7 +59,7 @@ def is_stopped(pid):
 
 @contextlib.contextmanager
 def watched(beats, limit):
-    """In the block ranks that do not beat for `limit` seconds, times patience(), are killed."""
+    """In the block, ranks that do not beat for `limit` seconds, times patience(), are killed."""
     over = threading.Event()
 
     def watch():

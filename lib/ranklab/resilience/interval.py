@@ -1,4 +1,4 @@
-"""How often is a checkpoint worth its time, and what share of the time is then useful work?"""
+"""How often to save a checkpoint, and what share of the time is then useful work."""
 
 import math
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """The seconds of work between two checkpoints with which the least time is lost.
+    """Returns the seconds of work between two checkpoints that lose the least time.
 
-    checkpoint_seconds  for which the job stands still while it saves
-    mean_seconds        between failures, which come at random: whatever the job does, and however
-                        long ago the last one was
-    error  ValueError where one of them is not above 0
+    checkpoint_seconds  the job stands still this long while it saves
+    mean_seconds        mean time between failures, which come at random, whatever the job does and
+                        however long ago the last one was
+    error  ValueError if one of them is not above 0
     source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-           17 (1974). At most 2% off the best where a checkpoint takes up to M, or 3 M and more
+           17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
     lab    14
     """
     if min(checkpoint_seconds, mean_seconds) <= 0:
@@ -27,13 +27,13 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
 
 
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """The expected share of the time that is useful work, in a run that is long.
+    """The expected share of the time that is useful work, in a long run.
 
-    Failures come at random, also while the job saves or restarts. What was done since the last
-    whole checkpoint is lost, and each failure costs a restart. Exact, and 0.0 where it is too
-    small for a float: then nothing ever gets done.
+    Failures come at random, also while the job saves or restarts. The work since the last whole
+    checkpoint is lost, and each failure costs a restart. The result is exact. It is 0.0 if the
+    share is too small for a float, because then the run never gets anything done.
     interval  seconds of work between two checkpoints
-    error  ValueError where interval or mean_seconds is not above 0
+    error  ValueError if interval or mean_seconds is not above 0
     source Daly, FGCS 22 (2006), the complete cost function
     lab    14
     """
@@ -47,7 +47,7 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
 
 
 def simulate(interval, checkpoint_seconds, gaps, restart_seconds):
-    """The share of the time that is useful work where failures come after these gaps.
+    """The share of the time that is useful work if failures come after these gaps.
 
     A simulation, failure by failure: each gap begins with a restart, then whole rounds of work and
     checkpoint fit in it, and the rest is lost. A restart that is cut short is a gap without work.

@@ -1,7 +1,7 @@
-"""A neighbour keeps a copy of each rank's shard in its memory: a dead rank's state without a disk.
+"""A neighbour keeps a copy of each rank's shard in memory, so a dead rank's state needs no disk.
 
-As Gemini does it (SOSP 2023), in its simplest form: one copy, on the next node of a ring. Left out:
-the copy goes out in one piece after a step, and not in parts while the network is idle.
+Gemini does this (SOSP 2023). Here is its simplest form: one copy, on the next node of a ring. A
+simplification: the copy goes out in one piece after a step, not in parts while the network is idle.
 """
 
 import torch
@@ -11,11 +11,12 @@ from ranklab.engine import device
 
 
 class Neighbour:
-    """This rank's own snapshot, and the copy of the shard of the rank before it, in CPU memory.
+    """This rank's own snapshot and a copy of the previous rank's shard, in CPU memory.
 
-    distance  the copy is `distance` ranks away: the ranks of a node, so that it is on another one
-    Two generations are kept: when a rank dies in the middle of keep(), some ranks have the new one
-    and others do not, and the last one that all have is whole.
+    distance  the copy is `distance` ranks away; take the ranks of a node, so that the copy is on
+              another node
+    Two generations are kept. If a rank dies in the middle of keep(), some ranks have the new one
+    and others do not, but the last one that all ranks have is whole.
     """
 
     def __init__(self, distance=1):
@@ -23,10 +24,10 @@ class Neighbour:
         self.kept = {}  # {step: (own bytes, bytes of the rank before)}, two at most
 
     def keep(self, step, shard, group=None):
-        """Every rank's state at `step` is in two memories; call it each k steps, on all ranks.
+        """Every rank's state at `step` is in two memories; call this every k steps, on all ranks.
 
-        shard  [tensor]: all that this rank alone has, in the same order at each call. Ranks may
-               have shards of different sizes
+        shard  [tensor]: all that only this rank has, in the same order at each call. Shards may
+               differ in size between ranks
         cost   the bytes of the shard and 8 more, in two messages
         """
         own = as_bytes(shard).to(device())
@@ -39,12 +40,12 @@ class Neighbour:
             del self.kept[old]
 
     def recover(self, shard, group=None):
-        """The step at which all ranks stand again: each tensor of `shard` has what it had there.
+        """Puts all ranks back to one step, which is returned: each tensor of `shard` is as it was.
 
-        Called by all ranks of the new group, those in the place of dead ones among them: these
-        have kept nothing, and their tensors are new, in the same shapes.
+        All ranks of the new group call this, also the new processes in the place of dead ones.
+        A new process has kept nothing, and its tensors are new, with the same shapes.
         cost   each rank gathers 16 bytes of all others; a dead rank's neighbour sends its shard
-        error  RuntimeError, on every rank, where the holder of a dead rank's copy is dead, too
+        error  RuntimeError, on every rank, if the holder of a dead rank's copy is dead, too
         """
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         steps = torch.tensor((sorted(self.kept) + [-1, -1])[:2], device=device())
@@ -73,7 +74,7 @@ class Neighbour:
         return step
 
     def _shift(self, x, into, group):
-        """`into` has the `x` of the rank that is `distance` before; all ranks shift at once."""
+        """`into` holds the `x` of the rank `distance` before this one; all ranks send at once."""
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if self.distance % size == 0:
             raise ValueError(f"distance={self.distance} on {size} ranks: that is the rank itself")
@@ -97,5 +98,5 @@ def _unpack_bytes(flat, tensors):
 
 
 def lost_together(nodes):
-    """The chance that two dead nodes, of so many in a ring, leave a shard without any copy."""
+    """The chance that two dead nodes, in a ring of `nodes`, leave a shard without any copy."""
     return min(1.0, 2 / (nodes - 1))

@@ -1,9 +1,9 @@
 """The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
 
     async_beside_sync  what happens between the call of a save and the end of its write, in order
-    train              on each rank, from the last save on; one may die
-    elastic_losses     that under torchrun, which starts ranks again that died
-    main               a rank of that: python -m ranklab.resilience.peers FOLDER STEPS
+    train              trains on each rank, from the last save on; a rank may die
+    elastic_losses     runs train under torchrun, which starts dead ranks again
+    main               a rank of it: python -m ranklab.resilience.peers FOLDER STEPS
 
 torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
 """
@@ -59,9 +59,9 @@ def async_beside_sync(folder, steps=3, group=None):
     "as at the call": whether async_save has written what there was when it was called}.
 
     An event is "called", "step", "written" or "returned". To make their order certain, async_save's
-    write waits until `steps` steps are done; save() could only wait for ever. FSDP2 shards a model
-    and AdamW over the ranks of `group`; async_save talks in a group of its own, since its thread's
-    collectives would meet those of the steps.
+    write waits until `steps` steps are done; save() would wait forever. FSDP2 shards a model and
+    AdamW over the ranks of `group`. async_save has a group of its own, because its thread's
+    collectives would mix with those of the steps.
     """
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
@@ -120,7 +120,7 @@ def saved_by(way, writer, state, group, work):
 
 
 def local(x):
-    """What this rank has of a DTensor."""
+    """This rank's part of a DTensor."""
     return (x.to_local() if hasattr(x, "to_local") else x).detach()
 
 
@@ -133,9 +133,9 @@ def tensors(tree):
 # --- torch elastic --------------------------------------------------------------------------------
 
 def elastic_losses(folder, steps=10, ranks=2):
-    """What train() returns on rank 0, by torchrun; rank 1 kills itself by SIGKILL, once.
+    """What train() returns on rank 0 under torchrun; rank 1 kills itself by SIGKILL, once.
 
-    Without the switch the ranks of the second start read the addresses of the dead ones in the
+    Without the switch, the ranks of the second start read the addresses of the dead ones in the
     agent's store, and cannot connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
@@ -148,7 +148,7 @@ def train(folder, steps=10, fault=None, group=None):
     """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
     step, "began": steps that were done when this start began, "restarts": by torchrun}.
 
-    fault  a signal that rank 1 sends to itself, once
+    fault  a signal that rank 1 sends itself, once
     """
     Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")

@@ -8,15 +8,15 @@ from ranklab.resilience.interval import optimal_interval
 
 
 def recovery_policy(state):
-    """The Decision that a job takes when something has happened: see State and Decision.
+    """What the job does after an event: see State and Decision.
 
-    Asked at the start and at each event; keeps nothing between calls. Its score, by run_policy, is
-    the useful work for each node-second that is paid. The check wants `reach` of an oracle's score
-    in each of REGIMES, on other traces than the lab's.
+    It is called at the start and at each event, and keeps nothing between calls. Its score, by
+    run_policy, is the useful work for each node-second that is paid for. The check wants a share
+    of an oracle's score: the `reach` of each of REGIMES, on other traces than the lab's.
     lab    14
     """
     job, now = state.job, state.running
-    # The stated mean counts as one failure that came at that rate; the last eight say more.
+    # The stated mean counts as one failure at that rate; the last eight real failures say more.
     recent = state.failures[-8:]
     since = state.now - (recent[0] if len(state.failures) > 8 else 0)
     mean = (job.mean_seconds + since) / (1 + len(recent))
@@ -38,7 +38,7 @@ def recovery_policy(state):
             done = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
             best = max(best, (done, nodes))
 
-    def idle(spares):  # the share of what is paid that idles; as many nodes are away by Poisson
+    def idle(spares):  # the share of the bill that idles; the nodes away are a Poisson number
         away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
         away, lost = away / job.mean_seconds, spares
         chance = math.exp(-away)
@@ -58,21 +58,21 @@ def recovery_policy(state):
 # --- beside it ------------------------------------------------------------------------------------
 
 def daly_policy(state):
-    """Daly's interval for the stated mean, no spares; waits until all nodes are there."""
+    """Daly's interval for the stated mean, no spares; waits until all nodes are back."""
     job = state.job
     nodes = job.nodes if state.up >= job.nodes else 0
     return Decision(nodes, optimal_interval(job.checkpoint_seconds, job.mean_seconds))
 
 
 def with_librarys(policy, part):
-    """The policy, with one part of each Decision as recovery_policy decides it."""
+    """The policy, but with one part of each Decision from recovery_policy."""
     return lambda state: policy(state)._replace(**{part: getattr(recovery_policy(state), part)})
 
 
 def oracle(job, trace, seconds):
     """(score, spares) of a policy that knows the trace: the best number of spares, one checkpoint
     just before each failure, and of all ways to start, wait or grow the one that does most work
-    until then. (A strong rival; that nothing is better is not proved.)
+    until that failure. (A strong rival, but we have not proved that nothing is better.)
     """
     counts = sorted({round(job.most_spares * k**2 / 100) for k in range(11)})
     return max((run_policy(_knowing(job, trace, spares, seconds), job, trace, seconds), spares)
@@ -80,7 +80,7 @@ def oracle(job, trace, seconds):
 
 
 def _knowing(job, trace, spares, seconds):
-    """The oracle's policy with so many spares."""
+    """The oracle's policy with this many spares."""
     ends = [each.seconds for each in trace if each.away is not None
             and each.node < job.nodes + spares] + [seconds, math.inf]
 

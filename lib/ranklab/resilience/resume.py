@@ -1,7 +1,7 @@
-"""Resume: a run that was stopped goes on bit for bit, as if it never had been.
+"""Resume: a run that was stopped goes on bit for bit, as if it had never stopped.
 
-checkpoint/ does this for the course's trainer, on many ranks. Here each thing that moves on in a
-training stands openly, in one process. Random numbers of torch by baseline.checkpointing.
+checkpoint/ does this for the course's trainer, on many ranks. Here you can see each thing that
+changes in a training, in one process. baseline.checkpointing saves torch's random numbers.
 """
 
 import copy
@@ -21,7 +21,7 @@ class Loader:
     def __init__(self, samples, batch, seed=0):
         self.samples, self.batch = samples, batch
         self.generator = torch.Generator().manual_seed(seed)
-        self.order, self.position = [], 0  # of this epoch: all positions; how many are over
+        self.order, self.position = [], 0  # of this epoch; how many positions are used up
 
     def next(self):
         """The next positions; those that are left at the end of an epoch are a small batch."""
@@ -33,11 +33,11 @@ class Loader:
 
 
 class Run:
-    """A small training of a classifier, with all that real ones have.
+    """A small classifier in training, with all the state that a real run has.
 
     images (N, P) float32, labels (N,); `seed` sets the random numbers of all three libraries.
-    What moves on from step to step: model, optimizer, scheduler, loader, steps_done, and random
-    numbers: python's jitter the brightness, numpy's are noise, torch's drop activations.
+    These change from step to step: model, optimizer, scheduler, loader, steps_done, and random
+    numbers (Python's change the brightness, NumPy's are noise, torch's drop activations).
     """
 
     def __init__(self, images, labels, batch=16, seed=0):
@@ -69,12 +69,12 @@ class Run:
 
 
 def resume_exact(run, saved=None):
-    """Without `saved`: returns all that must be kept of this moment of the Run; nothing is changed.
-    With `saved`, what it returned: the run stands at that moment again, and its next steps are
-    bit-equal to those that followed then; also in a fresh process.
+    """Without `saved`, returns all that the Run needs to go on from this moment; changes nothing.
+    With `saved`, which an earlier call returned, puts the run back to that moment: its next steps
+    are bit-equal to the steps that followed it, also in a fresh process.
 
     What is returned can be pickled, and later steps do not change it. A run can be put back to it
-    any number of times. Run and Loader are given: look there what moves on.
+    any number of times. Run and Loader are given: look there for all that changes in a step.
     lab    14
     """
     parts, loader = (run.model, run.optimizer, run.scheduler), run.loader

@@ -13,18 +13,19 @@ import torch
 def atomic_save(state, path):
     """The file at `path` holds `state`, for torch.load; at any moment it is the old one or the new.
 
-    Also when the process is killed in the middle, or when the power fails: the bytes are on the
-    disk (os.fsync) before the name is changed, and then the name is, too (os.fsync of the folder).
-    It is written in the folder of `path`, for another may be another disk. After a save nothing
-    else is left there, not even of a save that was killed before, and no file is open.
-    One process at a time saves to a path; others save to other paths of the same folder meanwhile.
+    This holds when the process is killed in the middle, and when the power fails: the bytes are on
+    the disk (os.fsync) before the name changes, and then the new name is, too (os.fsync of the
+    folder). Write in the folder of `path`, because another folder may be on another disk. After a
+    save nothing else is left there, not even the rest of an earlier save that was killed, and no
+    file is open.
+    One process at a time saves to a path. Others may save to other paths of the same folder.
     path   a str or a Path, also "name.pt" alone
-    error  a full disk, a state that can't be pickled: raised, and the folder is as it was
+    error  a full disk, a state that can't be pickled: it is raised, and the folder is as it was
     lab    14
     """
     path = Path(path)
-    # In the same folder: a rename to another file system would copy. The same name each time: the
-    # next save writes over what a killed one has left.
+    # In the same folder, because a rename can't reach another file system. The same name each time,
+    # so that the next save writes over what a killed one has left.
     part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as file:

@@ -10,17 +10,16 @@ import statistics
 
 
 def loss_spike(losses, window=64, limit=6.0, patience=3):
-    """"go on", "skip" or "roll back": what to do with the step whose loss is losses[-1], before its
-    update.
+    """Returns what to do with the step whose loss is losses[-1], before its update.
 
-    "go on"      it is finite, and not far above the losses of the `window` steps before
-    "skip"       else: leave this batch out
-    "roll back"  it is the last of `patience` such losses, one after the other: skipping did not
-                 help; go back to a checkpoint before them, and leave their batches out
-    Far above: by more than `limit` times their usual spread, a standard deviation where there are
-    no spikes. Losses that fall are no spike, nor are low ones. Earlier spikes and losses that are
-    not finite do not hide a new spike. A rise of 1% is none, however calm the losses were. Of the
-    first 20 losses each finite one is good: they fall steeply.
+    "go on"      if the loss is finite, and not far above the losses of the `window` steps before
+    "skip"       if not: leave this batch out
+    "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
+                 back to a checkpoint before them, and leave their batches out
+    "Far above" means by more than `limit` times their usual spread, which is a standard deviation
+    if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
+    that are not finite, do not hide a new spike. A rise of 1% is no spike, however calm the losses
+    were. Among the first 20 losses each finite one is good, because they fall steeply.
     losses  a list of floats, not changed
     lab     14
     """

@@ -1,21 +1,21 @@
 """A straggler: all ranks wait for the slowest one, in each step.
 
-The seconds are those until a rank reaches the collective. After it all ranks have the same time:
-the fast ones have waited in it.
+The seconds are measured until a rank reaches the collective. After it the times of all ranks are
+equal, because the fast ones have waited in it.
 """
 
 import torch
 
 
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """The ranks that are slow now, the slowest first; [] where there is none.
+    """The ranks that are slow now, the slowest first; [] if there is none.
 
-    A rank is slow where it takes more than `threshold` times as long as the ranks of the same step
-    usually do, in most of the last `recent` steps. So noise is no alarm, nor a pause now and then
-    (garbage collection, a checkpoint), nor a step in which all are slow. At most half of the ranks
-    are slow; two of two differ by more than `threshold`.
+    A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
+    the same step, in most of the last `recent` steps. So there is no alarm for noise, for a pause
+    now and then (garbage collection, a checkpoint), or for a step in which all ranks are slow. At
+    most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
     seconds  (steps, ranks): until the rank reached the collective of the step; not changed
-    error    ValueError where it is not of two dimensions, or is empty
+    error    ValueError if it does not have two dimensions, or is empty
     lab      14
     """
     if seconds.dim() != 2 or not seconds.numel():

@@ -1,4 +1,4 @@
-"""Traces of failures, made at random out of published rates: policies are tried on them."""
+"""Traces of failures, drawn at random from published rates, to try policies on."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 class Regime(NamedTuple):
-    """A job, and how its cluster really behaves: what a policy is not told.
+    """A job, and how its cluster really behaves, which a policy is not told.
 
-    reach   the part of an oracle's score that the check wants
-    rate    times as many failures as are stated
+    reach   the share of an oracle's score that the check wants
+    rate    how many times as many failures come as stated
     burst   (days from one burst to the next, days that it lasts, times as many failures)
     """
 
@@ -26,7 +26,7 @@ class Regime(NamedTuple):
 
 GPU_HOURS = 54 * 24 * 16384 / 419  # of a GPU for each unexpected interruption; Llama 3, table 5
 OPT_HOURS = 12 * 124  # of a node for each machine that is lost; OPT-175B: 124 nodes, 2 a day
-# Nodes have 8 GPUs. The rates that are stated are those two; all else is assumed.
+# Nodes have 8 GPUs. These two rates are published; everything else is assumed.
 REGIMES = {
     "rare failures": Regime(Job(16, 8, GPU_HOURS / 128 * HOUR, 600, 600, 300, 1200, DAY, 0.5),
                             240, 0.94),
@@ -46,7 +46,7 @@ REGIMES = {
 def make_trace(regime, seed=0):
     """[Event] of a regime: failures at random, on any node that is up, and warnings.
 
-    One failure of five has a warning, 2 to 20 minutes before; as many warnings are false.
+    One failure in five has a warning, 2 to 20 minutes before; half of all warnings are false.
     """
     job, days, _, rate, (every, lasts, times) = regime
     random, events, until = np.random.default_rng(seed), [], {}

@@ -10,7 +10,7 @@ WRONG = [
            says='is for storage: `use` is not "jobs"', called="storage_and_management"),
     mutant(nccl_environment, "for name, each in usable[0].items() if all(name in node for node in "
            "usable)]", "for name, each in usable[0].items()]", says="a port is down.*mlx5_3:1.*"
-           "what one node uses all must have", called="one_node"),
+           "all nodes must have what one node uses", called="one_node"),
     mutant(nccl_environment, '"=" + ",".join(port.label', '",".join(port.label',
            says="A name is a prefix: mlx5_1 also begins mlx5_10", called="prefixes"),
     mutant(nccl_environment, "max(by_link.values(), key=lambda ports: sum(port.gbit for port in "

@@ -8,12 +8,12 @@ BACK = "        part.load_state_dict(state)\n"
 
 WRONG = [mutant(resume_exact, *edits, says=says, called=called) for *edits, says, called in (
     ("parts, loader = (run.model, run.optimizer, run.scheduler)", "parts, loader = (run.model, "
-     "run.optimizer)", "scheduler's step is another one", "no_scheduler"),
+     "run.optimizer)", "scheduler's step: another value", "no_scheduler"),
     ("parts, loader = (run.model, run.optimizer, run.scheduler)", "parts, loader = (run.model, "
      "run.scheduler)", "what AdamW remembers", "no_optimizer"),
     ("parts, loader = (run.model, run.optimizer, run.scheduler)", "parts, loader = (run.optimizer, "
-     "run.scheduler)", "the weights is another one|the weights", "no_model"),
-    ("    run.steps_done = saved[\"steps_done\"]\n", "", "steps_done is another one", "no_steps"),
+     "run.scheduler)", "the weights: another value", "no_model"),
+    ("    run.steps_done = saved[\"steps_done\"]\n", "", "steps_done: another value", "no_steps"),
     ("    loader.generator.set_state(drawn)\n", "", "the loader's generator", "no_generator"),
     ("loader.order, loader.position, drawn = saved", "loader.order, _, drawn = saved",
      "the loader's position", "no_position"),

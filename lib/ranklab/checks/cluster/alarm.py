@@ -13,17 +13,17 @@ from ranklab.cluster.alarm import LEAST, LEAST_NEW, score, sick_rank_alarm
 from ranklab.cluster.recordings import HEALTHY, SECONDS, SICK, recordings
 
 SEEDS, MOST_FALSE = range(9001, 9004), 1
-MISSED = {"hot GPU": "Its clock falls, beside the other GPUs' clocks; its steps get longer.",
+MISSED = {"hot GPU": "Its clock falls below the other GPUs' clocks, and its steps get longer.",
           "bad link": "It shows in a counter of its own, and in no rank's time.",
           "dying memory": "It shows in a counter alone, until the GPU is lost.",
-          "slow loader": "A whole host is slower than before, so half of a small run may be.",
-          "slow host CPU": "8% are enough: beside the other ranks, and beside its own past."}
+          "slow loader": "A whole host is slower than before, which may be half of a small run.",
+          "slow host CPU": "8% are enough, against the other ranks and against its own past."}
 FALSE = {"calm": "Noise and pauses: decide by several scrapes, not by one.",
          "imbalance": "Compare a rank with its own past, too.",
-         "slow start": "It gets better: decide by what gets worse.",
+         "slow start": "It gets better, so alarm only if something gets worse.",
          "neighbours": "Single long steps pass: wait until most scrapes of some minutes are long.",
          "warm rack": "Warm is not sick: what does the heat do to the clock?",
-         "ECC once": "They do not go on: in how many scrapes are there new ones?",
+         "ECC once": "The errors do not go on: in how many scrapes are there new ones?",
          "all slow": "Compare with the other ranks of the same scrape.",
          "restart": "A counter that has fallen began again at 0; first steps compile."}
 
@@ -31,7 +31,7 @@ FALSE = {"calm": "Noise and pauses: decide by several scrapes, not by one.",
 def check_sick_rank_alarm(sick_rank_alarm):
     runs = recordings(SEEDS)
     _obeys(sick_rank_alarm, runs[0])
-    yield "a rank or None, from the first scrape on, where scrapes failed; metrics are as before"
+    yield "a rank or None from the first scrape on, also with failed scrapes; metrics are kept"
     found = score(sick_rank_alarm, runs)
     kinds = Counter(found.false)
     worst = "calm" if "calm" in kinds else max(kinds, key=kinds.get, default="")
@@ -46,7 +46,7 @@ def check_sick_rank_alarm(sick_rank_alarm):
     new = score(sick_rank_alarm, recordings(secrets.randbits(32) for _ in range(2)))
     expect(new.value >= LEAST_NEW, f"drawn just now: {new}; {LEAST_NEW} is asked for, and on the "
            f"others it is {found.value:.3f}",
-           "It is good on runs that it can know, and not on new ones.")
+           "It is good only on runs that it can know, and not on new ones.")
     yield f"as good on {len(new.points)} recordings that were drawn just now"
 
 
@@ -67,11 +67,11 @@ def _obeys(alarm, run):
 
 ALARM = (
     Exercise(sick_rank_alarm, check_sick_rank_alarm, hints=(
-        "With what do you compare a rank's number: with the other ranks now, or with its own past? "
-        "What goes wrong with each of the two alone?",
-        "Both: first the distance from the median rank of each scrape, then how it has changed. "
-        "Ask for most of the last scrapes, not for a mean. Counters: in how many of the last "
-        "scrapes has one grown?",
+        "Do you compare a rank's number with the other ranks now, or with its own past? What goes "
+        "wrong with each of the two alone?",
+        "Use both: first the distance from the median rank of each scrape, then how it has "
+        "changed. Look for most of the last scrapes, not for a mean. For counters: in how many of "
+        "the last scrapes have they grown?",
         "x = x / the row's median; now = the second smallest of the last 8; before = the median of "
         "what came before; an alarm where now - before is above 5% and above the spread of the "
         "last 8. Look at the kinds in help(recordings) one by one.")),

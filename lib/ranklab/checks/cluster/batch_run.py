@@ -27,7 +27,7 @@ esac
 
 
 def options(words):
-    """{--option: value}, whether "=" or a blank is between them; of other words the last, as ""."""
+    """{--option: value}, with "=" or a blank between them; under "" the last of all other words."""
     found, name = {}, ""
     for word in words:
         if word.startswith("-"):
@@ -42,14 +42,14 @@ def options(words):
 def header(script):
     """The options of the #SBATCH lines that sbatch reads."""
     expect(isinstance(script, str) and script.startswith("#!"), "the script begins with "
-           f"{str(script)[:20]!r}", "sbatch takes only what begins with #! and a shell.")
+           f"{str(script)[:20]!r}", "sbatch takes only a script that begins with #! and a shell.")
     lines = takewhile(lambda line: line.strip()[:1] in ("", "#"), script.splitlines())
     return options(word for line in lines if line.startswith("#SBATCH")
                    for word in shlex.split(line[7:], comments=True))
 
 
 def run(script, job, number=4711, restarts=None, code=0):
-    """What the job's script did: its exit code, the words and variables of srun, what it said.
+    """What the job's script did: its exit code, srun's words and variables, and what it printed.
 
     number, restarts  of the job, as Slurm tells it; code: srun's exit code
     """
@@ -75,7 +75,7 @@ def run(script, job, number=4711, restarts=None, code=0):
 
 
 def _run(script, folder, environment):
-    """(exit code, the end of what it says); nothing of the script runs on."""
+    """(exit code, the end of what it prints); nothing of the script is left running."""
     (folder / "job.sh").write_text(script)
     shell = "sh" if re.match(r"#!\s*\S*/(env +)?(sh|dash)\b", script) else "bash"
     with open(folder / "said", "w+", encoding="utf-8") as said:
@@ -84,7 +84,7 @@ def _run(script, folder, environment):
         try:
             code = process.wait(10 * patience())
         except subprocess.TimeoutExpired:
-            raise Mistake("after 10 s the script has not ended; srun ends at once") from None
+            raise Mistake("after 10 s the script has not ended, but srun ends at once") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)

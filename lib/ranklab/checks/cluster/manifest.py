@@ -10,7 +10,7 @@ from ranklab.cluster.manifest import invalid
 JOB = "spec.replicatedJobs.0.template.spec."
 POD = f"{JOB}template.spec."
 TOLD = "Kubeflow tells torchrun by PET_NNODES, PET_MASTER_ADDR and others."
-PODS = "A Job's completions and parallelism: a pod for each node, all at once."
+PODS = "A Job's completions and parallelism give a pod for each node, all at once."
 
 
 def leaves(part, path=""):
@@ -32,17 +32,17 @@ def of_train_job(job):
 
 
 def of_job_set(job):
-    return {"spec.failurePolicy.maxRestarts": (job.requeues, "Of the whole set: job.requeues."),
+    return {"spec.failurePolicy.maxRestarts": (job.requeues, "For the whole set: job.requeues."),
             "spec.replicatedJobs.0.name": ("node", "It is part of the first pod's name."),
             "spec.replicatedJobs.0.replicas": (1, "A replica is a Job; its pods are the nodes."),
             f"{JOB}parallelism": (job.nodes, PODS), f"{JOB}completions": (job.nodes, PODS),
             f"{JOB}completionMode": ("Indexed", "Only Indexed pods have names."),
-            f"{JOB}backoffLimit": (0, "By default a Job makes 6 pods anew, one by one."),
-            f"{POD}restartPolicy": ("Never", "JobSet's default restarts one container alone."),
-            f"{POD}terminationGracePeriodSeconds": (job.save_seconds, "Else a pod has 30 s."),
+            f"{JOB}backoffLimit": (0, "By default a Job makes 6 new pods, one by one."),
+            f"{POD}restartPolicy": ("Never", "JobSet's default restarts a single container."),
+            f"{POD}terminationGracePeriodSeconds": (job.save_seconds, "Without it a pod has 30 s."),
             f"{POD}containers.0.name": ("node", "")}, {
             "--nnodes": (job.nodes, PODS), "--nproc-per-node": (job.gpus, "Ranks of one pod."),
-            "--rdzv-backend": ("c10d", "Pods meet at one of them, in each life anew.")}
+            "--rdzv-backend": ("c10d", "Pods meet at one of them, in each life again.")}
 
 
 KINDS = {"TrainJob": (of_train_job, "spec.", "spec.trainer.", "resourcesPerNode."),
@@ -52,13 +52,13 @@ KINDS = {"TrainJob": (of_train_job, "spec.", "spec.trainer.", "resourcesPerNode.
 def check_manifest(manifest, job, kind):
     wrong, (special, spec, at, resources) = invalid(manifest), KINDS[kind]
     expect(not wrong, f"{kind}, by its schema: {'; '.join(wrong[:2])[:300]}", "Kubernetes refuses "
-           "it: a field has another name or another type, or is not there.")
+           "this: a field has another name or another type, or is missing.")
     fields, (right, told) = {"spec.replicatedJobs.0.replicas": 1} | leaves(manifest), special(job)
     compare(kind, fields, {"kind": (kind, ""), "metadata.name": (job.name, "")} | right | {
         f"{spec}activeDeadlineSeconds": (60 * job.minutes, "Seconds, not minutes."),
         f"{at}image": (job.image, ""), f"{at}{resources}requests.cpu": (
             job.cpus * job.gpus, "job.cpus for each GPU of the pod."),
-        f"{at}{resources}limits.nvidia.com/gpu": (job.gpus, "Of one pod; without it, none.")})
+        f"{at}{resources}limits.nvidia.com/gpu": (job.gpus, "Of one pod; without it, no GPU.")})
     names = [key for key in fields if key.startswith(f"{at}env.") and key.endswith(".name")]
     environment = {fields[key]: fields.get(f"{key[:-5]}.value") for key in names}
     compare(kind, environment, variables(job))
@@ -66,7 +66,7 @@ def check_manifest(manifest, job, kind):
            f"{TOLD} It refuses a TrainJob that sets them.")
     words = [fields[key] for part in ("command", "args") for key in fields
              if key.startswith(f"{at}{part}.")]
-    expect(words[:1] == ["torchrun"], f"{kind}: it runs {words[:3]}", "torchrun, a word alone.")
+    expect(words[:1] == ["torchrun"], f"{kind}: it runs {words[:3]}", "The first word is torchrun.")
     host, _, port = check_torchrun(kind, words[1:], job, told)["rdzv_endpoint"].rpartition(":")
     first = f"{job.name}-node-0-0.{job.name}"
     expect(kind == "TrainJob" or (host == first and port.isdigit()), "JobSet: ranks meet at "

@@ -16,11 +16,11 @@ COMPUTE = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
 STORAGE = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
 ROCE = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
 TOO_MUCH = {
-    "NCCL_IB_GID_INDEX": "NCCL finds it, since 2.21. A number is of one machine.",
-    "NCCL_IB_TC": "It is a choice of the network's team, and of InfiniBand and RoCE only.",
-    "NCCL_CROSS_NIC": "It says how switches are wired. Where nobody said so, or a node has one "
-                      "port, NCCL's own choice stays.",
-    "NCCL_IB_HCA": "Nothing reads it where no HCA port carries the data."}
+    "NCCL_IB_GID_INDEX": "NCCL finds it by itself, since 2.21. A number fits only one machine.",
+    "NCCL_IB_TC": "The network's team chooses it, and only for InfiniBand and RoCE.",
+    "NCCL_CROSS_NIC": "It says how switches are wired. If you don't know that, or a node has only "
+                      "one port, leave the choice to NCCL.",
+    "NCCL_IB_HCA": "Nothing reads it if no HCA port carries the data."}
 NOT_ASKED = "The docstring does not list it: NCCL chooses, or it is for debugging."
 
 
@@ -73,13 +73,13 @@ APART = Topology((Node("a", (*LOOPBACK, Interface("eth0", 10))), Node("b", (
 def check_nccl_environment(nccl_environment):
     alone = nccl_environment(Topology(_nodes(COMPUTE), fabric="rails"))
     expect(isinstance(alone, dict) and not alone.keys() - {"NCCL_DEBUG"}, f"one node: {alone!r:.60}"
-           " is returned", "An empty dict: in a node NCCL finds NVLink and PCIe by itself.")
+           " is returned", "Return an empty dict: in a node NCCL finds NVLink and PCIe itself.")
     yield "one node needs nothing"
     for name, (topology, interfaces, hcas, others) in CASES.items():
         _fits(name, nccl_environment(topology), topology, interfaces.split(), hcas, others)
         yield name
     expect(refusal(nccl_environment, APART) != NO_ERROR, "no interface for jobs is up on both "
-           "nodes: no ValueError", "Names differ, or one of them is for management.")
+           "nodes: no ValueError", "The names differ, or one of them is for management.")
     yield "a ValueError where nodes have no interface in common"
 
 
@@ -88,15 +88,15 @@ def _fits(name, found, topology, interfaces, hcas, others):
         "IB", [each.label for each in hcas if each.up])
     for variable, value in found.items():
         expect(isinstance(value, str), f"{name}: {variable} is {value!r}, a {type(value).__name__}",
-               "The environment holds text: '0', and no variable where there is nothing to say.")
+               "The environment holds text, such as '0', and no variable without need.")
     given = found.get("NCCL_NET", "")
     expect(given.lower() == network.lower(), f"{name}: NCCL_NET is {given!r}, not {network!r}",
-           'RoCE is "IB", too.' if given else "Without it NCCL takes what a node has, and falls "
-           "back to TCP without a word.")
+           'RoCE is "IB", too.' if given else "Without it NCCL takes what a node has, and "
+           "quietly falls back to TCP.")
     _selects(name, topology, "NCCL_SOCKET_IFNAME", found, "interfaces", interfaces)
     gloo = found.get("GLOO_SOCKET_IFNAME", "")
     expect(gloo and {*gloo.split(",")} <= {*interfaces}, f"{name}: GLOO_SOCKET_IFNAME is "
-           f"{gloo!r}; it is a name of {interfaces}", "Gloo takes plain names: no prefix, no =.")
+           f"{gloo!r}; it should be a name of {interfaces}", "Gloo takes plain names, without =.")
     if ports:
         _selects(name, topology, "NCCL_IB_HCA", found, "hcas", ports)
     for variable, value in others.items():
@@ -121,8 +121,8 @@ def _selects(name, topology, variable, found, kind, wanted):
                    f"{node.host}", _why(devices, label, value, wanted))
         lacks = [label for label in wanted if label not in taken]
         expect(not lacks, f"{name}: {variable}={value} does not select {', '.join(lacks)} on "
-               f"{node.host}", "One = stands before the whole list, commas between names. All "
-               "that are common and wanted carry data.")
+               f"{node.host}", "Write one = before the whole list, and commas between names. All "
+               "wanted devices carry data.")
 
 
 def _why(devices, label, value, wanted):
@@ -136,23 +136,23 @@ def _why(devices, label, value, wanted):
         return f"It is for {device.use}: `use` is not \"jobs\"."
     if links and device.link not in links:
         return "InfiniBand and RoCE can't talk to each other: take the link with more Gb/s."
-    return "It is slower than others, or not up on every node: what one node uses all must have."
+    return "It is slower than others, or not up everywhere: all nodes must have what one node uses."
 
 
 NCCL = (
     Exercise(nccl.nccl_environment, check_nccl_environment, hints=(
-        "First what all nodes have in common: usable by jobs, up, the same name. Then the fastest.",
-        "For each node a dict {name: device} of those that are up and for jobs; common are the "
-        "names of the first that are in all others. Ports are grouped by their link.",
+        "First find what all nodes share: usable by jobs, up, the same name. Then the fastest.",
+        "Make a dict {name: device} for each node, of the devices that are up and for jobs. Common "
+        "are the names of the first node that all others have. Group ports by their link.",
         'names = [each.name for each in interfaces if each.gbit == fastest]; {"NCCL_NET": '
         'topology.plugin or "Socket", "NCCL_SOCKET_IFNAME": "=" + ",".join(names), '
         '"GLOO_SOCKET_IFNAME": names[0]}')),
     Exercise(nccl_log.read_nccl_log, check_read_nccl_log, hints=(
-        "Each rank says its own part: go through all lines, and put together what belongs to a "
+        "Each rank prints its own part. Go through all lines, and put together what belongs to a "
         "channel.",
         "A dict of (host, pid) -> rank, one of (channel, from, to) -> transport, and one of "
-        "(channel, rank) -> the first rank it opens a link to. Ring lists that are cut do not "
-        "match RING as a whole.",
+        "(channel, rank) -> the first rank it opens a link to. A ring list that is "
+        "cut does not match RING as a whole.",
         "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
         "ring.append(after)")),
 )
@@ -164,18 +164,18 @@ PREDICTIONS_OF_NCCL = (
                             "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "=eth1"})),
         hint="How many Gb/s leave a node by all its cards, and how many by the interface?",
         mistakes={16.0: "a node has eight of the cards; all its GPUs share the one interface",
-                  1 / 128: "the other way round",
+                  1 / 128: "turn the fraction over",
                   1024.0: "both are in bits: no factor of 8 is left"},
-        why="A node sends 400 GB/s, or 3.1 GB/s. And nothing fails: the run is slow."),
+        why="A node sends 3.1 GB/s instead of 400 GB/s. And nothing fails: the run is just slow."),
     Prediction(
         "cluster_links_between_nodes", solution="4 * 2", unit="links", tolerance=0,
         answer=lambda: float(sum(source // 8 != target // 8 for ring in turning(16, 8, 4).values()
                                  for source, target in zip(ring, ring[1:] + ring[:1]))),
         hint="How often does one ring leave a node?",
-        mistakes={2.0: "that is one ring: there are four",
+        mistakes={2.0: "that is for one ring, but there are four",
                   4.0: "a ring that goes to the other node comes back",
-                  64.0: "all links; most stay in their node",
-                  16.0: "a link is one, though both of its ends print it"},
-        why="Of 4 x 16 links 8 cross, two of each ring: it runs through all GPUs of a node before "
-            "it leaves."),
+                  64.0: "those are all links, but most stay inside a node",
+                  16.0: "count each link once, although both of its ends print it"},
+        why="Of 4 x 16 links 8 cross, two of each ring, because a ring runs through all GPUs of a "
+            "node before it leaves the node."),
 )

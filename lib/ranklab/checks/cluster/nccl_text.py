@@ -1,6 +1,7 @@
 """The check of read_nccl_log: logs that it writes itself, as NCCL would, and captured ones.
 
-All processes' lines are mixed, with other text between. Their forms: see ranklab.cluster.nccl_log.
+The lines of all processes are mixed, with other text between them; their forms are those of
+ranklab.cluster.nccl_log.
 """
 
 import random
@@ -16,7 +17,7 @@ def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA"
 
     local   ranks of a host; pids are the same on all hosts
     silent  hosts whose lines are lost
-    warns   ((rank, text), ...): they come last
+    warns   ((rank, text), ...), which come last
     """
     host = {rank: hosts[rank // local] for rank in sorted(rings[0])}
     own = {rank: [f"Using network {network}", f"comm 0x7f{rank:04x}d0 rank {rank} nRanks "
@@ -50,7 +51,7 @@ def _children(ring, rank):
 
 
 def _opened(own, links, link, host, local, vias):
-    """Both ends of a link say it, and the sender says more; of a lost host's neither."""
+    """Both ends of a link print it, and the sender prints more; a lost host prints nothing."""
     (channel, source, target), (network, inside, gdr) = link, vias
     crosses = host[source] != host[target]
     via = f"NET/{network}/{channel}" if crosses else inside
@@ -115,19 +116,19 @@ CAPTURED = {  # name: what is known of it
 }
 HINTS = {  # of each field of NcclLog
     "network": '"Using network" says what is used: all that follows is its name. "NET/IB : Using" '
-               "is there also where no device was found.",
-    "hosts": "Ranks in order, of each process that says its own in a comm line. Before the text "
-             "stand its host, pid and thread; [0] is a GPU, and pids repeat on other hosts.",
-    "rings": "A ring has all ranks, from 0 on, left to right. Where the list is cut take the first "
-             "link that each rank opens in the channel; later ones are of trees.",
-    "trees": "Each rank says its own part, of each channel one: [0], [1]. Children stand on the "
-             "left, 1/3/-1, the parent on the right.",
-    "links": 'The key is (channel, from, to), the transport all that follows "via". Of a network '
-             "the sender's word counts; where only the receiver speaks, the receiver's.",
-    "warnings": "Every NCCL WARN in the log's order, (rank, text), the same one once. The rank is "
-                "that of its process, by host and pid; None where it is not known.",
-    "entered": 'Of each rank the number after "last enqueued" (not "last completed"), the last '
-               "time that torch says it."}
+               "is there even if no device was found.",
+    "hosts": "Ranks in order, from each process that tells its rank in a comm line. Its host, pid "
+             "and thread come before the text; [0] is a GPU, and pids repeat on other hosts.",
+    "rings": "A ring has all ranks, from 0 on, left to right. If the list is cut, take the first "
+             "link that each rank opens in the channel; later ones belong to trees.",
+    "trees": "Each rank prints its own part of each channel: [0], [1]. Children stand on the left, "
+             "1/3/-1, and the parent on the right.",
+    "links": 'The key is (channel, from, to), the transport is all that follows "via". On a '
+             "network the sender's line counts; if only the receiver printed one, take that.",
+    "warnings": "Every NCCL WARN in the log's order, (rank, text), each one once. The rank is that "
+                "of its process, by host and pid; None if it is not known.",
+    "entered": 'For each rank the number after the last "last enqueued" that torch printed, not '
+               'after "last completed".'}
 
 
 def check_read_nccl_log(read_nccl_log):
@@ -162,11 +163,11 @@ def _is(name, got, right, fields):
 
 
 def _slip(field, key, theirs, known, right):
-    """A hint where a value proves what went wrong; "" else."""
+    """A hint if a value proves what went wrong, otherwise ""."""
     if field == "rings" and isinstance(theirs, tuple) and known:
         if len(theirs) < len(known) and theirs == known[:len(theirs)]:
-            return ('It is a part of the ring: a list that NCCL cut ends with "...". Match the '
-                    "whole line, and follow the links where it is cut.")
+            return ('It is only a part of the ring: a list that NCCL cut ends with "...". Match '
+                    "the whole line, and follow the links if it is cut.")
         return "It is turned round." * (theirs[1:] == known[:0:-1])
     if field == "links" and isinstance(key, tuple) and (*key[:1], *key[:0:-1]) in right.links:
         return ("It is turned round: an arrow goes from left to right in [receive] lines, too."

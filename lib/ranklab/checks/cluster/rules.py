@@ -13,15 +13,15 @@ from ranklab.cluster.promql import (
 from ranklab.cluster.stories import FLOPS, PEAK, SCRAPE, stepped, trained
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
-FOR = ("`for` waits: what is over before is no alert. And a long range keeps what was in it for as "
-       "long, a long step or the start of a run.")
-FAILS = ("Where a scrape fails the newest sample is gone, and `for` begins again: look at a range, "
+FOR = ("`for` waits: what is over before then raises no alert. But a long range keeps a long step, "
+       "or the start of a run, for as long as the range.")
+FAILS = ("If a scrape fails, the newest sample is gone, and `for` begins again. Look at a range, "
          "as avg_over_time(x[1m]) does.")
-SUM = ("A rank whose scrape has failed is missing in a sum of counters: rate() takes that for a "
-       "restart. Take the sum of rates, and no sample of one moment alone.")
-BY_RUN = "A server sees many runs: aggregate by (run), and match on (run)."
-GONE = "What is gone has no samples. Where the others hang their counters stand still."
-ENDED = "The run has ended by then: what is gone has no samples, and needs no alert."
+SUM = ("A rank whose scrape has failed is missing in a sum of counters, and rate() takes that for "
+       "a restart. Take the sum of rates, and no sample of a single moment.")
+BY_RUN = "A server sees many runs, so aggregate by (run), and match on (run)."
+GONE = "A rank that is gone has no samples. If the others hang, their counters stand still."
+ENDED = "The run has ended by then. It has no samples any more, and needs no alert."
 ARGUMENTS = "Both arguments count."
 
 WELL, START = 0.4, (4, 0.0)  # MFU; four minutes of compiling
@@ -38,10 +38,10 @@ MFU_CASES = [  # (case, series, [({label: value}, onset, end or None)], hint, ar
         (0, [START, (20, WELL), (60, 0.0)]), dies=20), [({"run": "a"}, 20, None)], GONE),
     ("a restart in minute 20", lambda: trained(
         (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)]), moves=False), [],
-     "A counter begins again at 0 with its process: rate() knows that, of each series."),
+     "A counter begins again at 0 with its process. rate() knows that, for each series."),
     ("a restart on other nodes in minute 20", lambda: trained(
         (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)])), [],
-     "The series of the old instances end, others begin: GPUs of both would be too many."),
+     "The series of the old instances end, and others begin. Don't count the GPUs of both."),
     ("two runs, b at 0.2 from minute 20 on", lambda: trained(FALL, run="b", series=trained(
         (0, [START, (60, 0.5)]), ranks=8)), [({"run": "b"}, 20, None)], BY_RUN),
     ("MFU 0.2 from minute 20 on, where scrapes fail", lambda: trained(FALL, fails=True),
@@ -57,9 +57,9 @@ STEP_CASES = [
      [({"run": "a", "rank": "5"}, 10, 30)], "Divide by the median of the rank's run."),
     ("rank 5 slow by 1.35, rank 2 by 3", lambda: stepped((5, 10, 99, 1.35), (2, 10, 99, 3.0)),
      [*FIFTH, ({"run": "a", "rank": "2"}, 10, None)],
-     "A slow rank draws the mean up, and the spread: take the median."),
+     "A slow rank pulls up the mean and the spread: take the median."),
     ("all ranks slow from minute 10 on", lambda: stepped((None, 10, 99, 2.0)), [],
-     "All together are no straggler: divide by the median of the same time."),
+     "If all are slow, none is a straggler: divide by the median of the same time."),
     ("a slow step now and then, rank 5 slow by half for 100 s", lambda: stepped(
         (None, 0, 0.5, 20.0), (1, 0, 0.5, 3.0), (3, 10, 10.5, 8.0), (1, 15, 15.25, 30.0),
         (5, 20, 21.75, 1.5)), [], FOR),
@@ -77,8 +77,8 @@ STEP_CASES = [
 
 
 def judged(rule_of, cases, names, usual):
-    """What holds of a rule, sentence by sentence; `names` are to be in an annotation."""
-    expect(not missing(), missing(), "Without it nothing can judge a rule.")
+    """What a rule gets right, sentence by sentence; `names` must be in an annotation."""
+    expect(not missing(), missing(), "Without it the check can't judge a rule.")
     for case, series, wanted, hint, *args in cases:
         args = args or usual
         obeyed(case, rule_of(*args), series(), wanted, args[1], hint)
@@ -95,7 +95,7 @@ def judged(rule_of, cases, names, usual):
 
 
 def obeyed(case, rule, series, wanted, minutes, hint):
-    """Of each that is wanted there is one alert, in time and until it is well; no other."""
+    """There is one alert for each that is wanted, in time and until all is well, and no other."""
     expect(isinstance(rule, dict) and {"alert", "expr"} <= rule.keys() <= KEYS, f"{rule!r:.80} is "
            "returned", "A dict with the keys alert, expr, for, labels, annotations.")
     end = max(points[-1][0] for points in series.values() if points)
@@ -105,7 +105,7 @@ def obeyed(case, rule, series, wanted, minutes, hint):
         node = parse(rule["expr"])
         fired = alerts(rule, series, times)
     except NotCovered as error:
-        raise Mistake(str(error), "The lab's table has what is enough.") from None
+        raise Mistake(str(error), "The lab's table has all that you need.") from None
     except (ValueError, AttributeError, TypeError) as error:
         raise Mistake(f"{case}: Prometheus would say: {error}", f"The rule's expr is "
                       f"{rule['expr']!r}, for: {rule.get('for')!r}.") from None
@@ -121,23 +121,23 @@ def obeyed(case, rule, series, wanted, minutes, hint):
             break
         if not mine or first[mine[0]] > onset + 2 * minutes:
             other = [dict(key) for key in at if not labels.keys() <= dict(key).keys()]
-            seen, why = (f"it has the labels {other[0]}", "They are those that `expr` leaves: by "
-                         "(run), or by (run, rank).") if other else there(
+            seen, why = (f"it has the labels {other[0]}", "They are those that `expr` leaves: "
+                         "by (run), or by (run, rank).") if other else there(
                 evaluate, node, 60 * (onset + minutes))
             raise Mistake(f"{said} is not there by minute {onset + 2 * minutes}; {seen}",
                           why or hint)
         expect(len(mine) == 1, f"{said} is there {len(mine)} times: {[dict(key) for key in mine]}",
-               "One alert for each one that it is about: aggregate the rest away.")
+               "Raise one alert for each run or rank: aggregate the rest away.")
         own, last = at.pop(mine[0]), until or times[-1] / 60 + 1
         expect({t / 60 for t in times if onset + 2 * minutes <= t / 60 < last} <= {*own},
                f"{said} ends while it is still slow", hint)
         expect(own[-1] <= last + minutes, f"{said} is still there in minute {own[-1]:.0f}; all is "
-               f"well since minute {last}", "A long range keeps it, and keep_firing_for.")
+               f"well since minute {last}", "A long range keeps it, or keep_firing_for.")
     for labels in at:
         hint = ENDED if 60 * first[labels] > end else hint
         raise Mistake(f"{case}: a false alarm in minute {first[labels]:.1f}: {dict(labels)}; "
                       f"{there(evaluate, node, 60 * first[labels])[0]}", always(node) or (
-                          hint if "run" in dict(labels) else "It is of no run: what gives it?"))
+                          hint if "run" in dict(labels) else "It has no run: what gives it?"))
 
 
 def always(node):
@@ -152,7 +152,7 @@ def always(node):
 
 
 def there(evaluate, node, t):
-    """(what `node` gives, a hint where that proves one)"""
+    """(what `node` gives, and a hint if that proves a mistake)"""
     if type(node).__name__ == "ParenExpr":
         return there(evaluate, node.expr, t)
     names = {dict(labels)["__name__"] for labels in evaluate.series}
@@ -160,14 +160,14 @@ def there(evaluate, node, t):
         if name not in names:
             return f"no rank exports {name}", f"They export {', '.join(sorted(names))}."
     if type(node).__name__ != "BinaryExpr":
-        words = "A range must hold two samples: one comes each 15 s, and some fail."
+        words = "A range must hold two samples: one comes every 15 s, and some fail."
         return f"`{node}` has no value" * (evaluate(node, t) == {}), words * ("[" in str(node))
     for side in (node.lhs, node.rhs):
         if evaluate(side, t) == {}:
             return there(evaluate, side, t)
     if str(node.op) in ARITHMETIC and not evaluate(node, t):
         return f"`{node}` has no value, and both of its sides have", (
-            "Their labels differ: on (run), and group_left where one side has many.")
+            "Their labels differ: match on (run), with group_left where one side has many.")
     values = sorted(as_vector(evaluate(node.lhs, t)).values())
     return f"`{node.lhs}` is {', '.join(f'{x:.4g}' for x in values[-8:])} then", ""
 
@@ -182,15 +182,15 @@ def check_straggler_rule(straggler_rule):
 
 RULES = (
     Exercise(rules.mfu_alert_rule, check_mfu_alert_rule, hints=(
-        "Tokens in a second from a counter, of all ranks of a run, times FLOPs, beside the peaks.",
-        "rate() of each series first, then sum by (run): a sum of counters hides restarts. `for` "
-        "keeps pauses and the start silent.",
+        "From the counters of a run's ranks get tokens a second, times FLOPs, over the peaks.",
+        "First rate() of each series, then sum by (run), because a sum of counters hides restarts. "
+        "`for` keeps pauses and the start silent.",
         "sum by (run) (rate(train_tokens_total[5m])) * max by (run) (train_flops_per_token) / "
         "sum by (run) (train_peak_flops) < {least}")),
     Exercise(rules.straggler_rule, check_straggler_rule, hints=(
-        "With what is a rank compared? What makes one bad step, or one failed scrape, harmless?",
-        "A mean over a minute of each rank, divided by the median of these by (run). The left side "
-        "has many ranks, the right one value: on (run) group_left.",
+        "What do you compare a rank with? What makes one bad step, or a failed scrape, harmless?",
+        "Take each rank's mean over a minute, and divide it by the median of these by (run). The "
+        "left side has many ranks, the right side has one value: on (run) group_left.",
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
         "avg_over_time(train_step_seconds[1m])) > {factor}")),
 )
@@ -199,17 +199,17 @@ PREDICTIONS_OF_RULES = (
     Prediction(
         "cluster_mfu_percent", unit="%", solution="100 * 100_000 * 42e9 / (16 * 989e12)",
         answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
-        hint="Which FLOPs are done in a second, and which could be?",
+        hint="How many FLOPs are done in a second, and how many could be done?",
         mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
                   100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs of each parameter, not 1",
-                  100_000 * 42e9 / (16 * 989e12): "in percent"},
-        why="A rule below 0.3 fires."),
+                  100_000 * 42e9 / (16 * 989e12): "that is a share, not percent"},
+        why="A rule with `< 0.3` fires."),
     Prediction(
         "cluster_deviations", unit="deviations", solution="math.sqrt(8 - 1)",
         answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
         hint="Seven ranks take 0, one takes 1: the mean is 1/8. What is the deviation?",
-        mistakes={7 / 8**0.5: "that is with the deviation of a sample; Prometheus' stddev is that "
+        mistakes={7 / 8**0.5: "that is the deviation of a sample, but Prometheus' stddev is that "
                   "of a population", 3.0: "it can't be reached: compute it",
-                  7.0: "the slow rank is in the mean and in the deviation, too"},
+                  7.0: "the slow rank also counts in the mean and in the deviation"},
         why='So "three standard deviations" never fires, however slow the rank is.'),
 )

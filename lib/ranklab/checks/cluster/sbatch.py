@@ -4,12 +4,12 @@ from ranklab.checks.beside import expect
 from ranklab.checks.cluster import batch_run
 from ranklab.checks.cluster.torchrun import LARGE, SMALL, check_torchrun, compare, variables
 
-READ = "An option by its long name, before the first command: sbatch reads no further."
+READ = "Give the long option before the first command: sbatch reads no further."
 LIVES = (
-    (LARGE, 3, "Usual reasons: $? holds srun's exit code for the next command alone; after set -e "
-               "a script ends where srun fails; the limit is job.requeues, not job.restarts."),
+    (LARGE, 3, "Usual reasons: $? holds srun's exit code for the next command only; after set -e "
+               "a script ends when srun fails; the limit is job.requeues, not job.restarts."),
     (LARGE, None, "In the first life SLURM_RESTART_COUNT is not set: ${SLURM_RESTART_COUNT:-0}."),
-    (LARGE, 4, "job.requeues times, and no more."), (SMALL, None, "job.requeues may be 0."))
+    (LARGE, 4, "Requeue job.requeues times, and no more."), (SMALL, None, "job.requeues may be 0."))
 
 
 def check_options(found, job):
@@ -19,9 +19,9 @@ def check_options(found, job):
         ("gpus-per-node", job.gpus, READ),
         ("cpus-per-task", job.cpus * job.gpus, "The task of a node is all of its ranks."),
         ("time", job.minutes, "A number alone is minutes."), ("requeue", "", READ),
-        ("open-mode", "append", "Else a requeue truncates the output of the life before."),
-        ("signal", f"TERM@{job.save_seconds}", "All processes of all tasks get it. With B: the "
-         "batch shell alone does."))})
+        ("open-mode", "append", "Without it a requeue truncates the output of the previous life."),
+        ("signal", f"TERM@{job.save_seconds}", "All processes of all tasks must get it. With B: "
+         "the batch shell alone does."))})
     expect("%j" in found.get("--output", ""), f"#SBATCH: --output is {found.get('--output')!r}",
            "Without %j all jobs of one name write into one file.")
 
@@ -34,10 +34,10 @@ def check_start(ran, job, number):
            f"shell says {ran.said!r}", "srun OPTIONS torchrun OPTIONS COMMAND" * bool(ran.words))
     compare(f"{where}: srun", asked, {
         "--cpus-per-task": (job.cpus * job.gpus, "Since Slurm 22.05 srun does not take it over "
-                            "from sbatch: all ranks of a node would share one CPU."),
+                            "from sbatch, so all ranks of a node would share one CPU."),
         "--kill-on-bad-exit": (0, "torchrun ends with 1 after a SIGTERM. With 1 the first host "
                                   "that has saved ends the others while they save."),
-        "--wait": (job.save_seconds + 30, "When one agent has ended, the others have so long.")})
+        "--wait": (job.save_seconds + 30, "How long the others may run when one has ended.")})
     compare(where, ran.variables, variables(job))
     found = check_torchrun(where, ran.words[at + 1:], job, {
         "--nnodes": (job.nodes, "All hosts of the job."),
@@ -48,7 +48,7 @@ def check_start(ran, job, number):
     expect(host == batch_run.HEAD, f"{where}: ranks meet at {host!r}, not at {batch_run.HEAD!r}, "
            "the first host", 'scontrol show hostnames "$SLURM_JOB_NODELIST"')
     expect(port.isdigit() and 1024 <= int(port) < 65536, f"{where}: port {port!r}", "From 1024 to "
-           "65535: job numbers grow beyond, so take a remainder.")
+           "65535. Job numbers grow beyond that, so take a remainder.")
     expect((ran.code, ran.requeued) == (0, ""), f"{where}: srun ends with 0, the script with "
            f"{ran.code}, requeued: {ran.requeued!r}", "All is done: exit with 0, no requeue.")
     return port

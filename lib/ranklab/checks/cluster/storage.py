@@ -1,4 +1,4 @@
-"""The check of storage_plan: each number beside what it must be, and beside usual slips."""
+"""The check of storage_plan: each number is compared with the right one, and with usual slips."""
 
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain
@@ -20,8 +20,8 @@ CASES = {
     "many files": (Load(256, 8, 1e10, 1e9, 300.0, 64), SLOW),
     "one file": (Load(256, 8, 5e8, 1e7, 300.0, sharded=False), SLOW),
 }
-HINTS = {"fits": "What is beside the work takes an interval at most.",
-         "lost": "A share from 0 to 1, of the turn: all but the interval."}
+HINTS = {"fits": "Data and a background save must fit into an interval.",
+         "lost": "The turn without the interval, as a share of the turn, from 0 to 1."}
 
 
 def expected(load, system):
@@ -38,10 +38,10 @@ def expected(load, system):
     return dict(save_seconds=saving, save_bound=BOUNDS[save.index(saving)],
                 restart_seconds=max(restart), restart_bound=BOUNDS[restart.index(max(restart))],
                 fits=beside <= load.interval, lost=1 - load.interval / turn), {"save_seconds": {
-        "the sum of three": (sum(save), "They go on at once: the slowest counts."),
+        "the sum of three": (sum(save), "They happen at the same time: the slowest counts."),
         "without metadata": (max(save[:2]), "Creating files takes time: files / operations."),
         "by load.link": (max(size / writers / load.link, *save[1:]), "At most system.client."),
-        "that of one link": (max(size / link, *save[1:]), "Each writes by its own node's link."),
+        "that of one link": (max(size / link, *save[1:]), "Each rank writes by its node's link."),
         "that of all links": (max(size / n / link, *save[1:]), "One rank writes, by one link."),
         "with copies written": (max(copies * save[0], copies * save[1], save[2]), "Each number is "
                                 "written once, however many ranks hold it.")}, "restart_seconds": {
@@ -49,11 +49,11 @@ def expected(load, system):
                                            "`copies` ranks, or all nodes, read the same bytes."),
         "at the speed of writing": (max(restart[0], read * size / system.write, restart[2]),
                                     "A restart reads: system.read.")}, "lost": {
-        "divided by the interval": (turn / load.interval - 1, "Divide by the turn, all of it."),
+        "divided by the interval": (turn / load.interval - 1, "Divide by the whole turn."),
         "with a save that nobody waits for": (1 - load.interval / (turn + saving - alone), "In the "
-                                              "background it takes none of the job's time."),
-        "without waiting for data": (1 - load.interval / (load.interval + alone), "Where what is "
-                                     "beside the work takes longer than the interval, it waits.")}}
+                                              "background it takes no time from the job."),
+        "without waiting for data": (1 - load.interval / (load.interval + alone), "If data and "
+                                     "saves take longer than the interval, the job waits.")}}
 
 
 def check_storage_plan(storage_plan):
@@ -62,7 +62,7 @@ def check_storage_plan(storage_plan):
         expect(isinstance(plan, StoragePlan), f"it returned a {type(plan).__name__}", "")
         for field, value in wanted.items():
             got, where = getattr(plan, field), f"{name} on {system.name}: {field}"
-            hint = HINTS.get(field, "Load says who writes and reads; the slowest part counts.")
+            hint = HINTS.get(field, "Load says what writes and reads; the slowest part counts.")
             if isinstance(value, (str, bool)):
                 expect(got == value, f"{where} is {got!r}, not {value!r}", hint)
             else:

@@ -26,13 +26,13 @@ def compare(where, got, right):
 
 def variables(job):
     """{name: (text, hint)} of each rank; None is for one that is not set."""
-    given = "Exported as it is in job: a value may hold blanks, quotes, $ and new lines."
-    names = "Set both where the job has an interface, else none: empty is not the same as not set."
+    given = "Export it as it is in job: a value may hold blanks, quotes, $ and new lines."
+    names = "Set both if the job has an interface, else none: empty is not the same as not set."
     right = {name: (text, given) for name, text in job.environment}
     right |= {f"{library}_SOCKET_IFNAME": (job.interface or None, names)
               for library in ("NCCL", "GLOO")}
     right["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = job.save_seconds, (
-        "torchrun kills its ranks 30 s after a SIGTERM, unless this says more.")
+        "torchrun kills its ranks 30 s after a SIGTERM, unless this gives them longer.")
     return right
 
 
@@ -53,5 +53,5 @@ def check_torchrun(where, words, job, right):
     compare(where, {f"--{name.replace('_', '-')}": text for name, text in found.items()}, right)
     got = ["-m"] * found["module"] + [found["training_script"], *found["training_script_args"]]
     expect(got == list(job.command), f"{where}: ranks run {got}, not {list(job.command)}", "Each "
-           "word of job.command arrives as it is. A shell splits and expands what is not quoted.")
+           "word of job.command must arrive as it is. A shell splits and expands unquoted text.")
     return found

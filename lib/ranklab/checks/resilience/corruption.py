@@ -1,4 +1,4 @@
-"""The check of silent_corruption: bits that differ on some ranks, and who is right."""
+"""The check of silent_corruption: bits that differ on some ranks, and which ranks are right."""
 
 from collections import Counter
 from functools import partial
@@ -12,9 +12,9 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 FAILURES = {
-    "RuntimeError: .*invalid output tensor list.*": f"The list has a tensor for each rank of the "
-    f"group. {GROUP}",
-    "TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bfloat16: take the bytes, "
+    "RuntimeError: .*invalid output tensor list.*": f"The list needs a tensor for each rank of "
+    f"the group. {GROUP}",
+    "TypeError: Got unsupported ScalarType BFloat16": "numpy has no bfloat16: take the bytes, "
     "by .view(torch.uint8).",
     "RuntimeError: .*(self.dim\\(\\) cannot be 0|self.stride\\(-1\\) must be 1|view size is not).*":
         "A parameter may have no dimension, or be strided: .contiguous().view(-1) first.",
@@ -24,7 +24,7 @@ FAILURES = {
 
 
 def _parameters():
-    """Of any types and shapes; the NaN is alike on all ranks."""
+    """Of many types and shapes; the NaN is the same on all ranks."""
     random = torch.Generator().manual_seed(0)
     w, flat = torch.randn(30, 10, generator=random), torch.arange(24.0)
     w[3, 3], w[0, 0], w[1] = float("nan"), 0.0, 0.5
@@ -43,10 +43,10 @@ def _swap(tensor):
     tensor[0], tensor[5] = tensor[5].item(), tensor[0].item()
 
 
-# name: (the members that it is done to, as numbers in the group; the parameter; the change; a hint)
-BITS = "Hash the bytes of each parameter: sums and norms round it away, or do not see it."
+# name: (the members that change, as numbers in the group; the parameter; the change; a hint)
+BITS = "Hash the bytes of each parameter. Sums and norms round such a change away, or miss it."
 CHANGES = {
-    "nothing": ((), "half", _flip, "All bits are alike, NaN's too: compare bytes, not numbers."),
+    "nothing": ((), "half", _flip, "All bits are equal, NaN's too: compare bytes, not numbers."),
     "the lowest bit of a weight": ((1,), "layer.weight", partial(_flip, bit=0), BITS),
     "its very last number": ((2,), "layer.weight", partial(_flip, at=-1), "Hash all of it."),
     "one of a mask": ((2,), "mask", partial(_flip, at=1), BITS),
@@ -58,8 +58,8 @@ CHANGES = {
     "-0.0 for 0.0": ((1,), "layer.weight", lambda w: w[0].mul_(0).neg_(), BITS),
     "another NaN": ((1,), "layer.weight", partial(_flip, at=33, bit=3), "NaN has many bits: hash "
                     "the bytes."),
-    "two numbers in each other's place": ((2,), "layer.bias", _swap, "What is hashed must know "
-                                          "places: a sum of bits does not."),
+    "two numbers in each other's place": ((2,), "layer.bias", _swap, "A hash must depend on the "
+                                          "order: a sum of bits does not."),
     "a scale without dimensions": ((1,), "scale", partial(_flip, at=0), BITS),
     "a whole number": ((2,), "steps", partial(_flip, at=3), BITS),
     "the same bit on two": ((0, 1), "strided", lambda w: w[2].add_(1), "Two of four are no "
@@ -91,7 +91,7 @@ def _right(size, case):
     return found
 
 
-MORE = {"three different ones": "More than half must be alike; else []: nobody knows.",
+MORE = {"three different ones": "More than half must be equal. If not, return []: nobody knows.",
         "two parameters on two": "Each parameter has a majority of its own."}
 
 
@@ -111,24 +111,24 @@ def _trial(silent_corruption, ranks):
 def _look(found, right, hint, sent, kept):
     least = 8 * len(_parameters())
     expect(isinstance(found, dict), f"it returns {found!r}", "Return {name: [rank, ...]}.")
-    expect(kept, "a parameter has changed", "Look, and do not touch.")
+    expect(kept, "a parameter has changed", "Only read the parameters.")
     expect(sum(sent) <= least, f"a rank gives {sum(sent):,} bytes to collectives; {least} are "
-           "enough", "8 bytes for each parameter, of a hash: the tensors stay where they are.")
-    expect(len(sent) <= 1, f"{len(sent)} collectives; one is enough", "All hashes in one tensor of "
-           "int64: one all-gather.")
+           "enough", "Send a hash of 8 bytes for each parameter. The tensors stay where they are.")
+    expect(len(sent) <= 1, f"{len(sent)} collectives; one is enough", "Put all hashes into one "
+           "tensor of int64: one all-gather.")
     for name in sorted(right.keys() ^ found.keys()):
         raise Mistake(f"{name} differs, and is not named" if name in right else
                       f"{name} is named, and does not differ", hint)
     for name, due in right.items():
-        expect(found[name] == due, f"{name}: {found[name]}, not {due}", f"{hint} The ranks are "
-               "those that are not of the majority, inside the group; [] where no more than half "
-               "are alike.")
+        expect(found[name] == due, f"{name}: {found[name]}, not {due}", f"{hint} List the "
+               "ranks outside the majority, numbered inside the group; [] if no more than half "
+               "are equal.")
 
 
 def check_silent_corruption(silent_corruption):
-    expect(not uses(silent_corruption, "hash"), "it calls hash()", "Processes have each their "
-           "own hash() of bytes (PYTHONHASHSEED), unless they were forked, as here: take hashlib.")
+    expect(not uses(silent_corruption, "hash"), "it calls hash()", "hash() of bytes is different "
+           "in each process (PYTHONHASHSEED), unless it was forked, as here: take hashlib.")
     on_groups(_trial, silent_corruption, failures=FAILURES)
-    yield "any bit of any type names its parameter and its rank, also the first; NaN alike is alike"
-    yield "no majority, as of two ranks: [], for nobody knows; on 4, 3, 2 and 1 ranks"
+    yield "any bit of any type names its parameter and rank, also the first; NaN counts by its bits"
+    yield "[] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks"
     yield "one all-gather of 8 bytes a parameter; the parameters are unchanged"

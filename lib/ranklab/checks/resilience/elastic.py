@@ -14,8 +14,8 @@ from ranklab.engine import device
 CASES = ((24, 1, 4), (25, 4, 3), (24, 4, 3), (24, 5, 2), (7, 2, 8), (23, 3, 3), (5, 4, 1),
          (2, 3, 4), (9, 4, 2), (1000, 7, 16))
 GROUPINGS = ((0, 1, 2, 3, 4),), ((0,), (1, 2, 3, 4)), ((0, 1), (2, 3, 4))
-WEIGHT = ("The mean over the batch counts each position alike: a micro-batch of n positions has "
-          "the weight n / batch, whatever the number of ranks.")
+WEIGHT = ("In the mean over the batch all positions count the same: a micro-batch of n positions "
+          "has the weight n / batch, whatever the number of ranks.")
 FAILURES = {"(TypeError: cannot unpack|ValueError: .*values to unpack).*": "A rank's plan is a "
             "list of pairs: (positions, weight).",
             "TypeError: .*'int' object .*": "positions is a range, not a number."}
@@ -27,31 +27,31 @@ def _rules(batch, ranks, micro_batch, plan):
 
     rule(isinstance(plan, (list, tuple)) and len(plan) == ranks and all(
         isinstance(of, (list, tuple)) for of in plan), "not a list for each rank",
-        "[[(positions, weight), ...] of rank 0, of rank 1, ...]: it may be read twice.")
+        "[[(positions, weight), ...] of rank 0, of rank 1, ...]: a list can be read twice.")
     odd = {type(each).__name__ for of in plan for positions, weight in of for each, kind in
            ((positions, range), (weight, (int, float))) if not isinstance(each, kind)}
     rule(not odd, f"there is a {', '.join(odd)}", "positions are a range, weight is a float.")
     sizes = [[len(positions) for positions, _ in of] for of in plan]
     there = sorted(p for of in plan for positions, _ in of for p in positions)
     twice = sorted({a for a, b in pairwise(there) if a == b})
-    rule(not twice, f"positions {twice[:4]} are there more than once", "Each counts once: where "
-         "the parts begin and end must not overlap.")
+    rule(not twice, f"positions {twice[:4]} are there more than once", "Each counts once: the "
+         "parts must not overlap.")
     missing = sorted(set(range(batch)) - set(there))
-    rule(not missing, f"{len(missing)} positions are in no micro-batch", "Without the rest the "
-         "batch is another one: the first ranks take one more.")
-    rule(there == list(range(batch)), "there are positions that the batch has not", "")
+    rule(not missing, f"{len(missing)} positions are in no micro-batch", "Without the rest it "
+         "is another batch: let the first ranks take one more.")
+    rule(there == list(range(batch)), "there are positions outside the batch", "")
     largest = max(map(max, filter(None, sizes)), default=0)
     rule(largest <= micro_batch, f"a micro-batch has {largest} positions", "More than "
-         "`micro_batch` may not fit into memory.")
+         "`micro_batch` of them may not fit into memory.")
     counts, least = {len(of) for of in sizes}, -(-(-(-batch // ranks)) // micro_batch)
     rule(len(counts) == 1, f"ranks have {sorted(counts)} micro-batches", "Sharded models "
-         "communicate in each: a rank with fewer of them lets the others wait. Cut each rank's "
-         "part into the same number.")
+         "communicate in each one, so a rank with fewer makes the others wait. Cut each rank's "
+         "part into the same number of pieces.")
     rule(counts == {least}, f"{len(plan[0])} micro-batches a rank; {least} are enough", "As many "
          "as the fullest rank needs: its positions / micro_batch, rounded up.")
     shares = [sum(of) for of in sizes]
-    rule(max(shares) - min(shares) <= 1, f"ranks take {shares[:5]} positions", "All wait for the "
-         "fullest one: the numbers differ by one at most.")
+    rule(max(shares) - min(shares) <= 1, f"ranks take {shares[:5]} positions", "All ranks wait for "
+         "the fullest one: the numbers may differ by one at most.")
     weights, right = [w for of in plan for _, w in of], [n / batch for of in sizes for n in of]
     of_rank = [n / max(1, share) for of, share in zip(sizes, shares) for n in of]
     for what, wrong in (("alike for all", [1 / len(right)] * len(right)),

@@ -11,20 +11,20 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.resilience.health import Health
 
-MEET = ("Both ranks of a link must call message for it at the same time: first the links from even "
-        "ranks to the next, then those from odd ranks. In an odd ring rank 0 has two even ones.")
+MEET = ("Both ranks of a link must call message at the same time: first on links from even ranks "
+        "to the next, then on those from odd ranks. In an odd ring rank 0 has two even links.")
 FAILURES = {"RuntimeError: .*invalid output tensor list.*": GROUP, STUCK: MEET,
-            LEFT: f"{MEET} And all ranks call the collectives.",
-            "RuntimeError: .*Pair is not connected.*": "One rank has no link: there is nobody to "
-            "send to."}
-LINK = ("A link is (rank, the next one), of the last rank (R-1, 0); as slow as the slower of its "
-        "two measurements.")
-CARD = ("Both links of a rank (rank 0 has the last one, too) are slow: it is the rank, not these. "
-        "Each rank once, in order.")
+            LEFT: f"{MEET} And all ranks must call the collectives.",
+            "RuntimeError: .*Pair is not connected.*": "A single rank has no link: there is "
+            "nobody to send to."}
+LINK = ("A link is (rank, the next one), (R-1, 0) for the last rank. It is as slow as the slower "
+        "of its two measurements.")
+CARD = ("If both links of a rank are slow (rank 0 has the last link, too), the rank is slow, not "
+        "the links. Name each rank once, in order.")
 
 
 class Given:
-    """A probe of a machine with these faults: it sends, and says what the seconds were."""
+    """A probe of a machine with these faults: it really sends, but its seconds are given."""
 
     def __init__(self, ranks, slow=None, products=(), memories=(), links=None):
         """{rank: product's factor}, wrong products and memories, {(rank, partner): factor}"""
@@ -57,18 +57,18 @@ class Given:
 
 
 def _cases(R):
-    """(name, faults, what is not well, hint) of each case that so many ranks can have."""
+    """(name, faults, what is not well, hint) of each case that is possible with R ranks."""
     last, others = R - 1, [*range(1, R)]
     for least, name, faults, right, hint in (
-        (1, "all are well", {}, {}, "A little slower is not slow: `slow` times."),
-        (1, "a wrong product", {"products": [last]}, {"wrong": [last]}, "product() says first "
-         "whether it is right."),
-        (1, "a wrong memory", {"memories": [0]}, {"wrong": [0]}, "memory() says whether it is "
-         "right: ask it, too."),
-        (2, "a slow product", {"slow": {last: 5.0}}, {"slow": [last]}, "Its seconds, more than "
-         "`slow` times the fastest."),
+        (1, "all are well", {}, {}, "A little slower is not slow: `slow` times the fastest is."),
+        (1, "a wrong product", {"products": [last]}, {"wrong": [last]}, "The first value "
+         "of product() says whether it is right."),
+        (1, "a wrong memory", {"memories": [0]}, {"wrong": [0]}, "memory() says whether memory "
+         "is right: call it, too."),
+        (2, "a slow product", {"slow": {last: 5.0}}, {"slow": [last]}, "A product is slow if it "
+         "takes more than `slow` times as long as the fastest."),
         (2, "two faults on one rank", {"slow": {0: 9.0}, "products": [0]}, {"wrong": [0],
-         "slow": [0]}, "It is wrong and slow."),
+         "slow": [0]}, "This rank is wrong and slow."),
         (3, "all products slow but one", {"slow": dict.fromkeys(others, 5.0)}, {"slow": others},
          "Compare with the fastest: most of them may be slow."),
         (3, "a slow link to rank 0", {"links": {(last, 0): 4.0}}, {"links": [(last, 0)]}, LINK),
@@ -76,13 +76,13 @@ def _cases(R):
         *((3, f"both links of rank {r} slow", {"links": {(r, (r + 1) % R): 8.0, (r, (r - 1) % R):
            9.0}, "slow": {0: 5.0}}, {"slow": sorted({0, r})}, CARD) for r in (1, 0)),
         (4, "two links slow, apart", {"links": {(1, 0): 9.0, (2, 3): 7.0}},
-         {"links": [(0, 1), (2, 3)]}, "They share no rank."),
+         {"links": [(0, 1), (2, 3)]}, "These links share no rank, so no rank is to blame."),
     ):
         if R >= least:
             yield name, faults, Health(**{"wrong": [], "slow": [], "links": []} | right), hint
     if R == 2:
         yield ("its one link 9 times as slow", {"links": {(0, 1): 9.0}}, Health([], [], []), "Two "
-               "ranks have one link: no other is faster.")
+               "ranks have one link, so there is no faster one.")
 
 
 def _trial(health_check, ranks):
@@ -109,12 +109,12 @@ def _look(where, found, right, hint, probe, calls):
            f"{where}: it has messages with {probe.partners}, not with {sorted(neighbours)}", "One "
            "message for each link of the ring; two ranks have one link, one has none.")
     expect(probe.depth <= 3, f"{where}: {probe.depth} messages come one after the other; 3 are "
-           "enough", f"Links without a common rank are measured at the same time. {MEET}")
+           "enough", f"Measure links without a common rank at the same time. {MEET}")
     twice = sorted({name for name in calls if calls.count(name) > 1})
-    expect(not twice, f"{where}: {', '.join(twice)} more than once", "product and memory once a "
-           "rank; then all four numbers in one all-gather.")
+    expect(not twice, f"{where}: {', '.join(twice)} more than once", "Call product and memory "
+           "once on each rank, then send all four numbers in one all-gather.")
     expect(isinstance(found, tuple) and len(found) == 3, f"{where}: it returns {found!r}",
-           "Return Health(wrong, slow, links), of lists.")
+           "Return Health(wrong, slow, links), three lists.")
     for name, got, due in zip(Health._fields, found, right):
         expect(got == due, f"{where}: {name} is {got}, not {due}", hint)
 
@@ -123,4 +123,4 @@ def check_health_check(health_check):
     on_groups(_trial, health_check, failures=FAILURES)
     yield "wrong products and memories, slow products, the slow link: named on every rank"
     yield "a rank with two slow links is slow itself; a link measured slow on one side is slow"
-    yield "one message a link, at most 3 after one another; on 4, 3, 2 and 1 ranks"
+    yield "one message a link, at most 3 in a row; on 4, 3, 2 and 1 ranks"

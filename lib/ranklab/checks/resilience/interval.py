@@ -30,27 +30,27 @@ def check_optimal_interval(optimal_interval):
         if isinstance(got, (int, float)) and abs(got / best - 1) <= APART:
             continue
         explain(where, got, best, {
-            "Young's": (young, "His formula is the first term only: it is too long where a "
+            "Young's": (young, "His formula is only the first term. It is too long if a "
                         "checkpoint takes more than a little of the time between failures."),
-            "Young's, less a checkpoint": (young - C, "Daly's has two more terms."),
-            "Daly's with one term more than Young's": (young * (1 + x / 3) - C, "There is one "
-                                                       "more: C / 2 M, divided by 9."),
+            "Young's, less a checkpoint": (young - C, "Daly's formula has two more terms."),
+            "Daly's with one term more than Young's": (young * (1 + x / 3) - C, "One term is "
+                                                       "missing: C / 2 M, divided by 9."),
             "from the beginning of one checkpoint to the next": (
-                young * (1 + x / 3 + x**2 / 9), "Seconds of work: without the checkpoint."),
-            "the time between failures": (M, "Only where a checkpoint takes twice as long as "
-                                          "that, or more."),
+                young * (1 + x / 3 + x**2 / 9), "Count the work only, without the checkpoint."),
+            "the time between failures": (M, "This holds only if a checkpoint takes twice as "
+                                          "long as that, or more."),
             "sqrt(C M)": (math.sqrt(C * M), "A failure loses half an interval on average: the 2 "
                           "belongs under the root."),
             "what Daly's series gives where it does not hold": (
-                young * (1 + x / 3 + x**2 / 9) - C, "For checkpoints of 2 M and more it is M."),
-        }, f"More than {APART:.0%} off. sqrt(2 C M) (1 + x / 3 + x^2 / 9) - C, where x^2 is "
-           "C / 2 M; and M from C = 2 M on.")
+                young * (1 + x / 3 + x**2 / 9) - C, "If C is 2 M or more, the interval is M."),
+        }, f"More than {APART:.0%} off. Take sqrt(2 C M) (1 + x / 3 + x^2 / 9) - C, where x^2 "
+           "is C / 2 M; and M from C = 2 M on.")
     yield f"within {APART:.0%} of the best, for short checkpoints and for very long ones"
     for C, M in ((60, LLAMA), (300, OPT)):
         gaps = random_gaps(M, 20_000)
         lost = [1 - simulate(best_interval(C, M) * k / 20, C, gaps, 600) for k in range(8, 50)]
         mine = 1 - simulate(optimal_interval(C, M), C, gaps, 600)
-        expect(mine <= 1.01 * min(lost), f"simulated, {mine:.2%} of the time are lost; with "
+        expect(mine <= 1.01 * min(lost), f"simulated, {mine:.2%} of the time is lost; with "
                f"another interval {min(lost):.2%}", "Compare intervals with simulate().")
         name = "Llama 3" if M == LLAMA else "OPT-175B"
         yield (f"{name}'s rate, a failure each {M / HOUR:.1f} h: save {C} s each "
@@ -70,11 +70,11 @@ def check_goodput(goodput):
         whole, alone = math.expm1((T + C) / M), math.expm1(T / M)
         right = T / (M * math.exp(R / M) * whole)
         explain(f"{where}: goodput", goodput(T, C, M, R), right, {
-            "that without failures": (T / (T + C), "Each failure costs a restart and what was not "
-                                      "saved."),
+            "that without failures": (T / (T + C), "Each failure costs a restart and the work that "
+                                      "was not saved."),
             "that where no failure comes during a restart": (
-                T / ((M + R) * whole), "A restart may be cut short, and begins again: it takes "
-                "M (e^(R/M) - 1) on average."),
+                T / ((M + R) * whole), "A failure may cut a restart short, and then it begins "
+                "again: it takes M (e^(R/M) - 1) on average."),
             "that where no failure comes during a checkpoint": (
                 T / (M * math.exp(R / M) * alone + C), "A checkpoint that is cut short saves "
                 "nothing: work and checkpoint must both fit."),
@@ -82,19 +82,19 @@ def check_goodput(goodput):
             "that without checkpoints": (T / (M * math.exp(R / M) * alone), "A round is work and "
                                          "a checkpoint."),
             "with checkpoints counted as work": ((T + C) / T * right, "Only the work is useful."),
-            "the share that is lost": (1 - right, "The other share."),
-            "seconds for each second of work": (1 / right, "The other way round."),
-            **{"a first-order estimate": (estimate, "Half an interval for each failure holds only "
-                                          "where failures are rare. It is exact with e^(T/M).")
+            "the share that is lost": (1 - right, "Return the share that is useful."),
+            "seconds for each second of work": (1 / right, "Turn the fraction over."),
+            **{"a first-order estimate": (estimate, "Half an interval for each failure is right "
+                                          "only if failures are rare. It is exact with e^(T/M).")
                for estimate in [T / (T + C) * (1 - (R + T / 2) / M)]},
             "an estimate of first order": (max(0.0, T / (T + C) * (1 - (R + (T + C) / 2) / M)),
                                            "It is exact with e^((T + C) / M)."),
         }, "A round of work and checkpoint takes M e^(R/M) (e^((T + C)/M) - 1) on average.")
-    yield "exact for failures at random, that also come during a checkpoint or a restart"
+    yield "exact for random failures, also during a checkpoint or a restart"
     for T, R in ((1e6, 60), (50, 1e6)):
         explain(f"{T:.0f} s of work, {R:.0f} s to restart, a failure each 100 s: goodput",
-                goodput(T, 60, 100, R), 0.0, hint="0.0, and no OverflowError: divide both sides by "
-                "e^(...).")
+                goodput(T, 60, 100, R), 0.0, hint="Return 0.0, without an OverflowError: divide "
+                "numerator and denominator by e^(...).")
     yield "0.0 where nothing ever gets done"
     for T, C, M, R in ((1100, 60, LLAMA, 600), (3600, 300, 7200, 1200)):
         seen, said = simulate(T, C, random_gaps(M, 100_000), R), goodput(T, C, M, R)

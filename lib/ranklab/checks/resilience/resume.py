@@ -16,22 +16,22 @@ from ranklab.resilience import Run
 SAMPLES, BATCH, WIDTH, MORE = 39, 8, 5, 7
 MOMENTS = 0, 5, 7  # before the first step, at the end of an epoch, inside one
 COPY = "state_dict gives the tensors themselves, and the next step changes them: copy.deepcopy."
-TWICE = "load_state_dict may keep the very tensors that it gets, and change them: copy before."
+TWICE = "load_state_dict may keep the very tensors that it gets, and change them: copy them first."
 KEEP = {
     "the weights": "model.state_dict() has them.",
     "what AdamW remembers": "optimizer.state_dict() has its means for each weight.",
-    "the learning rate": "It stands in the optimizer's groups: optimizer.state_dict() has it.",
-    "the scheduler's step": "scheduler.state_dict(): else the next step begins to warm up again.",
-    "the loader's order": "loader.order: else in this epoch some samples come twice, others never.",
-    "the loader's position": "loader.position: else samples come twice in this epoch.",
+    "the learning rate": "It is in the optimizer's groups: optimizer.state_dict() has it.",
+    "the scheduler's step": "scheduler.state_dict(): without it the warm-up begins again.",
+    "the loader's order": "loader.order: without it some samples come twice, others never.",
+    "the loader's position": "loader.position: without it samples come twice in this epoch.",
     "the loader's generator": "loader.generator.get_state(): it draws the next epoch's order.",
     "steps_done": "run.steps_done is a part of the run.",
     "python's random numbers": "random.getstate(), random.setstate(...): the brightness.",
     "numpy's random numbers": "np.random.get_state(), np.random.set_state(...): the noise.",
     "torch's random numbers": "random_state(), set_random_state(...): dropout. Put them back last.",
 }
-FAILURES = {"TypeError: .*NoneType.*not subscriptable.*": "Without `saved` it returns what must be "
-            "kept."}
+FAILURES = {"TypeError: .*NoneType.*not subscriptable.*": "Without `saved` it returns all that "
+            "must be kept."}
 
 
 def _run(seed, steps):
@@ -60,8 +60,8 @@ def _plain(value):
 def _same(where, found, right, hint=""):
     for name, advice in KEEP.items():
         lost = found[name] == {} or found[name] == []
-        what = "is gone" if lost and right[name] != found[name] else "is another one"
-        expect(found[name] == right[name], f"{where}: {name} {what}", f"{hint or advice}")
+        what = "lost" if lost and right[name] != found[name] else "another value"
+        expect(found[name] == right[name], f"{where}: {name}: {what}", f"{hint or advice}")
 
 
 def _trial(resume_exact, ranks):
@@ -71,14 +71,14 @@ def _trial(resume_exact, ranks):
         before = _moment(run)
         saved = resume_exact(run)
         yield partial(_same, f"{where}, while it saves", _moment(run), before,
-                      "Look, and change nothing: to draw a number is a change.")
+                      "A save must change nothing, and drawing a random number is a change.")
         yield partial(expect, saved is not None, "it returns None", "Without `saved` it returns "
                       "all that must be kept.")
         try:
             frozen = pickle.dumps(saved)
         except Exception as error:
             raise Mistake(f"what it returns can't be pickled: {error}", "Keep state_dicts, numbers "
-                          "and tensors; not the objects themselves.") from None
+                          "and tensors, not the objects themselves.") from None
         losses, end = [run.step() for _ in range(MORE)], _moment(run)
         other, _ = _run(5, 3)
         for what, given, hint in (("put back", pickle.loads(frozen), ""), ("the run went on, and "
@@ -93,7 +93,7 @@ def _trial(resume_exact, ranks):
 def _equal(where, found, right):
     at = next((i for i, (a, b) in enumerate(zip(found, right)) if a != b), None)
     expect(at is None, f"{where}: the loss of step {at} after it is {found[at or 0]!r}, not "
-           f"{right[at or 0]!r}", "All must be as it was, bit for bit, in the run's own objects.")
+           f"{right[at or 0]!r}", "Put everything back, bit for bit, into the run's own objects.")
 
 
 def _elsewhere(resume_exact, ranks, frozen, losses):
@@ -106,6 +106,6 @@ def check_resume_exact(resume_exact):
     seen = on_groups(_trial, resume_exact, ranks=1, at_once=True, failures=FAILURES)
     yield "the next steps are bit-equal: saved before the first step, inside an epoch, at its end"
     yield "model, optimizer, scheduler, loader, and the random numbers of three libraries"
-    yield "what is saved can be pickled, stays as it is, and serves twice; saving changes nothing"
+    yield "what is saved can be pickled, never changes, and works twice; saving changes nothing"
     on_groups(_elsewhere, resume_exact, *seen[0][-1], ranks=1, failures=FAILURES)
     yield "also in a fresh process"

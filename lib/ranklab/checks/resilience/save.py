@@ -12,10 +12,10 @@ from ranklab.checks.dying import Reduced, die, in_child, watched
 from ranklab.checks.exercise import Mistake
 
 OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
-BESIDE = ("Write to another file of the same folder, and when all of it is there, os.replace(it, "
-          "path): a name changes all at once.")
+BESIDE = ("Write to another file of the same folder. When it is complete, os.replace(it, path): "
+          "a name changes all at once.")
 SEEN = "Call os.fsync and os.replace by these names: the check watches them."
-LEFT = ("Catch what is raised, remove the file beside, and raise again. Its name must be the same "
+LEFT = ("Catch what is raised, remove the temporary file, and raise again. Give it the same name "
         "in each save of this path, so that the next save writes over what a killed one left.")
 FAILURES = {
     "FileNotFoundError: .*''.*": "\"name.pt\" has no folder in its text: os.path.dirname gives ''. "
@@ -57,7 +57,7 @@ def _plain(atomic_save):
     atomic_save(NEW, str(path))
     _holds("a second save, to a str", path, "the new one", BESIDE)
     expect(path.stat().st_ino != node, "the old file is written over in place", "A kill in the "
-           f"middle leaves a torn one. {BESIDE}")
+           f"middle leaves a torn file. {BESIDE}")
     here = os.getcwd()
     os.chdir(path.parent)
     try:
@@ -80,7 +80,7 @@ def _free_descriptor(path):
 
 
 def _order(atomic_save):
-    """What must come before what, so that it holds when the power fails, too."""
+    """The order of the calls, so that a power failure does no harm either."""
     path, calls = _fresh(atomic_save), []
 
     def note(name, first, *more):
@@ -96,12 +96,12 @@ def _order(atomic_save):
     expect(renamed is not None, "no os.replace brings the file to `path`", SEEN)
     place = calls[renamed][2]
     expect(place == path.parent.resolve(), f"the file is renamed from another folder, {place.name}",
-           "Where that is another file system, os.replace raises, and a move copies: write in the "
+           "If that is another file system, os.replace raises, and a move copies: write in the "
            "folder of `path`.")
     synced = [(i, call[1]) for i, call in enumerate(calls) if call[0] == node and not call[2]]
     early = [nbytes for i, nbytes in synced if i < renamed]
-    expect(synced, "the file is never synced", "The system keeps what is written in memory for a "
-           "while: os.fsync(file.fileno()) before os.replace.")
+    expect(synced, "the file is never synced", "The system keeps written bytes in memory for a "
+           "while: call os.fsync(file.fileno()) before os.replace.")
     expect(early, "the file is synced after it was renamed", "If the power fails in between, the "
            "new name is there and its bytes are not: os.fsync first.")
     expect(size in early, f"{max(early, default=0):,} bytes are there at os.fsync, of {size:,}",
@@ -127,8 +127,8 @@ def _killed(atomic_save):
     for way, (save, most) in ways.items():
         path = _fresh(atomic_save)
         end, found = in_child(partial(save, path), most), content(path)
-        expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, anew in each "
-               "call.")
+        expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, "
+               "and again in each call.")
         expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
                f"Nothing may be written to `path`, or removed. {BESIDE}")
         atomic_save(NEW, path)
@@ -166,8 +166,8 @@ def _at_once(atomic_save):
     expect(found == ("the old one", "the new one"), f"{where}: in them {' and '.join(found)}", MEET)
 
 
-MEET = ("Each path needs a file beside of its own: put the whole name of `path` into its name, and "
-        "remove no other. with_suffix takes the .10 away.")
+MEET = ("Each path needs a temporary file of its own: put the whole name of `path` into its name, "
+        "and remove no other. with_suffix takes the .10 away.")
 
 
 def check_atomic_save(atomic_save):

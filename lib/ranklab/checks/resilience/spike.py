@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from ranklab.checks.beside import expect
 
 GO, SKIP, BACK = "go on", "skip", "roll back"
-ROBUST = ("Spikes that came before are among the losses: a mean and a standard deviation are drawn "
-          "up by them. Take the median, and the median distance from it.")
-FAR = "Above what the losses of the last steps are, by more than `limit` times their spread."
-FEW = "There are too few to know: each finite one is good."
+ROBUST = ("Earlier spikes are among the losses, and they pull up a mean and a standard deviation. "
+          "Take the median, and the median distance from it.")
+FAR = "It is above the losses of the last steps by more than `limit` times their spread."
+FEW = "There are too few losses to judge: each finite one is good."
 SIGMA = ("The spread is a standard deviation: 1.4826 times the median distance, or the quartiles' "
          "distance / 1.349; `limit` is 6 of them.")
-STAYS = "Skipping has not helped `patience` times, one after the other: roll back."
-NAN = "A loss that is not finite is never good, and says nothing of what is usual: leave it out."
+STAYS = "Skipping has not helped `patience` times in a row: roll back."
+NAN = "A loss that is not finite is never good, and says nothing about what is usual: leave it out."
 
 
 def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
@@ -69,7 +69,7 @@ def _quiet(loss_spike):
     for case, losses, hint in (
         ("falling from 10 to 3", noisy(300, fall=7.0, noise=0.1), "A fall is no spike."),
         ("losses about 0.2, with 15% of noise", noisy(400, level=0.2, noise=0.03, seed=3), "Noise "
-         "is no spike: measure its spread. A part more than before is not far in noisy losses."),
+         "is no spike: measure its spread. In noisy losses a few percent more is not far."),
         ("the first steps", [11.0, 10.9, 12.5, 10.0, 9.0, 9.9, 8.0, 7.0], FEW),
         ("a real run of 1,000 steps", real_losses(), "Its noise is about normal: of a thousand "
          "steps some are 3 deviations above. `limit` is 6."),
@@ -94,7 +94,7 @@ def _cases():
             ("from 10 down to 3, then 8", [*fallen, 8.0], SKIP, "8 was usual long ago: the last "
              "`window` losses count."),
             ("a loss of 0.004 after 300 about 0.003", [x / 1000 for x in [*calm, 4.0]], SKIP, "No "
-             "fixed number: what is far is told by the losses' own spread."),
+             "fixed number: the losses' own spread tells you what is far."),
             ("5 standard deviations above", [*normal, 3.5], GO, SIGMA),
             ("7 standard deviations above", [*normal, 3.7], SKIP, SIGMA)],
         "of calm losses 1% more is no spike; of the first 20 none is": [
@@ -103,7 +103,7 @@ def _cases():
             ("losses of 3, then 3.1", [*level, 3.1], SKIP, "A spread of 0: more than 1% is a "
              "spike, too. Don't divide by it."),
             ("the 20th is 4", [*calm[:19], 4.0], GO, FEW),
-            ("the 21st is 4", [*calm[:20], 4.0], SKIP, "Only the first 20 are let go.")],
+            ("the 21st is 4", [*calm[:20], 4.0], SKIP, "Only the first 20 are accepted.")],
         "earlier spikes hide no new one; a loss that is not finite is skipped": [
             ("four great spikes, and then 4", [*before, 4.0], SKIP, ROBUST),
             ("NaN some steps ago, then 4", [*gaps, 4.0], SKIP, NAN),
@@ -111,7 +111,7 @@ def _cases():
             ("NaN some steps ago, then 3", [*gaps, 3.0], GO, NAN),
             *((f"a loss of {bad}", [*calm, bad], SKIP, NAN) for bad in (nan, inf, -inf)),
             *((f"the very first is {bad}", [bad], SKIP, NAN) for bad in (nan, inf, -inf))],
-        "what stays for `patience` steps is rolled back": [
+        "a spike that stays for `patience` steps is rolled back": [
             ("4 and 4", [*calm, 4.0, 4.0], SKIP, "`patience` is 3."),
             ("4, 4 and 4", [*calm, *[4.0] * 3], BACK, STAYS),
             ("five times 4", [*calm, *[4.0] * 5], BACK, "Each is the last of three."),

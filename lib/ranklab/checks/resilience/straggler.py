@@ -7,7 +7,7 @@ import torch
 from ranklab.checks.beside import expect, refused
 
 ALL_STEPS = "A rank must be slow in most of the steps: take a median over steps, not a mean or max."
-NOISE = "1.2 times as long as the other ranks, in most steps: below it is noise."
+NOISE = "A slow rank takes 1.2 times as long as the others in most steps. Less than that is noise."
 
 
 def _seconds(steps, ranks, seed=0):
@@ -38,22 +38,22 @@ CASES = {
     "one of 8 slow by half": (_with(40, 8, (EVERY, 5, 1.5)), [5], "Compare each rank with the "
                               "median rank of its step. (Of 8 ranks none can be 3 standard "
                               "deviations away from their mean.)"),
-    "two of 64 slow": (_with(40, 64, (EVERY, 9, 1.4), (EVERY, 40, 1.7)), [40, 9], "All slow ones, "
-                       "the slowest first."),
+    "two of 64 slow": (_with(40, 64, (EVERY, 9, 1.4), (EVERY, 40, 1.7)), [40, 9], "Return all slow "
+                       "ranks, the slowest first."),
     "each rank pauses in one step of eight": (_with(40, 8, *PAUSES), [], ALL_STEPS),
     "one rank pauses for 100 s, once": (_with(40, 8, (11, 3, 100.0)), [], ALL_STEPS),
     "a slow rank among pauses": (_with(40, 8, *PAUSES, (EVERY, 2, 1.5)), [2], ALL_STEPS),
     "all ranks slow in half of the steps": (
-        _with(40, 8, (slice(0, None, 2), EVERY, 3.0)), [], "All together are no straggler: divide "
-        "by the median of the same step."),
-    "all ranks slow from step 20 on": (_with(40, 8, (slice(20, None), EVERY, 2.0)), [], "All "
-                                       "together are no straggler: compare with the others, not "
-                                       "with the past."),
+        _with(40, 8, (slice(0, None, 2), EVERY, 3.0)), [], "If all are slow, none is a straggler: "
+        "divide by the median of the same step."),
+    "all ranks slow from step 20 on": (_with(40, 8, (slice(20, None), EVERY, 2.0)), [], "If "
+                                       "all are slow, none is a straggler: compare with the "
+                                       "others, not with the past."),
     "rank 1 slow in the last 40 of 200 steps": (
         _with(200, 8, (slice(160, None), 1, 1.5)), [1], "Look at the last `recent` steps."),
     "rank 1 slow in the first 160 of 200 steps": (
-        _with(200, 8, (slice(160), 1, 1.5)), [], "Look at the last `recent` steps: it is well "
-        "again."),
+        _with(200, 8, (slice(160), 1, 1.5)), [], "Look at the last `recent` steps: the rank is "
+        "fast again."),
     "a slow rank in 3 of 5 steps": (_turns(3), [2], "In each step divide by the median rank of "
                                     "this step; then it is slow in most of them."),
     "a slow rank in 2 of 5 steps": (_turns(2), [], ALL_STEPS),
@@ -61,8 +61,8 @@ CASES = {
                       "one: torch.median takes the lower of two."),
     "two of 4 slow": (_with(40, 4, (EVERY, 0, 1.7), (EVERY, 3, 1.9)), [3, 0], "Half of the ranks "
                       "may be slow: torch.median takes the lower of two."),
-    "three of 8 fast": (_with(40, 8, *((EVERY, r, 0.5) for r in (0, 3, 6))), [], "A fast rank is "
-                        "no straggler, and does not make one of the others: compare with the "
+    "three of 8 fast": (_with(40, 8, *((EVERY, r, 0.5) for r in (0, 3, 6))), [], "A few fast "
+                        "ranks don't make stragglers of the others: compare with the "
                         "median, not with the fastest."),
     "one rank alone": (_seconds(40, 1), [], "One rank waits for nobody."),
     "3 steps": (_with(3, 8, (EVERY, 4, 1.5)), [4], "There may be fewer than `recent` steps."),
@@ -78,7 +78,7 @@ def check_find_straggler(find_straggler):
                "tensor.")
     yield "a slow rank, two of 64, half of the ranks; the slowest first"
     yield "no false alarm: noise, pauses, all slow together, one fast rank"
-    yield "what the last steps say counts"
+    yield "only the last steps count"
     hint = "`threshold` and `recent` are arguments."
     slow = _with(40, 8, (EVERY, 5, 1.5))
     _is("threshold=2", find_straggler(slow, threshold=2.0), [], hint)

@@ -1,12 +1,12 @@
 """A real Slurm on hosts of its own, inside this machine: a job loses a node and goes on as if
-nothing had happened. Then links between hosts: slow ones, one that is cut, one that flaps.
+nothing had happened. Then links between hosts are slow, flap, and are cut.
 
     python -m ranklab.projects.cluster
     python -m ranklab.projects.cluster --only links
 
 Needs root, for network namespaces, and Slurm: apt install slurm-wlm munge; for accounting slurmdbd
-mariadb-server, for the dashboard and its alert prometheus prometheus-alertmanager. At full size it
-is the same file: sbatch labs/jobs/cluster.sbatch.
+mariadb-server, for the dashboard and its alert prometheus prometheus-alertmanager. At full size
+use the same file: sbatch labs/jobs/cluster.sbatch.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A real Prometheus on the controller of Hosts, and the numbers that the dashboard shows of it."""
+"""A real Prometheus on the controller of Hosts, and the numbers that the dashboard shows."""
 
 import contextlib
 import functools
@@ -12,11 +12,11 @@ from ranklab.projects.cluster.config import GPUS, JOBS, NODES
 
 FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
 MFU, SPEED, STEP = "MFU", "tokens/s", "step time of each rank, until the collective"
-WINDOW = "5s"  # in the place of a minute or more, because a scrape comes each second
+WINDOW = "5s"  # instead of a minute or more, because a scrape comes every second
 
 
 def watching(hosts, say):
-    """A Monitor that alerts about silent hosts; where Prometheus is missing None, which is said."""
+    """A Monitor that alerts about silent hosts; None, with a message, if Prometheus is missing."""
     if missing():
         return contextlib.nullcontext(say(f"no dashboard and no alert: {missing()}"))
     return Monitor(hosts.folder / "monitor", [silent_host_rule(1) | {"for": "3s"}],

@@ -1,7 +1,7 @@
 """Links between two hosts of two ranks each: slow, then gone for two seconds, then gone for good.
 
 Ranks take turns on the hosts, as srun --distribution=cyclic would put them, so each hop of a flat
-ring crosses the link. What runs on each rank is in rank_main.
+ring crosses the link. Each rank runs rank_main.
 """
 
 import functools
@@ -27,13 +27,13 @@ RANKS = NODES * PER_NODE
 MBIT = 200  # of each link, in a second
 NBYTES, ROUNDS = 4 << 20, 4  # of the tensor that is summed; how often
 FLAP, LIMIT = 2.0, 6.0  # seconds without a link; seconds that a collective may take
-START, STEPS = 45, 10  # seconds, at most, until ranks take steps; so many around the flap
-PAUSE = 0.05  # seconds, in the place of a step's computation
+START, STEPS = 45, 10  # seconds, at most, until ranks take steps; so many before and after the flap
+PAUSE = 0.05  # seconds, instead of a step's computation
 ANSWER, DISCARD = 2, 9  # seconds that a host has for an answer; a port at which nobody listens
 
 
 def try_links(say):
-    """True where the cut link is named; where no hosts can be made, that is said."""
+    """True if the cut link is named. If this machine can't make hosts, it says so."""
     if sentence := missing():
         say(f"links: not run; {sentence}")
         return True
@@ -41,7 +41,7 @@ def try_links(say):
 
 
 def measure_links(say):
-    """All of it has happened to two fresh hosts, and is said.
+    """Does all of it to two fresh hosts, and prints it. Returns
     {"flat", "hierarchical", "step", "flapped", "limit": seconds; "formula": the ratio by bytes that
     cross; "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank;
     "missing": hosts that don't answer, in the words of ranks that still reach the controller}
@@ -89,7 +89,7 @@ def tell(found, say):
 
 
 def start_rank(hosts, rank, limit):
-    """The rank runs on its host; returns the file of what it prints."""
+    """Starts the rank on its host; returns the file of what it prints."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts.names[0],
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __name__, limit, hosts.folder / f"said.{rank}"]
@@ -100,7 +100,7 @@ def start_rank(hosts, rank, limit):
 
 
 def read(folder, kind, least=1):
-    """All that the ranks said of this kind; nothing until each said some, and all `least`."""
+    """All lines of this kind from the ranks; [] until each has one, and all together `least`."""
     lines = [[json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"]
              for file in sorted(folder.glob("said.*"))]
     found = [[each for each in mine if kind in each] for mine in lines]
@@ -110,7 +110,7 @@ def read(folder, kind, least=1):
 # --- on each rank ---------------------------------------------------------------------------------
 
 def rank_main(limit, path):
-    """Says what it sees, until a collective fails."""
+    """Writes what it sees, until a collective fails."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
     rank, hosts = dist.get_rank(), [None] * RANKS
     dist.all_gather_object(hosts, socket.gethostname())
@@ -129,7 +129,7 @@ def rank_main(limit, path):
                 others = sorted({CONTROLLER, *hosts} - {hosts[rank]})
                 say(rank=rank, host=hosts[rank], seconds=seconds, error=str(error),
                     silent=[host for host in others if not answers(host)])
-                os._exit(1)  # to leave the group would wait for the others
+                os._exit(1)  # leaving the group properly would wait for the others
             say(step=True, seconds=time.perf_counter() - start)
             time.sleep(PAUSE)
 
@@ -151,7 +151,7 @@ def compare(x):
 
 
 def answers(host):
-    """Whether there is a host: one that refuses a connection is there."""
+    """Whether the host is there: a host that refuses a connection is."""
     try:
         return not socket.create_connection((host, DISCARD), timeout=ANSWER).close()
     except OSError as error:

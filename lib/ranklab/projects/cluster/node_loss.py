@@ -27,7 +27,7 @@ LIMIT = 60  # seconds for whatever comes next
 
 
 def try_node_loss(say):
-    """True where a job loses a node without harm; where there is no Slurm, that is said."""
+    """True if a job loses a node without harm. Without Slurm it says so."""
     if sentence := missing():
         say(f"job: not run; {sentence}")
         return True
@@ -36,8 +36,8 @@ def try_node_loss(say):
 
 
 def lose_a_node(slurm, monitor, say):
-    """The job is submitted, the plug of a node is pulled, and the job has ended; all of it is said.
-    True where it ended as if nothing had happened.
+    """Submits the job, pulls the plug of a node, waits for the end, and prints all of it.
+    True if the job ended as if nothing had happened.
 
     monitor  a Monitor on these hosts; None: without the dashboard's numbers and an alert
     """
@@ -77,7 +77,7 @@ def lose_a_node(slurm, monitor, say):
 
 
 def submit(slurm, saved, log, monitor):
-    """(the job's number, its nodes), as soon as it runs."""
+    """(the job's number, its nodes), as soon as the job runs."""
     saved.mkdir()
     for name in slurm.hosts.names:
         slurm.hosts.shape(name, SLOW)
@@ -89,14 +89,14 @@ def submit(slurm, saved, log, monitor):
 
 
 def alert_about(monitor, host, since):
-    """The first one about this host since then."""
+    """The first alert about this host since then."""
     return until(lambda: next((each for each in monitor.received() if each["time"] > since
                                and each["labels"].get("host") == host), None),
                  LIMIT, f"an alert about {host}", monitor.folder / "prometheus.log")
 
 
 def say_accounts(slurm, job, say):
-    """Rows of sacct, once the last one says COMPLETED: it comes some seconds late."""
+    """Prints the rows of sacct, once the last one says COMPLETED, which comes some seconds late."""
     if slurm.no_sacct:
         return say(slurm.no_sacct)
     rows = until(lambda: (found := slurm.accounting(job))[-1]["State"] == "COMPLETED" and found,
@@ -106,7 +106,7 @@ def say_accounts(slurm, job, say):
 
 
 def is_equal(saved, usual, loss, usual_loss, say):
-    """Whether the last checkpoints are, bit for bit, and the losses (of which one has 4 digits)."""
+    """Whether the last checkpoints are equal, bit for bit, and the losses (one has 4 digits)."""
     mine, other = state_of(saved), state_of(usual)
     differ = [name for name in mine.keys() | other.keys() if name not in mine or name not in other
               or not torch.equal(mine[name], other[name])]

@@ -18,7 +18,7 @@ CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)
 
 
 class Sleeper(TextTrainer):
-    """Its batches come `sleep` seconds late, as from a slow disk; it stops as by a SIGTERM."""
+    """Its batches come `sleep` seconds late, as from a slow disk. It stops as after a SIGTERM."""
 
     def next_batch(self):
         time.sleep(self.sleep)
@@ -32,7 +32,7 @@ class Watched(Exported, Sleeper):
 
 
 def train(rank_sleeps, targets, inbox, limit):
-    """On each rank: trains until an alert is there, or for `limit` seconds; returns the steps."""
+    """On each rank: trains until there is an alert, or for `limit` seconds; returns the steps."""
     text, shape = text_for(SHAPE, CONFIG)
     trainer = Watched(GPT(shape), text, CONFIG, device(), parallel=DataParallel(), progress=False)
     rank, end = trainer.parallel.rank, time.monotonic() + limit
@@ -47,8 +47,8 @@ def train(rank_sleeps, targets, inbox, limit):
 
 def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
     """{alert, seconds until it came, steps, tokens, step_seconds of each rank}: a run whose rank
-    `slow` waits for its data, with Prometheus and Alertmanager beside it; by a straggler_rule.
-    error  TimeoutError where no alert came in `limit` seconds
+    `slow` waits for its data, while Prometheus and Alertmanager watch it by a straggler_rule.
+    error  TimeoutError if no alert came in `limit` seconds
     """
     kind = watcher()
     with kind(folder, [rule]) as monitor:

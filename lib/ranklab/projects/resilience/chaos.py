@@ -1,7 +1,8 @@
-"""The chaos monkey: which fault comes when, by a seed; and the training in which it sits.
+"""The chaos monkey: a seed decides which fault comes when. And the training that it disturbs.
 
-Its faults are real: signals to processes, a changed file, a write that the kernel refuses. Emulated
-are a full disk, by a limit for the size of files (EFBIG, not ENOSPC), and a slow rank, by sleep.
+Its faults are real: signals to processes, a changed file, a write that the kernel refuses. Two are
+emulated: a full disk, by a limit for the size of files (EFBIG, not ENOSPC), and a slow rank, by
+sleep.
 """
 
 import math
@@ -32,13 +33,13 @@ class Fault(NamedTuple):
 
     kind: str
     step: int
-    rank: int  # modulo the ranks that there are
+    rank: int  # modulo the number of ranks in this launch
     delay: float = 0.0  # seconds until a signal comes
-    lost: int = 0  # ranks that the next launch lacks
+    lost: int = 0  # ranks that are missing in the next launch
 
 
 class Left(Exception):
-    """This rank goes, and tells nobody."""
+    """This rank leaves, and tells nobody."""
 
 
 def plan_faults(seed, count, config, ranks):
@@ -74,7 +75,7 @@ class ChaosTrainer(HybridTrainer):
 
     def step(self, batch=None):
         self.strike(IN_STEPS)
-        before = time.thread_time()  # it takes none to wait for others
+        before = time.thread_time()  # waiting for others doesn't count
         share = super().step(batch)
         seconds = time.thread_time() - before + self.waits[-1]
         self.beats.beat(self.parallel.rank, self.steps_done, seconds)
@@ -85,7 +86,7 @@ class ChaosTrainer(HybridTrainer):
         return super().next_batch()
 
     def save(self):
-        """As always; a save that a full disk refuses is left out, but not the last one."""
+        """Saves. A save that a full disk refuses is left out, unless it is the last one."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         is_full, before = self.strike(IN_SAVES) == "disk full", time.perf_counter()
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL if is_full else soft, hard))
@@ -123,7 +124,7 @@ class ChaosTrainer(HybridTrainer):
 
 
 def corrupt(path, count=16):
-    """So many bytes in the middle of the file are others."""
+    """Changes `count` bytes in the middle of the file."""
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
         old = file.read(count)

@@ -30,8 +30,8 @@ class Options(OnText):
     faults: int = option(5, "in a run", least=0)
     monkey: int = option(1, "of the monkey; of the first run, with --soak", kind=seed, flag="seed")
     soak: int = option(1, "runs, each with its own seed", kind=positive)
-    layouts: str = option(LAYOUTS, "dp x tp x pp and more: the first that the ranks left suffice "
-                          "for is taken")
+    layouts: str = option(LAYOUTS, "dp x tp x pp and more: the first one that fits on the ranks "
+                          "that are left is taken")
 
     def settings(self):
         return Config()

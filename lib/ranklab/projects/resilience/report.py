@@ -7,7 +7,7 @@ import torch
 
 
 def report(trials, find_straggler=None, goodput=None):
-    """One trial in full, or all in a line. find_straggler, goodput: exercises of lab 14"""
+    """One trial in full, or several in one line. find_straggler, goodput: exercises of lab 14"""
     if len(trials) == 1:
         return "\n".join(story(trials[0], find_straggler) + shares(trials[0], goodput))
     runs = [each.found for each in trials]
@@ -17,7 +17,7 @@ def report(trials, find_straggler=None, goodput=None):
 
 
 def said(trials):
-    """Yields each, after a line about it on the screen."""
+    """Yields each trial, after a line about it on the screen."""
     for trial in trials:
         found = trial.found
         print(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} launches, "
@@ -37,7 +37,7 @@ def computed(found):
 def story(trial, find_straggler):
     """Lines: each launch, and what is equal in the end."""
     found, lines = trial.found, []
-    # Stages of a pipeline have more or less to do: each rank is compared with itself, undisturbed.
+    # Some pipeline stages have more to do, so each rank is compared with itself, undisturbed.
     usual = {life.layout: np.median(life.work[:, 1:], axis=1, keepdims=True)
              for life in trial.replay.lives if life.last > life.first}
     for life in found.lives:
@@ -52,7 +52,7 @@ def story(trial, find_straggler):
                                    subsequent_indent=8 * " ")
     differ, refused = trial.differing(), sum((life.saves[0] < 0).sum() for life in found.lives)
     return [*lines, f"held out: {found.loss:.6f} nats; undisturbed {trial.usual.loss:.6f}",
-            "beside an undisturbed run with the same layouts at the same steps, weights and "
+            "in an undisturbed run with the same layouts at the same steps, weights and "
             "optimizer\n" + (f"differ in {len(differ)} tensors" if differ else
                              f"are equal bit for bit, in {len(found.state)} tensors"),
             f"checkpoints read: {found.checked}; damaged: {found.damaged}; torn: {found.torn}; "
@@ -60,14 +60,14 @@ def story(trial, find_straggler):
 
 
 def shares(trial, goodput):
-    """Lines: which share of the steps counts, and which of the time; counted and by formula."""
+    """Lines: which share of the steps and of the time counts; measured, and by formula."""
     found, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
     failures, done = len(found.lives) - 1, computed(found)
     lost = failures * (every - 1) / 2 + found.damaged * every
     running = sum(np.ptp(life.times.max(axis=0)) for life in found.lives)  # with saves
     saves = np.concatenate([life.saves[0, :-1][life.saves[0, :-1] > 0] for life in found.lives])
     step = (running - saves.sum()) / done  # seconds
-    # No failure comes here in a restart: the formula is for the time between them.
+    # Here no failure comes during a restart, so the formula covers the time between restarts.
     share = goodput and failures and len(saves) and running / found.seconds * goodput(
         every * step, saves.mean(), running / failures, 0)
     return [f"steps that count: {steps} of {done}, {steps / done:.0%}; a failure loses "

@@ -1,4 +1,4 @@
-"""Runs under the monkey, each with a seed of its own, beside runs that nothing disturbs."""
+"""Runs under the monkey, each with its own seed, beside undisturbed runs."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.survive import Survived, survive
 from ranklab.text_trainer import text_for
 
-# Another layout adds in another order: roundings, of 6e-8, which AdamW enlarges in each step. With
-# the same layouts at the same steps nothing may differ.
+# Another layout adds in another order. It rounds differently, by 6e-8, and AdamW enlarges this in
+# each step. With the same layouts at the same steps nothing may differ.
 TOLERANCE = 1e-5  # nats
 
 

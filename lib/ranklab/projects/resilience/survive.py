@@ -1,4 +1,4 @@
-"""survive: the supervisor. It starts ranks, notices that they are gone or hang, and goes on."""
+"""survive: the supervisor. It starts ranks, notices when they die or hang, and goes on."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from ranklab.projects.resilience.chaos import MARK, ChaosTrainer, Left
 from ranklab.resilience.heartbeat import Heartbeats, watched
 
 STALL = 1.0  # seconds in which all ranks sleep in communication
-SPARE = 3  # failures more than faults; with another one something else is wrong
+SPARE = 3  # failures that we accept beyond the planned faults
 
 
 @dataclass
@@ -29,10 +29,10 @@ class Life:
 
     layout: Layout
     first: int  # the step of the checkpoint that it began with; 0: from the beginning
-    last: int  # that a rank has done
+    last: int  # the last step that a rank has done
     ended: str  # why, in the engine's words; "": nothing failed
     noticed: float  # seconds from the last fault to the end
-    faults: list  # that have struck
+    faults: list  # those that have struck
     times: np.ndarray
     work: np.ndarray
     saves: np.ndarray
@@ -64,12 +64,12 @@ class Survived:
 def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=(), heartbeat=3):
     """The model is trained to the last step, whatever fails on the way; returns a Survived.
 
-    layouts    the first that the ranks left suffice for is taken, or the last; a rank that is lost
-               is there again a launch later
+    layouts    the first one that fits on the ranks that are left is taken, or else the last; a lost
+               rank is back one launch later
     faults     Faults that strike
-    path       of a Survived, to be followed instead
+    path       of a Survived: these layouts are taken instead, at the same steps
     heartbeat  seconds without a step, times patience(), after which ranks are ended
-    error      RankError where ranks fail SPARE times more than there are faults
+    error      RankError if ranks fail SPARE times more often than there are faults
     """
     for layout in layouts:
         config.refuse_what_does_not_fit(shape, layout)
@@ -128,8 +128,8 @@ def _work(shape, text, config, faults, struck, layout, beats, stop):
 
 
 def last_whole(folder, found):
-    """The step of the last checkpoint that agrees with its checksums; 0: there is none. Damaged and
-    unfinished ones are deleted, so no rank may be running.
+    """The step of the last checkpoint whose checksums are right; 0: there is none. Damaged and
+    unfinished checkpoints are deleted, so no rank may be running.
     """
     step = 0
     for place in saves(folder).values():
