@@ -787,7 +787,7 @@ questions("15_cluster")
 # python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# Each file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Two things cost most of the first day, and they differ from cloud to cloud. The first is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+# Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Two things cost most of the first day, and they differ from cloud to cloud. The first is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 
