@@ -14,6 +14,7 @@ import yaml
 from conftest import ROOT, load_script, repository_files
 
 from ranklab.course import labs
+from ranklab.course.build import MISSING, lab_notebook
 
 sentences = load_script("sentences")
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -128,9 +129,21 @@ def test_colabs_cell_ends_where_nothing_was_installed(tmp_path):
     assert done.returncode and "ranklab was not installed: the lines above say why" in done.stdout
 
 
-def test_lab_00_says_where_that_cell_is():
-    text = labs.source("00_ranks").partition("import answer")[0]
-    assert "No module named 'ranklab'" in text and "README.md has for Colab, under Start" in text
+@pytest.mark.parametrize("stem", labs.STEMS)
+def test_each_lab_says_where_that_cell_is(stem):
+    """Before its first cell of code, in which ranklab is the first thing that Colab lacks."""
+    first, *cells = lab_notebook(ROOT, stem).cells
+    assert first.cell_type == "markdown" and first.source.endswith(f"\n\n{MISSING}")
+    code = ast.parse(next(cell.source for cell in cells if cell.cell_type == "code"))
+    imported = [getattr(node, "module", None) or node.names[0].name for node in code.body
+                if isinstance(node, ast.Import | ast.ImportFrom)]
+    roots = [name.partition(".")[0] for name in imported]
+    assert set(roots[:roots.index("ranklab")]) <= sys.stdlib_module_names | {"numpy", "torch"}
+
+
+def test_that_cell_is_where_the_labs_say():
+    assert "No module named 'ranklab'" in MISSING
+    assert "that README.md has for Colab, under Start" in MISSING
     start = (ROOT / "README.md").read_text().partition("\n## Start\n")[2].partition("\n## ")[0]
     assert "**In Colab**" in start and colab_cell() in start
 
