@@ -32,8 +32,9 @@ def target(command):
 
 
 def test_a_container_brings_the_copies_and_an_environment():
+    """Before an editor opens: it does not wait for a postCreateCommand."""
     container = read(".devcontainer/devcontainer.json")
-    assert target(container["postCreateCommand"]) == "work"
+    assert target(container["updateContentCommand"]) == "work" and "waitFor" not in container
     assert re.search("^work: setup", MAKEFILE, re.M) and re.search("^lab: work", MAKEFILE, re.M)
     image, _, python = container["image"].partition(":")
     assert image == "python" and python.startswith("%d.%d-" % sentences.OLDEST)
