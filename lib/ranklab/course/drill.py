@@ -37,7 +37,8 @@ def drill(argv):
     chosen = choose(load(), wanted, marks)
     if not chosen:
         print("Nothing to ask: no question fits" + (
-            " and is weak. Well done; drop --weak." if wanted.weak else "."))
+            "." if not wanted.weak else " and is weak. Well done; drop --weak." if marks.kept
+            else " and is weak: none was asked yet. Drop --weak."))
         return 0
     print(f"{len(chosen)} questions. A number may carry a unit: 150 MB, 1.5e9, 3/4, 2*7/8*100.\n"
           "Enter alone shows the answer; q stops.\n")
