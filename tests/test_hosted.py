@@ -12,6 +12,8 @@ import nbformat
 import pytest
 import yaml
 from conftest import ROOT, load_script, repository_files
+from jupyter_server.serverapp import ServerApp
+from traitlets.config import PyFileConfigLoader
 
 from ranklab.course import labs
 from ranklab.course.build import MISSING, lab_notebook
@@ -51,6 +53,18 @@ def test_an_editor_finds_makes_environment_and_starts_kernels_beside_their_noteb
     assert settings == {"python.defaultInterpreterPath": f"{here}/{venv}/bin/python",
                         "python.testing.pytestEnabled": True,
                         "jupyter.notebookFileRoot": "${fileDirname}"}
+
+
+def test_jupyter_runs_cells_at_a_codespaces_own_address_and_at_no_other(monkeypatch):
+    monkeypatch.setenv("CODESPACE_NAME", "a-space-1x")
+    monkeypatch.setenv("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "app.github.dev")
+    server = ServerApp()
+    path = ROOT / "scripts" / "jupyter" / "jupyter_server_config.py"
+    server.update_config(PyFileConfigLoader(str(path)).load_config())
+    allowed = [re.match(server.allow_origin_pat, f"https://{name}") is not None for name in (
+        "a-space-1x-8888.app.github.dev", "a-space-1x-8889.app.github.dev", "b-8.app.github.dev",
+        "a-space-1x-8888.app.github.dev.b.org", "a-space-1x-8888.appxgithub.dev")]
+    assert allowed == [True, True, False, False, False]
 
 
 def test_the_workflow_is_the_two_commands_on_every_python():
