@@ -109,6 +109,7 @@ def draw(*texts):
     """Their figures are drawn anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
     codes = [HERE / "figures" / f"{text.stem.lower()}.py" for text in texts]
     codes = [code for code in codes if code.exists()]
+    print(f"drawing the figures of {len(codes)} files", flush=True)
     if codes and subprocess.run([sys.executable, HERE / "draw.py", *codes]).returncode:
         raise SystemExit("figures could not be drawn (see above)")
 

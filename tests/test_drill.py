@@ -151,14 +151,14 @@ def test_the_whole_bank_can_be_asked(own_home, monkeypatch, capsys):
 def test_weak_ones_come_again_until_they_sit(own_home, monkeypatch, capsys):
     asked = one(monkeypatch, "local-rank")
     run(monkeypatch, ["--weak"], replies(""))
-    assert "Nothing to ask: no question fits and is weak." in capsys.readouterr().out
+    assert "no question fits and is weak: none was asked yet." in capsys.readouterr().out
     run(monkeypatch, ["--seed", "0"], replies(""))         # Enter alone: not known
     assert f"->    {asked.shown_answer()}" in capsys.readouterr().out
     for _ in range(2):                       # once right is luck, twice is known
         run(monkeypatch, ["--weak", "--seed", "0"], replies(f"{asked.answer:g}"))
         assert "1 of 1 right." in capsys.readouterr().out
     run(monkeypatch, ["--weak", "--seed", "0"], replies())
-    assert "Nothing to ask" in capsys.readouterr().out
+    assert "Nothing to ask: no question fits and is weak. Well done" in capsys.readouterr().out
     assert marks_in(own_home) == {"local-rank": [0.0, 1.0, 1.0]}
 
 

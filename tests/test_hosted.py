@@ -12,8 +12,11 @@ import nbformat
 import pytest
 import yaml
 from conftest import ROOT, load_script, repository_files
+from jupyter_server.serverapp import ServerApp
+from traitlets.config import PyFileConfigLoader
 
 from ranklab.course import labs
+from ranklab.course.build import MISSING, lab_notebook
 
 sentences = load_script("sentences")
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -31,8 +34,9 @@ def target(command):
 
 
 def test_a_container_brings_the_copies_and_an_environment():
+    """Before an editor opens: it does not wait for a postCreateCommand."""
     container = read(".devcontainer/devcontainer.json")
-    assert target(container["postCreateCommand"]) == "work"
+    assert target(container["updateContentCommand"]) == "work" and "waitFor" not in container
     assert re.search("^work: setup", MAKEFILE, re.M) and re.search("^lab: work", MAKEFILE, re.M)
     image, _, python = container["image"].partition(":")
     assert image == "python" and python.startswith("%d.%d-" % sentences.OLDEST)
@@ -49,6 +53,18 @@ def test_an_editor_finds_makes_environment_and_starts_kernels_beside_their_noteb
     assert settings == {"python.defaultInterpreterPath": f"{here}/{venv}/bin/python",
                         "python.testing.pytestEnabled": True,
                         "jupyter.notebookFileRoot": "${fileDirname}"}
+
+
+def test_jupyter_runs_cells_at_a_codespaces_own_address_and_at_no_other(monkeypatch):
+    monkeypatch.setenv("CODESPACE_NAME", "a-space-1x")
+    monkeypatch.setenv("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "app.github.dev")
+    server = ServerApp()
+    path = ROOT / "scripts" / "jupyter" / "jupyter_server_config.py"
+    server.update_config(PyFileConfigLoader(str(path)).load_config())
+    allowed = [re.match(server.allow_origin_pat, f"https://{name}") is not None for name in (
+        "a-space-1x-8888.app.github.dev", "a-space-1x-8889.app.github.dev", "b-8.app.github.dev",
+        "a-space-1x-8888.app.github.dev.b.org", "a-space-1x-8888.appxgithub.dev")]
+    assert allowed == [True, True, False, False, False]
 
 
 def test_the_workflow_is_the_two_commands_on_every_python():
@@ -128,9 +144,21 @@ def test_colabs_cell_ends_where_nothing_was_installed(tmp_path):
     assert done.returncode and "ranklab was not installed: the lines above say why" in done.stdout
 
 
-def test_lab_00_says_where_that_cell_is():
-    text = labs.source("00_ranks").partition("import answer")[0]
-    assert "No module named 'ranklab'" in text and "README.md has for Colab, under Start" in text
+@pytest.mark.parametrize("stem", labs.STEMS)
+def test_each_lab_says_where_that_cell_is(stem):
+    """Before its first cell of code, in which ranklab is the first thing that Colab lacks."""
+    first, *cells = lab_notebook(ROOT, stem).cells
+    assert first.cell_type == "markdown" and first.source.endswith(f"\n\n{MISSING}")
+    code = ast.parse(next(cell.source for cell in cells if cell.cell_type == "code"))
+    imported = [getattr(node, "module", None) or node.names[0].name for node in code.body
+                if isinstance(node, ast.Import | ast.ImportFrom)]
+    roots = [name.partition(".")[0] for name in imported]
+    assert set(roots[:roots.index("ranklab")]) <= sys.stdlib_module_names | {"numpy", "torch"}
+
+
+def test_that_cell_is_where_the_labs_say():
+    assert "No module named 'ranklab'" in MISSING
+    assert "that README.md has for Colab, under Start" in MISSING
     start = (ROOT / "README.md").read_text().partition("\n## Start\n")[2].partition("\n## ")[0]
     assert "**In Colab**" in start and colab_cell() in start
 

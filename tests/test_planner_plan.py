@@ -109,6 +109,8 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --budget 9", "--budget is for GPUs of one kind"),
     ("--model llama-8b --on h100-dgx --gpus 8 --tool jax", "'jax' is not one of megatron"),
     ("--model llama-8b --on h100-dgx --gpus 8 --tool ours", "such as gpt3-175b"),
+    ("--model llama-8b --on none.json --gpus 8",
+     "none.json is not there; on a node this writes it: torchrun "),
     ("--model none.json --on h100-dgx --gpus 8", "none.json can't be read as JSON: No such file"),
     ("--model llama-70b --on h100-dgx --gpus 4 --batch 16", "(--reserve 0.05); on 8 GPUs")])
 def test_a_refusal_is_a_sentence(capsys, argv, words):

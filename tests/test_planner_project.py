@@ -13,6 +13,7 @@ from ranklab.planner.space import ADVISED, layouts, refuse
 from ranklab.planner.why import shares
 from ranklab.projects import planner as project
 from ranklab.projects.planner.__main__ import main
+from ranklab.projects.planner.plan import main as ranklab_plan
 
 A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 
@@ -138,3 +139,6 @@ def test_a_measured_node_is_a_machine(tmp_path, capsys):
     node = find_node(str(path))
     assert node.node == 2 and node.bf16 > 1e9 and 1e7 < node.link < 1e12
     assert search_layouts(model_of_size(5e7), node, 2, 128, 8, ("torchtitan",))
+    ranklab_plan(["--params", "5e7", "--gpus", "2", "--on", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no price is known (--price), no power of a GPU is known" in said

@@ -48,7 +48,7 @@ def built(folder, answers):
         patch.setattr(site, "SOURCE", folder / "source")
         patch.setenv("REPOSITORY", "https://github.com/owner/name/tree/autumn")
         few = site.plans(("llama-8b", "llama-70b"), ("h100-dgx",), (8192,))
-        patch.setattr(site, "plans", lambda: few)      # all of them take a minute
+        patch.setattr(site, "plans", lambda: few)      # all of them take minutes
         site.build(answers=answers)
     found = [Page(path) for path in sorted((folder / "site").rglob("*.html"))]
     return {str(page.path.relative_to(folder / "site")): page for page in found}

@@ -105,6 +105,11 @@ def missing(name):
     return "" if there else f"needs {package}: pip install {package}"
 
 
+HOW = """Install a tool in an environment of its own, beside the course's, for instance:
+  python3 -m venv build/tools && build/tools/bin/pip install pyyaml botocore
+  build/tools/bin/python labs/jobs/validate.py"""
+
+
 def main():
     wrong = False
     for name, (check, package) in TOOLS.items():
@@ -113,6 +118,8 @@ def main():
             wrong = wrong or bool(error)
             found = f"{package} {importlib.metadata.version(package)} says: {error or 'fine'}"
         print(f"{name:31} {found}")
+    if any(map(missing, TOOLS)):
+        print(HOW)
     return wrong
 
 

@@ -2,8 +2,6 @@
 # # 00 Ranks: many processes, one program
 #
 # > 75 minutes · difficulty 1/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
-#
-# In Colab, or where the first cell says `No module named 'ranklab'`, run the cell first that README.md has for Colab, under Start: it installs ranklab from the repository.
 
 # %% [markdown]
 # ## 1. Story

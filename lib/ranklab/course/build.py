@@ -29,6 +29,9 @@ from ranklab.files import write_whole
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
+# Below each lab's title, because its first cell of code fails where ranklab is missing.
+MISSING = ("In Colab, or where a cell says `No module named 'ranklab'`, first run the cell that "
+           "README.md has for Colab, under Start: it installs ranklab from the repository.")
 SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
                       re.M | re.S)
 
@@ -130,6 +133,8 @@ def solution_notebook(root, stem):
 def _notebook(root, stem, change_code, without=None):
     text = (root / "labs" / "source" / f"{stem}.py").read_text()
     notebook = jupytext.reads(text, fmt="py:percent")
+    if notebook.cells[0].cell_type == "markdown":
+        notebook.cells[0].source += f"\n\n{MISSING}"
     seen = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":

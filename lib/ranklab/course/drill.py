@@ -4,7 +4,6 @@ The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the last
 A question is weak when one of its last two marks is below 0.7: it takes two good answers to leave
 `--weak`.
 """
-import argparse
 import random
 import time
 
@@ -33,11 +32,14 @@ def drill(argv):
     Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
     """
     wanted = _parser().parse_args(argv)
+    if wanted.seed is None:
+        wanted.seed = time.time_ns() % 2**32
     marks = Marks(home() / "drill.json")
     chosen = choose(load(), wanted, marks)
     if not chosen:
         print("Nothing to ask: no question fits" + (
-            " and is weak. Well done; drop --weak." if wanted.weak else "."))
+            "." if not wanted.weak else " and is weak. Well done; drop --weak." if marks.kept
+            else " and is weak: none was asked yet. Drop --weak."))
         return 0
     print(f"{len(chosen)} questions. A number may carry a unit: 150 MB, 1.5e9, 3/4, 2*7/8*100.\n"
           "Enter alone shows the answer; q stops.\n")
@@ -98,9 +100,8 @@ def _parser():
     parser.add_argument("--weak", action="store_true", help="only those you did not know")
     parser.add_argument("--count", type=positive, default=10, metavar="N",
                         help="how many questions")
-    parser.add_argument("--seed", type=number(), default=argparse.SUPPRESS,
+    parser.add_argument("--seed", type=number(),
                         help="the same seed asks the same questions with the same numbers")
-    parser.set_defaults(seed=time.time_ns() % 2**32)
     return parser
 
 

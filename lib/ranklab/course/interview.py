@@ -38,6 +38,8 @@ def interview(argv, clock=time.monotonic):
     clock  seconds that go on while somebody types
     """
     wanted = _parser().parse_args(argv)
+    if wanted.seed is None:
+        wanted.seed = time.time_ns() % 2**32
     marks, sheets = Marks(home() / "drill.json"), Sheets(home() / "interviews.json")
     bank = {question.id: question for question in load()}
     if wanted.score:
@@ -72,7 +74,6 @@ def _parser():
                         help="go on scoring the last interview, and report it again")
     parser.add_argument("--seed", type=number(),
                         help="the same seed asks the same questions with the same numbers")
-    parser.set_defaults(seed=time.time_ns() % 2**32)
     return parser
 
 

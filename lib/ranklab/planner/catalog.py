@@ -59,6 +59,10 @@ def find_node(name):
     if name in NODES:
         return dataclasses.replace(machine(*NODES[name]), name=name)
     if name.endswith(".json"):
+        if not Path(name).exists():
+            raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
+                             "--nproc-per-node 8 -m ranklab.projects.planner measure --write "
+                             f"{name}")
         said = read_json(name)
         known = {field.name for field in dataclasses.fields(Machine)}
         accelerator = said.pop("accelerator", None)

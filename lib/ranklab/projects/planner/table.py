@@ -68,6 +68,9 @@ def best(said):
     row, near, bill = said["layouts"][0], said["range"], said["bill"]
     cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
+    watts = said["machine"]["watts"]  # 0 for a measured node
+    energy = (f"{plain(bill['energy'] / 3.6e9, 4)} MWh of GPUs alone ({watts:.0f} W, the vendor's)"
+              if watts else "no power of a GPU is known")
     lines = {
         "step": f"{plain(near['low'])} to {plain(near['high'])} s: {near['of']}",
         "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
@@ -78,8 +81,7 @@ def best(said):
                     f"(MegaScale), {plain(bill['checkpoint_seconds'])} s for a checkpoint "
                     "(2 GB/s a node, assumed)",
         "bill": f"{short(bill['tokens'])} tokens: {plain(bill['days'])} days, "
-                f"{short(bill['gpu_hours'])} GPU hours, {cost}, {plain(bill['energy'] / 3.6e9, 4)} "
-                f"MWh of GPUs alone ({said['machine']['watts']:.0f} W, the vendor's)"}
+                f"{short(bill['gpu_hours'])} GPU hours, {cost}, {energy}"}
     return f"The best, {row['layout']} ({row['tool']}):\n" + listed(lines)
 
 
