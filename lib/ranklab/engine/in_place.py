@@ -54,7 +54,7 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None):
                               ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
         if wanted != has:
             raise ValueError(f"launch: {name}={wanted}, but this job was started with {has} "
-                             f"{name}; leave {name}= out, or start as many")
+                             f"{name}; leave {name}= out, or start the job with as many")
     limit = timedelta(seconds=timeout + GROUP_GRACE)
     if dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL

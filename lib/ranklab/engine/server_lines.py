@@ -43,7 +43,7 @@ class Lines:
                     self._early.append(message)
         except TimeoutError:
             raise ServerStuck("launch: the process that forks ranks has not answered for "
-                              f"{limit:g} s; it is ended, and the next launch starts a new one."
+                              f"{limit:g} s; it was ended, and the next launch starts a new one."
                               ) from None
         finally:
             self._connection.settimeout(None)

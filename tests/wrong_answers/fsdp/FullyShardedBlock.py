@@ -36,7 +36,7 @@ WRONG = [
     _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
            says="new_empty", torch=torch),
     _wrong("p.padded_shard() for p", "p.shard.detach().flatten() for p",
-           says="All ranks send alike"),
+           says="All ranks send the same lengths"),
     _wrong("p.padded_shard() for p", "p.padded_shard(p.shard.dtype) for p",
            says=r"all_gather.*, not .* in their type", called="gathers_in_the_shards_type"),
     # unshard
