@@ -12,7 +12,7 @@ class ServerDied(RuntimeError):
 
 
 class ServerStuck(RuntimeError):
-    """The process that forks ranks lives, and does not answer."""
+    """The process that forks ranks is alive, but does not answer."""
 
 
 class Lines:

@@ -14,8 +14,7 @@ from ranklab.models.initialise import normal_by_name
 
 
 def rows_by_name(std):
-    "For fill_shards: fresh weights. One parameter at a time is whole for a moment, never the "
-    "model."
+    """For fill_shards: fresh weights. A parameter is whole for a moment, the model never."""
     def rows(name, shape, first, stop):
         whole = torch.ones(shape)  # norms stay so
         if len(shape) > 1:

@@ -70,14 +70,14 @@ class Background:
         self.wake.set()
 
     def next_name(self):
-        "A name for a tensor without one; it fits, because all ranks ask for these in the same "
-        "order."
+        """A name for a tensor without one: all ranks ask for these in the same order."""
         with self.lock:
             self.unnamed += 1
             return f"noname.{self.unnamed}"
 
     def stop(self, limit):
-        "The threads of all ranks have ended and left their groups, or `limit` seconds are over."
+        """The threads of all ranks have ended and left their groups, or `limit` seconds are
+        over."""
         with suppress(HorovodInternalError, ValueError):  # it has ended, or is about to
             self.submit(Handle(Request(f"shutdown.{self.rank}", "shutdown")))
         self.thread.join(limit)

@@ -1,4 +1,5 @@
-"A model of one step of stage 3, without processes, and a choice of the units to keep whole in it."
+"""A model of one step of stage 3, without processes, and a choice of the units to keep whole in
+it."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Step:
         return max(now, link)
 
     def gathered_ahead(self, kept):
-        "For each place in the order of use: the last place whose unit may be in memory by then."
+        """For each place in the order of use: the last place whose unit may be in memory by
+        then."""
         forward = self.nbytes
         backward = [0 if unit in kept else n for unit, n in enumerate(forward)][::-1]
         bytes_to = [0, *accumulate(forward)]  # gathered for the places before this one
@@ -102,7 +104,8 @@ def keep_in_order(step, order, stops=False):
 
 
 def last_that_fit(step):
-    "The units that are used again soonest, as DeepSpeed's stage3_max_reuse_distance chooses them."
+    """The units that are used again soonest, as DeepSpeed's stage3_max_reuse_distance chooses
+    them."""
     return keep_in_order(step, reversed(range(len(step.nbytes))), stops=True)
 
 
@@ -154,7 +157,6 @@ def units_to_keep(step):
 
 
 def scores(step):
-    "{choice of what stays whole: seconds of the step}: the library's choice, others, and the "
-    "bound."
+    """{choice of what stays whole: seconds of the step}: the library's, others, and the bound."""
     return {"library": step.seconds(units_to_keep(step)), "none": step.seconds(),
             "the last that fit": step.seconds(last_that_fit(step)), "bound": step.bound()}

@@ -37,7 +37,8 @@ class Zero(DataParallel):
                 for part in bucket.parts if part.master.grad is not None]
 
     def communication(self, is_last):
-        "From stage 2 on the gradients of each piece travel, or they would stay whole on each rank."
+        """From stage 2 on the gradients of each piece travel, or they would stay whole on each
+        rank."""
         return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
 
     def grad_norm(self, parameters):

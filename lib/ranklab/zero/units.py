@@ -114,8 +114,7 @@ class UnitHooks(EndOfBackward):
         self.root.end_gather()
 
     def forward_begins(self):
-        "What a backward that raised, or a forward without a backward, left behind is gone: it is "
-        "stale."
+        """What a backward that raised, or a forward without a backward, left behind is gone."""
         if failed_before(self):
             end_failed_backward(self)
         self.free_all()
