@@ -333,7 +333,7 @@ def test_a_server_that_does_not_answer_is_ended(monkeypatch):
     server, = servers()
     server.suspend()
     monkeypatch.setattr(server_lines.Lines.wait_for, "__defaults__", (0.2,))
-    with pytest.raises(server_lines.ServerStuck, match="has not answered for 0.2 s; it is ended"):
+    with pytest.raises(server_lines.ServerStuck, match="has not answered for 0.2 s; it was ended"):
         launch(int, ranks=2)
     monkeypatch.undo()
     assert eventually(lambda: not server.is_running())

@@ -104,7 +104,7 @@ def check_all_ranks(tmp_path, expectation):
         answer = answers(tmp_path, rank)  # every rank gets the values of all
         assert answer["first"] == expectation and answer["second"] == [6.0, 6.0]
         assert answer["refused"] == ("launch: ranks=8, but this job was started with 2 ranks; "
-                                     "leave ranks= out, or start as many")
+                                     "leave ranks= out, or start the job with as many")
 
 
 def test_by_python_from_another_directory_without_a_main_guard(script, tmp_path):
@@ -247,7 +247,7 @@ def test_in_place_each_launch_has_its_timeout_and_no_argument_is_ignored(tmp_pat
     assert in_place(tmp_path, IN_PLACE).splitlines() == [
         "[40.0] [130.0]",
         *(f"launch: {name}={n}, but this job was started with 1 {name}; leave {name}= out, or "
-          "start as many" for name, n in (("nodes", 2), ("ranks", 3))),
+          "start the job with as many" for name, n in (("nodes", 2), ("ranks", 3))),
         "[50.0]"]
 
 

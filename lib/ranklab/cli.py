@@ -23,7 +23,7 @@ def main(argv=None) -> int:
     status.add_argument("--lab", help="the same")
     status.set_defaults(run=_status)
     hint = commands.add_parser("hint", help="help for an exercise, a little more each time")
-    hint.add_argument("name", help="of the exercise or prediction, such as ring_all_reduce")
+    hint.add_argument("name", help="the exercise or prediction, such as ring_all_reduce")
     hint.set_defaults(run=_hint)
     work = commands.add_parser("work", help="copy the labs to work/, where you work")
     work.add_argument("folder", nargs="?", type=new_folder, help="where; by default work/")
@@ -66,19 +66,21 @@ def main(argv=None) -> int:
 
 def _add_diagnose(commands):
     diagnose = commands.add_parser("diagnose", help="which known diseases a training has; "
-                                   "being observed it takes about twice the CPU time")
+                                   "watching it takes about twice the CPU time")
     diagnose.add_argument("--ranks", type=number(int, above=0), metavar="N",
-                          help="start so many by torchrun; else the program launches its own")
+                          help="start this many ranks with torchrun; by default the program "
+                               "launches its own")
     diagnose.add_argument("--timeout", type=number(float, above=0), default=600, metavar="S",
                           help="seconds for the program")
     diagnose.add_argument("--keep", type=new_folder, metavar="FOLDER",
-                          help="for what is observed: to judge it again, or to compare with it")
+                          help="keep what is observed there, to judge it again or to compare with "
+                               "it")
     diagnose.add_argument("--before", type=existing_place, metavar="FOLDER",
-                          help="of the run that this one resumes")
+                          help="what was kept of the run that this one resumes")
     diagnose.add_argument("--beside", type=existing_place, metavar="FOLDER",
-                          help="of the same program on fewer ranks")
-    diagnose.add_argument("what", help="a .py file, a module, or such a folder")
-    diagnose.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+                          help="what was kept of the same program on fewer ranks")
+    diagnose.add_argument("what", help="a .py file, a module, or a folder from --keep")
+    diagnose.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the program")
     diagnose.set_defaults(run=_diagnose)
 
 

@@ -3,7 +3,7 @@
 Peaks are dense (vendors' sheets often print the sparse number, which is twice as high) and with
 float32 accumulation. Sources: NVIDIA's data sheets and architecture whitepapers of A10, A100, H100,
 H200, HGX B200, L4 and Ada (RTX 4090), and Azure's, Google's and Hot Chips' pages where a sheet is
-silent. L2 rates are no vendor's numbers: they are of the order that microbenchmarks have measured.
+silent. The L2 rates are not vendors' numbers: they have the order that microbenchmarks measure.
 """
 
 import os
@@ -89,7 +89,7 @@ GPUS = (A10, A100, H100, H200, B200, L4, RTX_4090)
 
 
 def find(name):
-    """The Device whose name stands in `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
+    """The Device whose name is a word of `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
     # whole words: an A1000 is no A100, and an L40S is no L4
     return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.name}\b", name)), None)
 
@@ -129,7 +129,7 @@ def best_matmul_flops(dtype=torch.float32, device="cpu", seconds=0.3):
 
 def best_seconds(work, device="cpu", seconds=0.3):
     """The shortest run of `work` among those that fit `seconds`; the first, a warm-up, is left out.
-    The shortest and not the mean: others may use the machine too.
+    The shortest and not the mean, because others may use the machine too.
     """
 
     def wait():  # a launch on a GPU returns before its work is done

@@ -43,7 +43,7 @@ class ImageConfig:
         check_options(self)
 
     def steps_per_epoch(self, images, ranks):
-        """How many whole steps so many images are.
+        """How many whole steps this many images make.
         error  they are less than one
         """
         if images < (batch := ranks * self.batch_per_rank):
@@ -52,7 +52,8 @@ class ImageConfig:
         return images // batch
 
     def loop(self, steps):
-        """The LoopConfig: each epoch of so many steps ends with a checkpoint and an evaluation."""
+        """The LoopConfig: each epoch, of `steps` steps, ends with a checkpoint and an
+        evaluation."""
         return LoopConfig(self.batch_per_rank, WEIGHT_DECAY, 0.0, self.precision, self.log_every,
                           steps, self.checkpoint, self.checkpoint_every or steps)
 
@@ -87,10 +88,10 @@ class ImageTrainer(Trainer):
                          progress and sys.stderr.isatty())
 
     def next_batch(self):
-        """All ranks shuffle alike, by (seed, epoch), and take every R-th image."""
+        """All ranks shuffle in the same way, by (seed, epoch), and take every R-th image."""
         epoch, done = divmod(self.steps_done, self.steps_per_epoch)
         if done == 0 or self.batches is None:
-            self.sampler.set_epoch(epoch)  # forgotten, every epoch has the same order
+            self.sampler.set_epoch(epoch)  # if this is forgotten, every epoch has the same order
             rest = [(epoch, index) for index in self.sampler][done * self.config.batch_per_rank:]
             self.batches = iter(self.loader(self.train, rest, drop_last=True))
         return next(self.batches)
@@ -118,8 +119,8 @@ class ImageTrainer(Trainer):
     def evaluate(self):
         """Top-1: the share of the held-out images that get their label, each image counted once.
 
-        Without DDP's forward, which would broadcast the buffers once for each batch: a rank with
-        one batch more would wait for ever. All take rank 0's buffers, those of the checkpoint.
+        Without DDP's forward, which would broadcast the buffers once for each batch, so that a rank
+        with one batch more would wait forever. All take rank 0's buffers, those of the checkpoint.
         """
         broadcast_together(self.model.buffers(), group=self.parallel.group)
         self.model.eval()

@@ -23,7 +23,7 @@ def register(shell):
 
     parser = MagicArgumentParser("%%ranks")
     parser.add_argument("ranks", nargs="?", type=int, help="by default as in launch")
-    parser.add_argument("--nodes", type=int, default=1, help="lay the ranks out as so many nodes")
+    parser.add_argument("--nodes", type=int, default=1, help="lay the ranks out as this many nodes")
     parser.add_argument("--timeout", type=float, default=60, help="seconds")
     parser.add_argument("--rehearse", action="store_true", help="under a GPU's rules")
     parser.add_argument("--stream", action="store_true", help="show output as it comes")

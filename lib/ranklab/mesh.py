@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from ranklab.engine import device
 
-SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
+SHOWN_COLUMNS = 60  # groups in a line of the printed table
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Who is where. Wherever `axes` are asked for, one name or a tuple of names is meant.
+    """Which rank is where. Each argument `axes` takes one name or a tuple of names.
 
     error  ValueError for a size below 1, for an axis, a rank or a group that is not there
     lab    12
@@ -77,7 +77,7 @@ class Mesh:
         return list(dict.fromkeys(self.ranks_along(axes, rank) for rank in range(self.size)))
 
     def group(self, axes):
-        """The process group in which this rank talks along `axes`."""
+        """The process group of this rank along `axes`."""
         axes = self._known(axes)
         if axes not in self.groups:
             raise ValueError(f"the mesh has no group along {' and '.join(axes)}: build_mesh makes "

@@ -1,8 +1,7 @@
-"""Options: fields of a dataclass with what their help says, and which values are right.
+"""Options: fields of a dataclass that know their help text and their allowed values.
 
 A project's settings are a frozen dataclass, and its fields are options of its command line. With
-option() a field says what stands in the help; check_options(self) in __post_init__ refuses the
-values that are wrong.
+option() a field gets its help text; check_options(self) in __post_init__ refuses wrong values.
 """
 
 import argparse
@@ -14,9 +13,9 @@ from pathlib import Path
 
 
 def option(default, help=None, choices=None, least=None, kind=None, flag=None, nargs=None):
-    """A field of a dataclass with what its option says and what check_options refuses.
+    """A field of a dataclass, with the help of its option and the values that check_options allows.
 
-    kind  of what the command line gives: a function of its text; that of the field by default
+    kind  a function of the text on the command line; by default the type of the field
     flag  the option's name, where it is not that of the field
     nargs  "?" or "*": it is written without a flag, where the command names it
     """
@@ -49,7 +48,7 @@ def check_options(config):
             raise ValueError(f"{field.name}={value} must be at least {least}")
 
 
-# --- types for add_argument: what is not such a thing is refused ----------------------------------
+# --- types for add_argument: each refuses text that does not fit ----------------------------------
 
 def number(kind=int, least=None, most=None, above=None):
     """A type: a finite number from `least` to `most`, or one that is more than `above`."""

@@ -74,10 +74,10 @@ class Parallel:
     """One process: it has the whole model, the whole batch and nobody to talk to."""
 
     rank, ranks = 0, 1  # rank 0 shows the progress
-    gradient_scale = 1  # what backward's averaging divides by: R, where it takes means over ranks
+    gradient_scale = 1  # the divisor of backward's averaging: R, if it takes means over ranks
 
     def apply(self, model):
-        """What the loop calls in place of `model`, which may be changed in place."""
+        """The module that the loop calls instead of `model`, which may be changed in place."""
         return model
 
     def batch(self, inputs, targets):
@@ -109,7 +109,7 @@ class Parallel:
         return sum(loss_sum(x, y) for x, y in pieces)
 
     def backward(self, loss):
-        """The gradients of `loss` are added to what is there; DeepSpeed has a way of its own."""
+        """The gradients of `loss` are added to those that are there; DeepSpeed has its own way."""
         loss.backward()
 
     def communication(self, is_last):
@@ -123,7 +123,7 @@ class Parallel:
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def make_optimizer(self, new_optimizer, groups):
-        """new_optimizer(groups), or what steps a part of it on each rank.
+        """new_optimizer(groups), or an optimizer that steps a part of them on each rank.
         groups  of (name, parameter), with their weight_decay: decided before anything is sharded
         """
         return new_optimizer(groups)
@@ -137,7 +137,7 @@ class Parallel:
         return sum(shares)
 
     def gather(self, values):
-        """What each rank gives, on every rank: (n,) -> (R, n); for what is printed."""
+        """The tensors of all ranks, on every rank: (n,) -> (R, n); for printed lines."""
         return values[None]
 
     def state(self, model, optimizer):
@@ -154,7 +154,8 @@ class Parallel:
                 for name, kind, tensor in found]
 
     def loaded(self):
-        """Called when a checkpoint's numbers are in the Pieces: what is made of them follows."""
+        """Called when a checkpoint's numbers are in the Pieces; now everything made from them is
+        updated."""
 
     def own_state(self, model):
         """{name: state} of what differs from process to process, such as the errors that compressed
@@ -167,7 +168,7 @@ class Parallel:
 
 
 class GroupParallel(Parallel):
-    """The ranks of a group: what all kinds of parallelism have in common."""
+    """The ranks of a group: the base class of all kinds of parallelism."""
 
     def __init__(self, group=None):
         self.group = group
@@ -185,10 +186,10 @@ class GroupParallel(Parallel):
 
 
 def groups_here(groups, here):
-    """Groups for an optimizer, decided for the whole model, with what of them is on this rank.
+    """Groups for an optimizer, decided for the whole model, cut down to this rank's parameters.
 
-    A group of which nothing is here has an empty parameter: torch refuses one without parameters
-    beside one whose parameters have names, and the same parameter in two.
+    A group with nothing on this rank gets an empty parameter, because torch refuses a group without
+    parameters beside one whose parameters have names, and the same parameter in two groups.
     here  (name, parameter of the whole model) -> this rank's, or None
     """
     found = [[(name, mine) for name, p in group["params"] if (mine := here(name, p)) is not None]

@@ -45,7 +45,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A marked test has run on its ranks; what they raised, or where they hang, is its failure."""
+    """A marked test has run on its ranks; an error or a hang of theirs is its failure."""
     mark = pyfuncitem.get_closest_marker("ranks")
     if not mark:
         return None

@@ -13,7 +13,7 @@ class StopSignal:
 
     def __init__(self):
         self.received = False  # by this rank
-        self.agreed = False  # by all: set where they talk about it
+        self.agreed = False  # by all ranks: set where they agree on it
 
     def note(self, *_):
         self.received = True

@@ -56,7 +56,7 @@ class TextTrainer(Trainer):
         super().__init__(model, config, config, adamw, device, compile, parallel, progress)
 
     def fit(self, until=None):
-        self.held_out_batch()  # refuses now what it would refuse after the last step
+        self.held_out_batch()  # refuses now, not after the last step
         return super().fit(until)
 
     def next_batch(self):
@@ -78,7 +78,7 @@ class TextTrainer(Trainer):
         inputs, targets = (self.to_device(x) for x in self.held_out_batch())
         count = self.parallel.token_count(targets)
 
-        def loss_sum(x, y):  # not self.forward: it would compile once more, without autograd
+        def loss_sum(x, y):  # not self.forward, which would compile once more, without autograd
             with self.autocast():
                 return self.model(x, y, "sum")
 

@@ -1,8 +1,8 @@
 """The training loop of the course, for one process and for any number: see parallel.py.
 
 Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
-a GPU is kept busy only when Python runs ahead of it. Waits are where a number is printed.
-What is trained, on what, stands in a subclass: TextTrainer (text_trainer.py) for a GPT,
+a GPU is kept busy only when Python runs ahead of it. It waits only where a number is printed.
+A subclass says what is trained, and on which data: TextTrainer (text_trainer.py) for a GPT,
 ImageTrainer (image_trainer.py) for a ResNet.
 """
 
@@ -71,7 +71,7 @@ def learning_rate(schedule, step):
 
 def decay_groups(model, weight_decay):
     """The trained parameters by name, in two groups for an optimizer: matrices decay; norms and
-    biases do not, since zero is not where they belong.
+    biases do not, because they do not belong near zero.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
@@ -84,10 +84,10 @@ def decay_groups(model, weight_decay):
 class Trainer:
     """A model, its optimizer and the step that they have reached.
 
-    A subclass says what a step is fed with and what is lost:
+    A subclass has these methods:
         next_batch()               this rank's (inputs, targets) of step number steps_done
         loss_sum(inputs, targets)  the sum of the losses of the targets that count
-        evaluate()                 what the model is worth on held-out data, alike on all ranks
+        evaluate()                 the score on held-out data, the same on all ranks
         unit, units_per_step       "tokens", and how many all ranks take in a step
 
     loop           a LoopConfig
@@ -103,7 +103,7 @@ class Trainer:
         self.device = torch.device(device)
         self.parallel = parallel or Parallel()
         self.loop, self.schedule = loop, schedule
-        is_meta = any(p.is_meta for p in model.parameters())  # its shards get memory, and no more
+        is_meta = any(p.is_meta for p in model.parameters())  # only its shards get memory
         self.model = model if is_meta else model.to(self.device)
         groups = decay_groups(self.model, loop.weight_decay)
         # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
@@ -201,7 +201,7 @@ class Trainer:
         wait = sum(self.waits) / max(1, len(self.waits))
         mine = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
         shares, waits, stops = self.parallel.gather(mine).T.tolist()
-        stop.agreed = any(stops)  # so all ranks stop after the same step
+        stop.agreed = any(stops)  # so that all ranks stop after the same step
         self.history.steps.append(self.steps_done)
         self.history.loss.append(self.parallel.total_of(shares))
         self.history.waits.append(max(waits))
@@ -210,14 +210,14 @@ class Trainer:
         bar.set_postfix(self.shown(), refresh=False)
 
     def shown(self):
-        """What stands beside the bar."""
+        """The text beside the progress bar."""
         history = self.history
         return {"loss": f"{history.loss[-1]:.3f}", f"{self.unit}/s": f"{history.speed[-1]:,.0f}"}
 
     # --- to the disk and back -------------------------------------------------------------------
 
     def saved(self):
-        """{name: what has a state_dict}: all of the checkpoint but model, optimizer and step."""
+        """{name: object with a state_dict}: the checkpoint without model, optimizer and step."""
         return {"scaler": self.scaler}
 
     def save(self):
@@ -227,10 +227,11 @@ class Trainer:
                             self.steps_done, self.saved(), self.device)  # fmt: skip
 
     def resume(self, reshard=None):
-        """The trainer stands where loop.checkpoint was saved last; the next steps are bit-equal.
+        """The trainer is at the step of the last save of loop.checkpoint; the next steps are
+        bit-equal.
 
-        Random numbers go on where there are as many ranks as before. (On GPUs bit-equal as far as
-        its kernels are: some add in an order that changes.)
+        Random numbers go on if there are as many ranks as before. (On GPUs the steps are bit-equal
+        only if the kernels are: some add in an order that changes.)
         reshard  see load_checkpoint
         """
         self.steps_done = load_checkpoint(

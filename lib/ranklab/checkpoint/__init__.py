@@ -9,9 +9,9 @@ two saves share a folder, not even of two jobs on one disk, for making a folder 
 
 Tensors are known by name, shape and offset: what was saved on one layout is loaded on any other
 (Piece in parallel.py). torch.distributed.checkpoint has the same idea, and renames its .metadata
-into place last, so a new folder of its is whole or none, too. It has no checksums, and no shard
-that begins in the middle of a row, as ZeRO's do; into a folder that exists it writes, by default,
-over the files of the checkpoint that is there (filesystem.py of torch 2.13).
+into place last, so a new folder of its is also whole or no checkpoint. But it has no checksums,
+and no shards that begin in the middle of a row, as ZeRO's do; and by default it overwrites the
+files of a checkpoint in a folder that exists (filesystem.py of torch 2.13).
 
 Read save_checkpoint, then load_checkpoint. All ranks call them; an error on one is raised on all.
 """
@@ -68,11 +68,12 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
                     reshard=None):  # fmt: skip
     """Model, optimizer and `more` are as in the last checkpoint of `folder`, saved on any layout;
     returns its step. Random numbers, and what is one rank's own, go on where there are as many
-    ranks as before. All is read and compared with its checksum first: an error changes nothing.
+    ranks as before. Everything is read and compared with its checksum first, so an error changes
+    nothing.
     reshard  reshard_checkpoint, or a learner's own, which refuses before it writes
     """
     together, more = RankConsensus(parallel, device), more or {}
-    with together.agreed():  # one rank looks: others could see another one
+    with together.agreed():  # one rank looks, because others could see another one
         found = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
     last = together.exchange(found[-1:])[0]
     if not last:
@@ -102,7 +103,7 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
 
 @contextlib.contextmanager
 def put_back_after_errors(parallel, model, optimizer, more):
-    """After an error inside, all but the numbers in Pieces is as it was."""
+    """After an error inside, everything except the numbers in Pieces is as it was."""
     state, groups = optimizer.state, optimizer.param_groups  # make_state puts others in their place
     parts = [(part, copy.deepcopy(part.state_dict())) for part in more.values()]
     random, own = random_state(), parallel.own_state(model)
@@ -118,7 +119,7 @@ def put_back_after_errors(parallel, model, optimizer, more):
 
 
 class RunFingerprint:
-    """What must be alike before and after: else step 1,000 is not the same place in the data.
+    """Settings that must be the same as before, or step 1,000 is not the same place in the data.
     A part of the checkpoint, like the optimizer: it can be saved and loaded.
     """
 
@@ -136,7 +137,7 @@ class RunFingerprint:
 
 
 class RankConsensus:
-    """What the ranks of a Parallel tell each other, by its `gather` alone."""
+    """The ranks of a Parallel tell each other things, by its `gather` alone."""
 
     def __init__(self, parallel, device):
         self.parallel, self.device = parallel, device
@@ -152,7 +153,7 @@ class RankConsensus:
 
     @contextlib.contextmanager
     def agreed(self):
-        """What fails inside on one rank fails on all: no rank waits for one that has given up."""
+        """An error inside on one rank is an error on all, so no rank waits for one that gave up."""
         error = None
         try:
             yield
@@ -218,7 +219,8 @@ def table(writers):
 
 
 def same_model(state, gathered):
-    """Nothing, where the ranks' weights are those of the checkpoint; else a sentence, on all."""
+    """Returns if the ranks' weights are those of the checkpoint; else a ValueError, on all
+    ranks."""
     here = {name: shape for boxes in gathered for name, kind, shape in boxes if kind == "weight"}
     there = {name: kinds["weight"]["shape"] for name, kinds in state.items() if "weight" in kinds}
     differ = [f"it has no {name}" for name in here if name not in there]

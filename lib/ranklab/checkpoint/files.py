@@ -74,12 +74,12 @@ def fingerprint(path):
 
 
 def checksum_of(index):
-    """Of what it says, not of how it is laid out: reading and writing JSON changes nothing."""
+    """The checksum of its content, not of its layout: reading and writing JSON changes nothing."""
     return hashlib.sha256(json.dumps(index).encode()).hexdigest()
 
 
 def write_index(place, index):
-    """`place` is a checkpoint from now on, by one renaming: all its files are on the disk."""
+    """`place` is a checkpoint from now on, by one renaming; all its files are on the disk."""
     with whole_file(place / INDEX) as part, open(part, "w") as file:
         json.dump({**index, "checksum": checksum_of(index)}, file)
         sync(file)
@@ -97,7 +97,7 @@ def sync(file):
 class Files:
     """A checkpoint to read from; every file is compared with its checksum before it is used.
 
-    An index without one is refused: that it is of an older ranklab, or damaged, looks alike.
+    An index without a checksum is refused: it may be damaged, or from an older ranklab.
     """
 
     def __init__(self, place):
@@ -143,5 +143,5 @@ class Files:
 
 
 def box_key(name, kind, offset, sizes):
-    """What a box is called in a rank's file."""
+    """The name of a box in a rank's file."""
     return f"{name} {kind} {list(offset)} {list(sizes)}"

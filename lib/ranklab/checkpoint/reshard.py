@@ -1,4 +1,4 @@
-"""reshard_checkpoint: what was saved in one layout is there in another one. Nothing is sent."""
+"""reshard_checkpoint: tensors saved in one layout are loaded in another. Nothing is sent."""
 
 
 def reshard_checkpoint(pieces, saved):

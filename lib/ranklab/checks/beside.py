@@ -28,8 +28,8 @@ from ranklab.meter import Traffic
 
 # All four ranks first. Then groups of one and three, whose ranks are not 0 .. n-1, and of two.
 GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
-GROUP = ("Hand `group` on: to every collective, get_rank and get_world_size. Ranks in arguments "
-         "count inside it: group_src, group_dst.")
+GROUP = ("Pass `group` on to every collective, to get_rank and to get_world_size. A rank in an "
+         "argument counts inside the group: group_src, group_dst.")
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
 IN_GROUPS = GROUPINGS[1:2]  # where all ranks were looked at before
 TURNS = 0, 1
@@ -44,7 +44,7 @@ class Ranks:
 
     def __str__(self):
         where = f"of {len(self.members)}" if self.group is None else (
-            f"in the group of ranks {', '.join(map(str, self.members))}")
+            f"in the group of rank{'s' * (self.size > 1)} {', '.join(map(str, self.members))}")
         return f"rank {dist.get_rank()} {where}"
 
     @property
@@ -135,8 +135,8 @@ def located(where, look, *args):
 
 def refused(what, call):
     """A look at whether call() is a ValueError; it is called now, on all ranks."""
-    return partial(expect, refuses(call), f"{what}: no ValueError", "Refuse it before "
-                   "training begins, in a sentence.")
+    return partial(expect, refuses(call), f"{what}: no ValueError", "Refuse it before training "
+                   "begins, with a sentence that says what is wrong.")
 
 
 def expect(is_so, what, hint):
@@ -153,7 +153,7 @@ def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, send
     right  turn -> {name: [the tensor of each member of the group]}
     own    turn -> {name: what this rank had before}, so that a result that is its own is named
     slips  (name, turn) -> {what a mistake gets: (tensor, hint)}. They are looked for before the
-           usual ones: its own, zeros, R times right, 1/R of it, another rank's, the other turn's
+           usual ones: its own, zeros, R or 1/R times right, another rank's, the other turn's
     advice  name -> the hint for all else
     sends  (calls, bytes) of one call at most, as this rank gives them to collectives or sends
     """
@@ -182,8 +182,8 @@ def _usual(name, turn, ranks, rights, owns):
     if (own := owns[turn].get(name)) is not None:
         named["still this rank's own"] = own, "Nothing from the other ranks has come into it."
     if isinstance(right, torch.Tensor) and right.is_floating_point():
-        named |= {f"{R} times right": (R * right, "It is a sum instead of the mean, or it has "
-                                       "each share more than once."),
+        named |= {f"{R} times what is right": (
+            R * right, "It is a sum instead of the mean, or it has each share more than once."),
                   f"1/{R} of what is right": (right / R, "It is a mean instead of the sum, or "
                                               "divided twice.")}
         if ranks.group:

@@ -94,7 +94,7 @@ def refuse_signature(answer, learner):
             own.bind(*range(len(given) - len(optional)),
                      **{each: None for each in optional if each not in lacks})
         except TypeError as error:
-            raise Mistake(f"{name}{own} can't be called as the stub, {name}{theirs}: {error}",
+            raise Mistake(f"{name}{own} can't be called like the stub, {name}{theirs}: {error}",
                           KEEP) from None
 
 

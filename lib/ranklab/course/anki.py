@@ -1,6 +1,6 @@
 """`ranklab questions --anki FILE`: the bank as a text file that Anki imports as it is.
 
-Its header lines and its quotes are those of Anki's manual ("Text Files", docs.ankiweb.net): tabs,
+Its header lines and its quotes follow Anki's manual ("Text Files", docs.ankiweb.net): tabs,
 HTML, and for each card an identity, so that a later file updates the cards and leaves their dates.
 """
 

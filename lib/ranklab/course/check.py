@@ -134,7 +134,7 @@ def _time_limit():
 def is_stub(learner_fn):
     """True while the scaffold's `raise NotImplementedError("exercise ...")` is still there.
 
-    Nothing is run. A learner's own NotImplementedError, with another text, is none.
+    Nothing is run. A learner's own NotImplementedError, with another text, makes no stub.
     """
     parts = vars(learner_fn).values() if isinstance(learner_fn, type) else [learner_fn]
     parts = [getattr(part, "fget", getattr(part, "__func__", part)) for part in parts]
@@ -179,7 +179,7 @@ def judge_prediction(prediction, value):
     unit = f" {prediction.unit}" if prediction.unit else ""
     number = shown(given, digits=10 if tolerance == 0 else 6)
     for slip, confusion in (prediction.mistakes or {}).items():
-        # A slip within the tolerance of the right number is met by that very number only.
+        # A slip that lies within the tolerance of the right number must be matched more closely.
         apart = abs(slip - right) / max(abs(slip), abs(right))
         if math.isclose(given, slip, rel_tol=min(tolerance, apart / 4)):
             return FAILED, f"FAIL  {number}{unit}: {confusion}"

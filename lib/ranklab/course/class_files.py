@@ -9,7 +9,7 @@ from ranklab.files import part_of, whole_file
 
 
 class ClassFile:
-    """On the disk is always a whole file, of the rows by then or of last time."""
+    """There is always a whole file on the disk, with the rows so far or those of the last run."""
 
     def __init__(self, path, found):
         self.path = Path(path).resolve()
@@ -64,5 +64,5 @@ def _cell(row, name):
 
 
 def _plain(text):
-    """The text of a cell that no spreadsheet takes for a formula."""
+    """The text of a cell such that no spreadsheet takes it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

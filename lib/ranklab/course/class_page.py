@@ -1,6 +1,6 @@
-"""The instructor's report of a class: one HTML file that asks no server for anything.
+"""The instructor's report of a class: one HTML file that needs no server.
 
-What to say in the next lesson, then lab by lab who passed what, then every mistake, then the notes.
+It says what to teach next, lab by lab who passed what, then every mistake, then the notes.
 """
 
 from pathlib import Path

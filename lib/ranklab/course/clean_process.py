@@ -53,7 +53,7 @@ class CleanProcess:
                 stderr=subprocess.DEVNULL, start_new_session=True)
 
     def fork_has_ended(self):
-        """True also when this process has ended: its fork ends with it."""
+        """Also True when this process has ended, because its fork ends with it."""
         with contextlib.suppress(BlockingIOError):
             if self.has_fork:
                 if not self._answer():
@@ -103,7 +103,7 @@ def serve(line):
 
 
 def _become(function, folder, environ, given, pipe):
-    """This fork runs the function as a process of its own would."""
+    """This fork runs the function as a separate process would."""
     from ranklab.course import regrade
 
     die_with(os.getppid())

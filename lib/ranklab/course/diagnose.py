@@ -24,7 +24,7 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
     """The program has run, and what is found is printed. Returns 0 where nothing is.
 
     what    a .py file or a module; or a folder that `keep` or a job has filled
-    ranks   start so many by torchrun; None: the program launches its own
+    ranks   start this many with torchrun; None: the program launches its own
     keep    a folder for what is observed
     before  such a folder, of the run that this one goes on with
     beside  such a folder, of the same program on fewer ranks
@@ -54,7 +54,8 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
 
 
 def _words(what):
-    """Python's own for this program: a file's, or a module's; also of one in this folder."""
+    """The arguments with which Python runs this program: a file, or a module, also of this
+    folder."""
     if what.endswith(".py") and Path(what).is_file():
         return [what]
     sys.path.insert(0, "")  # as `python -m` does, and a console script does not

@@ -33,7 +33,7 @@ class Advice(str):
 
 
 def doctor() -> int:
-    """The report is printed; returns 1 when something would break a lab, else 0."""
+    """Prints the report; returns 1 if something would break a lab, else 0."""
     advice = []
     for title, part in (("machine", machine), ("GPUs", gpus), ("ranks", ranks),
                         ("extras", extras), ("labs", what_labs_run_on)):
@@ -146,7 +146,7 @@ def ranks():
         one, seconds = seen[0], time.perf_counter() - started
         yield (f"launch         {len(seen)} ranks with {one['backend']} on {one['device']}, "
                f"{seconds:.1f} s with the first start and the measurements below")
-    except Exception as error:  # whatever it is, it would break every lab
+    except Exception as error:  # any error here would break every lab
         yield Advice(f"launch fails: {type(error).__name__}: {error}")
         return
     yield from judge(seen)

@@ -63,7 +63,7 @@ def choose(questions, wanted, marks):
     random.Random(wanted.seed).shuffle(fitting)
     if wanted.weak:
         fitting = [question for question in fitting if marks.weak(question.id)]
-    else:                                    # a question never asked comes before one that sits
+    else:                                    # never asked comes before answered well
         fitting.sort(key=lambda question: marks.seen(question.id) and not marks.weak(question.id))
     return fitting[:wanted.count]
 
@@ -151,7 +151,7 @@ def value_of(asked, reply):
 
 
 def grade(asked, reply):
-    """1.0 for a right reply, else 0.0; it is said, with what a wrong one confuses."""
+    """1.0 for a right reply, else 0.0; prints which, and what a wrong reply confuses."""
     right_one = asked.shown_answer() if asked.kind == "number" else (
         LETTERS[asked.options.index(asked.answer)])
     if not reply:

@@ -1,15 +1,16 @@
-"""grade: every submitted notebook is checked again, by itself, and believed in nothing.
+"""grade: every submitted notebook is checked again, by itself, and nothing it says is believed.
 
 The verdicts printed in a notebook don't count, nor what it does to `check` or to ranklab: its
-functions are taken out of it, and each is judged in a process that it never touched, which can say
-nothing about the others. A notebook that crashes, hangs or deletes its folder costs only its row.
+functions are taken out of it, and each is judged in a process that it never touched and that can
+say nothing about the others. A notebook that crashes, hangs or deletes its folder costs only its
+row.
 
-It is a check for an honest class, and no sandbox. What it does not stop: submissions run with your
-rights, so one that is out to do so can change the grader's files on the disk or kill the grader. A
+It is a check for an honest class, and no sandbox. Submissions run with your rights, so a malicious
+one can change the grader's files on the disk or kill the grader. A
 function under test runs beside its own check: it can read the frames above it and say that it
 passed, put a thing back after it changed it, run the library's text from a copy of its file, or do
-in its ranks what it likes. A note names the words such code needs, where they stand in the open. So
-read what has a note, and run all of it in a container.
+in its ranks what it likes. A note names the words that such code needs, where it uses them openly.
+So read the code that has a note, and run everything in a container.
 
     grade.py       the table, row by row
     class_files.py the CSV and the report of the class
@@ -41,7 +42,7 @@ NAMES_SHOWN = 3
 def grade(folder: Path, csv_path: Path | None = None, limit: float = 600,
           html_path: Path | None = None) -> int:
     """A row for each notebook below `folder` is printed, and written to `csv_path`; the report of
-    the class to `html_path`.
+    the class is written to `html_path`.
 
     limit  seconds for a notebook's cells, and as many for its checks
     Returns the exit code: 0; 2 when there is nothing to grade, or no place for a file; and 128 and
@@ -70,7 +71,7 @@ def grade(folder: Path, csv_path: Path | None = None, limit: float = 600,
     except KeyboardInterrupt as stop:
         print(f"stopped: {len(rows)} of {len(found)} are graded", file=sys.stderr)
         return 128 + (stop.args or [signal.SIGINT])[0]
-    if problem:  # a submission took its folder away
+    if problem:  # a submission deleted its folder
         print(f"ranklab grade: {problem}")
     return 2 if problem else 0
 
@@ -87,7 +88,7 @@ def _stoppable():
         raise KeyboardInterrupt(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()  # only that one gets signals
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()  # others get no signals
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -127,4 +128,4 @@ def _line(row: Row, width):
     more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
     parts = [", ".join(names[:NAMES_SHOWN] + more), *row.notes]
     line = f"{row.name:{width}}  {passed:>6}  {'; '.join(filter(None, parts))}".rstrip()
-    return printable(line)  # a learner's text, too, is in it
+    return printable(line)  # it holds a learner's text, too

@@ -27,7 +27,7 @@ from ranklab.interview.text import plain
 from ranklab.options import new_file, number
 from ranklab.projects.command import Command
 
-MINUTES = {"number": 3, "choice": 2, "open": 6, "design": 15}  # that an answer takes, about
+MINUTES = {"number": 3, "choice": 2, "open": 6, "design": 15}  # that an answer takes, roughly
 ORDER = ("number", "choice", "open", "number", "choice", "number", "open", "choice", "number")
 
 
@@ -197,7 +197,7 @@ def _answer(asked, entry, save, is_over):
 @contextlib.contextmanager
 def _bell(seconds):
     """Inside, a line says when `seconds` are over; what is being typed stays as it is."""
-    def ring(*_):  # not print: it may come in the middle of another one
+    def ring(*_):  # not print(), because it may come in the middle of another print()
         os.write(sys.__stdout__.fileno(), b"\n  Time is over. Enter: what you typed counts.\n")
 
     handler = signal.signal(signal.SIGALRM, ring)

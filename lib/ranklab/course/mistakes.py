@@ -1,8 +1,8 @@
 """The mistakes of a class by their names, and what to say about each in the next lesson.
 
 A mistake's name is the hint that the check gave to it; without one, what the check saw. Numbers are
-left out of the comparison, so the same mistake of two persons is one. No sentence is written here:
-all come from the checks, the hints and the lab.
+left out of the comparison, so the same mistake of two people counts as one. No sentence is written
+here: all come from the checks, the hints and the lab.
 """
 
 import re
@@ -13,7 +13,7 @@ from ranklab.course import labs
 from ranklab.course.check import FAILED
 from ranklab.course.lesson import places
 
-TOLD = 10  # mistakes in the next lesson, the commonest ones
+TOLD = 10  # the most common mistakes, for the next lesson
 NUMBER = re.compile(r"""(?<![A-Za-z_\d])[-+]?
                     (?:\d+(?:[,_]\d+)*(?:\.\d+)?(?:e[-+]?\d+)?|(?:nan|inf)\b)%?""", re.I | re.X)
 QUOTED = re.compile(r"(?<!\w)'[^']*'(?!\w)")  # and no apostrophe
@@ -31,7 +31,7 @@ class Common:
     by: list = field(default_factory=list)
 
     def to_say(self):
-        """The mistake's hint, or else the first one of the exercise; of a number, why it is so."""
+        """The mistake's hint, or else the first hint of the exercise; for a number, why."""
         exercise, number = labs.find_exercise(self.name), labs.find_prediction(self.name)
         return self.hint or exercise.hints[0] if exercise else number.why or number.hints[0]
 
@@ -53,7 +53,7 @@ def common(rows):
 
 
 def to_tell(mistakes):
-    """Those to speak about: the commonest. One without a hint only where two have made it."""
+    """The mistakes to speak about: the most common ones. One without a hint needs two people."""
     return [each for each in mistakes if each.hint or len(each.by) > 1][:TOLD]
 
 

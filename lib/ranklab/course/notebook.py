@@ -37,7 +37,7 @@ def cells_hash(cells):
 
 
 def digest(source):
-    """With what the builder begins the id of the cell that it writes with this text."""
+    """The start of the id that the builder gives to a cell with this text."""
     return hashlib.sha256(source.encode()).hexdigest()[:10]
 
 
@@ -72,7 +72,7 @@ def run_cells(notebook, folder, limit, environ, **options):
                                 resources={"metadata": {"path": str(folder)}}, **options)
         try:
             client.execute(env={**os.environ, "RANKLAB_HOME": home, **environ})
-        finally:  # a kernel that it was given the client leaves running, with its ranks' server
+        finally:  # the client leaves a kernel running that it was given, and its ranks' server too
             run_sync(kernel.shutdown_kernel)(now=True)
 
 

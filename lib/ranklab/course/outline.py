@@ -11,7 +11,7 @@ CHECKED = re.compile(r"(\w+) = check\(\1\)")
 
 @dataclass(frozen=True)
 class Asked:
-    """An exercise or prediction, and the number of the heading below which it stands."""
+    """An exercise or prediction, and the number of its heading."""
 
     name: str
     section: str = ""  # such as "4.3"; "Further" below that heading
@@ -23,7 +23,8 @@ class Asked:
 
 
 def outline(stem):
-    """All that the lab asks, in the order of its cells; the order of its checks without a source.
+    """All that the lab asks, in the order of its cells; without a source, in the order of its
+    checks.
     """
     names = labs.names_of(stem)
     asked = [one for one in _asked_in(labs.source(stem)) if one.name in names]

@@ -1,7 +1,7 @@
 """The numbers that a notebook predicts: its text is evaluated, and nothing of it is run.
 
-So no number comes from the library's own answer. Arithmetic counts, functions of `math`, and names
-to which the notebook gave such a number; what else stands there is not gradable, never wrong.
+So no number can come from the library's own answer. Arithmetic counts, functions of `math`, and
+names to which the notebook gave such a number. Anything else is "not gradable", and never wrong.
 """
 
 import ast

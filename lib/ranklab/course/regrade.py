@@ -56,14 +56,14 @@ def run_cells(pipe):
 
 
 def _given():
-    """What the grader has sent. Nothing of it can be read twice; and damage is limited."""
+    """What the grader has sent, which can't be read twice. Limits now keep damage small."""
     given = sys.stdin.buffer.read()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     with contextlib.suppress(OSError, ValueError):  # ValueError: the limit here is lower already
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    with contextlib.suppress(OSError):  # when memory runs out, this process is the one to go
+    with contextlib.suppress(OSError):  # when memory runs out, the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     return given
 
@@ -123,7 +123,7 @@ class KeepExercises(ast.NodeTransformer):
     def visit_FunctionDef(self, node):
         return [node, _keep(node, node.name, True)] if node.name in self.names else node
 
-    visit_ClassDef = visit_AsyncFunctionDef = visit_FunctionDef  # none looks inside
+    visit_ClassDef = visit_AsyncFunctionDef = visit_FunctionDef  # nothing looks inside
 
     def visit_Assign(self, node):
         targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
@@ -183,7 +183,7 @@ def judge_kept(pipe):
     task, _, kept = _given().partition(b"\n")
     stem, name, word = json.loads(task)
     exercise = next(one for one in labs.checks_of(stem).EXERCISES if one.name == name)
-    sys.path.append(os.getcwd())  # last: the .py files beside the notebook hide no module
+    sys.path.append(os.getcwd())  # last, so that the .py files beside the notebook hide no module
     write, leave, judge_it, before = os.write, os._exit, judge, _meanings(exercise)
     write(pipe, f"{word}\tready\n".encode())  # what was imported by now is not on a learner's clock
     state, reason, hint = FAILED, "", ""

@@ -36,7 +36,8 @@ def rehearse(what, arguments=()):
 
 
 def _words(what):
-    """Python's own for this program: a file's, or a module's; also of one in this folder."""
+    """The arguments with which Python runs this program: a file, or a module, also of this
+    folder."""
     if what.endswith(".py") and Path(what).is_file():
         return [what]
     sys.path.insert(0, "")  # as `python -m` does, and a console script does not

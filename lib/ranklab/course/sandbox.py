@@ -1,4 +1,4 @@
-"""A function of regrade.py in a fork of the clean process, that leaves nothing behind.
+"""Runs a function of regrade.py in a fork of the clean process, and leaves nothing behind.
 
     scratch/work/       where it runs: a cell that deletes its folder deletes a copy
     scratch/tmp, home   its $TMPDIR, its $RANKLAB_HOME
@@ -81,7 +81,7 @@ def _wait(clean, pipe, limit, quiet_limit):
 
 
 def end_all(spared, clean):
-    """Nothing is left of what this process started, but the children in `spared` and `clean`.
+    """Nothing is left of what this process started, except the children in `spared` and `clean`.
 
     Killing a process hands its children to this one (see `adopting`), whatever they made of their
     session and environment; they are killed in the next round.
@@ -93,7 +93,7 @@ def end_all(spared, clean):
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=0.2)  # and buries them
+        psutil.wait_procs(left, timeout=0.2)  # and reaps them
         time.sleep(0 if left else POLL)
     if not clean.fork_has_ended():  # its fork has stopped it
         clean.close()

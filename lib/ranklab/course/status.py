@@ -5,9 +5,9 @@ from ranklab.course.outline import is_passed, next_after, outline
 
 
 def status(lab=None) -> str:
-    """A table of one lab, or of each that is begun, and at its end what comes next.
+    """A table of one lab, or of each lab that was begun; its end says what comes next.
 
-    lab    None: a lab that is not begun is one line; "all": none is
+    lab    None: a lab that was not begun takes one line; "all": every lab has a table
     error  ValueError with the list of labs
     """
     stems = labs.written() if lab in (None, "all") else (labs.find_stem(lab),)

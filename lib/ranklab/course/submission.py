@@ -13,21 +13,21 @@ from ranklab.course.check import FAILED, PASSED
 from ranklab.course.predicted import judge_number
 from ranklab.course.submitted import has_code_of, is_forced
 
-CELL_SHARE = 0.3  # of a notebook's limit: what one cell may take, or the check of one exercise
-# Where several ranks fail alike, it is chance which of them says so first.
+CELL_SHARE = 0.3  # the part of a notebook's limit for one cell, or for the check of one exercise
+# If several ranks fail in the same way, chance decides which of them says so first.
 FIRST = re.compile(r"\brank \d+( of \d+ (?:raised|lost|was killed|ended)\b)")
 
 
 @dataclass
 class Row:
-    """One line of the table: what became of one submission."""
+    """One line of the table: the result of one submission."""
 
     name: str
     stem: str | None = None
     notes: list = field(default_factory=list)
     states: dict = field(default_factory=dict)  # of each exercise and prediction of its lab
     reasons: dict = field(default_factory=dict)  # why it did not pass
-    hints: dict = field(default_factory=dict)  # what the check says of that very mistake
+    hints: dict = field(default_factory=dict)  # the hint of the check about that mistake
 
     def set(self, name, state, reason="", hint=""):
         self.states[name], self.hints[name] = state, hint
@@ -52,7 +52,7 @@ def grade_notebook(notebook, name, limit, clean):
             kept = _run_cells(notebook, scratch, limit, row, clean)
             _judge(notebook, kept, scratch, limit, row, clean)
             _note_copies(notebook, kept, row)
-        except Exception as error:  # whatever else is strange about it costs only its own row
+        except Exception as error:  # anything else that is strange about it costs only its own row
             row.notes.append(f"could not be graded: {type(error).__name__}: {error}")
     return row
 
@@ -113,7 +113,7 @@ def _judge(notebook, kept, scratch, limit, row, clean):
 
 
 def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
-    """The exercise has its state; returns the seconds. Its process can speak of no other one."""
+    """The exercise has its state; returns the seconds. Its process can report no other exercise."""
     word = secrets.token_hex(16)
     task = json.dumps([row.stem, name, word]).encode() + b"\n"
     lines, in_time, seconds = sandbox.run(clean, "judge_kept", scratch, task + pickled, limit,
@@ -128,7 +128,8 @@ def _judge_kept(name, pickled, scratch, limit, quiet_limit, row, clean):
 
 
 def _note_copies(notebook, kept, row):
-    """The row notes whose code is the library's, and what can reach the library's or the grader."""
+    """The row notes which code is the library's, and which can reach the library's or the
+    grader."""
     exercises = {one.name: one for one in labs.checks_of(row.stem).EXERCISES if one.name in kept}
     same = [name for name, one in exercises.items() if notebook.has_library_text(one)]
     copied = [name for name in same if not is_forced(exercises[name], row.stem)]

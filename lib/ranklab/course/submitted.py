@@ -13,7 +13,7 @@ from ranklab.course.check import LIBRARYS, NOT_WRITTEN
 from ranklab.course.predicted import predictions
 
 LARGEST = 100_000_000  # bytes of a notebook; and a hundredth of it of a file beside it
-FEW = 4  # lines that a short answer shares with the library by itself
+FEW = 4  # lines that a short answer shares with the library by chance
 # No answer needs these: they reach hidden code, the library's files, other frames, or the grader.
 TRICKS = re.compile(r"\b(?:runpy|exec_module|spec_from_file_location|__code__|__globals__|"
                     r"__builtins__|__subclasses__|_getframe|currentframe|f_back|f_locals|tb_frame|"
@@ -81,7 +81,7 @@ class Notebook:
         return predictions(self.trees, wanted)
 
     def why_missing(self, name):
-        """(state, reason) of what could not be had from the notebook."""
+        """(state, reason) of an answer that could not be taken from the notebook."""
         if any(name == prediction.name for prediction in labs.checks_of(self.stem).PREDICTIONS):
             return NOT_WRITTEN, ""
         if name in definitions(self.text):
@@ -121,7 +121,7 @@ def is_forced(exercise, stem):
 
 
 def has_code_of(exercise, pickled):
-    """True when the pickle holds the answer's own bytecode, by whatever way it came there."""
+    """True when the pickle holds the answer's own bytecode, however it got there."""
     answer = exercise.answer
     parts = vars(answer).values() if isinstance(answer, type) else [answer]
     codes = [getattr(inspect.unwrap(getattr(part, "__func__", part)), "__code__", None)
@@ -139,7 +139,7 @@ def definitions(source):
 
 def _read(path, largest):
     try:
-        if not path.is_file():  # a FIFO would wait for ever
+        if not path.is_file():  # a FIFO would wait forever
             raise Unreadable("it is a link that leads nowhere" if path.is_symlink()
                              else "it is not a file")
         if (size := path.stat().st_size) > largest:

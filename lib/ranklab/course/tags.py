@@ -10,7 +10,7 @@ class Html(str):
 
 
 def tag(name, *content, **attributes):
-    """The element; `class_` is its class. Strings in it are text, whatever stands in them."""
+    """The element; `class_` is its class. Strings in it are text, whatever they contain."""
     said = "".join(f' {key.strip("_")}="{safe(str(value))}"'
                    for key, value in attributes.items())
     return Html(f"<{name}{said}>{''.join(map(safe, content))}</{name}>")

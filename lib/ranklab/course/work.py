@@ -1,7 +1,7 @@
 """The learner's copies of the labs, in work/: `make lab` opens them, git ignores them.
 
-A copy is made once. When a newer lab arrives, an unedited copy becomes the new one, also when a
-run was saved in it. A copy with the learner's cells is never written again: the new lab is put
+A copy is made once. When a newer lab arrives, an unedited copy becomes the new one, even if a
+run was saved in it. A copy with the learner's cells is never overwritten: the new lab is put
 beside it, and so are cells that somebody saved in labs/ itself.
 """
 
@@ -17,14 +17,15 @@ from ranklab.course.records import wait_for
 
 
 def checkout():
-    """The checkout that holds this folder, or else this library; None where there is none."""
+    """The checkout around this folder, or else around this library; None if there is none."""
     return labs.repository() or labs.repository(Path(__file__).parent)
 
 
 def bring(root: Path, folder: Path):
     """`folder` has a copy of each lab of the checkout `root`; returns a sentence for each change.
 
-    folder/.given.json  {stem: hash of the last lab given}, so no lab is given or told of twice
+    folder/.given.json  {stem: hash of the last lab given}, so that no lab is given or announced
+    twice
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -67,7 +68,7 @@ def _bring_one(lab, folder, given):
 
 
 def _give(lab, now, copy):
-    """The lab stands at `copy`, or beside it where that holds the learner's cells.
+    """The lab is at `copy`, or beside it if `copy` holds the learner's cells.
 
     returns  the place that was written; None where the lab was there already
     """
@@ -84,7 +85,7 @@ def _give(lab, now, copy):
 
 
 def _with_kernel(lab):
-    """The notebook `lab` also says what JupyterLab would write into it as soon as it is opened.
+    """The notebook `lab` already holds what JupyterLab would write into it when it is opened.
 
     So a copy that nobody touched is not marked as changed.
     """

@@ -136,12 +136,12 @@ def random_box(width, height, augment, numbers):
     widest = -math.log(augment.narrowest)
     for _ in range(TRIES):
         area = width * height * numbers.uniform(augment.smallest, 1)
-        ratio = math.exp(numbers.uniform(-widest, widest))  # as often wide as high
+        ratio = math.exp(numbers.uniform(-widest, widest))  # wide as often as high
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, top = numbers.randint(0, width - w), numbers.randint(0, height - h)
             return left, top, left + w, top + h
-    # a very long image: all of its shorter side, from the centre
+    # a very long image: its whole shorter side, from the centre
     w = min(width, round(height / augment.narrowest))
     h = min(height, round(width / augment.narrowest))
     left, top = (width - w) // 2, (height - h) // 2
@@ -150,8 +150,8 @@ def random_box(width, height, augment, numbers):
 
 class SyntheticImages(Dataset):
     """Made-up images that can be learned: each class has a pattern of its own, under noise.
-    `images[epoch, index]` depends on the index alone, so all ranks agree. Cheap on purpose, a third
-    of a millisecond at 224: with it, time goes into training and not into the loader.
+    `images[epoch, index]` depends on the index alone, so all ranks agree. It is cheap on purpose, a
+    third of a millisecond at 224, so that time goes into training and not into the loader.
     first  the number of its first image: a held-out set begins where the training set ends
     """
 

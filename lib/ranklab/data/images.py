@@ -101,7 +101,7 @@ def find_file(folder, places, names):
 
 def read_idx(path):
     """The uint8 array of an idx file: two zero bytes, a type, the number of sizes, sizes, values.
-    How many sizes there must be stands in the file's name: idx1 for labels, idx3 for images.
+    The file's name says how many sizes there are: idx1 for labels, idx3 for images.
     """
     content = path.read_bytes()
     if path.suffix == ".gz":

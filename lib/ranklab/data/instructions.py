@@ -65,7 +65,7 @@ def python_instructions(text, n=6000):
 
 
 def plain_text(text, n, length):
-    """n pairs without a prompt: pieces of `text` from all over it."""
+    """n pairs without a prompt: pieces from all over `text`."""
     pieces = text.train[: len(text.train) // n * n].reshape(n, -1)[:, :length]
     return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
 

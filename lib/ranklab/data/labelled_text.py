@@ -3,8 +3,8 @@
     text = python_functions()             # label: which part of the library's manual it is from
     text = labelled_file("reviews.csv")   # or .jsonl: your own, with a label and a text
 
-Whole files are held out, never functions of a file whose others are trained on; which files, the
-hash of their names says, so that all machines agree.
+Whole files are held out, never functions of a file whose other functions are trained on. The hash
+of a file's name decides, so that all machines agree.
 """
 
 import csv
@@ -21,7 +21,7 @@ import torch
 from ranklab.data.text import library_files
 
 # Parts of the library's manual, and their modules. Only what every build of Python brings (tkinter
-# is a package of its own on some systems); a module that a version lacks is passed over.
+# is a package of its own on some systems); a module that a version lacks is skipped.
 PARTS = {
     "data types": "_collections_abc _pydatetime _strptime _weakrefset bisect calendar codecs "
                   "collections copy datetime difflib enum fractions functools graphlib heapq "
@@ -63,7 +63,7 @@ class LabelledText:
 
     @property
     def best_constant(self):
-        """The share of the held-out texts in their commonest class: it takes no learning."""
+        """The share of the most common class among the held-out texts: this takes no learning."""
         return int(self.held_out_labels.bincount().max()) / len(self.held_out_labels)
 
 
@@ -146,7 +146,7 @@ def words(text):
 
 
 class Words:
-    """A tokenizer: the commonest words of the texts it is made from have a number of their own."""
+    """A tokenizer: the most common words of the texts that it is made from have numbers."""
 
     PAD, UNKNOWN, START, END = range(4)  # BERT's [PAD], [UNK], [CLS], [SEP]
 
@@ -169,7 +169,7 @@ class Words:
 
 def bag_of_words(train, train_labels, held_out, held_out_labels, pad=Words.PAD):
     """The held-out accuracy of multinomial naive Bayes on the counts of the same tokens.
-    It knows how often each word occurs and nothing of their order: what a BERT should beat.
+    It knows how often each word occurs and nothing of their order. A BERT should beat it.
     """
     from scipy.sparse import csr_matrix
     from sklearn.naive_bayes import MultinomialNB  # a second, and only here

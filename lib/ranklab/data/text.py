@@ -37,7 +37,7 @@ def python_text():
     root = Path(sysconfig.get_paths()["stdlib"])
     train, held_out = [], []
     for path, content in library_files(root):
-        # by the hash of its name a file is on the same side on every machine, in every version
+        # the hash of its name puts a file on the same side on every machine, in every version
         (held_out if zlib.crc32(path.encode()) % 10 == 0 else train).append(content)
     size = sum(map(len, train))
     if size < ENOUGH or not held_out:
@@ -120,7 +120,7 @@ def bigram_loss(train, inputs, targets, vocab_size=256):
     """
     train = train[:50_000_000].astype(np.int64)
     inputs, targets = inputs.numpy().ravel(), targets.numpy().ravel()
-    # only pairs that are asked for are counted: a table of all of them is V x V
+    # only pairs that are asked for are counted, because a table of all pairs is V x V
     asked, where = np.unique(inputs * vocab_size + targets, return_inverse=True)
     pairs = train[:-1] * vocab_size + train[1:]
     place = np.searchsorted(asked, pairs).clip(max=len(asked) - 1)

@@ -1,8 +1,9 @@
 """OverlappedDataParallel: gradients travel while backward still computes the next ones.
 
 Torch's DDP sends the same bytes. It learns the order of its buckets from the first backward; ours
-is the reverse of registration. Where layers are registered in the order of use, the two differ
-inside a layer only (a convolution's weight is ready before its bias), and so do buckets' borders.
+is the reverse of registration. Where layers are registered in the order of use, the two orders
+differ only inside a layer (a convolution's weight is ready before its bias), so the borders of
+buckets differ as well.
 """
 
 import functools
@@ -61,7 +62,7 @@ class OverlappedDataParallel(Replica):
     def finish(self):
         """All gradients are averaged; called at the end of backward."""
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
-        for bucket in self.waiting:  # the other ranks wait for these: send zeros
+        for bucket in self.waiting:  # the other ranks wait for these buckets: send zeros
             bucket.missing.clear()
         self.launch_ready_buckets()
         used = self.used_anywhere() if self.find_unused_parameters else ()

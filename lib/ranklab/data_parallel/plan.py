@@ -18,8 +18,8 @@ def plan_buckets(ready, nbytes, alpha, beta):
     cost   looks at n^2 / 2 buckets for n gradients
     lab    03
     """
-    # For the best plan of the first j gradients, keep its end, and where its last bucket starts.
-    # Later gradients need no more than that, and an early end never does harm.
+    # Keep, for the best plan of the first j gradients, its end and where its last bucket starts.
+    # Later gradients need to know no more, because an earlier end never does harm.
     ends, starts = [0.0], [0]
     before = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
     for j, last in enumerate(ready, 1):
@@ -60,8 +60,8 @@ def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
 def block_timeline(blocks=12, width=768, tokens=8192, flops=125e12):
     """(ready, nbytes): backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
 
-    A weight takes 4 FLOPs for each of its numbers and tokens, all else none. All is in float32. The
-    embedding is left out: its gradient is ready last, and always exposed.
+    A weight takes 4 FLOPs for each of its numbers and tokens; everything else is free. All is
+    float32. The embedding is left out: its gradient is ready last, and always exposed.
     """
     layers = [(4 * width**2, width), (4 * width**2, 4 * width, width, width),  # down; up and norm
               (width**2, width), (3 * width**2, 3 * width, width, width)]  # out; qkv and norm

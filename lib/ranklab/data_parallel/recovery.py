@@ -1,4 +1,4 @@
-"""Inside a backward or after it; and after one that raised: how the next one begins clean."""
+"""What is called when a backward ends; and how the next one begins clean after one that raised."""
 
 import contextlib
 
@@ -33,7 +33,7 @@ def failed_before(replica):
 
 
 def end_failed_backward(replica):
-    """What a backward that raised has left unsent is sent, and its gradients are gone.
+    """What a failed backward left unsent is sent, and its gradients are gone.
 
     Recovered: messages. Buckets on their way can't be called back, and other ranks may have
     sent more of them or fewer; so all send the rest, and the next backward meets the next.
@@ -41,7 +41,7 @@ def end_failed_backward(replica):
     have stepped by it: after an error that one rank alone can have, all must skip that step.
     """
     replica.in_backward = False
-    with contextlib.suppress(ValueError):  # that gradients are missing is no news
+    with contextlib.suppress(ValueError):  # we know that gradients are missing
         replica.finish()
     for bucket in replica.buckets:
         bucket.drop_gradients()  # some were averaged, some were not

@@ -9,7 +9,7 @@ from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
 
 
 def refuse_mixed_messages(module, group=None):
-    """Returns when no SyncBatchNorm of `module` sends in the group of the buckets.
+    """Returns if no SyncBatchNorm of `module` sends in the group of the buckets.
 
     error  ValueError on every rank
     """
@@ -22,7 +22,7 @@ def refuse_mixed_messages(module, group=None):
 
 
 def refuse_other_shapes(module, group=None):
-    """Returns when all ranks have parameters of the same names, shapes and types.
+    """Returns if all ranks have parameters of the same names, shapes and types.
 
     cost   one all-reduce of 16 bytes
     error  ValueError on every rank
@@ -41,7 +41,7 @@ def refuse_other_shapes(module, group=None):
 
 
 def refuse_while_joining(replica):
-    """Returns when a forward inside join_uneven leaves no rank waiting that has no batch left.
+    """Returns if a forward inside join_uneven leaves no rank waiting for a rank without batches.
 
     error  ValueError
     """

@@ -21,8 +21,8 @@ class Replica(EndOfBackward, nn.Module):
 
     buckets      the Bucket of each message, in the order in which they must travel
     find_unused_parameters  whether a parameter may get no gradient; it then counts as zeros
-    Sparse gradients are not for it. Nor is torch.autograd.grad: a backward that ends before the
-    parameters looks like any other, so the buckets are sent, and all gradients are missing.
+    It takes no sparse gradients. And don't use torch.autograd.grad with it: a backward that stops
+    before the parameters looks like any other, so the buckets are sent with no gradients in them.
     error  a module that trains nothing, or whose parameters differ in shape between ranks;
            find_unused_parameters with a SyncBatchNorm in the same group
     """
@@ -49,7 +49,7 @@ class Replica(EndOfBackward, nn.Module):
         return buckets_of(trained, bucket_cap_bytes, self.group_of, Bucket)
 
     def group_of(self, tensor):
-        """The ranks that hold a copy of this tensor: in some models not all have the same."""
+        """The group of the ranks that hold a copy of this tensor; in some models not all do."""
         return self.group
 
     def forward(self, *inputs, **kwargs):
@@ -107,9 +107,9 @@ class Replica(EndOfBackward, nn.Module):
         return {p for p, ranks in zip(parameters, used.tolist()) if ranks}
 
     def shadow(self):
-        """This rank has sent and received what the others do in a forward and backward: zeros.
+        """This rank has taken part, with zeros, in what the others send in a forward and backward.
 
-        Its gradients and buffers are the others' then.
+        Afterwards it has their gradients and buffers.
         """
         self.begin_step()
         for bucket in self.buckets:
@@ -131,9 +131,9 @@ class Replica(EndOfBackward, nn.Module):
         return no_sync(self)
 
     def state_dict(self, *args, **kwargs):
-        """That of the plain module, so that a checkpoint knows nothing of ranks.
+        """The state dict of the plain module, so that a checkpoint knows nothing of ranks.
 
-        Of the outermost module only: one with a Replica inside can't load what it has saved.
+        Only for the outermost module: one with a Replica inside can't load what it has saved.
         """
         return self.module.state_dict(*args, **kwargs)
 

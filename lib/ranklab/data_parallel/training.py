@@ -13,14 +13,14 @@ class DataParallel(GroupParallel):
     """Each rank holds the whole model and takes every R-th row of the batch.
 
     wrap         (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
-    equal_parts  all ranks have as many targets in each step: then nobody asks how many
+    equal_parts  all ranks have equally many targets in each step, so nobody asks how many
     compressor   what the wrap's hook keeps from step to step, with state_dict(model): each rank's
     cost         beside the gradients, one all-reduce of 8 bytes a step, if not equal_parts
     error        a batch of fewer rows than ranks, or of unequal parts with equal_parts
     lab          03
     """
 
-    context = None  # lab 10: what divides the tokens of a row over neighbours in the group
+    context = None  # lab 10: over how many neighbours the tokens of a row are divided
     each_piece_talks = False  # True: all ranks must run as many micro-batches, or they hang
 
     def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
@@ -34,8 +34,8 @@ class DataParallel(GroupParallel):
         return self.replica
 
     def batch(self, inputs, targets):
-        """Every R-th row. Where each piece talks, all ranks have as many rows: the last one of some
-        has no target that counts, so that it moves neither a loss nor a gradient.
+        """Every R-th row. Where each piece talks, all ranks get equally many rows: some get a last
+        row without a target that counts, so that it changes neither loss nor gradient.
         """
         sharing = self.context.ranks if self.context else 1  # ranks that have the same rows
         rank, ranks = self.rank // sharing, self.ranks // sharing
@@ -58,7 +58,7 @@ class DataParallel(GroupParallel):
         self.replica.reduce_now()
 
     def gradients(self, model):
-        """[(parameter, the gradient by which this rank steps, how many ranks have that one)]"""
+        """[(parameter, the gradient with which this rank steps it, how many ranks have it)]"""
         return [(p, p.grad, self.ranks) for p in model.parameters() if p.grad is not None]
 
     def communication(self, is_last):

@@ -17,8 +17,8 @@ from ranklab.engine.report import describe_exit
 from ranklab.engine.server import main as serve
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
-# Threads of BLAS would not survive the fork, nor would CUDA: torch.cuda.is_available(), which some
-# imports call, is to ask the driver's library and leave CUDA closed.
+# Neither BLAS's threads nor CUDA would survive the fork. So torch.cuda.is_available(), which some
+# imports call, must ask the driver's library and leave CUDA closed.
 ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
@@ -32,7 +32,7 @@ class ForkServer:
     """
 
     def __init__(self, forked=False):
-        self.modules = set()  # of ranklab's, that ranks have imported
+        self.modules = set()  # modules of ranklab that ranks have imported
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, theirs = socket.socketpair()
@@ -114,7 +114,7 @@ class Fork:
         kernel, self.returncode = os.getpid(), None
         self._pid = os.fork()
         if self._pid == 0:
-            try:  # its ranks get nothing else of what is open here
+            try:  # its ranks inherit nothing else that is open here
                 with open(os.devnull) as nothing:
                     os.dup2(nothing.fileno(), 0)
                 os.closerange(3, lifeline)
@@ -156,5 +156,5 @@ def fork_server() -> ForkServer:
 
 
 def fork_server_from_here():
-    """From now on this process has a server, which is its fork: see ForkServer's `forked`."""
+    """From now on this process has a server, a fork of itself: see `forked` of ForkServer."""
     SERVERS[os.getpid()] = ForkServer(forked=True)

@@ -1,4 +1,4 @@
-"""What ops do otherwise on a GPU than on the CPU: for rehearse.py.
+"""What ops do differently on a GPU than on the CPU: for rehearse.py.
 
 Kernels that only GPUs have, and arguments that stay on the CPU; the types under autocast; the
 random numbers; what backward refuses.
@@ -14,7 +14,7 @@ from torch.utils.backend_registration import _DummyDeviceGuard
 
 NAME = "gpu"
 
-# --- kernels that the CPU has not: on the CPU tensors inside --------------------------------------
+# --- kernels that the CPU does not have: run on the CPU tensors inside ----------------------------
 
 def _lstm_cell(from_input, from_hidden, c, bias=None, bias_hidden=None):
     gates = _sum(from_input, from_hidden, bias, bias_hidden).chunk(4, 1)
@@ -97,7 +97,7 @@ ON_CPU = {
 
 # --- autocast -------------------------------------------------------------------------------------
 
-# Under autocast, by the beginning of their names; the others of torch's list are done in float32.
+# In 16 bits under autocast, by the start of their names; the rest of torch's list is in float32.
 LOWER = ("_convolution", "conv", "cudnn_conv", "linear", "matmul", "mm", "mv", "addmm", "addmv",
          "addr", "addbmm", "baddbmm", "bmm", "chain_matmul", "einsum", "linalg_multi_dot",
          "linalg_vecdot", "prelu", "scaled_dot", "_scaled_dot", "_thnn_fused", "gru_cell",
@@ -143,7 +143,7 @@ def _is_float(one):
 # --- random numbers -------------------------------------------------------------------------------
 
 class GpuGenerator(torch._C.Generator):
-    """The GPU's numbers: a seed and an offset, as its Philox has; a CPU's generator draws."""
+    """The GPU's random numbers: a seed and an offset, as Philox has; a CPU generator draws them."""
 
     made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
     seed_and_offset = 67280421310721, 0  # torch's default seed
@@ -184,9 +184,9 @@ class GpuGenerator(torch._C.Generator):
 # --- backward -------------------------------------------------------------------------------------
 
 class Guard(_DummyDeviceGuard):
-    """Torch asks it for the device's type also while the error of a hook goes up through the C++ of
-    backward. No Python can answer beside an error, and the process would abort. So the error is
-    taken out of the way; checked_backward raises it.
+    """Torch asks it for the device's type even while the error of a hook goes up through the C++ of
+    backward. Python can't answer while an error is set, and the process would abort. So the error
+    is put aside, and checked_backward raises it later.
     """
 
     caught, running = [], []

@@ -85,7 +85,7 @@ class GpuTensor(torch.Tensor):
 
 
 def mark(raw):
-    """Who meets the storage of `raw` below the wrapper, as torch.save does, sees the device."""
+    """Code that meets the storage of `raw` below the wrapper, like torch.save, sees the device."""
     raw.untyped_storage().on_gpu = str(GpuTensor.at)
 
 
@@ -96,8 +96,8 @@ def is_marked(tensor):
 def set_data(tensor, new):
     """tensor.data = new, also between the CPU and the GPU.
 
-    There torch can't: a wrapper is of another class. So the two swap what they are, and `tensor`
-    keeps its hooks and attributes. Unlike on a GPU, its gradient moves along.
+    Torch can't do the latter, because a wrapper is of another class. So the two swap what they are,
+    and `tensor` keeps its hooks and attributes. Unlike on a GPU, its gradient moves along.
     """
     if {tensor.device.type, new.device.type} != {"cpu", NAME}:
         DATA.__set__(tensor, new)
@@ -146,7 +146,7 @@ def _about(func):
 
 
 def run(func, args, kwargs):
-    """The op has run on the CPU tensors inside; its results are on the GPU unless it asks else."""
+    """The op has run on the CPU tensors inside; results are on the GPU unless it asks otherwise."""
     op = _about(func)
     if op.space in OTHERWISE:
         return OTHERWISE[op.space](func, args, kwargs or {})
@@ -192,8 +192,8 @@ def _unwrap(value, wrappers, others):
 
 
 def _look_at(others, func, args, wrappers, draws):
-    """What is not on the GPU is refused. Returns the device that is asked for, and whether the op
-    draws from a generator that it does not name.
+    """Tensors that are not on the GPU are refused. Returns the device that is asked for, and
+    whether the op draws from a generator that it does not name.
     """
     asked, tensors = None, []
     for one in others:

@@ -49,12 +49,12 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None):
         os.environ.update(_from_slurm(os.environ))
     world_size = _number("WORLD_SIZE")
     has_nodes = _nodes(world_size)
-    # nodes=1, the default, lays nothing out, so it says nothing here.
+    # nodes=1 is the default, so it asks for nothing here.
     for name, wanted, has in (("ranks", ranks or world_size, world_size),
                               ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
         if wanted != has:
             raise ValueError(f"launch: {name}={wanted}, but this job was started with {has} "
-                             f"{name}; leave {name}= out, or start as many")
+                             f"{name}; leave {name}= out, or start the job with as many")
     limit = timedelta(seconds=timeout + GROUP_GRACE)
     if dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL
@@ -83,7 +83,7 @@ def _nodes(world_size):
 
 
 def make_group(rehearse=None, **options):
-    """The default group is up until this process ends: of torchrun's ranks, or of it alone."""
+    """The default group is up until this process ends: that of torchrun's ranks, or of it alone."""
     import torch.distributed as dist
 
     local, ranks_here = 0, 1
@@ -112,17 +112,17 @@ def _sees_its_own_gpus():
 
 
 def _let_go_of_groups():
-    """No function of torch's will keep the group alive that is made next.
+    """No function of torch's will keep alive the group that is made next.
 
-    Those of torch.distributed.nn.functional have the group that is up when they are defined as a
-    default; transformers imports them late. A group that nobody can destroy has threads, and one
-    that ends while the interpreter does aborts the process.
+    The functions of torch.distributed.nn.functional take as a default the group that is up when
+    they are defined, and transformers imports them late. A group that nobody can destroy keeps its
+    threads, and a thread that ends while the interpreter ends aborts the process.
     """
     import torch.distributed.nn.functional  # noqa: F401
 
 
 def _say_if_gpus_are_left(backend, ranks_here):
-    """A run that falls back on the CPU, or on a slower link, does so with a sentence."""
+    """A run that falls back to the CPU, or to a slower link, says so in a sentence."""
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:

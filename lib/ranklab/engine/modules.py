@@ -1,7 +1,7 @@
 """Modules of ranklab's in the process that forks ranks: imported once, and again after an edit.
 
-A rank that imports the library by itself takes longer for that than for all else. So each launch
-tells what its ranks have imported, and before the next one the server has it.
+A rank that imports the library by itself spends more time on that than on anything else. So each
+launch tells what its ranks have imported, and the server imports it before the next launch.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class Modules:
         if new := [name for name in names if name not in sys.modules]:
             with cheap_forks():
                 for name in new:
-                    with contextlib.suppress(Exception):  # the ranks will say what is wrong with it
+                    with contextlib.suppress(Exception):  # an error in it shows on the ranks
                         importlib.import_module(name)
         for name in imported():
             if name not in self._first and name not in self._stamps:
                 self._stamps[name] = _stamp(name)
 
     def _forget(self):
-        """As if none of ranklab's had been imported: others may hold what is in the edited one."""
+        """Forgets all modules of ranklab: others may hold objects of the edited one."""
         for name in self._stamps:
             module = sys.modules.pop(name)
             package, _, child = name.rpartition(".")

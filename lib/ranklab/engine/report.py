@@ -18,7 +18,7 @@ PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter", "clinic/hooks.py",
                                   "clinic/calls.py", "magic.py", "pytest_plugin.py"))
-PACKAGES = re.compile("/(site|dist)-packages/")  # also those of the user, or of the system
+PACKAGES = re.compile("/(site|dist)-packages/")  # also packages of the user, or of the system
 SHOWN = 12  # lines of a traceback
 CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end
 LONGEST = 10_000  # characters of one message
@@ -36,7 +36,7 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "pl
 
 
 class ShownShort:
-    """An error of which a notebook shows the line of the cell and the message; no engine frames."""
+    """An error that a notebook shows by its message and the line of the cell alone."""
 
     def _render_traceback_(self):  # IPython asks for it
         frames = [Frame(f.filename, f.lineno, f.name)
@@ -162,7 +162,7 @@ def _frames(error):
 
 
 def _learners(frames):
-    """The learner's own frames; where there are none, the last two of all but the engine."""
+    """The learner's own frames; if there are none, the last two that are not the engine's."""
     own = [f for f in frames if f.is_of_learner()]
     return own or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
 

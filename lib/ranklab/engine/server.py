@@ -169,7 +169,7 @@ class Server:
         self.reap()
 
     def reap(self):
-        """The ended children are buried and told of; True while others live."""
+        """The ended children are reaped and reported; True while others live."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -233,8 +233,8 @@ def main(lifeline_fd, kernel):
     with cheap_forks():
         for name in PRELOAD:
             importlib.import_module(name)
-    # At its end each rank would import what draws a table of compile times, for nobody: half of
-    # all the CPU time of a launch.
+    # At its end each rank would import code that draws a table of compile times, which nobody
+    # reads: half of all the CPU time of a launch.
     atexit.unregister(getattr(sys.modules["torch._dynamo"].utils, "dump_compile_times", None))
     # init_process_group does it in each rank, if it is not done: 300 of 2,200 page faults.
     sys.modules["torch._dynamo"].trace_rules.clear_lru_cache()

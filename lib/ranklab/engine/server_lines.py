@@ -12,7 +12,7 @@ class ServerDied(RuntimeError):
 
 
 class ServerStuck(RuntimeError):
-    """The process that forks ranks lives, and does not answer."""
+    """The process that forks ranks is alive, but does not answer."""
 
 
 class Lines:
@@ -43,7 +43,7 @@ class Lines:
                     self._early.append(message)
         except TimeoutError:
             raise ServerStuck("launch: the process that forks ranks has not answered for "
-                              f"{limit:g} s; it is ended, and the next launch starts a new one."
+                              f"{limit:g} s; it was ended, and the next launch starts a new one."
                               ) from None
         finally:
             self._connection.settimeout(None)

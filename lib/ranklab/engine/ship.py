@@ -35,8 +35,8 @@ class _Pickler(cloudpickle.Pickler):
             keeps_grad = obj.requires_grad and obj.is_leaf  # an inner node's graph stays behind
             return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), keeps_grad)
         if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
-            # By name, also odd ones like torch.ops: cloudpickle takes a submodule along whose
-            # name occurs in a function, and would try to pickle that one's content.
+            # By name, also odd ones like torch.ops: cloudpickle also takes submodules whose names
+            # occur in a function, and would try to pickle their content.
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
@@ -131,7 +131,7 @@ def scratch_file():
 
 @contextlib.contextmanager
 def shared_file():
-    """An empty file, in memory on Linux. A holder of its descriptor can open it anew (path_of)."""
+    """An empty file, in memory on Linux. Its descriptor is enough to open it again (path_of)."""
     if hasattr(os, "memfd_create"):
         with scratch_file() as file:
             yield file
@@ -142,7 +142,7 @@ def shared_file():
 
 
 def path_of(fd):
-    """A path by which this process opens the file of a descriptor anew, with locks of its own."""
+    """A path by which this process opens the file of a descriptor again, with its own locks."""
     if sys.platform == "linux":
         return f"/proc/self/fd/{fd}"
     import fcntl  # not on Windows, where launch is to say so itself

@@ -1,4 +1,4 @@
-"""Where a rank is: the frames that faulthandler wrote, read."""
+"""Reads from the frames that faulthandler wrote where a rank is."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Stack:
 
     @classmethod
     def parse(cls, dump):
-        """From faulthandler's text; the main thread stands last in it."""
+        """A Stack from faulthandler's text, in which the main thread comes last."""
         before, *threads = re.split(r"^(?:Current thread|Thread) 0x", dump, flags=re.M)
         found = re.findall(r'File "(.*)", line (\d+) in (.*)', threads[-1] if threads else before)
         frames = tuple(Frame(file, int(line), name) for file, line, name in found)

@@ -1,9 +1,10 @@
 """A deadlock seen early: ranks that all sleep in communication will sleep forever.
 
-Said only when nothing else can be. For a while, at every look, the main thread of each rank sleeps
-(state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the CPU. Then each
-rank is asked, and answers that it waits for other ranks and for nothing else (waiting.py). Half of
-the time later all that is so once more: a message may have come as the ranks were asked.
+It is reported only when nothing else is possible. For a while, at every look, the main thread of
+each rank sleeps (state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the
+CPU. Then each rank is asked, and answers that it waits for other ranks and for nothing else
+(waiting.py). After half of that time all of this holds once more, because a message may have come
+while the ranks were asked.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import os
 from pathlib import Path
 
 LOOKS = 8  # at least, in a row
-IDLE_TICKS = 1  # of 10 ms: gloo's threads look a hundred times a second whether they shall end
+IDLE_TICKS = 1  # of 10 ms: gloo's threads look a hundred times a second whether they must end
 
 
 class Watch:
@@ -24,7 +25,7 @@ class Watch:
         self._looks = 0
 
     def all_asleep(self, pids, now):
-        """True once they have slept for `seconds`; then it begins anew."""
+        """True once they have slept for `seconds`; then it starts from 0 again."""
         seen = [_look(pid) for pid in pids]
         if None in seen:
             self._looks = 0

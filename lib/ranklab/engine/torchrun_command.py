@@ -12,7 +12,7 @@ def torchrun(*command, ranks, timeout=120):
     error  RuntimeError with its last lines; TimeoutError, and its processes are ended
     lab    00
     """
-    import psutil  # here, and not in every rank
+    import psutil  # set here, not in every rank
 
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={ranks}", *map(str, command)]

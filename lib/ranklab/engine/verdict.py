@@ -1,4 +1,4 @@
-"""What a launch says when not all ranks returned: which is to blame, and where the others wait."""
+"""What a launch says when not all ranks returned: which rank is to blame, where the others wait."""
 
 from ranklab.engine.report import (Failure, HangError, RankError, Value, describe_exit,
                                    rank_names)
@@ -56,7 +56,7 @@ def hang(handles, waiting, what, asleep=False):
 
 
 def _doing(handle):
-    """In one word: the call that it waits in, "returned", or "runs"."""
+    """One word for the rank: the call that it waits in, "returned", or "runs"."""
     if handle.is_settled():
         return "returned"
     return Stack.parse(handle.stack_text()).call() or "runs"

@@ -9,8 +9,8 @@ Yes, if each of its Python threads, by its innermost frame, is in one of these P
 
 and if only ranks of this launch can end that: neither the call nor any group has a limit that comes
 before the launch's own, and all groups were made from the launch's. Whatever else a thread does
-(sleep, read a file, wait for a child process) may end by itself: then the answer is no. What this
-can't see: a ProcessGroupGloo made by hand, with other processes or a limit of its own.
+(sleep, read a file, wait for a child process) may end by itself: then the answer is no. It can't
+see a ProcessGroupGloo made by hand, with other processes or a limit of its own.
 """
 
 import _thread
@@ -112,7 +112,7 @@ class Waiting:
 
 
 def _place(frame):
-    """Where the thread is whose innermost frame this is."""
+    """The place of the thread whose innermost frame this is."""
     while frame.f_code.co_filename.endswith(OPERATOR):
         frame = frame.f_back
     file, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -141,7 +141,7 @@ def _stack(frame):
 
 
 def _with_a_frame(real):
-    """Work.wait as a function of Python's, which a stack shows."""
+    """Work.wait as a Python function, so that a stack shows it."""
 
     @functools.wraps(real)
     def wait(work, timeout=timedelta(0)):

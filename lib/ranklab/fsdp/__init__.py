@@ -1,6 +1,6 @@
 """FSDP: ZeRO's stage 3 as PyTorch does it, each parameter in rows.
 
-It is read in three files, the first of them ZeRO's:
+Read three files, the first of which is ZeRO's:
 
     zero/units.py  the engine of lab 06: units, their order, gather, free, reduce, prefetch
     shards.py      shard_parameter; and what a block has: parameters in rows, on that engine
@@ -19,7 +19,7 @@ The rest:
     fsdp2.py       Fsdp2: the same with torch's own, torch.distributed.fsdp.fully_shard
     hugging_face.py  Accelerate and transformers' Trainer, and whether they have sharded
 
-It is made of zero, lab 06: ZeroStage3's methods say when a block is gathered, freed and reduced.
+It is built on zero, lab 06: ZeroStage3's methods say when a block is gathered, freed and reduced.
 The tests hold ours and torch's together.
 """
 

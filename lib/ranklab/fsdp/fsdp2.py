@@ -15,7 +15,7 @@ from ranklab.fsdp.training import FullyShard
 
 
 class Fsdp2(FullyShard):
-    """FullyShard over all ranks; parameters are DTensors. Its checkpoints are those of ours."""
+    """FullyShard over all ranks, with DTensors as parameters. Its checkpoints have our format."""
 
     def apply(self, model):
         offload = self.options["offload"]

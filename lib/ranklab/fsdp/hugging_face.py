@@ -1,8 +1,8 @@
 """Accelerate's FSDP and transformers' Trainer on the Llama that ours trains.
 
-Neither need do what it is asked: where FSDP does not run, as on a CPU, they train by DDP and say
-nothing. The losses are those of FSDP, so only assert_sharded can tell. Below Trainer it is
-DeepSpeed that shards, as in zero (lab 06).
+Both may silently do something else: where FSDP does not run, as on a CPU, they train with DDP and
+say nothing. The losses are the same as with FSDP, so only assert_sharded can tell. Under Trainer,
+DeepSpeed does the sharding, as in zero (lab 06).
 """
 
 import tempfile
@@ -24,7 +24,7 @@ NOT_HERE = ("transformers and accelerate are not here: pip install -c constraint
 LLAMA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "initializer_range": 0.1, "use_cache": False}
 RANKS, BATCH, T, LR = 2, 4, 16, 0.5  # a batch of BATCH texts on each rank
-# Clipping is named, because else Accelerate takes 1.0, whatever Trainer is told.
+# Clipping is named here, because otherwise Accelerate takes 1.0, whatever Trainer is told.
 ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_per_gpu": BATCH,
           "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
 
@@ -47,7 +47,7 @@ def losses_on_ranks(train, steps):
 def assert_sharded(model, ranks):
     """This rank keeps 1/ranks of the numbers of `model`; half more may be there for uneven rows.
 
-    It may be sharded by FSDP2, DeepSpeed's ZeRO-3, or by ours.
+    FSDP2, DeepSpeed's ZeRO-3 or our FSDP may have sharded it.
     error  AssertionError
     """
     ours = sharded_parameters(model)
@@ -115,8 +115,8 @@ def train_with_ours(steps):
 
 
 def train_with_accelerate(steps):
-    """The same by Accelerate with its plugin for FSDP2; or what assert_sharded says of it, as on a
-    CPU, where it does not shard.
+    """The same by Accelerate with its plugin for FSDP2; or the text of assert_sharded where it does
+    not shard, as on a CPU.
     """
     from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
 

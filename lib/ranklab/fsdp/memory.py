@@ -1,4 +1,4 @@
-"""How much of a GPU a Llama under FSDP takes, by a formula. Nothing is run."""
+"""The memory of a GPU that a Llama under FSDP takes, by a formula. Nothing is run."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from ranklab.meter import Memory
 
 
 class Step(NamedTuple):
-    """How a step is done; on each rank."""
+    """How each rank does a step."""
 
     micro_batch: int = 1
     n_ctx: int = 1024
@@ -54,7 +54,7 @@ def moments(config, ranks, step):
 
     found = {"the loss is taken": memory(root, 0, 0, 0, L * waiting + at_loss)}
     for done in range(L):
-        next_block = block + block / ranks if done < L - 1 else 0  # on its way: its rows are, too
+        next_block = block + block / ranks if done < L - 1 else 0  # on its way, and so are its rows
         whole, left = root + block + next_block, (L - done - 1) * waiting + into
         # The block before is on its way out, in a message; its rows may be among those arrived.
         apart = (block + (step.offload or step.pieces > 1) * block / ranks) if done else 0

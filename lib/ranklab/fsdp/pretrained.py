@@ -1,4 +1,4 @@
-"""Weights row by row: fresh ones, or those of a Hugging Face folder; and a folder for others.
+"""Weights row by row, fresh or from a Hugging Face folder; and a folder written for other tools.
 
 A model that fits on no rank is made on the meta device, and each rank reads its own rows:
 
@@ -14,7 +14,7 @@ from ranklab.models.initialise import normal_by_name
 
 
 def rows_by_name(std):
-    """For fill_shards: fresh weights. One parameter is whole for a moment, the model never."""
+    """For fill_shards: fresh weights. A parameter is whole for a moment, the model never."""
     def rows(name, shape, first, stop):
         whole = torch.ones(shape)  # norms stay so
         if len(shape) > 1:

@@ -43,7 +43,7 @@ def shard_parameter(parameter, group=None):
 
 
 class Precision(NamedTuple):
-    """Types of numbers; None: that of the parameters."""
+    """Types of numbers; None means the type of the parameters."""
 
     compute: torch.dtype | None = None  # of gathered parameters, and of what is fed to the module
     reduce: torch.dtype | None = None  # of gradients on their way; None: as computed
@@ -52,9 +52,9 @@ class Precision(NamedTuple):
 class ShardedParameter:
     """A parameter of which this rank keeps `shard`; `whole` has memory only while it is gathered.
 
-    Either of the two stands in the modules in its place: the shard, which the optimizer steps, or
-    the whole, with which is computed. Between ranks the rows travel with zeros at the end, so that
-    all ranks send alike: `numbers` of each.
+    The modules hold one of the two: the shard, which the optimizer steps, or the whole, which the
+    forward uses. Rows travel between ranks with zeros at the end, so that all ranks send equally
+    many: `numbers` each.
     """
 
     def __init__(self, parameter, places, group, precision, offload=False):
@@ -65,13 +65,13 @@ class ShardedParameter:
         on = device() if parameter.is_meta else parameter.device
         self.reduce_in = precision.reduce or precision.compute or parameter.dtype
         rows = shard_parameter(parameter, group)
-        if parameter.is_meta:  # NaN until fill_shards: what was forgotten is seen
+        if parameter.is_meta:  # NaN until fill_shards, so that a forgotten weight shows
             rows = torch.full_like(rows, torch.nan, device=on)
         if offload and on.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
         self.shard.shard_spec = getattr(parameter, "shard_spec", None)  # of lab 08
-        # A block that finds either of them in another place must not shard it again.
+        # A block that meets either of them elsewhere must not shard it again.
         self.shard.of_block = parameter.of_block = True
         empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=on)
         self.whole = nn.Parameter(empty, parameter.requires_grad)
@@ -84,10 +84,10 @@ class ShardedParameter:
         return padded
 
     def fill(self, parts):
-        """The whole is there, in the modules, too.
+        """The whole parameter is in memory, and the modules use it.
         shape  parts (R, numbers): the padded shard of each rank
         """
-        memory = self.whole.data  # autograd need not know: for it these are the old numbers
+        memory = self.whole.data  # autograd need not know: to it the numbers have not changed
         memory.untyped_storage().resize_(memory.nbytes)
         memory.copy_(parts.flatten()[: memory.numel()].view(self.shape))
         self.install(self.whole)
@@ -102,8 +102,8 @@ class ShardedParameter:
             module._parameters[attribute] = tensor
 
     def padded_gradient(self):
-        """The whole gradient as it travels: a row for each rank. Where there is none, zeros with a
-        minus: a sum is -0.0 where all ranks send that, and 0.0 as soon as one of them sends 0.0.
+        """The whole gradient as it travels: a row for each rank. A missing one travels as -0.0,
+        because a sum is -0.0 only where all ranks send that, and 0.0 as soon as one sends 0.0.
         shape  (R, numbers)
         """
         padded = self.whole.new_zeros(self.ranks * self.numbers, dtype=self.reduce_in)
@@ -115,8 +115,8 @@ class ShardedParameter:
         return padded.view(self.ranks, self.numbers)
 
     def add_gradient(self, mine):
-        """The optimizer's gradient has what arrived added to it. What no rank has used gets none:
-        by zeros AdamW would let it decay. (To look at them is to wait for the device.)
+        """What arrived is added to the optimizer's gradient. What no rank has used gets none,
+        because with zeros AdamW would decay it. (To look at them is to wait for the device.)
         shape  mine (numbers,)
         """
         gradient = mine[: self.shard.numel()].view(self.shard.shape).to(self.shard)
@@ -171,7 +171,7 @@ class ShardedModule(Shards):
         return tree_map(cast, (inputs, kwargs)) if self.compute else None
 
     def free(self):
-        """The modules have this rank's rows."""
+        """The modules hold this rank's rows."""
         for parameter in self.parameters:
             parameter.free()
 

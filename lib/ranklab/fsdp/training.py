@@ -22,7 +22,7 @@ class FullyShard(DataParallel):
     lab      07
     """
 
-    # Each piece's gradients travel: kept, they would be whole on each rank.
+    # The gradients of each piece travel, or they would stay whole on each rank.
     each_piece_talks, communication = True, Parallel.communication
 
     def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
@@ -40,14 +40,14 @@ class FullyShard(DataParallel):
         return model
 
     def make_optimizer(self, new_optimizer, groups):
-        # what has no such name is in rows already: a part of a model may call it otherwise
+        # a name that is missing is in rows already: a part of a model may use another name
         return new_optimizer(groups_here(groups, lambda name, p: self.rows.get(name, p)))
 
     def reduce_now(self):
         """Nothing: each piece's gradients have travelled."""
 
     def gradients(self, model):
-        """Of this rank's rows."""
+        """The gradients of this rank's rows."""
         return [(rows, rows.grad, 1) for rows in model.parameters() if rows.grad is not None]
 
     def grad_norm(self, parameters):
@@ -56,7 +56,7 @@ class FullyShard(DataParallel):
         return torch.as_tensor(norm, device=parameters[0].device)
 
     def state(self, model, optimizer):
-        """This rank's rows; and what is no parameter."""
+        """This rank's rows, and state that is no parameter."""
         pieces = [self.placed(piece) for piece in Parallel.state(self, model, optimizer)]
         return [piece for piece in pieces if piece.tensor.numel()]
 

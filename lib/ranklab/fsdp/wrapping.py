@@ -25,9 +25,9 @@ def wrap_policy(model, most_bytes):
 
 
 def whole_bytes(model, blocks):
-    """The bytes of parameters in memory as whole ones, at the worst moment of a step: those of the
-    root, and twice the largest block. Its parameters exist twice for a moment, in the message and
-    in their shapes; later the next block's message is there beside it.
+    """The bytes of whole parameters in memory at the worst moment of a step: those of the root, and
+    twice the largest block. A block's parameters exist twice for a moment, in the message and in
+    their shapes; later the message of the next block is in memory beside it.
     """
     sizes = [parameter_bytes(block) for block in blocks]
     root = parameter_bytes(model) - sum(sizes)
@@ -55,7 +55,7 @@ def uses_of(module):
 
 
 def outermost(modules):
-    """Those of `modules` that are in no other of them, in the same order."""
+    """The `modules` that are inside no other one of them, in the same order."""
     inner = {inside for m in modules for inside in m.modules() if inside is not m}
     return [m for m in modules if m not in inner]
 

@@ -13,8 +13,8 @@ what step() waits for. Around them:
     cost.py           what all this costs, before it is run; tune_fusion
     training.py       HorovodParallel, for the training loop
 
-Lab 05 builds the ideas in it. It is made of collectives (sendrecv, and the model of time). Not
-here: the old argument average=, step(closure), the response cache, join, process sets, alltoall,
+Lab 05 builds its ideas. It uses sendrecv and the model of time from collectives. It leaves out
+the old argument average=, step(closure), the response cache, join, process sets, alltoall,
 reducescatter, sparse tensors, elastic runs, tuning while a model trains.
 """
 

@@ -22,7 +22,7 @@ def adasum_of_two(a, b):
 
 
 def adasum_length(a, b, cosine):
-    """Length of the Adasum of gradients of lengths `a` and `b` with that cosine between them."""
+    """The length of the Adasum of two gradients, of lengths `a` and `b`, at that cosine."""
     along, across = b * cosine, b * (1 - cosine**2) ** 0.5
     pair = torch.tensor([[a, 0.0], [along, across]], dtype=torch.float64)
     return adasum_of_two(*pair).norm().item()

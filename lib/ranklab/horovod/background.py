@@ -1,9 +1,10 @@
 """The thread of each rank that negotiates and communicates, while the others compute.
 
-In each cycle one small all-reduce says whether any rank has new names. If so, they go to rank 0,
-and its answer to all; then the thread does what was agreed on. All ranks go through the same
-cycles, so whatever order their tensors become ready in, their collectives come in one order.
-(Horovod has a response cache as well: a name that was negotiated once costs one bit. Not here.)
+In each cycle one small all-reduce tells whether any rank has new names. If so, the names go to
+rank 0, and its answer goes to all ranks; then the thread does what was agreed on. All ranks go
+through the same cycles. So their collectives come in one order, in whatever order their tensors
+become ready. (Horovod also has a response cache, left out here: a name that was negotiated once
+costs one bit.)
 """
 
 import threading
@@ -26,14 +27,14 @@ IDLE = 0.02  # seconds: the longest pause between two cycles, while nothing happ
 
 @dataclass
 class Counts:
-    """What the background thread of this rank has sent; see `counted`."""
+    """Counts what the background thread of this rank has sent; see `counted`."""
 
     data: Traffic = field(default_factory=Traffic)
-    tensors: int = 0  # that were reduced, gathered or broadcast
+    tensors: int = 0  # how many were reduced, gathered or broadcast
 
 
 class Background:
-    """Tensors come in by `submit`, and leave it finished. `control` and `data` are its own groups.
+    """Takes tensors by `submit`, and finishes them. `control` and `data` are groups of its own.
 
     error  HorovodInternalError, on every handle and from then on, when the thread has ended
     """
@@ -43,7 +44,7 @@ class Background:
         self.config, self.control = config, control
         self.ranks = dist.get_world_size(control)
         self.recorder = Recorder()
-        self.coordinator = Coordinator(self.ranks, config, self.recorder)  # rank 0's works
+        self.coordinator = Coordinator(self.ranks, config, self.recorder)  # only rank 0's is used
         self.executor = Executor(config.fusion_threshold, data, self.recorder, device)
         self.pending = {}  # name -> Handle, in the order of submit
         self.stopped = ""  # why the thread has ended
@@ -69,22 +70,23 @@ class Background:
         self.wake.set()
 
     def next_name(self):
-        """For a tensor without a name: all ranks ask for these in the same order."""
+        """A name for a tensor without one: all ranks ask for these in the same order."""
         with self.lock:
             self.unnamed += 1
             return f"noname.{self.unnamed}"
 
     def stop(self, limit):
-        """The threads of all ranks have ended and left their groups, or `limit` s are over."""
+        """The threads of all ranks have ended and left their groups, or `limit` seconds are
+        over."""
         with suppress(HorovodInternalError, ValueError):  # it has ended, or is about to
             self.submit(Handle(Request(f"shutdown.{self.rank}", "shutdown")))
         self.thread.join(limit)
         self.recorder.stop()
-        if not self.thread.is_alive():  # or it would lose them in the middle of a collective
+        if not self.thread.is_alive():  # else it loses them inside a collective
             self._leave_groups()
 
     def _leave_groups(self, abort=False):
-        """This rank has no part in its two groups, and nobody refers to them; may be called twice.
+        """This rank has left its two groups, and nothing refers to them; may be called twice.
 
         A group's sockets, threads and files live as long as somebody refers to it. When they close,
         a peer that waits for this rank has an error at once. With `abort` it does not wait for what
@@ -125,7 +127,7 @@ class Background:
             self._leave_groups(abort=True)
 
     def _cycle(self):
-        """One round of agreeing and doing. Returns (was anything done?, why to stop or "")."""
+        """One round of agreeing and doing; returns (was anything done?, why to stop or "")."""
         with self.lock:
             mine = dict(self.pending)
         fresh = [handle for handle in mine.values() if not handle.is_sent]

@@ -28,7 +28,7 @@ def ranks_until_infinite(element):
 
 
 class Compressor(NamedTuple):
-    """A function like compress_fp16, as Horovod wants it: (small, ctx), and what ctx restores."""
+    """Wraps a function like compress_fp16 in the two methods that Horovod calls."""
 
     compress: Callable
 

@@ -17,7 +17,7 @@ from ranklab.horovod.fusion import fuse_tensors
 
 CALLS, NOISE, STRAGGLERS, LATE = 300, 0.08, 0.1, 3
 SEED = 27  # right answers that we know get 29 or 30 of 30 here; one measurement each 21 to 25
-KINDS = {  # where the best threshold lies: latencies and backward, in times of the wire; the range
+KINDS = {  # where the best threshold lies: latencies and backward, in wire times; the range
     "in the middle": (2.0, 1.0, 2**12, 2**28),
     "at the low end": (0.02, 1.0, 2**20, 2**28),
     "at the high end": (20.0, 0.1, 2**14, 2**26),
@@ -33,7 +33,7 @@ def fused_time(sizes, threshold, ranks, alpha, beta):
 
 
 def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
-    """Seconds from the start of backward until all tensors are reduced, one ring after the other.
+    """Seconds from the start of backward until all tensors are reduced, by one ring after another.
 
     Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer leaves when it is full,
     or when backward is over. (Simplified: Horovod also sends a buffer that is not full, at the end
@@ -90,9 +90,9 @@ def tune_fusion(seconds_of, low, high, calls):
 
 @dataclass
 class Workload:
-    """A model on a network: what a step takes at each threshold, without noise.
+    """A model on a network: the seconds of a step at each threshold, without noise.
 
-    By overlapped_time: low thresholds cost latencies, high ones wait for backward.
+    They come from overlapped_time: low thresholds cost latencies, high ones wait for backward.
     """
 
     seed: int

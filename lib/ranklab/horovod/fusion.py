@@ -41,7 +41,8 @@ def fuse_tensors(tensors, threshold):
 
 
 class Executor:
-    """Does what the handles ask for over `group`, in the background thread; notes the phases."""
+    """Does what the handles ask for, over `group` and in the background thread; notes the
+    phases."""
 
     def __init__(self, threshold, group, recorder, device):
         self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
@@ -81,7 +82,8 @@ class Executor:
 
     @contextmanager
     def _after_computing(self, handles):
-        """On a GPU: a stream of our own, behind the kernels that made the tensors."""
+        """On a GPU the block runs on a stream of our own, after the kernels that made the
+        tensors."""
         first = handles[0].tensor
         device = self.device if first is None else first.device
         if device.type != "cuda":

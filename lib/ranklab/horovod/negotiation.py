@@ -1,4 +1,4 @@
-"""Which tensors do all ranks have? `negotiate` is the smallest answer, Coordinator the whole one.
+"""Which tensors do all ranks have? `negotiate` is the short answer, Coordinator the complete one.
 
 Requests that don't fit together are an error on every rank, and a tensor that some ranks never ask
 for is reported with their numbers: Horovod's stall inspector.
@@ -83,7 +83,7 @@ class Handle:
         # The thread works on the tensor itself, and is not part of anybody's graph.
         self.tensor = self.output = None if tensor is None else tensor.detach()
         self.asked = time.perf_counter()
-        self.is_sent = False  # the coordinator knows of it by name
+        self.is_sent = False  # the coordinator has heard its name
         self.rows = ()  # as in Response
         self.error = None
         self.finished = threading.Event()
@@ -106,7 +106,7 @@ class Coordinator:
         self.ranks, self.config, self.recorder = range(ranks), config, recorder
         self.table = {}  # name -> {rank: Request}, in the order in which names were first heard
         self.heard = {}  # name -> {rank: when}
-        self.stop = ""  # why every rank shall stop
+        self.stop = ""  # why every rank must stop
         self.reported = set()
 
     def hear(self, rank, requests):

@@ -65,7 +65,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 
 
 def allgather(tensor, name=None):
-    """The ranks' tensors one after the other; their first dimension may differ."""
+    """The tensors of all ranks, one after the other; their first dimensions may differ."""
     if tensor.dim() == 0:
         raise ValueError("allgather puts tensors one after the other, and this one has no "
                          "dimension: give it x.view(1)")
@@ -92,7 +92,7 @@ def broadcast(tensor, root_rank, name=None):
 
 
 def barrier():
-    """All ranks have come here."""
+    """All ranks have reached this call."""
     synchronize(_submit("barrier", [None], None)[0])
 
 
@@ -107,8 +107,8 @@ def synchronize(handle):
     error  HorovodInternalError: the ranks disagree about the tensor (Mismatch), some ranks never
            asked for it (stall_shutdown), or Horovod was shut down
     """
-    # Not endlessly: the thread has a limit for each tensor and for each message, and finishes every
-    # handle before it ends.
+    # This wait ends: the thread has a limit for each tensor and for each message, and finishes
+    # every handle before it ends.
     handle.finished.wait()
     if handle.error:
         raise type(handle.error)(str(handle.error))

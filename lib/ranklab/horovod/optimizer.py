@@ -1,6 +1,6 @@
 """Optimizers whose step waits for gradients that are averaged while backward still runs.
 
-`distributed_optimizer` is the idea, `DistributedOptimizer` is Horovod's, with all it offers.
+`distributed_optimizer` is the idea, `DistributedOptimizer` is Horovod's, with all its options.
 """
 
 import warnings
@@ -96,7 +96,7 @@ def _names(optimizer, named_parameters):
 
 
 class _AverageOfGradients:
-    """Stands before the optimizer's own class: its step() waits for the averages."""
+    """A base class put before the optimizer's own: its step() waits for the averages."""
 
     def _prepare(self, names, compression, passes, op, predivide):
         self._names, self._compression, self._op = names, compression, op
@@ -173,7 +173,7 @@ class _AverageOfGradients:
 
 
 class _AdasumOfSteps:
-    """Every rank takes its own step; the *changes* are combined by Adasum.
+    """Every rank takes its own step, and Adasum combines the *changes*.
 
     So Adam's division by the gradients' size comes first. Horovod does it parameter by parameter
     in backward; here it waits for step(), and takes what any number of backward passes added up.

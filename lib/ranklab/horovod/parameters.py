@@ -22,7 +22,7 @@ def broadcast_parameters(params, root_rank):
         params = sorted(params.items())
     named = [one if isinstance(one, tuple) else (None, one) for one in params]
     handles = [broadcast_async_(tensor, root_rank, name) for name, tensor in named
-               if isinstance(tensor, torch.Tensor)]  # a state dict may hold other things
+               if isinstance(tensor, torch.Tensor)]  # a state dict may hold more than tensors
     for handle in handles:
         synchronize(handle)
 

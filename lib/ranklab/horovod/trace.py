@@ -24,7 +24,7 @@ def timeline(events, path):
             trace.append({"ph": "M", "name": "process_name", "pid": rows[tensor], "tid": 0,
                           "args": {"name": tensor}})
         trace.append({"ph": "X", "name": phase, "pid": rows[tensor], "tid": 0,
-                      "ts": start * 1e6, "dur": (end - start) * 1e6})  # the format wants us
+                      "ts": start * 1e6, "dur": (end - start) * 1e6})  # in microseconds
     with open(path, "w") as file:
         json.dump({"traceEvents": trace}, file)
 
@@ -69,7 +69,7 @@ class Recorder:
         events, self.events = self.events, None
         if events is not None:
             with whole_file(self.path) as part:  # another run may read or write the file now
-                # A phase before what is inside it, also where both began at the same moment.
+                # A phase comes before what is inside it, even if both began at the same moment.
                 timeline(sorted(events, key=lambda event: (event[2], -event[3])), part)
 
 

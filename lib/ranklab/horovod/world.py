@@ -51,7 +51,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, **given):
-        """What is given counts first, then Horovod's own variables, then the defaults."""
+        """The arguments count first, then Horovod's own variables, then the defaults."""
         chosen = {}
         for field in fields(cls):
             variable = VARIABLES[field.name]
@@ -100,7 +100,7 @@ def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_s
     WORLD.background = Background(configs[0], control, data, device())
     atexit.register(_shut_down, END_LIMIT_AT_EXIT)
     path = os.environ.get("HOROVOD_TIMELINE")
-    if path and path != "DYNAMIC":  # Horovod's word for: start_timeline() will say when and where
+    if path and path != "DYNAMIC":  # Horovod's value for: start_timeline() will say when and where
         start_timeline(path)
 
 

@@ -2,7 +2,7 @@
 
 Point to point is counted as it is: `send` costs its tensor, and so do all_to_all, gather and
 scatter, which go straight from rank to rank (a rank's own part is a copy in memory and costs
-nothing). How a backend does the other collectives is its own affair: a ring, a tree, the switch.
+nothing). A backend may do the other collectives in its own way: by a ring, a tree, the switch.
 For them we count what the bandwidth-optimal ring sends. R ranks, N bytes in the full tensor:
 
     all_reduce       2 (R-1)/R N in 2(R-1) messages: a reduce_scatter, then an all_gather
@@ -24,7 +24,7 @@ class Op:
     """One call of one rank. All ranks named here are global ranks."""
 
     name: str  # "all_reduce", "send", ...
-    payload_bytes: int  # the larger side of the op on this rank: N above; all_to_all: its input
+    payload_bytes: int  # the larger side of the op on this rank, N above; for all_to_all its input
     sent_bytes: int
     messages: int  # messages sent; in a ring its steps, also those with an empty chunk
     peer: int | None  # the other end of a send or recv; None: a collective, or recv from anyone
@@ -74,13 +74,13 @@ class Group:
         return self.op(name, total, sent, received, messages=steps)
 
     def chain(self, name, payload, start):
-        """Each rank receives from the one before and sends to the next; from `start` all round."""
+        """Each rank receives from the one before and sends to the next, once round from `start`."""
         place, size = (self.me - start) % len(self.ranks), len(self.ranks)
         receives, sends = place > 0, place < size - 1
         return self.op(name, payload, payload * sends, payload * receives, int(sends))
 
     def direct(self, name, payload, to=(), come=()):
-        """`to[i]` bytes go to place i of the group, and `come[i]` bytes come from it."""
+        """`to[i]` bytes go to rank i of the group, and `come[i]` bytes come from it."""
         sent_to = tuple((self.ranks[i], n) for i, n in enumerate(to) if n and i != self.me)
         received = sum(n for i, n in enumerate(come) if i != self.me)
         sent = sum(n for _, n in sent_to)

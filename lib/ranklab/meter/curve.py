@@ -1,4 +1,4 @@
-"""MemoryCurve: the live bytes of a rank after every op of a block, by category, and their peak."""
+"""MemoryCurve: the bytes alive on a rank after every op of a block, by category, and their peak."""
 
 import weakref
 
@@ -26,10 +26,10 @@ class MemoryCurve:
     older than the block, first uses it) until nothing holds it: also temporaries, and the batch.
     A storage counts once, whole, with the size that it has at that moment.
 
-    The peak is exact for what lives while an op returns. Not seen: what an op takes and gives back
-    inside (cuDNN's workspace, what compiled code makes for itself); a DDP bucket before its first
-    use; what the allocator rounds up or keeps. Memory of all devices is added up.
-    Entered again, the same object goes on.
+    The peak is exact for what lives while an op returns. Not seen: memory that an op takes and
+    gives back inside (cuDNN's workspace, temporaries of compiled code); a DDP bucket before its
+    first use; what the allocator rounds up or keeps. Memory of all devices is added up. Entered
+    again, the same object goes on.
     cost   nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
     """
 
@@ -59,7 +59,7 @@ class MemoryCurve:
         return {"points": self.points, "marks": self.marks}
 
     def mark(self, name):
-        """What follows is named: one more point, which is where it begins."""
+        """The part of the block from here on has this name: one more point, where it begins."""
         self._note()
         self.marks.append((len(self.points) - 1, name))
 
@@ -88,7 +88,7 @@ class MemoryCurve:
     def _note(self):
         """One more point of the curve."""
         held, (model, optimizer, *extra) = set(), self._lookup
-        # A model under FSDP2 shows its shards, but for a while the whole weights in their place.
+        # A model under FSDP2 shows its shards, and for a while the whole weights instead.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
         parameters += [*model.parameters(), *self._shards]
         sizes = held_bytes(parameters, model.buffers(), optimizer,
@@ -106,8 +106,8 @@ class MemoryCurve:
 class MemoryPeak(MemoryCurve):
     """A MemoryCurve of a large model: a few points, among them the peak.
 
-    To add up all that a model of billions of parameters holds, after every op, takes minutes. So
-    bytes that are new are counted op by op, and all is added up only where it may be a new peak.
+    Adding up all that a model of billions of parameters holds, after every op, takes minutes. So
+    new bytes are counted op by op, and everything is added up only if there may be a new peak.
 
     of  Memory -> Memory: the part whose peak is meant
     """

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 @contextlib.contextmanager
 def posing(ranks):
-    """Inside, this process is rank 0 of so many, of which no other exists. Afterwards it has no
-    group. Yields an ExitStack, which enters `without_memory()` where tensors shall have none.
+    """Inside, this process is rank 0 of this many ranks, and no other exists. Afterwards it has no
+    group. Yields an ExitStack; let it enter `without_memory()` for tensors without memory.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

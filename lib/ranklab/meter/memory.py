@@ -16,9 +16,9 @@ class Memory:
     gradients: int
     optimizer_state: int  # also master weights: parameters that only the optimizer holds
     buffers: int
-    gathered_parameters: int = 0  # whole ones, for a while, of a model that is held in shards
+    gathered_parameters: int = 0  # whole parameters, for a while, of a model that is held in shards
     communication_buffers: int = 0
-    activations: int = 0  # in a MemoryCurve all else that lives: also temporaries, and the batch
+    activations: int = 0  # in a MemoryCurve all else that is alive: also temporaries, the batch
 
     @property
     def total(self):
@@ -36,13 +36,13 @@ class Memory:
 def memory_of(model, optimizer=None, gathered=(), communication=(), shards=()) -> Memory:
     """The bytes that `model` and `optimizer` hold on this rank, each storage once.
 
-    So tied weights count once, and so do gradients that are views of one flat bucket; a bucket
-    beside gradients of their own counts as well, when it is given. Of a DTensor the local shard
-    counts. What is resized to 0 (as FSDP frees what it gathered) counts 0 bytes.
+    So tied weights count once, and so do gradients that are views of one flat bucket. A bucket
+    beside separate gradients counts as well, if it is given. A DTensor counts with its local
+    shard. A storage that is resized to 0 (so FSDP frees what it gathered) counts 0 bytes.
 
     `gathered` and `communication` are tensors that code holds for a while, in any nesting of lists:
     memory_of(model, optimizer, communication=[bucket.flat for bucket in model.buckets]). `shards`
-    are what is left of parameters that `model` shows empty; they count as parameters.
+    are the rest of parameters that are empty in `model`; they count as parameters.
     A storage counts whole, in the first category that has it, in the order gathered parameters,
     parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` is there
     too: 4 bytes a tensor.

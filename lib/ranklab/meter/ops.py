@@ -1,4 +1,4 @@
-"""Which of torch's many c10d ops was that, and how many bytes does it hold?
+"""Which of torch's many c10d ops a call is, and how many bytes it moves.
 
 Everything in torch.distributed ends in an op of one of two namespaces: `c10d` (dist.all_reduce,
 DDP, FSDP2, isend ...) or `_c10d_functional` (functional collectives, DTensor). One call is one op
@@ -17,7 +17,7 @@ NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 def read_ops(func, args, kwargs):
-    """The list of Op that `func(*args, **kwargs)` is; empty when it is no communication."""
+    """The Ops of `func(*args, **kwargs)`, as a list; empty if it is no communication."""
     if getattr(func, "namespace", None) not in NAMESPACES:
         return []
     reader = _READERS.get(func._schema.name.split("::")[1])
@@ -35,7 +35,7 @@ def _group_of(handle):
         handle = dist.ProcessGroup.unbox(handle)
     try:
         ranks = dist.get_process_group_ranks(handle)
-    except (KeyError, ValueError):  # a group made by hand, that torch.distributed does not know
+    except (KeyError, ValueError):  # a group made by hand, which torch.distributed does not know
         ranks = range(handle.size())
     return Group(tuple(ranks), handle.rank())
 

@@ -1,4 +1,4 @@
-"""The traces of all ranks in one file, for the eye: Perfetto and chrome://tracing open it."""
+"""The traces of all ranks in one file to look at: Perfetto and chrome://tracing open it."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ FLOWS = 2**32  # an arrow's number in one rank's trace is below this
 def merged_trace(timelines, path):
     """`path` holds one trace of all ranks: a process for each rank, in rank order, time from 0.
 
-    timelines  of each rank its Timeline, or the trace of it, or a trace that was read from a file
+    timelines  for each rank its Timeline, or the trace in it, or a trace read from a file
     error      a rank that is there twice: torch writes the rank into a trace where a group is up
     """
     traces = [getattr(timeline, "trace", timeline) for timeline in timelines]

@@ -28,12 +28,13 @@ class SavedActivations:
 
     Parameters and their views are left out: they are in memory anyway. With `model`, its buffers
     are left out as well. A storage counts whole, because a saved slice keeps all of it alive. The
-    input counts, where a layer saves it. Casts that autocast makes of weights count: they are new.
+    input counts, where a layer saves it. The 16-bit copies of weights that autocast makes count,
+    because they are new.
 
     `bytes` and `tensors` hold all that was saved; `live_bytes` what backward has not freed yet;
     `peak_bytes` the most at one time. So put the forward alone in the block to see what waits
     for backward, and a whole step to see the peak of a checkpointed one: it saves again what it
-    recomputes. A storage that was freed and is saved anew counts in `bytes` again. A storage
+    recomputes. A storage that was freed and is saved again counts in `bytes` again. A storage
     counts with the bytes of the moment when it was saved, whatever it is resized to later.
 
     Not seen: tensors that a custom Function hangs on ctx by itself, without save_for_backward;
@@ -97,7 +98,7 @@ class _Kept:
     """Stands for a saved tensor in the graph; when the graph frees it, the meter is told."""
 
     def __init__(self, tensor, meter):
-        # Detached: an op that saves its own output would otherwise keep itself alive for ever.
+        # Detached, because an op that saves its own output would keep itself alive forever.
         self.tensor = tensor.detach()
         self._meter = meter
 

@@ -6,9 +6,9 @@ import torch
 
 
 def storages_of(tensor):
-    """The storages under a tensor: one; of a DTensor and other wrappers, those of what is inside.
+    """The storages under a tensor: one, or for a DTensor and other wrappers those inside.
 
-    `storage._cdata` is a storage's identity while it lives; on the meta device too.
+    `storage._cdata` is a storage's identity while it is alive, also on the meta device.
     """
     if tensor.layout is torch.sparse_coo:
         return [*storages_of(tensor._indices()), *storages_of(tensor._values())]

@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 def loading():
-    """What runs inside `with loading():` is the loader's time. DataLoader marks itself."""
+    """Everything inside `with loading():` counts as the loader's time. DataLoader marks itself."""
     return mark("loader")
 
 
@@ -75,7 +75,7 @@ class Timeline:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        # All threads: a hook or a coordinator may communicate from one of its own.
+        # All threads, because a hook or a coordinator may communicate from its own thread.
         config = _ExperimentalConfig(profile_all_threads=True, trace_only=True)
         self._profile = profile(activities=activities, experimental_config=config)
         self._profile.__enter__()
@@ -143,7 +143,7 @@ def _kind(record, has_gpu):
 def _waits(events):
     """The gaps of the main thread in which a transfer ends, each up to that moment.
 
-    Worked out, because torch writes nothing into a trace while it blocks in Work.wait().
+    These are inferred, because torch writes nothing into a trace while it blocks in Work.wait().
     """
     main = sorted((e.start, e.end) for e in events if e.lane == "main")
     ends = sorted(e.end for e in events if e.kind == "communication" and e.lane != "main")

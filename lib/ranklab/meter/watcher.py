@@ -1,4 +1,4 @@
-"""Watcher: what is told of every tensor op; the meters that look at ops are made of it."""
+"""Watcher: it is told of every tensor op; the meters that look at ops are built on it."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -35,9 +35,9 @@ class Watcher(TorchDispatchMode):
 def _has_handler(kind):
     """True for DTensor and other tensors that take an op apart in a handler of their own.
 
-    That handler must run with a meter's mode still on, else what a DTensor does inside would be
+    That handler must run with a meter's mode still on, or what a DTensor does inside would be
     invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
-    mode that works on it comes after this one; nor has the tensor of a GPU that is only rehearsed.
+    mode that works on it comes after this one; a tensor of a rehearsed GPU has nothing either.
     """
     if issubclass(kind, FakeTensor) or hasattr(kind, "at"):
         return False

@@ -55,7 +55,7 @@ class GPTConfig:
         return 4 * self.n_embd
 
     def new_mlp(self):
-        """What stands behind the attention of each block; lab 11 has experts there."""
+        """The module after the attention of each block; lab 11 has experts there."""
         return MLP(self)
 
 
@@ -134,7 +134,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def plain(self, q, k, v):
-        """Attention by its definition, one matrix after the other, for counting and for reading."""
+        """Attention by its definition, one matrix after the other, to be counted and read."""
         T, D = q.shape[-2:]
         scores = (q * D**-0.5) @ k.transpose(-2, -1)  # (B, H, T, T)
         probability = (scores + self.mask[:T, :T]).softmax(-1)

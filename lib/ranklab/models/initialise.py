@@ -16,7 +16,7 @@ def seed_of(name, seed=None):
 def normal_by_name(parameter, name, std, seed=None):
     """`parameter` is normal with `std`, the same values on every device and in every process.
 
-    They are drawn on the CPU in float32, whole; a shard of it is cut from them.
+    The whole is drawn on the CPU in float32; a shard is cut from it.
     """
     if parameter.is_meta:
         return

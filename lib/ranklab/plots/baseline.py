@@ -33,7 +33,7 @@ def hierarchy(device):
 
 @styled
 def memory(table, title="Memory of one training step"):
-    """Predicted beside counted, by category; `table` is {category: (predicted, counted)}."""
+    """Predicted and counted bytes by category; `table` is {category: (predicted, counted)}."""
     names = list(table)
     fig, ax = figure(7, 0.62 * len(names) + 1.1)
     rows = np.arange(len(names))

@@ -6,7 +6,7 @@ from ranklab.plots.style import INK, TONES
 
 
 def box(ax, x, y, text, fill="white", ink=INK, width=0.62, height=0.56, edge=INK, lw=0.8, **words):
-    """A box around (x, y) with a text; `words` say how the text looks."""
+    """A box around (x, y) with a text; `words` are options of the text."""
     ax.add_patch(Rectangle((x - width / 2, y - height / 2), width, height, facecolor=fill,
                            edgecolor=edge, lw=lw))
     ax.text(x, y, text, ha="center", va="center", color=ink, **words)

@@ -11,8 +11,8 @@ ROWS = {SECONDS: "step, s", DATA: "wait for data, s", TEMP: "GPU, C", CLOCK: "SM
 
 @styled
 def recorded(recording, alarm=None, title=""):
-    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; where
-    it begins, and where the alarm comes.
+    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; marks
+    show where the sickness begins, and where the alarm comes.
 
     alarm  (scrape, rank) of alarm.play, or (None, None)
     """
@@ -68,7 +68,7 @@ def step_times(series, factor, fired=(), title="Steps of all ranks, beside the r
 
 @styled
 def alarms(scores, title="Seconds until the alarm, by what is wrong"):
-    """A bar for each kind of sickness and each alarm: the mean seconds; and how many were false.
+    """A bar for each kind of sickness and each alarm: the mean seconds to it, and the false alarms.
 
     scores  {name: Score}
     """

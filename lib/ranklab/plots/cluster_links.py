@@ -1,4 +1,4 @@
-"""The figures of lab 15 about networks: what they carry, and the rings of a log over its nodes."""
+"""The figures of lab 15 about networks: their speed, and the rings of a log over its nodes."""
 
 from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 

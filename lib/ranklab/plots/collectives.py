@@ -1,4 +1,4 @@
-"""The figures of lab 02: what moves where, and how long it takes."""
+"""The figures of lab 02: which data moves where, and how long it takes."""
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
@@ -14,7 +14,7 @@ from ranklab.plots.style import (
 SHADES = LinearSegmentedColormap.from_list("ranklab", ["#ffffff", "#8fa9c4", "#12355b"])
 
 # Before and after, for three ranks: a row each, three slots. A letter is a piece, "+" the sum of
-# its column over the ranks. Alike on purpose: reduce-scatter ends where all-gather begins.
+# its column over the ranks. Two look alike on purpose: reduce-scatter ends where all-gather begins.
 DIAGONAL = ["A..", ".B.", "..C"]
 OWN = ["ABC", "DEF", "GHI"]
 VERBS = {
@@ -129,10 +129,10 @@ def _frame(ax, chunk, rank, dashes):
 
 @styled
 def traffic_matrix(bytes_to, title="bytes sent", notes=None):
-    """How much each rank sent to each other: row = sender, column = receiver.
+    """The bytes that each rank sent to each other one: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
-    `notes`, {(sender, receiver): text}, stands below the bytes where some were sent.
+    `notes`, {(sender, receiver): text}, is below the bytes, if any were sent.
     """
     return traffic_matrices({title: bytes_to}, notes)
 

@@ -12,8 +12,8 @@ from ranklab.plots.style import (
 
 @styled
 def masks(plans):
-    """Queries down, keys across: whose scores they are, for each way to share the tokens; beside
-    it how many scores each rank computes.
+    """Queries down, keys across: the rank that computes each score, for each way to share the
+    tokens; beside it the number of scores of each rank.
 
     plans  {title: positions (R, T/R)} of few tokens, each of which stands for a part
     """
@@ -49,7 +49,8 @@ def _cell(x, y, tone):
 
 @styled
 def by_length(lengths, nbytes, budget=None, title="What attention keeps for backward"):
-    """Bytes by the length of the sequence; `nbytes` is {name: [bytes]}, `budget` those of a GPU."""
+    """Bytes by the length of the sequence; `nbytes` is {name: [bytes]}, `budget` the bytes of a
+    GPU."""
     fig, ax = figure(7.4, 3.4)
     for index, (name, values) in enumerate(nbytes.items()):
         line(ax, lengths, values, index, name)

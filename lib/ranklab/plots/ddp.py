@@ -92,7 +92,7 @@ def scaling(rows, title="More ranks, more images?"):
 
 @styled
 def situations(timelines, verdicts=None, cols=2):
-    """What each rank does when; `timelines` is {title: [events of each rank]}, a panel for each.
+    """A timeline of each rank; `timelines` is {title: [events of each rank]}, a panel for each.
 
     Each rank has two rows: what its device and its main thread do, and what is under way on the
     network. `verdicts`, {title: text}, are added to the titles; `cols` panels stand side by side.
@@ -131,8 +131,8 @@ def _lanes(ax, of_ranks):
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
     """Held-out loss against the bytes of a step; `rows` are Quality of ddp.quality.
 
-    "..., no feedback" in a name draws it empty, with a line to the same one with feedback, whose
-    name stands for both.
+    A name with "..., no feedback" is drawn hollow, with a line to the same hook with feedback,
+    whose name labels both.
     """
     fig, ax = figure(7.4, 3.6)
     points = {row.name: (row.sent, row.loss) for row in rows}
@@ -158,5 +158,5 @@ def loss_against_bytes(rows, title="What compression saves, and what it costs"):
 
 
 def _family(name):
-    """ "PowerSGD 2, no feedback" -> "PowerSGD": what shares a tone and a marker."""
+    """ "PowerSGD 2, no feedback" -> "PowerSGD": names with one result share a tone and a marker."""
     return name.split(",")[0].split(" ")[0]

@@ -1,4 +1,4 @@
-"""The figures of lab 11: loads over training, who sends how much to whom, a hot expert's cost."""
+"""The figures of lab 11: loads over training, bytes from rank to rank, the cost of a hot expert."""
 
 import numpy as np
 from matplotlib.patches import Rectangle
@@ -56,7 +56,7 @@ def loads(runs, title="The fullest expert over training"):
 
 @styled
 def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
-    """Who sends how much to whom; nbytes (R, R)."""
+    """The bytes that each rank sends to each other one; nbytes (R, R)."""
     R, most = len(nbytes), max(1, int(nbytes.max()))
     fig, ax = figure(1.6 + 0.9 * R, 1.2 + 0.8 * R)
     for r in range(R):

@@ -44,7 +44,7 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
 
 @styled
 def rows(shares, title="Who has which rows"):
-    """A lane for each parameter, a cell for each row; crossed cells travel as zeros.
+    """A lane for each parameter, a cell for each row; crossed cells are zeros that travel.
     shares  {name: [rows of rank 0, rows of rank 1, ...]}
     """
     fig, ax = figure(7.5, 0.5 * len(shares) + 0.9)

@@ -32,7 +32,7 @@ def gantt(ax, spans, names=None, looks=LOOKS, **changes):
     """The spans are drawn, later ones on top; `names` is {row: what stands beside it}.
 
     looks    {kind: how it looks}
-    changes  of all looks: lw=0.3, label="copy in"
+    changes  options for all looks: lw=0.3, label="copy in"
     """
     for kind, same in groupby(spans, lambda span: span.kind):
         rows, starts, ends, _, heights = zip(*same)
@@ -58,7 +58,7 @@ def kinds_below(fig, names):
 
 
 def merged(events, start, gap):
-    """[(from, to)] in ms since `start`, in order; what is closer than `gap` ms becomes one."""
+    """[(from, to)] in ms since `start`, in order; spans closer than `gap` ms are joined."""
     spans = []
     for event in sorted(events, key=lambda e: e.start):
         a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)

@@ -1,4 +1,4 @@
-"""The figures of lab 05: what is ready when, what is fused, where the time goes."""
+"""The figures of lab 05: when tensors are ready, which are fused, where the time goes."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ PALE = "#dbe4ec"
 READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
          "rank 1": {"c": 0, "d": 1.4, "a": 2.7, "b": 5},
          "rank 2": {"d": 0.6, "b": 1.7, "c": 3.2, "a": 5.2}}  # fmt: skip
-ROUNDS = {4.1: "cd", 6.0: "ba"}  # until then all ranks have these, and had not before
+ROUNDS = {4.1: "cd", 6.0: "ba"}  # tensors that all ranks have by then, and did not have before
 
 # Of a timeline: which phases are drawn, by their endings, in which tone and hatching.
 PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": ("copy in", 2),
@@ -27,7 +27,7 @@ PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": 
 
 @styled
 def opening():
-    """Gradients become ready in other orders on each rank; what all have goes in one all-reduce."""
+    """Gradients become ready in a different order on each rank; those that all have are fused."""
     fig, ax = figure(8.4, 3.1)
     clean(ax)
     ax.set(xlim=(-1.3, 12.2), ylim=(3.15, -1.15))
@@ -118,7 +118,8 @@ def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None)
 
 @styled
 def searches(seen):
-    """What a tuner has asked for, on the curve of each workload; `seen`: (NoisySteps, chosen)."""
+    """The thresholds that a tuner measured, on the curve of each workload; `seen`: (NoisySteps,
+    chosen)."""
     fig, axes = figure(8.2, 2.9, cols=len(seen))
     for ax, (steps, chosen) in zip(axes, seen):
         workload = steps.workload

@@ -15,8 +15,8 @@ FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "wh
 
 @styled
 def compared(rows, title="One model, one batch, every layout (same loss: within 0.0001)"):
-    """For each layout what a rank holds, what it sends in a step, and whether its loss is that of
-    the first one. No other number of the text is shown: it differs from Python to Python.
+    """For each layout the bytes that a rank holds and sends in a step, and whether its loss equals
+    that of the first one. The losses are not shown: the text differs from Python to Python.
 
     rows  of projects.hybrid.compare.compare
     """

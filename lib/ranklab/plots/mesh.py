@@ -7,7 +7,7 @@ from matplotlib.patches import FancyArrowPatch
 from ranklab.plots.boxes import disc
 from ranklab.plots.style import DASHES, FAINT, INK, TONES, clean, figure, styled
 
-BACK = 0.8  # how far right and up the next rank lies that is behind
+BACK = 0.8  # how far right and up the next rank behind is drawn
 FILLS = ((TONES[0], "white"), ("white", INK), ("#8a97a3", INK), (FAINT, INK))  # of nodes, and text
 
 
@@ -65,7 +65,7 @@ def _places(mesh):
 
 
 def _link(ax, a, b, crosses, is_far, is_bold):
-    """A line from place a to place b; `is_far`: a bow from box to box, faint unless `is_bold`."""
+    """A line from place a to place b; `is_far`: an arc from box to box, faint unless `is_bold`."""
     tone = TONES[1] if crosses else TONES[0]
     ax.add_patch(FancyArrowPatch(
         a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=1, shrinkA=0, shrinkB=0,

@@ -1,4 +1,4 @@
-"""The figures of lab 09: who has which layers, who does what when, and what each rank holds."""
+"""The figures of lab 09: the layers of each rank, its actions over time, and what it holds."""
 
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch

@@ -1,4 +1,5 @@
-"""The figures of lab 00: where ranks run, which part is whose, how a token travels, who waits."""
+"""The figures of lab 00: where ranks run, the part of each, how a token travels, which rank
+waits."""
 
 import math
 

@@ -12,7 +12,7 @@ from ranklab.plots.style import (
 
 PARTS = {"GPU": "GPU", "Network": "network", "Dependency": "software",
          "Unplanned Maintenance": "maintenance", "Host": "rest of the node", "Unknown": "unknown"}
-FEW = 3  # causes below it stand in one row
+FEW = 3  # smaller causes share one row
 
 
 @styled
@@ -77,7 +77,8 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
 
 
 def number(function, *arguments):
-    """What a function of the reader returns, as a float; NaN where it is no number, or raises."""
+    """What the reader's function returns, as a float; NaN if it is no number, or the function
+    raises."""
     try:
         return float(function(*arguments))
     except Exception:
@@ -109,7 +110,7 @@ def policies(scores, title="Useful work for each node-second that is paid"):
 
 @styled
 def lives(found, steps, title="A run that survives"):
-    """A row for each launch: its steps, those in white are lost and computed again; what struck it.
+    """A row for each launch: its steps (white ones are lost and computed again), and what ended it.
 
     found  Survived of projects/resilience/survive.py
     """

@@ -43,9 +43,9 @@ RC = {
 
 
 class CourseFigure(Figure):
-    """A figure that a notebook shows by itself. No pyplot: no global state, nothing shown twice.
+    """A figure that a notebook shows by itself; without pyplot there is no global state.
 
-    `what` says what it shows, for those who can't see it: see styled().
+    `what` says what it shows, for people who can't see it: see styled().
     """
 
     what = ""
@@ -82,7 +82,7 @@ def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
 def styled(draw):
     """`draw` with the course's style in force for all that it draws: titles, legends, texts.
 
-    The first words of its docstring, up to where they speak of code, say what the figure shows.
+    The first words of its docstring, up to any that speak of code, say what the figure shows.
     """
     first = re.sub(r"`(\w+)`", r"\1", " ".join((draw.__doc__ or "").split("\n\n")[0].split()))
     clauses = itertools.takewhile(lambda clause: "{" not in clause, re.split("(?<=[;.]) ", first))

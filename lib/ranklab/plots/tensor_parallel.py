@@ -39,7 +39,7 @@ def regions(title="In a matrix: the rank that holds the part"):
 
 
 def _matrix(ax, x, y, name, across):
-    """Written as the paper does, (in, out): `across` it is cut by columns, else by rows."""
+    """A matrix as the paper writes it, (in, out): `across` cuts it by columns, else by rows."""
     for rank, (tone, ink) in enumerate(SHADES):
         step = 0.8 * rank - 0.4
         width, height = (0.8, 0.7) if across else (0.7, 0.8)
@@ -49,7 +49,8 @@ def _matrix(ax, x, y, name, across):
 
 @styled
 def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
-    """Along a layer: all tokens outside of regions, or with sequence parallelism a part of them."""
+    """Along a layer: outside the regions a rank has all tokens, or with sequence parallelism
+    some."""
     fig, ax = figure(8, 3)
     clean(ax)
     names = ("norm", "attention", "drop, add", "norm", "MLP", "drop, add")

@@ -1,4 +1,4 @@
-"""The figures of lab 06: what each stage holds, who owns what, what is whole when."""
+"""The figures of lab 06: what each stage holds, which rank owns what, and when what is whole."""
 
 import math
 from typing import NamedTuple
@@ -20,7 +20,8 @@ LAYERS = (
 
 @styled
 def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
-    """What zero_memory says for each stage, as stacked bars, and a line for what a GPU has."""
+    """The bytes of zero_memory for each stage, as stacked bars, and a line for the memory of a
+    GPU."""
     held = np.array([zero_memory(stage, parameters, ranks) for stage in range(4)])
     totals = held.sum(axis=1)
     names = ["data parallel", "stage 1", "stage 2", "stage 3"]
@@ -52,7 +53,7 @@ def shards(sizes, ranks):
     cells |= {Span(1, rank * each, (rank + 1) * each, 2 + rank % 2, 0.7): f"rank {rank}\n{each}"
               for rank in range(ranks)}
     gantt(ax, cells, {0: "parameters", 1: "shards"})
-    above = []  # what has no room for its label
+    above = []  # parts too small for their label
     for cell, text in cells.items():
         middle = (cell.start + cell.end) / 2
         if cell.row or cell.end - cell.start > 0.12 * each * ranks:
@@ -77,7 +78,7 @@ def shards(sizes, ranks):
 
 @styled
 def memory_curves(curves, title="Memory of rank 0 over one step, after every op"):
-    """What lives over a step, stacked, a panel for each; `curves` is {name: MemoryCurve}.
+    """The memory over a step, stacked, a panel for each; `curves` is {name: MemoryCurve}.
 
     A panel is cut at the curve's marks; each phase is as wide as its name, whatever ops it has.
     What comes before the first mark is called "forward, backward".
@@ -126,7 +127,7 @@ def _phases(ax, curve, most=50):
 
 
 class Work(NamedTuple):
-    """One piece of a step: what is done to which unit, when; or how long something is whole."""
+    """One piece of a step: an action on a unit, with its times; or how long something is whole."""
 
     kind: str  # forward, backward, step; gather, reduce; weights, gradients
     unit: int
@@ -183,7 +184,7 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 
 @styled
 def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
-    """What is computed, what is sent, and what is whole, in one_step of each of the stages."""
+    """The computing, the messages, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
     fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)

@@ -1,4 +1,4 @@
-"""ZeRO: what data parallelism holds R times, the ranks hold once, and gather when it is used.
+"""ZeRO: what data parallelism holds R times, the ranks hold once together, and gather for its use.
 
 Stages 1 and 2 are two files: who owns what, and when it travels.
 

@@ -1,4 +1,4 @@
-"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be; and back."""
+"""A DeepSpeed config from a goal (this model, on these GPUs, as fast as it can be), and back."""
 
 import json
 from pathlib import Path

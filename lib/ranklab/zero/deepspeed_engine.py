@@ -18,7 +18,7 @@ OLD_NAMES = "all_gather_into_tensor|reduce_scatter_tensor"  # DeepSpeed's; torch
 
 # By default DeepSpeed departs from the paper where it expects to gain time: it reduces by whole
 # all-reduces, keeps parameters of less than 100,000 numbers whole, and frees nothing that it will
-# use again within 10^9 numbers. Of a small model stage 3 would then shard and free nothing.
+# use again within 10^9 numbers. So with a small model stage 3 would shard and free nothing.
 PAPERS = {"use_multi_rank_bucket_allreduce": False, "stage3_param_persistence_threshold": 0,
           "stage3_max_reuse_distance": 0}
 
@@ -97,7 +97,7 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
     n = sum(p.numel() for p in module.parameters())
     bucket = min(50_000_000, n)
     zero = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
-            # what is prefetched is not freed, and of a small model that would be all
+            # what is prefetched is not freed, and with a small model that would be everything
             "stage3_prefetch_bucket_size": bucket if n > 10**8 else 0, **PAPERS}
     to_cpu = {"device": "cpu", "pin_memory": device().type == "cuda"}
     zero |= {"offload_optimizer": to_cpu} if offload else {}
@@ -109,8 +109,8 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
 
 
 def read_by_deepspeed(config, ranks):
-    """The DeepSpeedConfig that DeepSpeed makes of `config` in a job of that many ranks; also where
-    no rank is there.
+    """The DeepSpeedConfig that DeepSpeed makes of `config` in a job of that many ranks; it also
+    works where no rank runs.
 
     error  AssertionError, ValueError: DeepSpeed refuses it, and says why
     """

@@ -35,8 +35,8 @@ def compiled_adam(new_optimizer, offload=None):
 
 
 def load(builder):
-    """DeepSpeed's op is compiled, if it was not, and loaded; one rank compiles, others wait. The
-    lock of a process that was killed is gone.
+    """DeepSpeed's op is compiled, if it was not yet, and loaded; one rank compiles while the others
+    wait. A lock that a killed process left behind is removed.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -61,8 +61,8 @@ def extensions():
 
 
 def remove_stale_lock(folder):
-    """Torch's own lock stays when a build is killed, and the next build never stops waiting for it.
-    The caller holds our lock, so no other process builds, and a lock that is there is stale.
+    """Torch's own lock stays when a build is killed, and the next build would wait for it forever.
+    The caller holds our lock, so no other process builds, and any lock of torch's is stale.
     """
     if (folder / "lock").exists():
         (folder / "lock").unlink()

@@ -34,7 +34,7 @@ class DeepSpeed(DataParallel):
         self.engine.backward(loss)
 
     def communication(self, is_last):
-        """DeepSpeed decides by itself what to send; it has to know which piece ends the step."""
+        """DeepSpeed itself decides when to send; it only has to know which piece ends the step."""
         self.engine.set_gradient_accumulation_boundary(is_last)
         return contextlib.nullcontext()
 

@@ -1,4 +1,5 @@
-"""A step of stage 3 as a model without processes, and which units to keep whole in it."""
+"""A model of one step of stage 3, without processes, and a choice of the units to keep whole in
+it."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -7,16 +8,16 @@ from itertools import accumulate, combinations
 
 @dataclass(frozen=True)
 class Step:
-    """One micro-batch of stage 3: what each unit weighs and computes, one link, and the memory.
+    """One micro-batch of stage 3: the size and compute time of each unit, one link, and the memory.
 
     nbytes       of each unit's parameters, and as many of its gradients
     compute      seconds of each unit's forward; its backward takes twice as long
     limit        bytes of parameters that may be whole or on their way at a time
     alpha, beta  a message of n bytes takes alpha + beta n seconds; one travels at a time
 
-    Units are gathered in the order of their use, each as soon as there is room for it until then.
-    A unit's gradients are reduced after its backward. Left out: activations, whole gradients, what
-    belongs to no unit, and that messages slow the computing down.
+    Units are gathered in the order of their use, each one as early as there is room for it. A
+    unit's gradients are reduced after its backward. The model leaves out activations, whole
+    gradients, parameters that belong to no unit, and that messages slow the computing down.
     """
 
     nbytes: tuple
@@ -30,12 +31,12 @@ class Step:
         return self.alpha + self.beta * self.nbytes[unit]
 
     def seconds(self, kept=()):
-        """How long the step takes, if the units in `kept` stay whole from forward to backward;
-        infinite where the limit is too small.
+        """The seconds of a step in which the units in `kept` stay whole from forward to backward;
+        infinite if they do not fit into the limit.
         """
         n, kept = len(self.nbytes), frozenset(kept)
         ahead = self.gathered_ahead(kept)
-        now = link = 0.0  # until when are device and link busy?
+        now = link = 0.0  # the times at which device and link are free again
         begun, arrived = 0, [0.0] * (2 * n)
         for place in range(2 * n):  # n forwards, n backwards
             if ahead[place] < place:
@@ -54,22 +55,23 @@ class Step:
         return max(now, link)
 
     def gathered_ahead(self, kept):
-        """At each place, the last place whose unit may be whole or on its way by then."""
+        """For each place in the order of use: the last place whose unit may be in memory by
+        then."""
         forward = self.nbytes
         backward = [0 if unit in kept else n for unit, n in enumerate(forward)][::-1]
         bytes_to = [0, *accumulate(forward)]  # gathered for the places before this one
         bytes_to += [bytes_to[-1] + more for more in accumulate(backward)]
         before = [0, *accumulate(n if unit in kept else 0 for unit, n in enumerate(forward))]
-        held = before[:-1] + before[:0:-1]  # kept units that are whole besides, at each place
+        held = before[:-1] + before[:0:-1]  # bytes of other kept units, at each place
         ahead = [bisect_right(bytes_to, self.limit - there + bytes_to[place]) - 2
                  for place, there in enumerate(held)]
-        return [*accumulate(ahead[::-1], min)][::-1]  # what is there stays until it is used
+        return [*accumulate(ahead[::-1], min)][::-1]  # what is gathered stays until used
 
     def bound(self):
-        """No choice of units is faster: device or link alone would take as long as this.
+        """No choice of units is faster than this: the device or the link alone would take as long.
 
-        Whatever is kept fits into the limit at the turn from forward to backward. So a message can
-        be saved for that many bytes at most: those of the smallest units first, the last in part.
+        All units that are kept must fit into the limit at the turn from forward to backward. So the
+        most messages are saved by the smallest units that fill it, the last one counted in part.
         """
         n = len(self.nbytes)
         order = [*range(n), *reversed(range(n))]
@@ -91,7 +93,7 @@ class Step:
 
 
 def keep_in_order(step, order, stops=False):
-    """Of the units in this order all that fit; with `stops`, until the first that does not."""
+    """All units that fit, tried in this order; with `stops`, only those before the first misfit."""
     kept = []
     for unit in order:
         if step.seconds([*kept, unit]) < float("inf"):
@@ -102,14 +104,15 @@ def keep_in_order(step, order, stops=False):
 
 
 def last_that_fit(step):
-    """Those that are used again soonest, as by DeepSpeed's stage3_max_reuse_distance."""
+    """The units that are used again soonest, as DeepSpeed's stage3_max_reuse_distance chooses
+    them."""
     return keep_in_order(step, reversed(range(len(step.nbytes))), stops=True)
 
 
 def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=None, flops=400e12):
-    """The Step of a transformer in bf16: of each block the attention is a unit, and its MLP.
+    """The Step of a transformer in bf16: each block has two units, its attention and its MLP.
 
-    attention, mlp  parameters of one
+    attention, mlp  the number of parameters of one such unit
     active          the MLP's parameters that compute for a token, where experts are chosen
     """
     forward = [2 * n * tokens / flops for n in (attention, active or mlp)]
@@ -117,10 +120,10 @@ def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=
 
 
 def published_steps():
-    """{name: Step} of 20 units: published shapes, the times by formula and not measured.
+    """{name: Step} of 20 units: the shapes are published, the times computed and not measured.
 
-    alpha is 1 ms. By eight cards of 100 Gbit/s a node receives 87 GB/s, a quarter of what eight of
-    400 were measured at (nccl-tests issue 283); by one card 12.5.
+    alpha is 1 ms. A node receives 87 GB/s over eight cards of 100 Gbit/s, which is a quarter of
+    what was measured over eight cards of 400 (nccl-tests issue 283), and 12.5 over one card.
     """
     cards, one = (1e-3, 1 / 87e9), (1e-3, 1 / 12.5e9)
     return {
@@ -145,7 +148,7 @@ def units_to_keep(step):
     units, best = range(len(step.nbytes)), frozenset()
     one = [{unit} for unit in units]
     for changes in one, one + [{*two} for two in combinations(units, 2)]:
-        while True:  # adds, drops, and of two at a time one out and another in
+        while True:  # add one, drop one, or swap one for another
             better = min((best ^ change for change in changes), key=step.seconds)
             if step.seconds(better) >= step.seconds(best):
                 break
@@ -154,6 +157,6 @@ def units_to_keep(step):
 
 
 def scores(step):
-    """{what stays whole: the step's seconds}: the library's choice and others; and the bound."""
+    """{choice of what stays whole: seconds of the step}: the library's, others, and the bound."""
     return {"library": step.seconds(units_to_keep(step)), "none": step.seconds(),
             "the last that fit": step.seconds(last_that_fit(step)), "bound": step.bound()}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class States(NamedTuple):
-    """Bytes of a model's states on one rank."""
+    """Bytes of the states of a model on one rank."""
 
     parameters: int
     gradients: int

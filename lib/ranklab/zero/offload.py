@@ -7,7 +7,7 @@ import torch
 
 
 class CpuMemory:
-    """The CPU's memory, pinned where a GPU reads and writes it."""
+    """The CPU's memory, pinned if a GPU reads and writes it."""
 
     def copy(self, tensor):
         """The numbers of `tensor` there, in float32 or better."""
@@ -21,8 +21,8 @@ class CpuMemory:
 
 class Files:
     """Files in `folder`, mapped into memory: the system reads and writes what a step touches, and
-    drops it when memory runs short. Put the folder on a local NVMe disk. A file has no name once
-    it is open, so all are gone with the process.
+    drops it when memory runs short. Put the folder on a local NVMe disk. A file loses its name as
+    soon as it is open, so the files vanish with the process.
     """
 
     def __init__(self, folder):
@@ -39,7 +39,7 @@ class Files:
         return there.view(tensor.shape).copy_(tensor)
 
     def take_state(self, optimizer):
-        """What the optimizer has made in its first step lies in files, too."""
+        """The state that the optimizer made in its first step is in files, too."""
         for parameter, state in optimizer.state.items():
             if parameter not in self.moved:
                 self.moved.add(parameter)

@@ -29,7 +29,7 @@ def partition_flat(tensors, ranks):
 
 
 class Part(NamedTuple):
-    """What a rank owns of one parameter: the numbers from `start` on of the flattened one."""
+    """What a rank owns of one parameter: numbers of the flattened parameter, from `start` on."""
 
     parameter: nn.Parameter
     start: int
@@ -77,11 +77,11 @@ class ShardedBucket(Bucket):
         self.parts = parts_of(self.parameters, master, self.rank)
 
     def gather(self):
-        """As a Bucket's; and what an earlier backward has left for the optimizer is kept."""
+        """As in Bucket; what an earlier backward has left for the optimizer is kept."""
         self.before = [None if part.master.grad is None else part.master.grad.clone()
                        for part in self.parts]
         self.used.update(p for p in self.parameters if p.grad is not None)
-        self.flat.untyped_storage().resize_(self.flat.nbytes)  # it may have been freed
+        self.flat.untyped_storage().resize_(self.flat.nbytes)  # its memory may have been freed
         super().gather()
 
     def set_optimizer_gradients(self, used_by_others=()):
@@ -106,7 +106,7 @@ class ShardedBucket(Bucket):
         super().drop_gradients()
 
     def drop_gradients(self):
-        """As a Bucket's; and the optimizer has none."""
+        """As in Bucket; the optimizer has no gradients either."""
         self.used.clear()
         super().drop_gradients()
         for part in self.parts:
@@ -129,8 +129,8 @@ class ShardedOptimizerMixin:
     def make_optimizer(self, new_optimizer, groups=None):
         """new_optimizer over the parts that this rank owns; its step ends with step_ends().
 
-        Any optimizer will do that treats each number for itself: SGD, Adam, AdamW and their like.
-        One that looks at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see parts.
+        The optimizer must treat each number by itself, as SGD, Adam and AdamW do. One that looks
+        at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see only parts of it.
         groups  dicts with "params", a list of (name, parameter), and options of their own; all that
                 is trained, by default. What is in no group is not stepped
         """
@@ -143,7 +143,7 @@ class ShardedOptimizerMixin:
         return optimizer
 
     def backward_ends(self):
-        """As a Replica's; gradients on their way to the CPU's memory are there."""
+        """As in Replica; gradients on their way to the CPU's memory have arrived."""
         super().backward_ends()
         shard, master = self.buckets[0].shard, self.buckets[0].master
         if shard.is_cuda and not master.is_cuda:  # torch copies to pinned memory, and goes on

@@ -41,7 +41,7 @@ def blocks_of(module):
 
 
 class FlatShards(Shards, ShardedBucket):
-    """A ShardedBucket of which this rank keeps the shard only; the whole comes and goes."""
+    """A ShardedBucket that keeps only the shard on this rank; the whole is gathered and freed."""
 
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
@@ -81,7 +81,7 @@ class FlatShards(Shards, ShardedBucket):
                                                           async_op=True)
 
     def add_gradients(self, mine):
-        """And the whole gradients are freed."""
+        """As in ShardedBucket; the whole gradients are freed as well."""
         self.own = mine if self.own is None else self.own + mine
         self.free_gradients()
 
@@ -107,7 +107,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             FlatShards)]
 
     def finish(self):
-        """As of UnitHooks; and the optimizer has its gradients."""
+        """As in UnitHooks; the optimizer has its gradients."""
         self.free_all()  # before the last messages
         super().finish()
         if not self.sync:
@@ -129,7 +129,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
     @contextlib.contextmanager
     def whole(self):
         """Inside, `module` has all its parameters, on every rank; what is written there stays."""
-        self.free_all()  # a forward without a backward leaves copies, which are old after a step
+        self.free_all()  # what a forward without a backward left whole is stale after a step
         for shards in self.buckets:
             shards.unshard()
         try:
@@ -140,7 +140,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             self.free_all()
 
     def state_dict(self, *args, **kwargs):
-        """That of the plain module, whole and copied, on every rank."""
+        """The state dict of the plain module, whole and copied, on every rank."""
         with self.whole():
             state = super().state_dict(*args, **kwargs)
             return {name: value.clone() for name, value in state.items()}

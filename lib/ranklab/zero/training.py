@@ -14,7 +14,7 @@ STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
 
 
 class Zero(DataParallel):
-    """Data parallelism in which each rank holds 1/R of the state, and more from stage to stage.
+    """Data parallelism in which each rank holds 1/R of some states; each stage shards more of them.
 
     stages   what is used for each stage: a learner's own class fits
     offload  None, "cpu", or a folder for the optimizer's state
@@ -32,12 +32,13 @@ class Zero(DataParallel):
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def gradients(self, model):
-        """Of what this rank owns; what no rank has used has none."""
+        """The gradients of what this rank owns; parameters that no rank has used have none."""
         return [(part.parameter, part.master.grad, 1) for bucket in self.replica.buckets
                 for part in bucket.parts if part.master.grad is not None]
 
     def communication(self, is_last):
-        """From stage 2 on each piece's gradients travel: kept, they would be whole on each rank."""
+        """From stage 2 on the gradients of each piece travel, or they would stay whole on each
+        rank."""
         return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
 
     def grad_norm(self, parameters):
@@ -47,7 +48,7 @@ class Zero(DataParallel):
         return self.total(norm.to(device).double().square()).sqrt().float().to(norm.device)
 
     def state(self, model, optimizer):
-        """What this rank owns, in the optimizer's precision; and what is not sharded."""
+        """The pieces that this rank owns, in the optimizer's precision, and what is not sharded."""
         names = {p: name for name, p in model.named_parameters()}
         parts = [part for bucket in self.replica.buckets for part in bucket.parts]
         shared = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}

@@ -5,7 +5,7 @@
     Unit       a module with its Shards
     UnitHooks  all units of a model: their order, and what is done around forward and backward
 
-What tells that a backward runs, when it ends, and that one has raised, is from data_parallel.
+data_parallel tells when a backward runs, when it ends, and that one has raised.
 """
 
 import torch
@@ -21,7 +21,7 @@ class Shards:
     """Parameters that travel in one message: this rank keeps its shard, the rest comes and goes.
 
     A subclass says how. Its methods are called often, also when there is nothing left to do:
-        begin_unshard()      the parameters are on their way to this rank: `work` is the handle
+        begin_unshard()      the parameters are on their way to this rank; `work` is the handle
         unshard()            they are here: `is_whole`
         free()               what is not this rank's shard takes no memory
         has_gradients()      True where there are any that have not left yet
@@ -35,7 +35,7 @@ class Shards:
     is_whole = False
 
     def reshard(self):
-        """This rank has its shard alone."""
+        """This rank has only its shard."""
         if self.work:  # on its way, and not used
             self.unshard()
         self.free()
@@ -53,7 +53,7 @@ class Shards:
 class Unit:
     """A module, whose Shards are gathered, used and freed together.
 
-    reshard_after_forward  False: whole from its forward to its backward
+    reshard_after_forward  False: the unit stays whole from its forward to its backward
     stays  True: free() does nothing, until all backward ends
     hooks  the UnitHooks of the model
     """
@@ -71,13 +71,13 @@ class Unit:
             shards.begin_unshard()
 
     def end_gather(self):
-        """They are here."""
+        """The parameters are here."""
         self.begin_gather()
         for shards in self.shards:
             shards.unshard()
 
     def free(self):
-        """This rank has its shards alone."""
+        """This rank has only its shards."""
         for shards in () if self.stays else self.shards:
             shards.reshard()
 
@@ -114,15 +114,15 @@ class UnitHooks(EndOfBackward):
         self.root.end_gather()
 
     def forward_begins(self):
-        """Nothing is left of a backward that raised, or of a forward without one: it is old."""
+        """What a backward that raised, or a forward without a backward, left behind is gone."""
         if failed_before(self):
             end_failed_backward(self)
         self.free_all()
         self.position = 0
 
     def after_forward(self, unit, module, inputs, outputs):
-        """Leaves the unit, if it returns a tensor: then that tells when its backward begins. Else,
-        as when the tensor is inside of an object, the unit stays whole until all backward ends.
+        """The unit is left, if it returned a tensor, because that tells when its backward begins.
+        Otherwise, say if the tensor is inside an object, the unit stays whole until backward ends.
         """
         tensors = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
         if unit is self.root:
@@ -139,13 +139,13 @@ class UnitHooks(EndOfBackward):
             if tensor.requires_grad:
                 tensor.register_hook(self.backward_begins)
         if not torch.is_grad_enabled() and not in_backward():
-            self.free_all()  # no backward will
+            self.free_all()  # no backward will come to it
 
     def place_in_order(self, unit):
         """Which place in `order` the unit has, as this forward comes to it."""
         place = self.position
         if self.order[place : place + 1] != [unit]:
-            self.order[place:] = [unit]  # the first forward, or one that goes another way
+            self.order[place:] = [unit]  # the first forward, or one with another order
         self.position += 1
         return place
 
@@ -159,10 +159,10 @@ class UnitHooks(EndOfBackward):
     def backward_begins(self, _=None):
         """The root is whole, and finish() will be called."""
         self.await_its_end()  # inside no_sync, too: units must be freed
-        self.root.end_gather()  # a backward before this one may have freed it
+        self.root.end_gather()  # an earlier backward may have freed it
 
     def reduce(self, unit):
-        """The unit's gradients are on their way to their owners; those before have arrived."""
+        """The unit's gradients are on their way to their owners; earlier ones have arrived."""
         self.end_reductions()
         for shards in unit.shards:
             shards.reduce_gradients()
@@ -174,7 +174,7 @@ class UnitHooks(EndOfBackward):
     def finish(self):
         """All gradients have arrived, and no unit is whole; called at the end of backward."""
         for unit in (*reversed(self.units[:-1]), self.root) if self.sync else ():
-            # the root in any case: another rank may have used what this one has not
+            # the root in any case: another rank may have used a parameter that this one has not
             if unit is self.root or any(shards.has_gradients() for shards in unit.shards):
                 self.reduce(unit)
         self.end_reductions()
@@ -187,8 +187,8 @@ class UnitHooks(EndOfBackward):
 
 
 def call_after_backward(then, inputs):
-    """`inputs`, in any nesting, such that their backward ends with `then()`: the gradients of all
-    are known, so those of every parameter that was used since are, too.
+    """`inputs`, in any nesting, whose backward ends with `then()`: once all their gradients are
+    known, those of every parameter that was used after them are known, too.
     """
     needed = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not needed or not torch.is_grad_enabled():

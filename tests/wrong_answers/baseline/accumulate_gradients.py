@@ -16,7 +16,7 @@ WRONG = [mutant(accumulate_gradients, *edits, says=says) for *edits, says in (
      "short last piece too much weight"),
     ("(targets != IGNORE).sum()", "targets.numel()", "that are not IGNORE"),
     (PIECES, f"[p for p in {PIECES} if len(p[0]) == min(micro_batch, len(inputs))]",
-     "it was left out"),
+     "last piece was left out"),
     (PIECES, PIECES.replace("split", "chunk"), r"chunk\(n\) makes n"),
     (PIECES, PIECES.replace("batch)", "batch, 1)"), "Cut between rows"),
     ("loss.backward()", "", "Call backward"),

@@ -12,7 +12,7 @@ WRONG = [
     mutant(parameter_server, "    rank, R =", "    server = 0\n    rank, R =",
            says="whichever that is"),
     mutant(parameter_server, "    rank, R =", "    group = None\n    rank, R =",
-           says="Hand `group` on"),
+           says="Pass `group` on"),
     mutant(parameter_server, "total += arriving\n        for worker in workers:",
            "total += arriving", says="Receive from all workers first"),
     mutant(parameter_server, "dist.recv(total, group=group, group_src=server)", "pass", ANSWER,

@@ -15,7 +15,7 @@ WRONG = [
     mutant(recursive_doubling, SWAP, SWAP.replace("other", "total"), says="a place of its own"),
     mutant(recursive_doubling, "step *= 2", "step += 1", says="Too many swaps"),
     mutant(recursive_doubling, "    rank, R =", "    group = None\n    rank, R =",
-           says="Hand `group` on"),
+           says="Pass `group` on"),
     mutant(recursive_doubling, "    power =",
            "    if R & R - 1:\n        return ring_all_reduce(x, group)\n    power =",
            says="Three ranks hand x over", ring_all_reduce=ring_all_reduce),

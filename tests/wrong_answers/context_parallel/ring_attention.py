@@ -21,9 +21,9 @@ WRONG = [mutant(ring_attention, *edits, says=says, called=called) for *edits, sa
     (WAIT, "", "never waited", "block_never_changes"),
     (HOP, "", WAIT, "hop = Hop(block, group) if step < R - 1 else None; " + WAIT,
      "the next block travels meanwhile", "no_overlap"),
-    ("Hop(block, group)", "Hop(block)", "Hand `group` on", "all_ranks"),
+    ("Hop(block, group)", "Hop(block)", "Pass `group` on", "all_ranks"),
     ("dist.get_rank(group), dist.get_world_size(group)", "dist.get_rank(), dist.get_world_size()",
-     "Hand `group` on", "global_rank"),
+     "Pass `group` on", "global_rank"),
 )]  # fmt: skip
 
 

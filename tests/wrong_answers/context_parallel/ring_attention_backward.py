@@ -18,7 +18,7 @@ WRONG = [mutant(ring_attention_backward, *edits, says=says, called=called)
     ("range(R)", "range(R - 1)", "Unbound|messages", "one_step_too_few"),
     ("torch.stack(mine[1:])", "torch.stack(mine[1:]).bfloat16()", "bytes in 7",
      "sixteen_bits"),
-    ("Hop(gradients, group)", "Hop(gradients)", "Hand `group` on", "all_ranks"),
+    ("Hop(gradients, group)", "Hop(gradients)", "Pass `group` on", "all_ranks"),
     ("return dq, dk, dv", "return dq, dv, dk", "dk is", "swapped"),
     ("if step < R - 1 else None", "", r"messages, not", "one_hop_too_many"),
 )]  # fmt: skip

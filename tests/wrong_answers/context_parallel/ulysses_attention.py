@@ -17,7 +17,7 @@ WRONG = [mutant(ulysses_attention, *edits, says=says, called=called, torch=torch
     (THERE, "Trade.apply(x, 3, 2, group)", "attend gets|Error", "head_size_cut"),
     (THERE, "trade(x, 1, 2, group)", "Autograd must know both", "no_gradient"),
     ("for x in (q, k, v)", "for x in (q, k, k)", " is ", "k_twice"),
-    (THERE, "Trade.apply(x, 1, 2, None)", "Hand `group` on|does not end|attend gets", "all_ranks"),
+    (THERE, "Trade.apply(x, 1, 2, None)", "Pass `group` on|does not end|attend gets", "all_ranks"),
     (REFUSES, "    if False:", "it is a ValueError", "not_refused"),
     (REFUSES, "    if q.shape[1] % R:", "it is a ValueError", "only_q_refused"),
 )]  # fmt: skip

@@ -22,11 +22,11 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     # what travels
-    _wrong(DIVIDE, "pass", says="is 4 times right"),
+    _wrong(DIVIDE, "pass", says="is 4 times what is right"),
     _wrong(FULL, f"{FULL}\n            {DIVIDE}",
            says="is 1/4 of what is right It is .*divided twice"),
     _wrong("bucket.gather()", "pass",
-           says=r"is still this rank's own When nothing of a bucket is missing: bucket.gather\(\)"),
+           says=r"is still this rank's own When nothing of a bucket is missing, call bucket"),
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data",
            says="The hook gets the parameter, not its gradient"),
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()",
@@ -35,13 +35,13 @@ WRONG = [
            "async_op=True)", "async_op=True) for view in bucket.views]",
            says="than bucket.flat .*all-reduce it itself, whole", called="its_views"),
     _wrong("group=bucket.group, async_op", "async_op",
-           says="Hand self.group on to every collective"),
+           says="Pass self.group on to every collective"),
     # when it leaves
     _wrong("not self.waiting[0].missing",
            "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))",
            says="still this rank's own When nothing of a bucket is missing"),
     _wrong(READY, "if self.waiting and not self.waiting[0].missing:",
-           says="leaves right behind the one that it has waited for"),
+           says="leaves right behind the one that it had to wait for"),
     _wrong(READY, "for bucket in [each for each in self.waiting if not each.missing]:",
            "bucket = self.waiting.pop(0)", "self.waiting.remove(bucket)",
            says=r"leave, in this order, \[2, 1, 0\]"),

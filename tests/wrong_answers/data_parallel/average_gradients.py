@@ -7,14 +7,14 @@ from ranklab.data_parallel import average_gradients
 CALL = "dist.all_reduce(parameter.grad, group=group)"
 
 WRONG = [
-    mutant(average_gradients, "parameter.grad /= R", "pass", says="is 4 times right"),
+    mutant(average_gradients, "parameter.grad /= R", "pass", says="is 4 times what is right"),
     mutant(average_gradients, "parameter.grad /= R", "parameter.data /= R",
            "all_reduce(parameter.grad", "all_reduce(parameter.data",
            says="Average parameter.grad, not the parameter"),
     mutant(average_gradients, "if not parameter.requires_grad", "if parameter.grad is None",
            says="All ranks must call the same all-reduces"),
     mutant(average_gradients, "if not parameter.requires_grad", "if False",
-           says="Skip what needs no gradient"),
+           says="Skip parameters that need no gradient"),
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad / R",
            "all_reduce(parameter.grad", "all_reduce(mean", says="is still this rank's own"),
     mutant(average_gradients, "all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()",

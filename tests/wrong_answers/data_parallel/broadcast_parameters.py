@@ -20,7 +20,7 @@ WRONG = [
            says="The tied weight travels twice"),
     mutant(broadcast_parameters, "group_src=src", "group_src=0", says="Here src is 3"),
     mutant(broadcast_parameters, "group=group, group_src=src", "src",
-           says="Hand `group` on to every collective"),
+           says="Pass `group` on to every collective"),
     mutant(broadcast_parameters, ", *model.buffers()", "", CALL,
            "dist.all_reduce(tensor.detach().div_(dist.get_world_size(group)), group=group)",
            says="is the mean over ranks"),

@@ -12,7 +12,7 @@ RESET = "model.joining, model.buffers_from = False, 0"
 
 WRONG = [
     mutant(join_uneven, "ReduceOp.MAX", "ReduceOp.MIN",
-           says="Nobody's batches are thrown away"),
+           says="no rank's batches are thrown away"),
     mutant(join_uneven, "iter(batches)", "iter(batches[:len(batches)])",
            says="A loader may have no length"),
     mutant(join_uneven, "iter(batches)", "iter(list(batches))",
@@ -22,7 +22,7 @@ WRONG = [
     mutant(join_uneven, "-1 if batch is None else rank", "rank if batch else -1",
            says="`batch is None`, not `if batch`"),
     mutant(join_uneven, "-1 if", "0 if", "going_on < 0", "going_on == 0 and batch is None",
-           says="all say -1, which is nobody"),
+           says="until the result is -1"),
     mutant(join_uneven, "    else:\n                yield batch", "    yield batch",
            says="A None was yielded where a batch was expected"),
     mutant(join_uneven, "yield batch", "return batch", says="It must be a generator"),
@@ -39,7 +39,7 @@ WRONG = [
     mutant(join_uneven, "get_rank(model.group)", "get_rank()",
            says=r"dist.get_rank\(model.group\)"),
     mutant(join_uneven, "last, model.group)", "last)",
-           says="Hand model.group on to every collective"),
+           says="Pass model.group on to every collective"),
     mutant(join_uneven, "model.joining = True", "pass",
            says="inside the loop model.joining is not True"),
     mutant(join_uneven, "try:", "if True:", "finally:", "if True:",
@@ -57,7 +57,7 @@ def join_uneven__each_for_itself(batches, model):
 
 
 def join_uneven__repeats_the_last_batch(batches, model):
-    """it does not repeat a batch"""
+    """must not repeat one"""
     batches = list(batches)
     count = torch.tensor(len(batches))
     dist.all_reduce(count, dist.ReduceOp.MAX, group=model.group)

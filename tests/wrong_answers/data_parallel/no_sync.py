@@ -16,7 +16,7 @@ WRONG = [
            says="must be False while the block runs"),
     mutant(no_sync, "model.sync = before", AVERAGES, says="no_sync itself sends nothing"),
     mutant(no_sync, "model.sync, False", "model.sync, model.zero_grad() is not None",
-           says="Pieces may stand in several blocks"),
+           says="also over several blocks"),
     mutant(no_sync, "model.sync = before", "pass", says="Switch `sync` back on"),
     mutant(no_sync, "model.sync = before", "model.sync = True",
            says="Put back what `sync` was before"),

@@ -17,7 +17,7 @@ WRONG = [
     mutant(replicas_agree, HASH, "sum(p.sum().item() for p in model.parameters())",
            says="NaN is not equal to itself"),
     mutant(replicas_agree, HASH, f"sum({EACH}.sum().item() for p in model.parameters())",
-           says="A sum, a norm, a maximum do not see it"),
+           says="A sum, a norm or a maximum can't see it"),
     mutant(replicas_agree, HASH, "round(2**40 * sum(p.double().nan_to_num().sum().item() "
            "for p in model.parameters()))", says="A sum does not see it"),
     mutant(replicas_agree, HASH, "round(2**20 * sum(p.double().nan_to_num().sum().item() "
@@ -34,7 +34,7 @@ WRONG = [
     mutant(replicas_agree, NAMED, f"[*{NAMED}, *model.named_buffers()]",
            says=r"hash model.parameters\(\) only"),
     mutant(replicas_agree, NAMED, f"[*{NAMED}, *model.named_buffers()]", "[mine, -mine]",
-           "[float(mine), -float(mine)]", says="Only a buffer differs here, and may"),
+           "[float(mine), -float(mine)]", says="Only a buffer differs here, and that"),
     mutant(replicas_agree, "[mine, -mine]", "[float(mine), -float(mine)]",
            says="float32 keeps 24 of the 56 bits"),
     mutant(replicas_agree, "-extremes[1]", "extremes[1]",
@@ -45,7 +45,7 @@ WRONG = [
            says="Return True or False"),
     mutant(replicas_agree, CALL, "for each in extremes.split(1):\n        "
            "dist.all_reduce(each, dist.ReduceOp.MAX, group=group)", says="can travel together"),
-    mutant(replicas_agree, "MAX, group=group", "MAX", says="Hand `group` on"),
+    mutant(replicas_agree, "MAX, group=group", "MAX", says="Pass `group` on"),
 ]
 
 

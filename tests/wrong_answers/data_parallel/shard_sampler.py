@@ -8,7 +8,7 @@ WRONG = [
     mutant(shard_sampler, "(seed + epoch)", "(seed)", says="epoch 1 gives rank 0 the same samples"),
     mutant(shard_sampler, "(seed + epoch)", "(seed + epoch + rank)",
            says="All ranks must shuffle alike"),
-    mutant(shard_sampler, "while len(order)", "if len(order)", says="more than once round"),
+    mutant(shard_sampler, "while len(order)", "if len(order)", says="more than once if n"),
     mutant(shard_sampler, "n // ranks if drop_last else ", "",
            says="With drop_last each rank gets n // ranks"),
     mutant(shard_sampler, "order[rank : each * ranks : ranks]",

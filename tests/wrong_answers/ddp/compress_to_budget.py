@@ -50,7 +50,7 @@ def compress_to_budget__top_k_itself(state, bucket: dist.GradBucket):
 
 
 def compress_to_budget__own_as_it_was(state, bucket: dist.GradBucket):
-    """its own as it sent them|in the same order"""
+    """its own numbers as it sent them|in the same order"""
     buffer, group = bucket.buffer(), state.get("group")
     k = min(len(buffer), 2 * len(bucket.parameters()))
     places = buffer.abs().topk(k).indices

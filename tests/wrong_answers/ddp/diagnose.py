@@ -14,7 +14,7 @@ WRONG = [
     mutant(answer, "usual(exposed_communication)",
            f"usual(lambda step: {TOTAL.format('communication')})", says="what no computing hides"),
     mutant(answer, "usual(exposed_communication)", f"usual(lambda step: {TOTAL.format('wait')})",
-           says="gaps of the main thread, and something else"),
+           says="something else: gaps of the main thread"),
     mutant(answer, 'exposed_communication(step, kind="loader")', TOTAL.format("loader"),
            says="loading that no computing hides"),
     mutant(answer, VERDICT, "verdict if shares[verdict] > 0.25", says="from a quarter on"),
@@ -42,5 +42,5 @@ WRONG = [
            says="a verdict and its shares"),
     mutant(answer, "raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
            '"communication-bound", "straggler"), 0.0), (',
-           says="no timeline raises no error.*Leave the stub's first lines in"),
+           says="no timeline raises no error.*Keep the first lines of the stub"),
 ]

@@ -15,7 +15,7 @@ WRONG = [
            says="Too little: a kernel that ends inside a longer one"),
     mutant(answer, "change, what in", "change, kind in", "if what in", "if kind",
            " running:\n", ":\n", "running[what]", "running[kind]",
-           says="do not call the loop's variable kind"),
+           says="don't call the loop variable `kind`"),
     mutant(answer, "if what in running", "if what", says="Other kinds are not counted"),
     mutant(answer, "if what in running:\n            running[what]",
            'if what != "wait":\n            running[kind if what == "loader" else what]',

@@ -18,7 +18,7 @@ def _gram_schmidt(p, epsilon=0.0):
 WRONG = [
     mutant(answer, SUM_P, "", says="All-reduce both p and q"),
     mutant(answer, QR, "", says="made of a p that is not orthonormal"),
-    mutant(answer, DIVIDE, "", says="approximation is 4 times right"),
+    mutant(answer, DIVIDE, "", says="approximation is 4 times what is right"),
     mutant(answer, "p = wanted", "p = matrix", "wanted.mT", "matrix.mT",
            says=r"compress matrix \+ error"),
     mutant(answer, "wanted - approximation", "matrix - approximation",

@@ -16,7 +16,7 @@ WRONG = [
     mutant(answer, "base / ranks if", "1 / (ranks // base) if",
            says=r"\[2, 4, 5, 8\] ranks is 1 at element 2, not 0.8.*Strong: the same batch"),
     mutant(answer, EACH, f"min(1.0, {EACH})", says="More than 1 can be right"),
-    mutant(answer, EACH, f"round({EACH}, 2)", says="Leave rounding to whoever prints it"),
+    mutant(answer, EACH, f"round({EACH}, 2)", says="Do not round: leave that to the line"),
     mutant(answer, "in sorted(seconds)", "in seconds", says="In the order of ranks"),
     mutant(answer, 'not in ("strong", "weak")', "is None", says="kind='string' raises no error"),
     mutant(answer, " or min(seconds.values()) <= 0", "",

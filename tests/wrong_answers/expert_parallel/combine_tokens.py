@@ -32,5 +32,5 @@ WRONG = [mutant(combine_tokens, *edits, says=says, called=called, all_to_all_row
     (HOME, HOME.replace("back,", "back.float(),"), "bytes", "float32_travels"),
     ("torch.zeros(len(weights)", "torch.zeros(len(sent.order)", "out|shape|Error",
      "as_many_as_rows"),
-    ("sent.to, group)", "sent.to, None)", "Hand `group` on|does not end|Error", "to_all_ranks"),
+    ("sent.to, group)", "sent.to, None)", "Pass `group` on|does not end|Error", "to_all_ranks"),
 )]  # fmt: skip

@@ -36,9 +36,9 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
     ("AllToAll.apply(", "all_to_all_rows(", "dx|known to autograd", "no_gradient"),
     ("    if n_experts % R:\n        raise ValueError(f\"{R} ranks must divide the {n_experts} "
      "experts\")\n", "", "no ValueError|Error", "not_refused"),
-    (ASK, "dist.all_to_all_single(theirs, counts)", "Hand `group` on|does not end|Error",
+    (ASK, "dist.all_to_all_single(theirs, counts)", "Pass `group` on|does not end|Error",
      "asks_all_ranks"),
-    ("to, came, group)", "to, came, None)", "Hand `group` on|does not end|Error", "to_all_ranks"),
+    ("to, came, group)", "to, came, None)", "Pass `group` on|does not end|Error", "to_all_ranks"),
 )]  # fmt: skip
 
 

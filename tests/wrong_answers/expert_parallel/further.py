@@ -34,7 +34,7 @@ WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, sa
     (chunked_scan, "a.cumprod(dim=1)", "a", "decayed once", "one_step"),
     (chunked_scan, "a.cumprod(dim=1)", "a.cumprod(dim=1) / a", "one step of decay too few",
      "one_too_few"),
-    (chunked_scan, "group_src=rank - 1", "src=rank - 1", "Hand `group` on|Error|does not end",
+    (chunked_scan, "group_src=rank - 1", "src=rank - 1", "Pass `group` on|Error|does not end",
      "global_ranks"),
     (chunked_scan, "if rank < R - 1:", "if rank < R:", "Error|does not end|killed",
      "the_last_sends"),

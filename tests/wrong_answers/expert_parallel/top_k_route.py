@@ -16,7 +16,7 @@ WRONG = [mutant(top_k_route, *edits, says=says, called=called) for *edits, says,
     ("descending=True", "descending=False", "chosen is the worst", "the_worst"),
     (CHOICE, f"{CHOICE}.flip(-1)", "another order", "best_last"),
     (CHOICE, "scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :k].neg() "
-     "+ logits.shape[-1] - 1", "Of equals the first", "last_of_equals"),
+     "+ logits.shape[-1] - 1", "Of equal scores", "last_of_equals"),
     (AMONG_K, AMONG_ALL, "probabilities among all experts", "never_renormalized"),
     (AMONG_ALL, AMONG_K, "probabilities among the k", "always_renormalized"),
     (SCORES, "logits", "chosen without the bias", "no_bias"),
@@ -37,7 +37,7 @@ WRONG = [mutant(top_k_route, *edits, says=says, called=called) for *edits, says,
 
 
 def top_k_route__topk(logits, k, renormalize=True, bias=None):
-    """Of equals the first|k=0|far apart"""
+    """Of equal scores the first|k=0|far apart"""
     P = logits.float().softmax(-1)
     chosen = (P if bias is None else P + bias).topk(k).indices
     weights = P.gather(-1, chosen)

@@ -36,15 +36,15 @@ WRONG = [
     _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
            says="new_empty", torch=torch),
     _wrong("p.padded_shard() for p", "p.shard.detach().flatten() for p",
-           says="All ranks send alike"),
+           says="All ranks send the same lengths"),
     _wrong("p.padded_shard() for p", "p.padded_shard(p.shard.dtype) for p",
            says=r"all_gather.*, not .* in their type", called="gathers_in_the_shards_type"),
     # unshard
     _wrong("        self.work.wait()\n", "        self.work.wait()\n        self.message = self."
            "gathered\n", says="in the end self holds a message"),
-    _wrong(END, "self.gathered, self.is_whole = None, True", says="to None when it has waited",
+    _wrong(END, "self.gathered, self.is_whole = None, True", says="it sets self.work to None",
            called="keeps_the_handle"),
-    _wrong("        self.begin_unshard()\n", "", says="begins what nothing has begun"),
+    _wrong("        self.begin_unshard()\n", "", says="begins the gather if nothing"),
     _wrong("        self.work.wait()\n", "", says="waits for self.work|fills every"),
     _wrong("        self.work.wait()\n", "", END, f"self.work.wait()\n        {END}",
            says=r"unshard\(\) waits", called="fills_before_it_waits"),
@@ -57,7 +57,7 @@ WRONG = [
     _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
            "self.whole_gradients = whole", says="in the end self holds .* what was whole",
            called="keeps_gradients"),
-    _wrong("        whole /= self.ranks\n", "", says="is 3 times right"),
+    _wrong("        whole /= self.ranks\n", "", says="is 3 times what is right"),
     _wrong("self.reduction = mine, work", "self.reduction = whole[self.rank].clone(), work",
            says="is this rank's own, divided by 3", called="its_own"),
     _wrong("        whole /= self.ranks\n", "", "self.reduction = mine, work",

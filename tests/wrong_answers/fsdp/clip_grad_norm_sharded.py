@@ -21,7 +21,7 @@ WRONG = [
     _wrong(ADD, "    square = square.sqrt()\n" + ADD, "norm = square.sqrt()", "norm = square",
            says="the root comes last", called="root_before_the_sum"),
     _wrong("group=group)", "op=dist.ReduceOp.AVG, group=group)", says="no mean"),
-    _wrong("(square, group=group)", "(square)", says="Hand `group` on"),
+    _wrong("(square, group=group)", "(square)", says="Pass `group` on"),
     _wrong(SQUARES, f"{SQUARES}.nan_to_num(0, 0, 0)", says="all ranks must know"),
     _wrong(SQUARES, f"{SQUARES}.nan_to_num(nan=0, posinf=float('inf'))", says="infinite or NaN"),
     _wrong(ADD, f"    own = square.sqrt()\n{ADD}", "    factor =", "    if own <= max_norm:\n"

@@ -33,7 +33,7 @@ WRONG = [
            "return rows", says="the parameter is changed"),
     mutant(shard_parameter, TAKE, TAKE.replace(".detach()", ""), says="has a graph"),
     mutant(shard_parameter, RANK, "dist.get_rank()", RANKS, "dist.get_world_size()",
-           says="Hand `group` on"),
+           says="Pass `group` on"),
     mutant(shard_parameter, "if parameter.dim() == 0", "if False", says="is no error|len"),
     mutant(shard_parameter, TAKE, "torch.nn.functional.pad(parameter.detach().flatten(1) "
            "if parameter.dim() > 1 else parameter.detach()[:, None], (0, 0, 0, stop))[first:stop]"

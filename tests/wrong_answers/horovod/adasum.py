@@ -21,7 +21,7 @@ WRONG = [
     _instead("(2 * N)", "(2 * N**0.5)", "squares already"),
     _instead("(2 * N)", "(2 * (aa * bb)**0.5)", "Each vector has its own coefficient"),
     _instead("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)", "Nothing is added to"),
-    mutant(answer, GUARDED_B, HALF_B, says="be it a or b that is zero"),
+    mutant(answer, GUARDED_B, HALF_B, says="whichever of a and b is zero"),
     mutant(answer, "ab, aa, bb = dots", "ab, bb, aa = dots", says="the rows as a.b, b.b, a.a"),
     mutant(answer, "ab, aa, bb = dots", "aa, bb, ab = dots", says="the order is a.b, a.a, b.b"),
     mutant(answer, BACK, f"{BACK} / R", says="1/2 of what is right.+divided twice"),
@@ -40,7 +40,7 @@ WRONG = [
            "tensor_of.tensor_split(2)[0 if is_left else 1]", "tensor_of",
            "while step <= distance", "while False", BACK, "part.view(x.shape)",
            says="Swap halves"),
-    mutant(answer, "rank, R =", "group = None\n    rank, R =", says="Hand `group` on"),
+    mutant(answer, "rank, R =", "group = None\n    rank, R =", says="Pass `group` on"),
     mutant(answer, "rank ^ step, group)", "rank ^ step)", says="also for the dot products"),
     mutant(answer, ").to(x.dtype)", ")", says="bring the result back with"),
     mutant(answer, "if R & (R - 1):", "if R == 3 and rank < 2:\n        return x.clone()\n"

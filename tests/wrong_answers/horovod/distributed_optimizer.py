@@ -11,7 +11,7 @@ IN_TURN = "for p, (handle, ctx) in handles.items()"
 REFUSES = "if p in handles:"
 WRONG = [
     mutant(answer, "op=Average", "op=Sum", Sum=Sum,
-           says="3 times right.+sum instead of the mean"),
+           says="3 times what is right.+sum instead of the mean"),
     mutant(answer, AVERAGE, f"{AVERAGE} / size()", size=size,
            says="1/3 of what is right.+divided twice"),
     mutant(answer, f"p.{HOOKED}", "p",
@@ -19,9 +19,9 @@ WRONG = [
     mutant(answer, ASKED, f"{ASKED}\n        synchronize(handles[p][0])",
            says="In the hook only ask"),
     mutant(answer, HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"), REFUSES, "if False:",
-           says="as a lambda in a loop does"),
+           says="a lambda in a loop sees the last"),
     mutant(answer, "if p not in handles", "if False",
-           says=r"does not ask for \['seldom', 'unused'\].*zeros, where it has no gradient"),
+           says=r"does not ask for \['seldom', 'unused'\].*zeros where this rank has no"),
     mutant(answer, REFUSES, "if False:", "handles.clear()", "pass",
            says="handles of the last step still there"),
     mutant(answer, REFUSES, "if False:", "handles.clear()", "pass", ASKED,

@@ -14,7 +14,7 @@ def _counts(size, says):
 WRONG = [
     _counts("tensor.numel()", "The threshold counts bytes"),
     _counts("len(tensor) * tensor.element_size()", "whatever its shape"),
-    _counts("tensor.untyped_storage().nbytes()", "not those of the memory"),
+    _counts("tensor.untyped_storage().nbytes()", "not the bytes of the memory"),
     mutant(answer, KIND, "None", says="asks for no dtype"),
     mutant(answer, KIND, "tensor.element_size(), tensor.device",
            says="takes dtypes of one size for one dtype"),

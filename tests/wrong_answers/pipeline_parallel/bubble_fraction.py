@@ -21,7 +21,7 @@ WRONG = [
            says="from the first start to the last end of all ranks", called="flush_is_not_used"),
     _wrong(RETURN, f"if not flush:\n        longest = sum({LONGEST[4:-1]}) / len(groups)\n    "
            f"{RETURN}", says="The slowest rank counts for all"),
-    _wrong(GROUPS, "[spans]", says="without a flush of each rank"),
+    _wrong(GROUPS, "[spans]", says="without a flush, take it for each"),
     _wrong(RETURN, "return len(ranks) * longest / busy - 1", says="a part of the whole time"),
     _wrong(RETURN, "return busy / (len(ranks) * longest)", says="1 - busy / \\(ranks"),
     _wrong(LONGEST, "max(s.end for s in spans)", says="minus the first start"),

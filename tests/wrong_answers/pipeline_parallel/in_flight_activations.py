@@ -24,5 +24,5 @@ WRONG = [
     _wrong(f"{HELD}\n            {PEAK}", f"{HELD}\n            peak = max(peak, held) if "
            'action.kind in "BIW" else peak', says="before the B that follows"),
     _wrong("        held = peak = 0\n", "", "peaks = []", "peaks = []\n    held = peak = 0",
-           says="For each rank: F one more", called="not_anew_for_each_rank"),
+           says="For each rank: F adds one", called="not_anew_for_each_rank"),
 ]

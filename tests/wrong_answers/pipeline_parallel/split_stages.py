@@ -9,12 +9,13 @@ RETURN = "return [range(a, b) for a, b in zip(begins, begins[1:] + [len(costs)])
 
 WRONG = [
     mutant(split_stages, CHECK, "if False:", says="is no error|raises"),
-    mutant(split_stages, "begins[1:] + [len(costs)]", "begins[1:]", says="As many stages as"),
+    mutant(split_stages, "begins[1:] + [len(costs)]", "begins[1:]", says="as many stages as"),
     mutant(split_stages, "best = {n: (sum(costs[:n])", "costs.sort()\n    best = {n: (sum("
            "costs[:n])", says="Work on a copy"),
     mutant(split_stages, "max(best[k][0], sum(costs[k:n]))", "best[k][0] + sum(costs[k:n])",
-           says="where the last cut is best depends on", called="the_sum_of_all"),
-    mutant(split_stages, "range(a, b) for", "range(a, b + 1) for", says="the next begins at"),
+           says="best place for the last cut depends on", called="the_sum_of_all"),
+    mutant(split_stages, "range(a, b) for", "range(a, b + 1) for", says="Each begins where the "
+                                                                        "one"),
 ]
 
 

@@ -16,10 +16,10 @@ def _wrong(*edits, says, **named):
 
 WRONG = [
     _wrong(IN_TURN, "", "range(max(0, micro_batches - stage), micro_batches)",
-           "range(micro_batches)", says="a W comes before the next F"),
+           "range(micro_batches)", says="do a W before the next F"),
     _wrong(WARM_UP, "warm_up = min(2 * (stages - stage) - 1, micro_batches)",
            says="at most min\\(P, M\\) micro-batches", called="zb_h2_needs_more_memory"),
-    _wrong(WARM_UP, "warm_up = 0", says="An I as soon as it can be done"),
+    _wrong(WARM_UP, "warm_up = 0", says="Do each I as soon as it can be done"),
     _wrong(WARM_UP, "warm_up = min(stage, micro_batches)", says="deadlock"),
     _wrong(WARM_UP, "warm_up = stages - stage - 1", says="no longer than that"),
     _wrong(WARM_UP, "if micro_batches < stages:\n            return one_f_one_b_schedule(stages, "

@@ -17,7 +17,7 @@ WRONG = [
     mutant(all_ranks_finite, "finite =", "if not torch.isfinite(loss):\n        return False\n"
            "    finite =", says="All ranks must make the same calls"),
     mutant(all_ranks_finite, "MIN", "MAX", says="MIN over ranks"),
-    mutant(all_ranks_finite, "group=group", "", says="Hand `group` on"),
+    mutant(all_ranks_finite, "group=group", "", says="Pass `group` on"),
     mutant(all_ranks_finite, REDUCE, f"finite = {REDUCE}", says="returns None"),
     mutant(all_ranks_finite, RETURN, "return finite", says="Return a bool"),
     mutant(all_ranks_finite, REDUCE, REDUCE.replace("all_reduce(finite,", "reduce(finite, 0,"),

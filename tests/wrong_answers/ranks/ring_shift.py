@@ -30,7 +30,7 @@ WRONG = [
     mutant(ring_shift, "return from_before", "", says="Return the received tensor"),
     mutant(ring_shift, "x.contiguous()", "x.float()", says="x's type and shape"),
     mutant(ring_shift, "empty_like(x)", "empty(x.shape)", says="longer than the buffer"),
-    mutant(ring_shift, "x.contiguous()", "x.flip(0)", says="not x that was sent"),
+    mutant(ring_shift, "x.contiguous()", "x.flip(0)", says="something other than x"),
     mutant(ring_shift, SEND, f"*({SEND[:-1].replace(' x', ' x[half]')} {HALF}),",
            RECV, f"*({RECV[:-1].replace('before', 'before[half]', 1)} {HALF}),",
            says="2 messages for one x"),

@@ -20,7 +20,7 @@ ASK = ('end = time.monotonic() + seconds\n'
 
 WRONG = [
     mutant(roll_call, '["missing"], timedelta', '[f"here/{r}" for r in range(ranks)], timedelta',
-           says="wait for the list itself", called="own_clock"),
+           says="wait for that list", called="own_clock"),
     mutant(roll_call, 'store.set(f"here/{rank}", "")', 'store.add(f"here/{rank}", 1)', RETURN,
            'if not store.check(["missing"]):\n        store.set("missing", json.dumps(missing))\n'
            '    return json.loads(store.get("missing"))',

@@ -34,7 +34,7 @@ WRONG = [
     _wrong(WEIGHT, "torch.nn.Parameter(split_parameter(linear.weight, 0, group, parts).detach())",
            says="which part of the whole|it is frozen", called="a_parameter_of_its_own"),
     _wrong(WEIGHT, "split_parameter(linear.weight, 0, None, parts)", BIAS,
-           "split_parameter(linear.bias, 0, None, parts)", says="Hand `group` on|group"),
+           "split_parameter(linear.bias, 0, None, parts)", says="Pass `group` on|group"),
     _wrong("self.weight, self.bias)", "self.weight) + self.bias", says="'Tensor' and 'NoneType'"),
     _wrong("self.weight, self.bias)", "self.weight, self.bias if x.dim() == 3 else None)",
            says="x of two dims: the value"),
@@ -44,9 +44,9 @@ WRONG = [
            "enter, [linear]", says="keeps the whole weight", called="kept_in_a_list"),
     _wrong("self.weight, self.bias)", "self.weight, self.bias).float()", says="float64",
            called="float32_only"),
-    _wrong(ENTER, "self.enter(x)", says="Hand `group` on", called="enters_all_ranks"),
+    _wrong(ENTER, "self.enter(x)", says="Pass `group` on", called="enters_all_ranks"),
     _wrong(ENTER, "self.enter(self.enter(x, self.group), self.group)", says="gradient of x|of shape"
-           "|4 times right", called="enters_twice"),
+           "|4 times what is right", called="enters_twice"),
     _wrong(f"F.linear({ENTER}, self.weight, self.bias)", "torch.cat([y for y in _all(F.linear("
            f"{ENTER}, self.weight, self.bias), self.group)], -1)", says="the value is of shape",
            called="gathers_its_outputs", _all=lambda y, group: torch.distributed.nn.all_gather(

@@ -42,7 +42,7 @@ WRONG = [
            says="gradient of bias is 1/4 of what is right"),
     _wrong("F.linear(x, self.weight)", "F.linear(copy_to_region(x, self.group), self.weight)",
            says="gradient of x|backward sends", called="enters_as_well"),
-    _wrong(LEAVE, "self.leave(F.linear(x, self.weight))", says="Hand `group` on"),
+    _wrong(LEAVE, "self.leave(F.linear(x, self.weight))", says="Pass `group` on"),
     _wrong(ADD, "y + self.outside(self.bias, self.group)", says="There may be no bias"),
     _wrong(OF_BIAS, "copy_to_region(self.bias, self.group)", says="gradient of bias is 4 times",
            called="always_sums_the_bias"),

@@ -29,13 +29,13 @@ WRONG = [
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)",
            "forward sends nothing", called="both_ways"),
     _wrong("RegionFunction.apply(x, None, identity, all_reduce_sum)",
-           "Hand `group` on", called="all_ranks"),
+           "Pass `group` on", called="all_ranks"),
     _wrong("RegionFunction.apply(x, group, identity, lambda g, group: all_reduce_sum(g, group) / "
            "dist.get_world_size(group))", "gradient of x is 1/4 of what is right",
            called="the_mean"),
     _wrong("RegionFunction.apply(RegionFunction.apply(x, group, identity, all_reduce_sum), group, "
            "identity, all_reduce_sum)",
-           "is 4 times right", called="enters_twice"),
+           "is 4 times what is right", called="enters_twice"),
     _wrong("RegionFunction.apply(x.float(), group, identity, all_reduce_sum)", "not "
                                          "torch.float64|not "
            "torch.bfloat16", called="another_type"),

@@ -43,7 +43,7 @@ WRONG = [
            called="key_heads_that_do_not_divide"),
     _wrong("    return attention\n", "", says="Return the attention"),
     _wrong("dist.get_rank(group), dist.get_world_size(group)", "dist.get_rank(), "
-           "dist.get_world_size()", says="Hand `group` on"),
+           "dist.get_world_size()", says="Pass `group` on"),
     _wrong(VALUES, VALUES.replace("needed", "[0] * len(needed)"), says="`needed` names one head",
            called="one_value_head"),
 ]

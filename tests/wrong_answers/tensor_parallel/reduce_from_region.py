@@ -30,7 +30,7 @@ WRONG = [
     _wrong("RegionFunction.apply(x, group, in_place, identity)",
            "x is changed", in_place=_in_place),
     _wrong("RegionFunction.apply(x, None, all_reduce_sum, identity)",
-           "Hand `group` on", called="all_ranks"),
+           "Pass `group` on", called="all_ranks"),
     _wrong("RegionFunction.apply(x / dist.get_world_size(group), group, all_reduce_sum, identity)",
            "the value is 1/4 of what is right.* no mean"),
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, lambda g, group: g / "

@@ -22,7 +22,7 @@ WRONG = [
            says="No other rank has these tokens"),
     _wrong(CALL, "norm(copy_to_region(x, group))", says="gradient of x|x needs no sum"),
     _wrong(ALL, f"{ALL} if name == 'weight'", says="gradient of bias"),
-    _wrong("copy_to_region(p, group)", "copy_to_region(p)", says="Hand `group` on"),
+    _wrong("copy_to_region(p, group)", "copy_to_region(p)", says="Pass `group` on"),
     _wrong(CALL, "F.layer_norm(x, x.shape[-1:], parameters['weight'], parameters.get('bias'))",
            says="with all that the norm has"),
     _wrong("copy_to_region(p, group)", "copy_to_region(p, group) / dist.get_world_size(group)",
@@ -40,7 +40,7 @@ def _summed(gradient, group):
 
 
 def sequence_parallel_norm__hooks_that_stay(norm, x, group=None):
-    """4 times right|a hook on its own parameter"""
+    """4 times what is right|a hook on its own parameter"""
     for p in norm.parameters():
         if p.requires_grad:
             p.register_hook(lambda gradient: _summed(gradient, group))

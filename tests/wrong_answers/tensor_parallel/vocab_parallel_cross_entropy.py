@@ -43,7 +43,7 @@ WRONG = [
     _wrong("logits - largest[:, None]", "logits.sub_(largest[:, None])", says="is changed|in-place",
            called="in_place"),
     _wrong(SUM, "reduce_from_region(both)", LARGEST, LARGEST.replace(", group=group", ""),
-           says="Hand `group` on"),
+           says="Pass `group` on"),
     _wrong("    mask =", "    targets[targets == IGNORE] = 0\n    mask =",
            says="targets is changed"),
     _wrong("logits.exp().sum(-1)", "logits.exp().sum(-1).detach()", says="softmax over all ranks"),

@@ -26,7 +26,7 @@ WRONG = [
     _wrong(f"leave({MASK}, group)", MASK, says=r"then leave\(x, group\)"),
     _wrong(f"leave({MASK}, group)", f"reduce_from_region({MASK}, group)", says="of shape",
            called="ignores_leave"),
-    _wrong(f"leave({MASK}, group)", f"leave({MASK})", says="Hand `group` on"),
+    _wrong(f"leave({MASK}, group)", f"leave({MASK})", says="Pass `group` on"),
     _wrong("tokens < rows.start", "tokens <= rows.start", says="number - start|rows of",
            called="one_row_too_few"),
     _wrong(LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)",

@@ -23,7 +23,7 @@ WRONG = [
            ".roll(1, 0).flatten(),", says="Each rank gets its own shard"),
     _wrong(PLACE, f"{PLACE}.clone()", "(bucket.own, bucket", "(self.place_of(bucket), bucket",
            says="is this rank's own, divided"),
-    _wrong("group=bucket.group,\n", "\n", says="Hand bucket.group on"),
+    _wrong("group=bucket.group,\n", "\n", says="Pass bucket.group on"),
     _wrong(HAND, "pass", says="calls bucket.set_optimizer_gradients"),
     _wrong(HAND, "bucket.set_optimizer_gradients()", says="Another rank has used it"),
     _wrong(HAND, "bucket.set_optimizer_gradients(set(bucket.parameters))",

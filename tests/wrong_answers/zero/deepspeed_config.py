@@ -23,5 +23,5 @@ WRONG = [
     mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if batch % micro_batch",
            says="unless micro_batch x ranks divides"),
     mutant(deepspeed_config, '"stage": way.stage', '"stage": way',
-           says="A dict that JSON gives back"),
+           says="Return a dict that JSON gives back"),
 ]

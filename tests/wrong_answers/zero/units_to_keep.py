@@ -21,7 +21,7 @@ WRONG = [
     _rule("keep_in_order(step, units[::-1])", "leave room", "as_much_as_fits",
           keep_in_order=keep_in_order),
     _rule("keep_in_order(step, sorted(units, key=lambda unit: step.nbytes[unit]))",
-          "The smallest save the most messages", "the_smallest", keep_in_order=keep_in_order),
+          "The smallest units save the most messages", "the_smallest", keep_in_order=keep_in_order),
     _rule("list(min((kept for n in range(len(units) + 1) for kept in "
           "itertools.combinations(units, n)), key=step.seconds))", "you can't look at all",
           "all_sets", itertools=itertools),

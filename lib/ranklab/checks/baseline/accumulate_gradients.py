@@ -10,7 +10,7 @@ from ranklab.meter import SavedActivations
 from ranklab.models.gpt import GPT, GPTConfig
 
 TINY = GPTConfig(vocab_size=31, n_ctx=12, n_layer=1, n_head=2, n_embd=16)
-EQUAL = "Is .grad set back to zero between two pieces, or only the last piece used?"
+EQUAL = "Is .grad set back to zero between two pieces, or is only the last piece used?"
 RAGGED = ("The mean of the pieces' means gives the short last piece too much weight. Divide every "
           "piece's sum by the count of the whole batch.")
 DIVIDE = "Divide by the number of targets that count, in the whole batch."
@@ -24,7 +24,8 @@ CASES = (  # rows, micro_batch, IGNOREd targets of each row, hint
     ("4 rows in pieces of 1, one has nothing but IGNORE", 4, 1, (0, 0, 12), UNEQUAL),
 )
 PIECES = {  # what the rows that loss_sum was given, less all rows, say
-    -1: "The last piece may have fewer rows, and be the only one; it was left out.",
+    -1: "The last piece was left out. It may have fewer rows than the others, and it may be the "
+        "only one.",
     0: "split(n) makes pieces of n rows, the last may have fewer; chunk(n) makes n pieces.",
     1: "Each row goes through loss_sum once, for its gradient and for the mean.",
 }

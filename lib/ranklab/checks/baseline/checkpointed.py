@@ -103,15 +103,15 @@ def _compare(checkpointed, case, dropout=0.0, failures=RAISED):
 
 def _why_off(name, seen, grad, dropout):
     if dropout:
-        return ("With dropout only: the second forward drops other numbers than the first. Run it "
-                "inside random_replayed(ctx.random).")
+        return ("It is wrong only with dropout: the second forward drops other numbers than the "
+                "first. Run it inside random_replayed(ctx.random).")
     if name == "value":
         return "forward returns function(*inputs) as it is."
     if "shift" in name and seen is None:
         return "Return the gradients of all inputs: tuple(x.grad for x in kept)."
     if seen is None or (not seen.any() and grad.any()):
-        return ("Weights inside function are none of its inputs: torch.autograd.backward(outputs, "
-                "gradients) fills their .grad, torch.autograd.grad of the inputs alone does not. "
-                "And kept inputs must require a gradient if the originals did.")
+        return ("Weights inside function are no inputs of it: torch.autograd.backward(outputs, "
+                "gradients) fills their .grad, but torch.autograd.grad of the inputs alone does "
+                "not. And kept inputs must require a gradient if the originals did.")
     return ("Use the gradients that backward receives, not ones; detach the kept inputs, or "
             "backward goes on into the layer before and counts it twice.")

@@ -88,7 +88,7 @@ def _flops_slips(config, batch, seq, right):
         right - attention + attention * config.n_ctx / seq:
             "Attention's products are as long as this batch, `seq`, not as config.n_ctx.",
         right + attention * (config.n_head - 1):
-            "The heads share C: H heads of size C/H cost together what one of size C costs.",
+            "The heads share C: together, H heads of size C/H cost as much as one head of size C.",
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def check_mfu(mfu):
         mistakes = {
             100 * right: "Return a fraction, not per cent.",
             right * devices: "The peak of all devices together is devices x peak_flops, and "
-                             "tokens_per_second is of all of them already.",
+                             "tokens_per_second already counts all devices.",
             right * 4 / 3: "If you compute something twice to save memory, count it once.",
             right * devices**2: "`/ peak_flops * devices` multiplies by devices. Divide by both: "
                                 "/ (peak_flops * devices).",

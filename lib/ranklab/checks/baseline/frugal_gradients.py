@@ -29,7 +29,7 @@ WEIGHTS = ("Divide every piece's sum by the count of the whole batch: the target
            "IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes on "
            "into the block before.")
 LOST = ("Autograd ends where no input needs a gradient, as behind a frozen embedding. checkpointed "
-        "needs one that does: x.requires_grad_().")
+        "needs an input that needs a gradient: x.requires_grad_().")
 
 
 def _model(config, is_frozen=False):
@@ -63,9 +63,9 @@ def check_frugal_gradients(frugal_gradients):
 def _step(frugal_gradients, model, inputs, targets):
     before = _parts(model)
     loss = frugal_gradients(model, inputs, targets)
-    expect(before == _parts(model), "the model is not as it was", "What you replace in it for "
-           "the call, such as a block's forward or model.loss, put back (try, finally). Or call "
-           "the parts yourself: model.token, model.blocks, model.norm, model.loss.")
+    expect(before == _parts(model), "the model is not as it was", "If you replace something in it "
+           "for the call, such as a block's forward or model.loss, put it back (try, finally). Or "
+           "call the parts yourself: model.token, model.blocks, model.norm, model.loss.")
     return loss
 
 
@@ -101,7 +101,8 @@ def _score(frugal_gradients, name, config, rows, library_peak):
     expect(peak <= MOST * bound, f"{name}: {peak:,} bytes at the peak, more than {MOST} times the "
            f"bound of {bound:,}; the library has {library_peak:,}", _why_large(peak, config))
     return (f"peak {peak:,} bytes, bound {bound:,}, limit {MOST * bound:,} (library "
-            f"{library_peak:,}, plain step {plain_peak:,}); {work:.2f} times its FLOPs")
+            f"{library_peak:,}, plain step {plain_peak:,}); {work:.2f} times the plain step's "
+            "FLOPs")
 
 
 def least_bytes(config):
@@ -117,7 +118,7 @@ def _why_large(peak, config):
         return ("All blocks of a row keep their activations at once, or blocks of many rows do. "
                 "Keep the inputs of the blocks alone, and run each block again in backward.")
     if config is WIDE and peak < 3.5 * config.n_ctx * config.vocab_size * 4:
-        return ("The logits of a whole row stand at once, with their softmax and their gradient. "
-                "Take the head and the loss for some tokens at a time.")
+        return ("The logits of a whole row are in memory at once, with their softmax and their "
+                "gradient. Take the head and the loss for some tokens at a time.")
     return ("Take one row at a time, and free each piece's tensors before the next. Or the logits "
-            "of a row stand at once: take some tokens at a time.")
+            "of a whole row are in memory at once: take some tokens at a time.")

@@ -35,7 +35,7 @@ def compare_step(case, step, make_model, inputs, targets, slips, hint):
     for name, grad in gradients(oracle).items():
         if grad is None:
             expect(once[name] is None, f"{case}: {name} is frozen, and yet it has a gradient",
-                   "What is frozen stays without one.")
+                   "A frozen parameter gets no gradient.")
         else:
             explain(f"{case}: the gradient of {name}", once[name], grad,
                     slips(grad, int((targets != IGNORE).sum())), hint(once[name]))
@@ -50,8 +50,8 @@ def compare_step(case, step, make_model, inputs, targets, slips, hint):
     step(model, x, y)
     expect(all(grad is None or is_near(grad, 2 * once[name])
                for name, grad in gradients(model).items()),
-           f"{case}: a second call did not add the same gradient again", "Setting .grad back to "
-           "zero is the caller's business. And the model has to be as it was: what you replace in "
-           "it, put back.")
+           f"{case}: a second call did not add the same gradient again", "Leave .grad as you find "
+           "it: setting it to zero is the caller's business. And leave the model as it was: put "
+           "back what you replaced in it.")
     expect(all(map(torch.equal, model.parameters(), weights)), "the weights have changed",
            "Only .grad may change; the step comes later.")

@@ -49,7 +49,7 @@ EXERCISES = (
         "1) % R, (rank - step) % R; sendrecv(chunks[have], right, chunks[want], left, group)",
     )),
     Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
-        "You have both halves already. What does a rank hold after reduce-scatter?",
+        "You have both halves already. What does a rank have after reduce-scatter?",
         "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
         "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
         "out); return ring_all_gather(shard, group, out)",
@@ -62,13 +62,14 @@ EXERCISES = (
         "dict; raise ValueError for a name that is not in it.",
     )),
     Exercise(collectives.all_to_all_v, check_all_to_all_v, hints=(
-        "A rank must receive a piece into a tensor of the right length. Which rank knows it?",
+        "A rank must receive a piece into a tensor of the right length. Which rank knows that "
+        "length?",
         "Take two rounds of messages. First each rank tells every other rank how much will come, "
         "then the pieces go. In step s of each, send to rank + s and receive from rank - s.",
         "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
         "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
-        "to = (rank + shift) % R and source = (rank - shift) % R. It skips what is empty. Your own "
-        "piece is copied.",
+        "to = (rank + shift) % R and source = (rank - shift) % R. sendrecv skips empty tensors. "
+        "Copy your own piece.",
     )),
     Exercise(collectives.hierarchical_all_reduce, check_hierarchical_all_reduce, hints=(
         "Three lines: do as much as you can inside the node, before and after you use the slow "

@@ -31,9 +31,9 @@ SCORED = "even", "skewed", "sparse"
 HINTS = FAILURES | {
     r"hang: .*\bsend\b.*": f"{SEND_WAITS} sendrecv skips what is empty, too.",
     MISMATCH: "A message is longer than the place made for it. No rank knows what the others "
-              "send: the lengths have to travel first. Or the place has another type."}
-ORDER = ("What rank i sent to me is in place i of the list, also what is empty, and was its "
-         "pieces[my rank]. It has the length and type that its sender gave it.")
+              "send: the lengths have to travel first. Or the place has the wrong type."}
+ORDER = ("Place i of the list must hold what rank i sent to this rank, its pieces[my rank], even "
+         "where that is empty, in the length and type that the sender gave it.")
 NEW = "`pieces` have changed: receive into new tensors, and copy this rank's own piece."
 
 
@@ -62,7 +62,7 @@ def check_all_to_all_v(all_to_all_v):
            f"that tell lengths: {most} (at most 3)")
     on_groups(_trial, all_to_all_v, CASES[:5], groupings=GROUPINGS[1:], failures={".*": GROUP},
               group_hint="")
-    yield "in groups of one, two and three it meets nobody else, and ranks count there"
+    yield "in groups of one, two and three it talks to nobody outside, and ranks count there"
     for name, of_ranks in zip(SCORED, list(zip(*notes))[-len(SCORED):]):
         nbytes = [[4 * SMALLER * LENGTHS[name](i, j, 4) for j in range(4)] for i in range(4)]
         yield (f"{name}: the busiest of 4 ranks takes {max(us for _, us in of_ranks):.1f} us by "

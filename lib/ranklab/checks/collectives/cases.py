@@ -24,11 +24,12 @@ BREAKS = r"(\w+Error: |was killed |hang: ).*"  # whatever is no wrong value
 ALONE = "With one rank there is nobody to talk to: the loop must not run at all."
 UNEVEN = ("R does not divide this length: chunks differ by one, and some may be empty. "
           "tensor_split cuts any length, x's and that of `out`.")
-GROUP = ("Hand `group` on wherever you look or talk: get_rank(group), get_world_size(group), "
+GROUP = ("Pass `group` on wherever you ask or send: get_rank(group), get_world_size(group), "
          "sendrecv(..., group), dist.send(..., group=group, group_dst=...).")
-ROOT = "And `src` or `server` counts inside the group: that is what group_dst and group_src do."
-SEND_WAITS = ("A send waits until its receiver receives; here nobody does: `sendrecv` sends and "
-              "receives at the same time. Else only one of the two may send first.")
+ROOT = "`src` and `server` are ranks inside the group, so pass them as group_src or group_dst."
+SEND_WAITS = ("A send waits until its receiver receives, and here nobody receives. `sendrecv` "
+              "sends and receives at the same time; without it, only one of the two may send "
+              "first.")
 FAILURES = {
     "RuntimeError: view size is not compatible .*": "Here x is not contiguous, and torch.empty_like"
     "(x) keeps its strides, so that view fails: x.new_empty(x.shape) is contiguous.",
@@ -37,8 +38,8 @@ FAILURES = {
     "x.new_empty(x.shape) do not.",
 }
 ADVICE = {
-    "x": "x itself is changed. Receive and add into a copy of x, or into what arrived. (Where x is "
-    "cut into chunks, these are views of x.)",
+    "x": "x itself is changed. Receive and add into a copy of x, or into what arrived. (Chunks "
+    "that are cut from x are views of x.)",
     "`out`": "Let what arrives land in the chunks of `out`, and add your share there, in place: "
     "arriving.add_(mine[i]). `a = a + b` makes a new tensor elsewhere. On one rank copy x there.",
     "type": "Make every buffer with empty_like or new_empty: same type, same device.",
@@ -138,12 +139,13 @@ def run(fn, verb, cases, ranks, hint="", **launch):
 
 
 def stays_in_group(fn, verb, has_out=True, hint=GROUP):
-    """In groups it meets nobody else, also where an `out` is given."""
+    """In groups it talks to nobody outside, also where an `out` is given."""
     on_groups(_trial, fn, [MARKS._replace(root=1)], verb, groupings=GROUPINGS[1:],
               failures={".*": hint}, group_hint="")
     if has_out:
         on_groups(_trial, fn, [MARKS._replace(has_out=True)], verb, groupings=GROUPINGS[2:],
-                  failures={".*": f"Alone it was right: so too together with `out`. {hint}"},
+                  failures={".*": "In a group it was right, and with `out` as well it is not. "
+                                  f"{hint}"},
                   group_hint="")
 
 

@@ -86,7 +86,7 @@ def check_fit_alpha_beta(fn):
     yield "sizes in any order, some twice, or two of them alone"
     for same in ([1000, 1000], [1000], [1000, 1000, 1000]):
         expect(refuses(fn, same, [1e-3, 1.1e-3, 1.2e-3][:len(same)]),
-               f"one size only, {same}, and still it returns numbers",
+               f"there is only one size, {same}, and still it returns numbers",
                "Two unknowns need two different sizes: raise a ValueError.")
     yield "a ValueError when all sizes are the same, or there is only one"
 
@@ -168,8 +168,8 @@ def _equal_there(fn, ranks, alpha, beta):
         "that of one chunk": (right / ranks, "That is the size of one chunk, x / R; the size of x "
                               "is wanted."),
         "8 times what is right": (right * 8, "These are bits; bytes are wanted."),
-    }, "Set the two times equal and solve for n: what the ring has more in steps, times alpha, is "
-       "what doubling has more in bytes, times beta.")
+    }, "Set the two times equal and solve for n: the ring's extra steps, times alpha, cost as much "
+       "as doubling's extra bytes, times beta.")
 
 
 def _equal_at(algorithm, ranks, alpha, beta):

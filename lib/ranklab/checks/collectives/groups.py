@@ -11,15 +11,15 @@ from ranklab.checks.collectives.traffic import no_backend, nothing_sent, ranks_a
 from ranklab.collectives import node_groups
 
 LENGTHS = "Where L does not divide, give the last all-gather out=x.new_empty(x.shape)."
-EARLY = ("Receive from all workers first, then send to all: an early reply lacks those that come "
-         "later. The server's own x counts once.")
+EARLY = ("Receive from all workers first, then send to all: an early reply lacks the workers that "
+         "come later. The server's own x counts once.")
 ORDER = ("The three steps must use the groups in this order: inside, across, inside. The last "
          "gathers the same shards that the first scattered.")
 
 
 def _of_server(result):
     own = {f"still its own x (server={result.case.root})": (
-        result.xs[result.ranks.index], "After the server has added everything up it must send the "
+        result.xs[result.ranks.index], "After the server has added everything up, it must send the "
         "sum back.")}
     return own | of_sum(result, {"lacks": EARLY})
 
@@ -38,7 +38,7 @@ def check_parameter_server(fn):
     ranks_agree(seen[-2])
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
     stays_in_group(fn, SERVER, has_out=False, hint=f"{GROUP} {ROOT}")
-    yield "inside a group it meets nobody else, and `server` counts there"
+    yield "inside a group it talks to nobody outside, and `server` counts there"
     sends(seen[-1], [(192 * times, times) for times in (1, 1, 3, 1)],  # rank 2 is the server
           "All traffic goes through rank `server`, whichever that is."
           if seen[-1][0][1].sent_bytes == 3 * 192 else
@@ -57,7 +57,7 @@ def _of_layers(per_node, result):
         sum(xs[node * per_node:(node + 1) * per_node]),
         "The nodes never met: all-reduce the shard over the group `across`.")}
     if result.case.kind == "marks" and bool((got != got[0]).any()):
-        named["a sum of which parts lack some ranks"] = got, ORDER
+        named["a sum in which some parts lack some ranks"] = got, ORDER
     return named | of_sum(result)
 
 

@@ -69,7 +69,7 @@ def check_ring_reduce_scatter(fn):
     yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
     run(fn, SCATTER, INTO, 4, UNEVEN)
     stays_in_group(fn, SCATTER)
-    yield "in the `out` that is given; inside a group it meets nobody else"
+    yield "in the `out` that is given; inside a group it talks to nobody outside"
 
 
 def _of_shards(result):
@@ -117,7 +117,7 @@ def check_ring_all_gather(fn):
     run(fn, GATHER, [Case(6, has_out=True)], 1)
     yield "on 4 too, in the `out` that is given, where the shard may lie already"
     stays_in_group(fn, GATHER)
-    yield "inside a group it meets nobody else"
+    yield "inside a group it talks to nobody outside"
     _one_pass(seen[0])
     yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
 
@@ -154,15 +154,15 @@ def check_ring_all_reduce(fn):
     run(fn, ALL_REDUCE, INTO, 4, hint)
     run(fn, ALL_REDUCE, [Case(6, has_out=True)], 1)
     stays_in_group(fn, ALL_REDUCE)
-    yield "in the `out` that is given; inside a group it meets nobody else"
+    yield "in the `out` that is given; inside a group it talks to nobody outside"
 
 
 def _one_pass(seen):
     _sends_as_a_ring(seen, 1, {
         3 * WHOLE: "You pass the whole tensor each time. One chunk a step is enough.",
         WHOLE: "One step too many: R-1 steps, not R. Nobody needs to send a chunk to its owner.",
-        WHOLE * 6 // 4: "Each step sends all that came so far. Only what arrived last is new to "
-        "the next."}, "R-1 steps of one chunk each: 3/4 of the bytes on 4 ranks.")
+        WHOLE * 6 // 4: "Each step sends everything that has arrived so far. Only the last arrival "
+        "is new to the next rank."}, "R-1 steps of one chunk each: 3/4 of the bytes on 4 ranks.")
 
 
 def _two_passes(seen):

@@ -13,8 +13,8 @@ def no_backend(seen):
     """Only sends and receives were used, not the collective that is to be built."""
     for _, traffic in seen:
         used = ", ".join(sorted(BACKENDS & set(traffic.calls)))
-        expect(not used, f"it calls the backend's own {used}", "Here the verb itself is built: "
-               "from sendrecv, send and recv only.")
+        expect(not used, f"it calls the backend's own {used}", "Here you build the collective "
+               "yourself, from sendrecv, send and recv only.")
 
 
 def nothing_sent(seen):
@@ -30,7 +30,7 @@ def ranks_agree(seen, hint="Let one rank finish a chunk and send the finished ch
     """All ranks hold the same bits, whatever the order of the sum was."""
     for rank, (got, _) in enumerate(seen):
         expect(torch.equal(got, seen[0][0]), f"rank {rank} and rank 0 differ in the last bits of "
-               "the sum", f"Each rank adds in another order. {hint}")
+               "the sum", f"Each rank adds in a different order. {hint}")
 
 
 def sends(seen, wanted, hint, nbytes=192):
@@ -41,5 +41,5 @@ def sends(seen, wanted, hint, nbytes=192):
         expect(traffic.sent_bytes == sent, f"{where} sends {100 * traffic.sent_bytes / nbytes:.1f} "
                f"MB of a 100 MB tensor; {100 * sent / nbytes:.1f} MB is enough", hint)
         expect(traffic.sent_messages == messages, f"{where} sends {traffic.sent_messages} "
-               f"messages; {messages} are enough", "One message a step: what a step sends goes in "
-               "one piece, as each message costs its latency.")
+               f"messages; {messages} are enough", "Send one message in each step, because every "
+               "message costs its latency.")

@@ -42,7 +42,7 @@ def check_tree_broadcast(fn):
     nothing_sent(run(fn, BROADCAST, UNEVEN_CASES, 3))
     yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
     stays_in_group(fn, BROADCAST, has_out=False, hint=f"{GROUP} {ROOT}")
-    yield "inside a group it meets nobody else, and `src` counts there"
+    yield "inside a group it talks to nobody outside, and `src` counts there"
     yield "R-1 messages in all, in ceil(log2 R) rounds"
 
 
@@ -92,7 +92,7 @@ def check_recursive_doubling(fn):
     ranks_agree(agreeing, "Swap with one partner, rank ^ step: then both add the same two numbers.")
     yield "on 4 too, for lengths 0, 1, 2, 7, 1001; x unchanged; all ranks agree to the last bit"
     stays_in_group(fn, DOUBLING, has_out=False)
-    yield "inside a group it meets nobody else"
+    yield "inside a group it talks to nobody outside"
     sends(seen, [(2 * 192, 2)] * 4, "log2 R swaps of the whole tensor, no chunks: 2 on 4 ranks.")
     yield "each rank sends log2 R messages, of all bytes each"
     for of_ranks in on_7:

@@ -20,7 +20,7 @@ def check_attention_memory(attention_memory):
             "that of all ranks together": (R * right, "Each rank has 1/R of the tokens."),
             "without the result": (right - q, "Backward needs the result, too: its product with "
                                    "the gradient."),
-            "without lse": (right - lse, "A float32 for each query and head: the scores are "
+            "without lse": (right - lse, "lse is a float32 for each query and head: the scores are "
                             "computed again from it."),
             "without q": (right - q - lse, "q, k, v, the result and lse are kept."),
             "as if k and v had q's heads": (4 * q + lse, "k and v have n_kv_head heads."),

@@ -21,10 +21,12 @@ FAILURES = {
     "AttributeError: 'NoneType' object has no attribute '.*'": SKIPPED,
 }
 HINTS = {  # by a part of the name; the last one fits all
-    "frozen": "Skip what needs no gradient: an optimizer with weight decay would move it.",
-    "images": "It is channels-last: .contiguous() makes a copy; the mean is for parameter.grad.",
-    "gradient": "All need the mean, and all divide by the number of ranks: make a gradient of "
-    "zeros where there is none.",
+    "frozen": "Skip parameters that need no gradient: an optimizer with weight decay would move "
+              "them.",
+    "images": "This gradient is channels-last, so .contiguous() makes a copy, and the mean must "
+              "get into parameter.grad itself.",
+    "gradient": "All ranks need the mean, and all divide by the number of ranks: make a gradient "
+    "of zeros where there is none.",
     "": "Average parameter.grad, not the parameter: the weights are equal already, and stay so "
     "when equal gradients are added.",
 }
@@ -73,6 +75,7 @@ def _trial(average_gradients, ranks):
 def check_average_gradients(average_gradients):
     on_groups(_trial, average_gradients, failures=FAILURES, timeout=LIMIT)
     yield "every gradient is the mean over ranks, on 1, 2, 3, 4 ranks; in two types"
-    yield "where a rank has no gradient it counts as zeros; frozen parameters stay without"
-    yield "at most one all-reduce for each parameter; gradients travel once; all is waited for"
-    yield "inside a group it meets nobody else"
+    yield "where a rank has no gradient, it counts as zeros; frozen parameters get none"
+    yield ("at most one all-reduce for each parameter; gradients travel once, and every handle is "
+           "waited for")
+    yield "inside a group it talks to nobody outside"

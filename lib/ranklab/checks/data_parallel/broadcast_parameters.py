@@ -12,15 +12,15 @@ from ranklab.checks.data_parallel.toys import toy_with_more
 from ranklab.checks.failures import STUCK
 from ranklab.meter import Traffic
 
-GROUP = ("Hand `group` on to every collective. Ranks in arguments count inside it: "
+GROUP = ("Pass `group` on to every collective. Ranks in arguments count inside it: "
          "dist.broadcast(x, group=group, group_src=src).")
 FAILURES = {STUCK: f"All ranks of a group call the same broadcasts, from one src. {GROUP}",
             "(Value|Runtime)Error: .*(rank|group).*": GROUP}
 STILL = {  # where a tensor is still this rank's own, and all before it in the model are right
-    "frozen": "Frozen parameters differ between ranks too, and for ever. Do not look at "
-    "requires_grad here.",
-    "images": "It is channels-last: .contiguous() and .reshape(-1) make a copy of it, and the "
-    "message must get into the parameter itself.",
+    "frozen": "Frozen parameters differ between ranks too, and training never changes that. Do not "
+    "look at requires_grad here.",
+    "images": "This one is channels-last, so .contiguous() and .reshape(-1) make a copy of it, but "
+    "the message must get into the parameter itself.",
     "scale": "Buffers belong to the model too: the statistics of batch norm, for one. "
     "model.buffers() lists them.",
     "mask": "state_dict() does not list all buffers; model.buffers() does.",
@@ -57,7 +57,7 @@ def _trial(broadcast_parameters, ranks):
                             for member in ranks.members]).mean(0)
         return {"still this rank's own": (own, STILL.get(part, "Nothing has changed on this rank. "
                                                          f"Here src is {src(turn)}.")),
-                "the mean over ranks": (mean.to(own.dtype), "All take over what src has.")}
+                "the mean over ranks": (mean.to(own.dtype), "Every rank takes src's values.")}
 
     looks = list(beside(str(ranks), ranks, call, lambda turn: {
         name: [tensor] * ranks.size
@@ -91,6 +91,6 @@ def _is_in_graph(model):
 def check_broadcast_parameters(broadcast_parameters):
     on_groups(_trial, broadcast_parameters, failures=FAILURES, group_hint=GROUP)
     yield "every rank has rank src's parameters, frozen ones too, on 1, 2, 3, 4 ranks"
-    yield "and its buffers, of every type, in a checkpoint or not"
+    yield "and its buffers of every type, also those that no checkpoint holds"
     yield "each tensor travels once, tied ones too"
-    yield "inside a group it meets nobody else, and src counts there"
+    yield "inside a group it talks to nobody outside, and src counts there"

@@ -11,7 +11,8 @@ from ranklab.checks.data_parallel.toys import loss_of, rows, toy
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.meter import Traffic
 
-IN_GROUP = "Hand model.group on to every collective. Ranks count in it: dist.get_rank(model.group)."
+IN_GROUP = ("Pass model.group on to every collective. Ranks count inside it: "
+            "dist.get_rank(model.group).")
 FAILURES = {
     r"TypeError: object of type '.*' has no len\(\)": "A loader may have no length: one small "
     "all-reduce in each step tells all ranks who goes on.",
@@ -22,14 +23,15 @@ FAILURES = {
     "TypeError: ('NoneType' object is not |cannot unpack non-)iterable.*": "It must be a "
     "generator: `yield` each batch of this rank.",
     "RuntimeError: generator raised StopIteration": "next(batches, None) gives None at the end.",
-    r"\w+: .*root rank: -1.*": "-1 is nobody. Keep the last result before it: it is a rank.",
+    r"\w+: .*root rank: -1.*": "-1 means that no rank goes on. Keep the last result before it: "
+                               "that one is a rank.",
     r"\w+: .*root rank: \d+.*": IN_GROUP,
     "hang: .*(all_reduce|broadcast).*": "A rank without a batch must go on taking part, by shadow"
-    f"(), until all say -1, which is nobody. (0 is a rank.) {IN_GROUP}",
+    f"(), until the result is -1: then nobody goes on. (0 is a rank.) {IN_GROUP}",
 }
 COUNTS = (0, 3, 1, 2), (2, 0, 1, 1)  # batches of each rank of a group, in each turn
-AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) hands all the state "
-              "of a rank that took part in the last step.")
+AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) gives every rank "
+              "the whole state of a rank that took part in the last step.")
 ADVICE = ("A rank without a batch adds zeros, by model.shadow(); the buffers of "
           "`model.buffers_from` count, which must be a rank that still steps.")
 
@@ -79,7 +81,8 @@ def _trial(join_uneven, ranks):
                 (after(turn, count).get(name), AT_THE_END)
                 for member, count in zip(ranks.members, of_turns[turn])}
 
-    looks = list(beside(f"{ranks}, which have {of_turns} batches", ranks, call, right, slips=slips,
+    looks = list(beside(f"{ranks}, with {of_turns[0]} and then {of_turns[1]} "
+                        "batches", ranks, call, right, slips=slips,
                         advice=lambda name: ADVICE))
     yield from [*noted, *looks]
     wrapped = _wrapped(ranks)
@@ -101,8 +104,8 @@ def _look(ranks, wrapped, got, inside, traffic, counts):
     state = sum(tensor.nbytes for tensor in wrapped.state_dict().values())
     enough = steps * (state + 8) + 8 + state  # gradients are no larger than parameters
     for is_so, what, hint in (
-        (got == [*range(count)], f"it got batches {got} of {count}", "Yield each batch once: "
-         "without one it does not repeat a batch. Nobody's batches are thrown away."),
+        (got == [*range(count)], f"it got batches {got} of {count}", "Yield each batch once. A "
+         "rank that has none left must not repeat one, and no rank's batches are thrown away."),
         (sent <= enough, f"{sent:,} bytes go into collectives in {steps} steps; {enough:,} are "
          "enough", "In each step the gradients, the buffers and one number; the model's weights "
          "once, at the end."),
@@ -126,5 +129,6 @@ def check_join_uneven(join_uneven):
               timeout=6)  # seconds; the usual mistake waits for ever
     yield "every rank gets all its own batches, in order: 1, 2, 3, 4 ranks, some with none"
     yield "at the end all have the weights and buffers that one process has after all steps"
-    yield "one number more travels in a step, and the model once at the end; batches one by one"
+    yield ("each step sends one number more, and the end sends the model once; batches are taken "
+           "one by one")
     yield "inside model.joining is True; afterwards all is as before, also after a break"

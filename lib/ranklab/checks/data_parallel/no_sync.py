@@ -11,8 +11,8 @@ from ranklab.meter import Traffic
 
 BLOCKS, LAST = ((0, 1), (2,)), 3  # pieces in two blocks of no_sync, and the piece after them
 INSIDE, AFTER = "the number of all-reduces inside", "the number of all-reduces after the block"
-SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up. Pieces may "
-        "stand in several blocks.")
+SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up, also over "
+        "several blocks.")
 ADVICE = {INSIDE: "no_sync itself sends nothing: the next backward averages what has added up.",
           AFTER: "Switch `sync` back on after the yield: the next backward sends each bucket once."}
 FAILURES = {"TypeError: .* does not support the context manager protocol.*":
@@ -72,7 +72,8 @@ def _trial(no_sync, ranks):
         seen += [outer.sync, other.sync]
     seen.append(outer.sync)
     for is_so, what, hint in (
-        (seen[0] is False, "inside `sync` is on", "model.sync must be False while the block runs."),
+        (seen[0] is False, "inside the block `sync` is on",
+         "model.sync must be False while the block runs."),
         (seen[1] is True, "after the block `sync` stays off", "Switch `sync` back on after the "
          "yield."),
         (seen[2] is False, "inside an inner no_sync `sync` is on again", "model.sync = False on "

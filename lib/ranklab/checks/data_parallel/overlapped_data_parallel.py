@@ -18,21 +18,23 @@ from ranklab.engine import device
 
 LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting
 LAYER_BYTES = 4 * (6 * 6 + 6)  # each layer is a bucket
-TRAVELS = ("When nothing of a bucket is missing: bucket.gather(), divide bucket.flat, all-reduce "
-           "it itself, whole. The hook gets the parameter, not its gradient.")
+TRAVELS = ("When nothing of a bucket is missing, call bucket.gather(), divide bucket.flat, and "
+           "all-reduce bucket.flat itself, all of it. The hook gets the parameter, not its "
+           "gradient.")
 UNUSED = ("bucket.fill_none(used) after the waits, with used = self.used_anywhere(): what another "
           "rank used gets the mean, what no rank used stays None.")
-PIECES = "Look at self.sync first in the hook: when it is False do nothing; bucket.missing too."
-GROUP = "Hand self.group on to every collective; divide by dist.get_world_size(self.group)."
-ORDER = ("All ranks send 0, then 1, then 2. In the hook, in a loop: while the first of "
-         "self.waiting misses nothing it leaves. One that was ready early leaves right behind the "
-         "one that it has waited for.")
+PIECES = ("Look at self.sync first in the hook: when it is False, do nothing, and leave "
+          "bucket.missing as it is.")
+GROUP = "Pass self.group on to every collective; divide by dist.get_world_size(self.group)."
+ORDER = ("All ranks send bucket 0, then 1, then 2. So loop in the hook: while the first bucket of "
+         "self.waiting misses nothing, launch it. A bucket that was ready early leaves right "
+         "behind the one that it had to wait for.")
 ALL_CALL = ("All ranks call the same all-reduces: one for each bucket. So finish() launches all "
             "that is left, whatever is missing in it, and waits for all, before it raises.")
 FAILURES = {
     "ValueError: .* got two gradients in one backward.*": "bucket.missing must be full again when "
-    "the next backward begins: finish() sets it back to all of bucket.parameters. Leave "
-    "self.backward_begins() first in the hook: it sees to it that finish() is called.",
+    "the next backward begins: finish() sets it back to all of bucket.parameters. Keep "
+    "self.backward_begins() as the first line of the hook: it makes sure that finish() is called.",
     "AttributeError: 'NoneType' object has no attribute 'wait'": "all_reduce returns None without "
     "async_op=True; with it, a handle to wait for.",
     "ValueError: .* got no gradient on rank .*": "Raise only for what got no gradient in this "
@@ -145,25 +147,27 @@ def _watched(where, wrapped, loss, is_even, all_used, finds):
         (wrapped.waiting is not wrapped.buckets, "after backward self.waiting is self.buckets "
          "itself", "self.waiting must be a copy: list(self.buckets)."),
         ("blocking" not in events, "backward stands still in an all-reduce", "Without "
-         "async_op=True it returns when all is done; with it, at once, with a handle to wait for."),
-        (-1 not in left, "something else travels than bucket.flat", TRAVELS),
+         "async_op=True, all_reduce returns only when it is done. With it, all_reduce returns at "
+         "once, and gives you a handle to wait for."),
+        (-1 not in left, "something other than bucket.flat travels", TRAVELS),
         (left == [*range(buckets)], f"of {buckets} buckets there leave, in this order, {left}",
          ORDER),
         (events.count("asked") <= finds, f"{events.count('asked')} calls of used_anywhere() with "
-         f"find_unused_parameters={finds}", "It is a message, and tells of all parameters: ask "
-         "once, only with find_unused_parameters."),
+         f"find_unused_parameters={finds}", "used_anywhere() sends a message, and answers for all "
+         "parameters: call it once, and only with find_unused_parameters."),
         ("wait" not in events[:finish], "it waits while layers are still to be computed",
          "No overlap: keep the handles, and wait for them in finish()."),
         (not all_used or not late, f"{len(late)} of {buckets} buckets leave in finish(), though "
          "all gradients were there before", ORDER),
         (len(early) >= ready, f"{len(early)} of {buckets} buckets left before the last layer's "
-         f"backward; {ready} were ready", "One is ready when nothing of it is missing: launch it."),
+         f"backward; {ready} were ready", "A bucket is ready when nothing of it is missing: launch "
+                                          "it then."),
     ):
         yield partial(expect, is_so, f"{where}: {what}", hint)
     yield partial(sent.all_ended, where)
     yield partial(expect, _is_as_before(wrapped), f"{where}: after backward not all is as before "
-                  "it", "finish() must leave self.works empty, or it grows, self.waiting full, and "
-                  "each bucket.missing too.")
+                  "it", "finish() must leave self.works empty, or it grows; and self.waiting and "
+                  "each bucket.missing full again.")
 
 
 def _is_as_before(wrapped):
@@ -178,7 +182,8 @@ def _errors(where, wrapped_class, ranks):
     said = refusal(loss_of(new(CHECKPOINTS().to(device())), x, (*ALL, 0)).backward)
     yield partial(expect, "two gradients" in said, f"{where}: a layer in two checkpoints gets two "
                   "gradients in one backward, and no error comes", "Its bucket may be on its way "
-                  "when the second is added. Leave `raise self.second_gradient(parameter)`.")
+                  "when the second gradient is added. Keep the line `raise "
+                  "self.second_gradient(parameter)`.")
     wrapped = new(Layers().to(device()))
     loss_of(wrapped, x, ALL).backward()  # from here on no gradient is None
     said = refusal(loss_of(wrapped, x, (0, 1) if is_second else ALL).backward)
@@ -187,7 +192,8 @@ def _errors(where, wrapped_class, ranks):
                   f"{said}", "`missing` is what this rank lacks in this backward: raise "
                   "self.no_gradient(missing) last.")
     yield partial(expect, _is_as_before(wrapped), f"{where}: not ready for another backward after "
-                  "that error", "Raise last, when all is as in the beginning.")
+                  "that error", "Raise at the very end, when everything is as it was at the "
+                                "beginning.")
 
 
 def check_OverlappedDataParallel(wrapped_class):
@@ -195,7 +201,8 @@ def check_OverlappedDataParallel(wrapped_class):
               timeout=LIMIT)
     yield "gradients are the mean over ranks, on 1 to 4 ranks, in groups; frozen ones stay None"
     yield "right for tied and reused layers, two types, checkpoints; whatever zero_grad leaves"
-    yield "one all-reduce for each bucket, in their order, while backward goes on; then all waits"
+    yield ("one all-reduce for each bucket, in their order, while backward goes on; then it waits "
+           "for all of them")
     yield "with sync=False nothing is sent, and the next backward averages what has added up"
     yield "find_unused_parameters: no gradient counts as zeros; unused everywhere stays None"
-    yield "two gradients of one, or a missing one, are an error in that backward; nobody hangs"
+    yield "two gradients of one parameter, or none, are an error in that backward; nobody hangs"

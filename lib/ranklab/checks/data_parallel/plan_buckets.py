@@ -15,7 +15,8 @@ WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the hint
         lambda plan, *case: len(plan),
     "A message for each gradient pays alpha each time: put some together.":
         lambda plan, *case: -len(plan),
-    "You count as if the link were always free: start at max(its last ready, the end before).":
+    "You count as if the link were always free. A bucket starts when its last gradient is ready "
+    "and the bucket before it has ended: the max of both times.":
         lambda plan, *case: max(bucket_times([each], *case)[0][1] for each in plan),
     "alpha is paid for each bucket, also for a small one.":
         lambda plan, ready, nbytes, alpha, beta: bucket_times(plan, ready, nbytes, 0, beta)[-1][1],
@@ -28,7 +29,8 @@ def check_plan_buckets(plan_buckets):
     _valid(plan_buckets([], [], 1.0, 1.0), 0)
     for case in _short_timelines(300):
         _near_the_best(plan_buckets, case)
-    yield "300 timelines of 1 to 9 gradients, six pairs of alpha and beta: as good as all plans"
+    yield ("300 timelines of 1 to 9 gradients, six pairs of alpha and beta: as good as the best of "
+           "all plans")
     for n in (12, 16, 18, 20, 40, 80, 300):  # step by step: a search of all plans is stopped early
         _near_the_best(plan_buckets, _timeline(random.Random(n), n, (3.0, 0.1), unit=1e-7))
     yield f"up to 300 gradients, in at most {LIMIT} s; arguments unchanged; now GPT-2's blocks:"

@@ -45,24 +45,25 @@ FAILURES = {"TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bf
             "frozen layer is in it: look at the bytes, by .view(torch.uint8)."}
 # what is done to one rank's model: (the change, a hint where it is not seen)
 CHANGES = {
-    "nothing": (lambda model: None, "Only a buffer differs here, and may: hash model.parameters() "
-                "only. And the second number comes back as the largest of -mine: the smallest hash "
-                "is minus that."),
+    "no change": (lambda model: None, "Only a buffer differs here, and that is allowed: hash "
+                  "model.parameters() only. And the second number comes back as the largest of "
+                  "-mine: the smallest hash is minus that."),
     "one weight is larger by 1": (
         lambda model: model.a.weight.data[3, 3].add_(1), "Look at all parameters. And all are "
         "equal when the largest hash is the smallest: MAX of [mine, -mine] brings both."),
-    "one bit of the last trained layer": (
+    "one bit of the last trained layer is flipped": (
         lambda model: model.b.weight.data.view(torch.int32)[3, 4].bitwise_xor_(1), "Hash the "
         "bytes, of all parameters: a sum in floating point rounds it away."),
-    "one frozen weight": (
+    "one frozen weight is larger by 1": (
         lambda model: model.frozen.bias.data[0].add_(1), "Frozen parameters are weights too."),
-    "one weight plus 0.25, another minus 0.25": (
+    "one weight grew by 0.25, another shrank by 0.25": (
         _add_and_subtract, "A sum does not see it. Hash the bytes."),
     "two weights have changed places": (
-        _swap_numbers, "A sum, a norm, a maximum do not see it: what you hash must know places."),
+        _swap_numbers, "A sum, a norm or a maximum can't see it: your number must depend on which "
+                       "weight is where."),
     "two layers have changed places": (
         _swap_layers, "One hash over all parameters in their order, not a sum of their hashes."),
-    "the last bit of a float64": (
+    "the last bit of a float64 is flipped": (
         lambda model: model.precise.bias.data.view(torch.int64)[0].bitwise_xor_(1), "Hash the "
         "bytes as they are: in float32 a float64 loses half of its bits."),
 }
@@ -80,8 +81,8 @@ def _trial(replicas_agree, ranks):
         answers = [value] * ranks.size
         dist.all_gather_object(answers, value, group=ranks.group)
         is_same = all(torch.equal(p.nan_to_num(), b) for p, b in zip(model.parameters(), before))
-        yield partial(_look, f"{ranks}, {name} differs on one of them", answers,
-                      name == "nothing" or ranks.size == 1, hint, traffic, sent.tensors, is_same)
+        yield partial(_look, f"{ranks}; on one rank: {name}", answers,
+                      name == "no change" or ranks.size == 1, hint, traffic, sent.tensors, is_same)
 
 
 def _look(where, answers, right, hint, traffic, tensors, is_same):

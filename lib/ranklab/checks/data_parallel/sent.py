@@ -41,8 +41,8 @@ class Sent:
         """A Mistake where a function returned before its messages arrived, or wrote into one."""
         missing = sum(not work.is_here for work in self.handles)
         expect(not missing, f"{where}: nobody has waited for {missing} of its {len(self.handles)} "
-               f"{self.verb}s", "What has begun is over when wait() returns, and half done until "
-               "then: launch all that is left, then wait() for every handle, not for the last.")
+               f"{self.verb}s", "A message may be half done until its wait() returns: launch all "
+               "that is left, then wait() for every handle, not only for the last.")
         divided = sum(work.is_divided for work in self.handles)
         expect(not divided, f"{where}: {divided} tensors were divided while they travelled",
                "Until wait() returns the message is read and written: divide before it is sent.")

@@ -48,9 +48,9 @@ def _compare_shards(shards, n, ranks):
         expect(all(isinstance(index, int) for index in shard), f"the list holds {shard[:2]}",
                "list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().")
         expect(len(shard) == each, f"n={n}, {ranks} ranks: rank {rank} gets {len(shard)} samples; "
-               f"{each} is right", "Every rank gets as many, n / ranks rounded up, or some wait "
-               "for ever. Fill the order up from its own beginning, more than once round where n "
-               "is smaller than ranks.")
+               f"{each} is right", "Every rank must get the same number, n / ranks rounded up, or "
+               "some ranks wait forever. Fill the order up from its own beginning, more than once "
+               "if n is smaller than ranks.")
     missing = sorted({*range(n)} - {*sum(shards, [])})
     expect(not missing, f"n={n}, {ranks} ranks: samples {missing[:5]} belong to nobody", "All "
            "ranks must shuffle alike (the same seed, without the rank), then take different parts.")

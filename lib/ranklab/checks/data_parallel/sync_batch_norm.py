@@ -75,7 +75,8 @@ def _slips(cut, index, case, name, turn):
              "x, x * x and the count, in one tensor, and divide at the end."),
             ("by a variance that is divided by n - 1", mean, x.var(0), EPS,
              "For normalising, batch norm divides by n. (The running variance has n - 1.)"),
-            (f"with an eps of 1e-5; here it is {EPS}", mean, variance, 1e-5, "It is an argument."))}
+            (f"with an eps of 1e-5; here it is {EPS}", mean, variance, 1e-5, 
+             "eps is an argument."))}
     if name == "the gradient of x" and x.dim() == 2:
         scale = (variance + EPS).rsqrt()
         normal = (part - mean) * scale
@@ -127,7 +128,7 @@ def _trial(sync_batch_norm, ranks):
 def check_sync_batch_norm(sync_batch_norm):
     on_groups(_trial, sync_batch_norm, failures=FAILURES, at_once=True)
     yield "values and running statistics of the whole batch, on 1 to 4 ranks, one without a row"
-    yield "the gradient of x too; of weight and bias each rank has its own part"
+    yield "the gradient of x too; for weight and bias each rank keeps its own part"
     yield "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged"
     yield "in float32 no digits are lost, even if the mean is far from zero"
     yield "large numbers that are all equal give no NaN; a weight that is not (C,) is refused"

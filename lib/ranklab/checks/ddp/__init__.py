@@ -44,7 +44,7 @@ EXERCISES = (
     )),
     Exercise(ddp.diagnose, check_diagnose, hints=(
         "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
-        "loading, exposed communication, computing. Of each rank take the median step.",
+        "loading, exposed communication, computing. Take the median step of each rank.",
         "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
         "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
         "others. Divide each by the length of a step.",
@@ -69,10 +69,12 @@ EXERCISES = (
         "wanted[indices] = 0; return values, indices, wanted.view(gradient.shape)",
     )),
     Exercise(ddp.compress_to_budget, check_compress_to_budget, hints=(
-        "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. What can each do with?",
-        "A value in bfloat16 has 2 bytes. A place has 2 where it counts in a row of 32,768 "
-        "numbers, and 1 as the distance from the place before. Take the largest of the whole "
-        "bucket, not some of each parameter. What is lost by rounding belongs into the error, too.",
+        "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. How few bytes can each "
+        "do with?",
+        "A value in bfloat16 has 2 bytes. A place needs 2 bytes if it counts inside a row of "
+        "32,768 numbers, and 1 byte as the distance from the place before it. Take the largest of "
+        "the whole bucket, not some of each parameter. What rounding loses belongs in the error, "
+        "too.",
         "wanted = buffer + errors; places = wanted.abs().topk(k).indices, k = top_k_bytes("
         "bucket.parameters(), 0.001) // 4; values = wanted[places].bfloat16(); their bytes and "
         "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "

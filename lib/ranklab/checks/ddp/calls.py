@@ -38,5 +38,5 @@ def refuses(fn, cases):
             fn(*arguments)
         except Exception as error:
             raised = type(error).__name__
-        expect(raised == "ValueError", f"{what} raises {raised}, not ValueError", "Leave the "
-               "stub's first lines in: what makes no sense must not get a number.")
+        expect(raised == "ValueError", f"{what} raises {raised}, not ValueError", "Keep the first "
+               "lines of the stub: a call that makes no sense must raise, and not return a number.")

@@ -24,7 +24,7 @@ def check_compress_fp16_hook(fn):
     yield (f"nothing overflows: {LARGE:,.0f} on each of 4 ranks, or all of it on one of them, is "
            f"{LARGE:,.0f} in the mean")
     yield "one all-reduce of half the bytes for each bucket, and backward does not wait for it"
-    yield "inside a group it meets nobody else"
+    yield "inside a group it talks to nobody outside"
 
 
 def _trial(hook, ranks):
@@ -56,8 +56,9 @@ def _is_mean(where, got, calls, gradients, index, hint):
            "next one comes while this one is under way: .to(...) makes a new tensor for each.")
     R, right, mine = len(gradients), sum(gradients) / len(gradients), gradients[index]
     explain(f"{where}: the gradient", got, right, {
-        f"{R} times right": (R * right, "It is the sum. DDP averages by itself only without a "
-                             "hook: divide by dist.get_world_size(group)."),
+        f"{R} times what is right": (
+            R * right, "It is the sum. DDP averages by itself only without a hook: divide by "
+            "dist.get_world_size(group)."),
         f"1/{R} of what is right": (right / R, "Divided by the ranks twice? Once is the mean."),
         "divided by the number of all ranks": (right * R / dist.get_world_size(), ""),
         "bfloat16's": (sum(each.bfloat16().float() for each in gradients) / R, "Use torch.float16, "
@@ -76,5 +77,6 @@ def _sent_once(where, calls):
         expect(2 * sent == call.nbytes, f"{where}: a bucket of {call.nbytes} bytes travels as "
                f"{sent}", "Cast before the all-reduce, once, and cast back after it.")
         expect(not call.waited, f"{where}: the hook waits for the all-reduce before it returns",
-               "So backward stands still until the network is done. dist.all_reduce(..., async_op="
-               "True).get_future() waits for nothing; what comes after it goes into .then(...).")
+               "So backward stands still until the network is done. dist.all_reduce(..., "
+               "async_op=True).get_future() does not wait; put what comes after the all-reduce "
+               "into .then(...).")

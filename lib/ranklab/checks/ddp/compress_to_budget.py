@@ -22,7 +22,8 @@ FEEDBACK = ("What is not sent in a step, also by rounding, must be added to the 
             "Keep it by parameter, because DDP makes new buckets in its second step.")
 INDICES = ("If places have 16 bits: int16 ends at 32,767, uint16 at 65,535. Count places in rows "
            "that are short enough.")
-SAME = "Every rank must add up the same numbers in the same order; its own as it sent them."
+SAME = ("Every rank must add up the same numbers in the same order, and its own numbers as it sent "
+        "them.")
 FAILURES = {
     r"RuntimeError: The size of tensor a \(\d+\) must match .*": FEEDBACK,
     ".*Invalid scalar type": "gloo sends no 16-bit integers: .view(torch.uint8) before, "
@@ -54,7 +55,8 @@ JOBS = {
         model=partial(nn.Linear, MANY, 1, bias=False)),
     "a NaN of one rank": Job(
         lambda rank, x: x.index_fill(0, torch.tensor(130), torch.nan if rank in (0, 3) else 1.0),
-        1, None, "A NaN that hides in the error stays there: send it. To topk it is the largest."),
+        1, None, "A NaN that stays in the error is never seen: send it. topk takes NaN for the "
+                 "largest number."),
 }
 
 

@@ -9,10 +9,11 @@ from ranklab.checks.trial import explain
 
 ADVICE = {
     "loader-bound": "The mean over ranks of loading that no computing hides, over the step.",
-    "communication-bound": "The least exposed communication of all ranks, what no computing hides, "
-    "over the step. (Events of kind wait are gaps of the main thread, and something else.)",
+    "communication-bound": "The smallest exposed communication of all ranks, over the step. "
+    "Exposed is what no computing hides. (Events of kind wait are something else: gaps of the main "
+    "thread.)",
     "straggler": "The busiest rank's computing and loading, less the mean of the *other* ranks'."}
-MEDIAN = "Take of each rank its median step: it forgets the one that went wrong."
+MEDIAN = "Take the median step of each rank: it ignores one step that went wrong."
 EARLY = "Ranks that are ready early only wait for the last one. Take the min over the ranks."
 WORK = "A rank works when it computes or loads: compare the two together."
 OTHERS = {"(ZeroDivision|Statistics)Error: .*": "Ranks may be equally busy: the others are all but "
@@ -43,7 +44,7 @@ def _compare(fn, job, failures):
              "straggler": {"computing alone": (_more_than_others(job.computes), WORK)}}
     for name, right in ms.items():
         named = slips.get(name, {}) | {
-            "per cent": (100 * right, "Shares: all of a step is 1."),
+            "per cent": (100 * right, "These are shares of a step: a whole step is 1."),
             "in seconds": (job.unit * length * right, "Divide by the length of a step."),
             "a share of all steps": (right / len(job.hiccups), "Divide by one step's length.")}
         explain(f"{job.name}: {name}", round(result[1][name], 9), round(right / length, 9),

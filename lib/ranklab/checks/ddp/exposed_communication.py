@@ -31,7 +31,8 @@ LITTLE = "Too little: a kernel that ends inside a longer one does not end the co
 CLOCK = ("Times are any numbers: go from one edge to the next, not from tick to tick, and keep "
          "all digits: Python's floats have enough, float32 has not.")
 OTHER_KINDS = {"KeyError: '(compute|communication|loader|wait)'": "Other kinds are not counted: "
-               "`if what in running`. And do not call the loop's variable kind."}
+               "`if what in running`. And don't call the loop variable `kind`: that is the "
+               "argument."}
 
 
 def check_exposed_communication(fn):
@@ -73,7 +74,7 @@ def _compare(fn, name, events, kind="communication", tick=1e-3, offset=0.0):
     explain(f"{name}: exposed {kind}, in {'ticks' if offset else 'ms'},", got, right, {
         "counted without other lanes": (exposed_by_hand(on_main, kind), "Computing on other lanes "
                                         "hides as well: streams, backward's thread."),
-        "1000 times right": (1000 * right, "Those are milliseconds; return seconds."),
+        "1000 times what is right": (1000 * right, "Those are milliseconds; return seconds."),
         "all of it": (whole, "Leave out the time in which a compute event runs, on any lane."),
         "the difference of two sums": (max(0, whole - hiding), "A kernel hides what runs with it."),
         "as if waiting and loading hid it": (renamed({"wait", "loader"} - {kind}, "compute"),

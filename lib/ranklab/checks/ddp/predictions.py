@@ -74,8 +74,8 @@ PREDICTIONS = (
         tolerance=0,
         hint="Write down both for R ranks: an all-gather of the picks, an all-reduce of "
               "everything.",
-        mistakes={101: "with 101 it sends more already; with how many just as much?",
-                  99: "with 99 it still sends less; with how many just as much?",
+        mistakes={101: "with 101 ranks it sends more already; with how many exactly as much?",
+                  99: "with 99 ranks it still sends less; with how many exactly as much?",
                   50: "2 numbers for each pick, yes; but all-reduce sends every number twice as "
                   "well",
                   25: "on 4 ranks it is 25 times less: how does that change with the ranks?",

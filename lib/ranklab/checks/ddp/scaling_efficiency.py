@@ -61,9 +61,11 @@ def _slips(right, ranks, speed_up):
         "the speed-up / R": (speed_up / ranks, f"Perfect would be {base}/R of the time on {base} "
                              "ranks, not 1/R of it."),
         "upside down": (1 / right, "Slower steps must give a smaller efficiency."),
-        "1 at most": (right.clamp(max=1), "More than 1 can be right: what each rank has got "
-                      "smaller, and fits a cache, say. Do not cut it off."),
-        "rounded": (right.round(decimals=2), "Leave rounding to whoever prints it."),
-    } | {f"measured by that on {R:g}": (right / right[i], f"The base is {R:g} here, but it is the "
+        "1 at most": (right.clamp(max=1), "More than 1 can be right: each rank's part got smaller, "
+                      "and may fit into a cache now. Do not cut it off."),
+        "rounded": (right.round(decimals=2), "Do not round: leave that to the line that prints "
+                                             "it."),
+    } | {"measured against that on "
+         f"{R:g}": (right / right[i], f"The base is {R:g} here, but it is the "
                                         f"fewest ranks: min(seconds), which is {base}.")
          for i, R in enumerate(ranks)}

@@ -69,10 +69,10 @@ def _compare(fn, gradient, error, k, kind):
     right = wanted.index_fill(0, indices, 0).view(gradient.shape)
     explain(f"{case}: the error", left, right, {
         "zeros": (0 * right, "What is not sent must be kept."),
-        "all of gradient + error": (whole, "What is sent must not be kept as well. (Of a tensor "
-                                    "that is not contiguous flatten() is a copy.)"),
+        "all of gradient + error": (whole, "What is sent must not be kept as well. (flatten() of a "
+                                    "tensor that is not contiguous is a copy.)"),
         "what is left of the gradient alone": (right - error, "The old error is lost."),
     }, "The error has the gradient's shape: it is gradient + error, with 0 where it is sent.")
     expect(torch.equal(values, wanted[indices]) and torch.equal(left, right), f"{case}: sent + "
-           "error left is near gradient + error, and not the same to the last bit", "Don't round.")
+           "error left is near gradient + error, but not the same to the last bit", "Don't round.")
     return left

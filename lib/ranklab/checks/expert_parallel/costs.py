@@ -85,8 +85,9 @@ def check_place_experts(place):
         is_free = R not in (per_node, E // slots)  # several nodes, and slots for copies
         expect(score[1] <= CROSSED * dealt[1] or not is_free, f"{where}: a token must reach "
                f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
-               "experts that are dealt by load", "Experts that are chosen together belong on one "
-               "node. Choose the node first, by how often its experts are chosen with this one.")
+               "experts that are dealt by load", "Experts that are often chosen together belong on "
+               "one node. Choose the node first, by how often its experts are chosen with this "
+               "one.")
         seen.append((score, library, dealt))
     yield f"each expert stands somewhere; the fullest rank has at most {MOST} times the mean load"
     yield f"other nodes that a token must reach: at most {CROSSED} times as many as dealt by load"
@@ -168,12 +169,13 @@ def _scan(chunked_scan, ranks):
     yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name:
                       "It is an argument: work on a copy." if name != "h" else "", sends=(
                           messages, 4 * B * C * messages))
-    yield partial(expect, seen[0] <= AFTER, f"{ranks}: {seen[0]} operations follow when the "
-                  "state has come", "So each rank waits until all ranks before it have scanned. "
-                  "Scan the own part first; the state only adds its share: h + decay * before.")
+    yield partial(expect, seen[0] <= AFTER, f"{ranks}: {seen[0]} operations run after the state "
+                  "has come", "So each rank waits until all ranks before it have scanned. "
+                  "Scan your own part first; the state only adds its share: h + decay * before.")
 
 
 def check_chunked_scan(chunked_scan):
     on_groups(_scan, chunked_scan)
     yield "the states of one process, on 1, 2, 3 and 4 ranks"
-    yield "one message of a state from each rank but the last; the own part is scanned before it"
+    yield ("one message of a state from each rank but the last; each rank scans its own part "
+           "before that")

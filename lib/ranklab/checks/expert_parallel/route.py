@@ -9,7 +9,7 @@ from ranklab.checks.beside import expect, refused
 from ranklab.checks.trial import explain
 
 TIES = "equal logits", "bfloat16"
-STABLE = ("Of equals the first counts as better. topk says nothing about equals: "
+STABLE = ("Of equal scores the first counts as better. topk promises nothing about equals: "
           "argsort(descending=True, stable=True).")
 IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
 

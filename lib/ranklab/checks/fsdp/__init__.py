@@ -15,7 +15,7 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     Exercise(fsdp.shard_parameter, check_shard_parameter, hints=(
-        "How many rows has each rank, so that R times as many are enough?",
+        "How many rows must each rank have, so that R times as many are enough?",
         "each = ceil(n / R), which is -(-n // R). Rank r has the rows from r * each on; a slice "
         "that goes too far is cut, or empty.",
         "each = -(-len(parameter) // dist.get_world_size(group)); first = each * "

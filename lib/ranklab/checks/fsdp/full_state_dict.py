@@ -21,9 +21,10 @@ FAILURES = {
     f"and buffers are there. {EMPTY}",
     ".*that of the (first|second) call.*": "The model has changed since. tensor.detach().cpu()"
     ".clone(), buffers as well: .cpu() alone may be no copy.",
-    "ValueError: .*group.*": "Hand block.group on to every collective: sizes and ranks are its.",
+    "ValueError: .*group.*": "Pass block.group on to every collective, and take sizes and "
+                             "ranks from it.",
 }
-ROWS = ("In model.state_dict(keep_vars=True) its `.shard` stands: gather the rows of all "
+ROWS = ("model.state_dict(keep_vars=True) has its `.shard`: gather the rows of all "
         "parameters of all blocks, and put the whole in its place.")
 SHARDS_TYPE = "Gather the shards in their own type: padded_shard(parameter.shard.dtype)."
 COSTS = {

@@ -32,7 +32,7 @@ ROWS = ("Row r of the message is for rank r: torch.cat(..., dim=1) of each padde
 MESSAGES = ("One all-gather of all padded_shard(), in their type; none where all is whole "
             "(self.is_whole) or on its way (self.work). One reduce-scatter of what is trained, in "
             "the type of padded_gradient(); an all-reduce sends twice as much.")
-ALIKE = "All ranks send alike, padded_shard() and padded_gradient(), in the same calls."
+ALIKE = "All ranks send the same lengths, padded_shard() and padded_gradient(), in the same calls."
 FAILURES = {
     "(Runtime|Value)Error: .*expected a non-empty list.*":
         "A block may have no parameters, or no trained ones: nothing to do then.",
@@ -41,8 +41,9 @@ FAILURES = {
     "RuntimeError: .*(size mismatch|cannot be multiplied|of size 0|for input of size).*"
     "|IndexError: index out of range in self|was killed by SIGSEGV": FULL,
     "AttributeError: .* has no attribute '(view|split|wait)'":
-        "async_op=True gives a handle. unshard() is called where all is whole, too, or nothing is "
-        "there: it sets self.work to None when it has waited, and has nothing to do then.",
+        "async_op=True gives a handle. unshard() may be called when all is whole already, or when "
+        "there is nothing to gather: then it does nothing. After it has waited, it sets self.work "
+        "to None.",
     "RuntimeError: split_with_sizes .*":
         "begin_unshard() must send as many as unshard() splits off: p.numbers of self.parameters.",
     "RuntimeError: Sizes of tensors must match.*": ROWS, LEFT: ALIKE, MISMATCH: ALIKE,
@@ -56,7 +57,8 @@ EARLY = ("Its message must travel while others compute: async_op=True, and keep 
 FAULTS = {
     "begin_unshard() waits": EARLY, "reduce_gradients() waits": EARLY,
     "after unshard() self.is_whole is not set":
-        "It begins what nothing has begun, fills every parameter, and says so: self.is_whole.",
+        "It begins the gather if nothing has begun it, fills every parameter, and sets "
+        "self.is_whole.",
     "after unshard() the message is still there":
         "It takes as much memory as the parameters: self.work, self.gathered = None, None.",
     "after reduce_gradients() there are whole gradients":
@@ -74,7 +76,7 @@ def check_FullyShardedBlock(block_class):
     yield "tied, uneven, a block that is used twice, also in a row"
     on_groups(_trial, block_class, RUNS[:1], groupings=IN_GROUPS, at_once=True, group_hint=OF_GROUP,
               failures={r"(hang|\w+Error): .*|was killed .*": OF_GROUP})
-    yield "in groups of 1 and 3 it meets nobody else"
+    yield "in groups of 1 and 3 it talks to nobody outside"
 
 
 def _trial(block_class, ranks, runs):

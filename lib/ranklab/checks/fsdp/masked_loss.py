@@ -27,8 +27,10 @@ FAILURES = {
     ".*(LongTensor|the logits is|the labels is).*": KEEP,
     "ValueError: .*": "It is an error only where no rank has an answer: look at the count over all "
     "ranks, or the `count` that is given.",
-    ".*with count.* is 1/. of what is right": "`count` is of all ranks: nobody need be asked.",
-    ".* is 1/. of what is right": "Ranks are averaged later: so R times its share.",
+    ".*with count.* is 1/. of what is right": "`count` counts all ranks already: don't add it up "
+                                              "over ranks again.",
+    ".* is 1/. of what is right": "The ranks are averaged later, so return R times this rank's "
+                                  "share.",
     ".*its gradient is .*": "The sum must stay in the graph.",
 }
 LOSS = ("R * the sum over this rank's answers / the count of all, added up in float32. In each row "
@@ -70,7 +72,7 @@ def _trial(masked_loss, ranks):
                 masked_loss, logits, torch.full_like(labels, IGNORE), given, ranks.group))
         yield look
     yield partial(expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
-                  "A count that is given is not asked for: if count is None, since 0 is one, too.")
+                  "Ask the ranks only `if count is None`: 0 is a count that is given, too.")
 
 
 def _slips(total, rank, R, dtype, count):

@@ -40,7 +40,7 @@ def check_wrap_policy(wrap_policy):
         for most in limits(model):
             blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
         most = limits(model)[0] - 1
-        expect(refuses(wrap_policy, model, most), f"{name}: most_bytes={most:,} is no error",
+        expect(refuses(wrap_policy, model, most), f"{name}: most_bytes={most:,} raises no error",
                "Raise a ValueError where the finest blocks are too large.")
     yield "no more is whole than most_bytes: on 5 models; a ValueError where the finest do not fit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
@@ -74,7 +74,8 @@ def _blocks(wrap_policy, where, model, most):
         is_called = type(block).forward is not nn.Module.forward
         what = "shares a parameter with what is outside" if is_called else "is never called"
         expect(can_be_a_block(model, block), f"{where}: `{names[id(block)]}` {what}",
-               "can_be_a_block() tells. Leave it to what holds all of it, or look inside it.")
+               "can_be_a_block() tells. Take a larger module that holds everything it shares, or "
+               "modules inside it.")
     got = whole_bytes(model, blocks)
     expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",
            "Count the root, what is in no block, and twice the largest block: whole_bytes().")

@@ -39,8 +39,7 @@ EXERCISES = (
         "last[kind][1] += tensor.nbytes.",
     )),
     Exercise(horovod.tune_fusion, check_tune_fusion, hints=(
-        "Which thresholds do you try, how often do you try each, and what is its time after "
-        "several tries?",
+        "Which thresholds do you try, how often do you try each, and which of its times counts?",
         "A grid of equal ratios, and at each the median of several calls, because a mean takes in "
         "the stragglers. Calls are worth more near the best than far away from it.",
         "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
@@ -71,7 +70,7 @@ EXERCISES = (
     )),
     Exercise(horovod.adasum, check_adasum, hints=(
         "After the swap you hold one half of two vectors. On both ranks a is the left one's. What "
-        "do you need to combine them? Which of it do other ranks hold?",
+        "do you need to combine them, and which part of that do other ranks hold?",
         "dot_products counts your part only. With step = 1, 2, 4, ... distance: exchange dots with "
         "rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b likewise; "

@@ -11,10 +11,10 @@ from ranklab.horovod import adasum_of_two
 from ranklab.meter import Traffic
 
 SIZES = [5, 1, 3, 8]  # several tensors in one buffer; the halves cut through them
-PARTS = ("A rank holds part of the two vectors, so its dot products are only part of the sum: with "
-         "rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance swap the running sums, and add.")
-ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, be it a or b "
-        "that is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
+PARTS = ("A rank holds part of the two vectors, so its dot products are only part of the sum: swap "
+         "the running sums with rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance, and add them.")
+ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, whichever of "
+        "a and b is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
 DOUBLE = ("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
           "need float64, from the first sum to the coefficients.")
 CASES = {  # (this rank's x of R, what is wrong where all before is right)
@@ -64,7 +64,8 @@ def _slips(ranks, name, turn):
     found, vectors = {}, _all_x(ranks, name, turn)
     if "sizes" in name:
         found["that of the whole buffer"] = pairwise(vectors), (
-            "One coefficient for all mixes layers: that with large gradients would decide.")
+            "One coefficient for all of them mixes layers: the layer with the largest gradients "
+            "would decide.")
     if name == "random" and ranks.size == 2:
         a, b = (each.double() for each in vectors)
         dots = {"a.b": a @ b, "a.a": a @ a, "b.b": b @ b}
@@ -80,7 +81,7 @@ def _slips(ranks, name, turn):
         (low_a, high_a), (low_b, high_b) = a.tensor_split(2), b.tensor_split(2)
         of_a, of_b = (1 - ab / 2 / (low @ low + high @ high)
                       for low, high in ((low_a, high_b), (low_b, high_a)))
-        found["what one gets when each rank's own is a"] = torch.cat(
+        found["what one gets when each rank takes its own vector as a"] = torch.cat(
             [of_a * low_a + of_b * low_b, of_a * high_b + of_b * high_a]), AGREE
     return {what: (value.to(vectors[0].dtype), hint) for what, (value, hint) in found.items()}
 
@@ -131,4 +132,4 @@ def check_adasum(fn):
               "products and in gather_halves."})
     on_groups(_refuses, fn, ranks=3, failures={".*": "On every rank: raise a ValueError unless R "
               "is a power of two: R & (R - 1) is 0 only then."})
-    yield "inside a group it meets nobody else; 3 ranks are a ValueError on every rank"
+    yield "inside a group it talks to nobody outside; 3 ranks are a ValueError on every rank"

@@ -17,7 +17,8 @@ STAYS = {  # what must stay as it is, and why
 }
 CAST = ("tensor.to(torch.float16), for every floating point type above 16 bits: it makes a new "
         "tensor, and changes only the type.")
-REDUCED = "restore brings its argument back, the reduced tensor, not the one that was sent."
+REDUCED = ("restore must convert its argument, which is the reduced tensor, and not the tensor "
+           "that was sent.")
 
 
 def check_compress_fp16(fn):
@@ -43,7 +44,7 @@ def check_compress_fp16(fn):
     expect(torch.equal(restore(small), x.half().float()),
            f"{x.tolist()} comes back as {restore(small).tolist()}",
            "A plain cast: above 65504 it is infinite. That must be seen, not hidden.")
-    yield "what does not fit is infinite: nothing is clipped or scaled behind one's back"
+    yield "what does not fit becomes infinite: nothing is clipped or scaled silently"
 
 
 def _pair(fn, x):

@@ -25,8 +25,9 @@ HINTS = {  # what was raised or seen, and a hint about it
     "different orders: pass name=.",
     "RuntimeError: .*doesn't require grad.*": "A frozen parameter takes no hook: skip those with "
     "requires_grad False.",
-    "ValueError: .*still in the works.*": "It is asked for twice before anybody waits: by step() "
-    "after a hook, or by every hook, as a lambda in a loop does.",
+    "ValueError: .*still in the works.*": "It is asked for twice before anybody waits: by a hook "
+    "and then by step(), or by every hook, because a lambda in a loop sees the last parameter "
+    "only.",
     "RuntimeError: .*dtype.*": "Each parameter has its own type, and its own ctx: zeros_like(p) "
     "where there is no gradient, and the ctx of this very gradient.",
 }
@@ -91,7 +92,8 @@ def _asks(fn, ranks):
         (in_time, "asks for no average in backward()", "Nothing travels while it computes."),
         (not any(waited), "waits in backward()", "In the hook only ask: step() waits."),
         (not lacks or had & {*lacks}, f"does not ask for {lacks}", "Their hooks never ran, and "
-         "other ranks may wait: before step() waits it asks for zeros, where it has no gradient."),
+         "other ranks may wait: before step() waits, it must ask for these too, with zeros where "
+         "this rank has no gradient."),
         (names == [*net.trained], f"asks for {names}, not for {[*net.trained]}",
          "Each parameter with requires_grad once."),
         (dtypes == {torch.float16}, f"asks with Compression.fp16 for averages of {dtypes}",

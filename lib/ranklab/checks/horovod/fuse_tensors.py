@@ -13,7 +13,7 @@ BRAIN, WHOLE = torch.bfloat16, torch.int32  # as many bytes as HALF and SINGLE
 THRESHOLDS = (0, 39, 40, 79, 80, 81, 120, 400, 1000)
 SIZES = (7, 9, 200, 3) * 5
 ANOTHER = ("A tensor of another {0} between two does not close their list: keep the newest list of "
-           "*each* (dtype, device) open, and count each for itself.").format
+           "*each* (dtype, device) open, and count each of them separately.").format
 # {what is in the list: (its tensors, what is wrong where all before is right)}
 CASES = {
     "one dtype": ([(10, SINGLE)] * 27 + [(n, SINGLE) for n in SIZES], ""),
@@ -49,7 +49,7 @@ SLIPS = (  # (by which other rule a mistake plans, what it does, a hint)
     ({"size": lambda x: len(x) * x.element_size()}, "counts the first dimension alone",
      "A tensor takes tensor.nbytes, whatever its shape."),
     ({"size": lambda x: x.untyped_storage().nbytes()}, "counts the memory behind a tensor",
-     "Of each count tensor.nbytes, not those of the memory that it is a part of."),
+     "Count tensor.nbytes, not the bytes of the memory that the tensor is a part of."),
     ({"kind": lambda x: x.dtype}, "puts two devices into one list",
      "A buffer lies on one device: kind = tensor.dtype, tensor.device."),
     ({"kind": lambda x: None}, "asks for no dtype", "A buffer is one tensor, so it has one dtype."),
@@ -76,7 +76,7 @@ def check_fuse_tensors(fn):
             raise _mistake(f"{name}, threshold {wrong[0]} bytes", plans, tensors, wrong[0], hint)
         yield f"{name}: in order, each list as full as can be, and no fuller"
     expect(refuses(fn, tensors, -1), "a threshold of -1 byte is accepted", "Raise a ValueError "
-           "when it is negative: it would go on as if fusion were off.")
+           "when it is negative: otherwise it goes on as if fusion were off.")
     yield "0 turns fusion off, a negative threshold is a ValueError; nothing is copied"
 
 
@@ -106,5 +106,5 @@ def _mistake(where, plans, tensors, threshold, hint):
             return Mistake(f"{where}: it {what}", advice)
     got, right = plans[threshold], plan(tensors, threshold)
     one, due = next(pair for pair in itertools.zip_longest(got, right) if pair[0] != pair[1])
-    return Mistake(f"{where}: {len(got)} lists, {len(right)} are due; one is {one}, not {due}",
+    return Mistake(f"{where}: {len(got)} lists, not {len(right)}; one is {one}, not {due}",
                    hint if len(got) > len(right) and hint else ORDER)

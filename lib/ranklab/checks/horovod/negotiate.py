@@ -14,12 +14,12 @@ READY = (  # what becomes ready on each rank, in the rounds of a step; in some, 
     ("c b a h", "", "g j i", "f d e late"),
     ("h f", "a b c d", "", "e j i g late"))
 ROUNDS = len(READY[0])
-COORDINATOR = ("Rank 0's table lives in `table`, from call to call: a name counts one more on each "
-               "rank that sends it, and is complete when it counts R.")
+COORDINATOR = ("Rank 0 keeps its counts in `table`, from call to call: each rank that sends a name "
+               "adds 1 to it, and at R the name is complete.")
 TOGETHER = "All ranks call both collectives in every round, also with nothing to send."
 LEAVES = "What was complete must leave the table: the same names come again in every step."
-FIRST = (f"{GROUP} The first of a group counts, and that need not be rank 0 of the job: ask "
-         "`rank == 0` of dist.get_rank(group).")
+FIRST = (f"{GROUP} The first rank of the group does the counting, and that need not be rank 0 of "
+         "the job: compare dist.get_rank(group) with 0.")
 
 
 def ready_on(rank):
@@ -67,8 +67,9 @@ def _told(ranks, number, got, firsts):
     right, is_second = complete_in(number, ranks.members), number >= ROUNDS
     early, lost = {*got} - right, right - {*got}
     for is_so, what, hint in (
-        (got or not firsts, "it is told nothing, and the first rank something",
-         "broadcast_object_list fills the list that it is given: return what is in it then."),
+        (got or not firsts, "it is told nothing, but the first rank is told something",
+         "broadcast_object_list fills the list that it is given: return what is in that list "
+         "afterwards."),
         (len(got) == len({*got}), "it is told a name twice", LEAVES),
         (not early, f"it is told {len(early)} names that not all ranks have yet",
          LEAVES if is_second else COORDINATOR),
@@ -96,4 +97,4 @@ def check_negotiate(fn):
               group_hint=FIRST)
     yield "on 4, 3, 2 and 1 ranks: a name is told when the last rank has it, once"
     yield "the same list on every rank, whatever the orders; names may come again in the next step"
-    yield "ranks other than 0 receive the answer only; inside a group it meets nobody else"
+    yield "ranks other than 0 receive the answer only; inside a group it talks to nobody outside"

@@ -91,6 +91,7 @@ PREDICTIONS = (
         answer=lambda: _length([3.0, 0.0], [3.0, 0.0]),
         mistakes={6: "that is the sum: what agrees is averaged", 1.5: "both halves count",
                   0: "1 - a.b / 2|a|^2 is a half, not nothing"},
-        why="Both coefficients are 1/2. Ranks that agree take the step of one, however many.",
+        why="Both coefficients are 1/2. Ranks that agree take the step of one rank, however many "
+            "they are.",
     ),
 )

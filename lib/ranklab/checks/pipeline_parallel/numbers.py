@@ -41,10 +41,11 @@ def check_bubble_fraction(bubble_fraction):
                 "largest of these times."),
             "as without a flush": (1 - busy / len(own) / max(own), "With flush=True the time is "
                                    "that from the first start to the last end of all ranks."),
-            "a part of the work": (right / (1 - right), "It is a part of the whole time, in which "
-                                   "the bubble is contained."),
-        }, "1 - busy / (ranks * time): the ranks that are in the spans, and the last end minus the "
-           "first start, of all ranks, or without a flush of each rank, and then the longest.")
+            "a part of the work": (right / (1 - right), "The bubble is a part of the whole time, "
+                                   "and the whole time includes it."),
+        }, "1 - busy / (ranks * time). Count the ranks that are in the spans. The time is the last "
+           "end minus the first start, over all ranks; without a flush, take it for each rank, and "
+           "then the longest.")
     yield "the part of all ranks' time without work, from the first start to the last end"
     yield "without a flush: each rank's own time, and the slowest counts for all"
     yield "spans in any order, measured or simulated; any numbers of ranks"
@@ -64,8 +65,8 @@ def check_in_flight_activations(in_flight_activations):
             "as if only B freed them": (of_B, "W frees them as well."),
             "those before the first backward": (of_start, "There may be more later."),
             "all forwards": (of_none, "A backward frees its activation."),
-        }, "For each rank: F one more, B or W one less. The most that is there at any time: look "
-           "after each F, before the B that follows.")
+        }, "For each rank: F adds one, B or W takes one away. The most that is there at any time: "
+           "look after each F, before the B that follows.")
     yield "for each rank the most at any time: GPipe, 1F1B, interleaved, by hand"
     yield "if B is in two halves: from F until W"
 
@@ -106,13 +107,14 @@ def check_split_stages(split_stages):
             if given != costs:
                 raise Mistake(f"{where}: the costs are changed", "Work on a copy.")
             if len(parts) != stages or not all(parts) or sum(parts, []) != [*range(len(costs))]:
-                raise Mistake(f"{where}: the stages are {parts}", "As many stages as asked for, "
-                              "each with one layer or more, and the next begins at its stop.")
+                raise Mistake(f"{where}: the stages are {parts}", "Return as many stages as asked "
+                              "for, each with one layer or more. Each begins where the one before "
+                              "it stops.")
             got, best = max(sum(costs[i] for i in part) for part in parts), _least(costs, stages)
             if got > best * (1 + 1e-9):
                 raise Mistake(f"{where}: the slowest stage costs {got}, where {best} is possible",
                               "Equally many layers are not equally much work, and a stage filled "
                               "up to the mean leaves too much or too little to those after it: "
-                              "where the last cut is best depends on all others.")
+                              "the best place for the last cut depends on all the others.")
     yield "the slowest stage is as fast as it can be; layers in order, none twice, no stage empty"
     yield from illegal(split_stages, ([1, 2, 3], 0), ([1, 2, 3], 4))

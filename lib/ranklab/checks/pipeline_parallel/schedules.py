@@ -59,9 +59,10 @@ def check_interleaved_schedule(interleaved_schedule):
 
 
 def check_zero_bubble_schedule(zero_bubble_schedule):
-    yield from _check(zero_bubble_schedule, SHAPES, zb_h1_in_flight, "An I as soon as it can be "
-                      "done, because another rank waits for it. From F until W at most min(P, M) "
-                      "micro-batches are on a rank: where they are, a W comes before the next F.",
+    yield from _check(zero_bubble_schedule, SHAPES, zb_h1_in_flight, "Do each I as soon as it can "
+                      "be done, because another rank waits for it. At most min(P, M) micro-batches "
+                      "of a rank may be between F and W: when there are that many, do a W before "
+                      "the next F.",
                       is_ordered=False)
     yield from illegal(zero_bubble_schedule, (0, 4), (4, 0))
     for P, M in (*SHAPES, (8, 32)):

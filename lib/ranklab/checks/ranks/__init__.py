@@ -28,11 +28,12 @@ EXERCISES = (
         "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
         "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
     Exercise(ranks.roll_call, check_roll_call, hints=(
-        "Two ranks may look at different moments, and see different ranks. So of what may there be "
-        "only one, and which rank may write it?",
+        "Two ranks may look at different moments, and find different ranks missing. So there may "
+        "be only one list. Which rank may write it?",
         "Each rank writes a key of its own, and counts itself with store.add. The last rank to "
-        "call ends the wait of all. If the time is up before, the first rank to notice looks for "
-        "the keys of all ranks. Either way the list goes under one key, by compare_set.",
+        "call ends the wait of all ranks. If the time is up before that, the first rank to notice "
+        "looks for the keys of all ranks. Either way it writes the list under one key, with "
+        "compare_set.",
         'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
         'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
         'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '
@@ -65,7 +66,8 @@ PREDICTIONS = (
     Prediction("calls_it_made", solution="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
                hint="The others wait in a call that it never makes. How many calls did they make, "
                      "with that one?",
-               mistakes={5: "all others wait in their fifth call; the guilty rank made one less",
+               mistakes={5: "all others wait in their fifth call; the guilty rank made one call "
+                            "less",
                          1: "it skipped one call, and made all the rest",
                          0: "it skipped one call, and made all the rest"},
                why="Its second call met the others' second, but it passed another document: "
@@ -86,10 +88,11 @@ PREDICTIONS = (
                          1_000: "1000 numbers of 4 bytes each, and four ranks"},
                why="Each rank sends x once, so all ranks together send R times x."),
     Prediction("hang_dollars", solution="1024 * 2 * 10 / 60", unit="dollars",
-               hint="Dollars an hour for the whole cluster first; then how much of an hour is "
-                     "lost?",
+               hint="First: how many dollars does the whole cluster cost in an hour? Then: what "
+                     "part of an hour is lost?",
                answer=lambda: 1024 * 2 * 600 / 3600,
                mistakes={20_480: "ten minutes, not ten hours", 2048: "that is a whole hour",
                          204.8: "two dollars an hour: multiply by 10/60, not by 10/100"},
-               why="For one skipped line on one rank, and nobody has looked at it yet."),
+               why="That is the price of one skipped line on one rank, before anybody has looked "
+                   "for it."),
 )

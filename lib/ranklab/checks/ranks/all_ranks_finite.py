@@ -12,10 +12,10 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
-LOST = ("NaN or infinity was seen where it is, and is lost: MIN and MAX of losses compare, and a "
-        "comparison with NaN is always False. Reduce a flag (0 or 1), by MIN over ranks: one rank "
-        "that is not finite decides for all.")
-BOTH = "Infinity is not finite, either, and minus infinity: torch.isfinite sees both."
+LOST = ("Only the rank that has NaN or infinity noticed it. MIN and MAX of losses compare them, "
+        "and a comparison with NaN is always False. Reduce a flag (0 or 1) by MIN over ranks: then "
+        "one rank that is not finite decides for all.")
+BOTH = "Infinity and minus infinity are not finite either: torch.isfinite sees both."
 CASES = (  # of the first rank, of the last rank, what it is, what is usually wrong there
     (FINITE, FINITE, "all losses finite", "The flag must be 1 for finite. And keep it: all_reduce "
      "changes it in place and returns None."),

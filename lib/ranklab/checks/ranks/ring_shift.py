@@ -90,8 +90,8 @@ def _looks(ring_shift, ranks, case):
                                            for i in range(ranks.size)]},
         slips=lambda _, turn: {"the x of the rank after it": (after(turn), "Send to rank + 1, "
                                                               "receive from rank - 1.")},
-        advice=lambda _: "Either the buffer was read before the message was in it: wait for the "
-        "receive. Or it is not x that was sent.")]
+        advice=lambda _: "Either you read the buffer before the message was in it: wait for the "
+        "receive. Or you sent something other than x.")]
     for turn, of_call in enumerate(calls):
         yield partial(_compare, str(ranks), mine(turn), *of_call)
     yield from looks
@@ -103,7 +103,7 @@ def _compare(where, as_given, x, got, traffic):
     expect(torch.equal(x.cpu(), as_given), f"{where}: x was overwritten",
            "The caller still needs its own x. Receive into torch.empty_like(x).")
     expect(not got.numel() or got.data_ptr() != x.data_ptr(), f"{where} returned x itself, not a "
-           "new tensor", "What is written into the result would stand in x: return x.clone().")
+           "new tensor", "A later write into the result would change x too: return x.clone().")
     expect((got.shape, got.dtype) == (x.shape, x.dtype), f"{where} returned {got.dtype} of shape "
            f"{tuple(got.shape)}; x is {x.dtype} of shape {tuple(x.shape)}", "The result has x's "
            "type and shape: receive into torch.empty_like(x), and return all of it.")

@@ -34,8 +34,8 @@ HANGS = ("Some rank waits without a limit, or for one rank after the other. Any 
 WAKE = ("The last rank to call knows that all are here: store.add counts. Let the others wait for "
         "a key that it sets: store.wait([key], timedelta(...)) returns as soon as it is there.")
 COME = "A rank that has not called yet may still come: wait until the time is up."
-LATER = ("When the first rank's time is up, one list stands for all: wait for the list itself. A "
-         "rank that calls later gets it as it is, and must not replace it.")
+LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
+         "that calls later gets the same list, and must not replace it.")
 
 
 def _counted(name):
@@ -91,8 +91,8 @@ def check_roll_call(roll_call):
             for (name, case), of_ranks in zip(CASES.items(), seen)]
     yield "the same sorted list on every rank, also where rank 0, or all but one, is missing"
     yield "at once when all are here; else when the time is up. A late rank gets the same list"
-    yield (f"calls to the store of a rank: {most[0]} when 5 of 5 are here, {most[1]} when 3 of 5 "
-           "are (the library 4 and 9; 2 at least, to be seen and to see)")
+    yield (f"a rank makes {most[0]} calls to the store when 5 of 5 are here, and {most[1]} when 3 "
+           "of 5 are (the library makes 4 and 9; 2 is the least: one to be seen, one to see)")
 
 
 def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
@@ -104,8 +104,8 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     expect(all(isinstance(got, list) and {*map(type, got)} <= {int} for got in lists), seen,
            "Return a list of whole numbers. What a store gives back is bytes.")
     expect(all(got == lists[0] for got in lists), seen, "Ranks look at different moments, so what "
-           "each one sees may differ. One list must stand: compare_set writes where nothing "
-           "stands, and returns what stands then.")
+           "each one sees may differ. So there must be one list: compare_set writes it if there is "
+           "none yet, and returns the one that is there.")
     if held is None:
         expect(lists[0] == missing, f"{seen}; missing are {textwrap.shorten(str(missing), 40)}",
                LATER if LATE in starts.values() else COME if not missing else "A rank is missing "

@@ -85,7 +85,7 @@ def _is(where, got, right, R, hint):
     """`right` is None for the gradient of what is frozen."""
     if right is not None:
         explain(where, got, right, {
-            f"{R} times right": (R * right, hint), "zeros": (0 * right, hint),
+            f"{R} times what is right": (R * right, hint), "zeros": (0 * right, hint),
             f"1/{R} of what is right": (right / R, hint)}, hint)
     else:
         expect(got is None, f"{where} is there, but it is frozen", "requires_grad stays as it was.")
@@ -96,15 +96,15 @@ def _same_names(case, changed, mine, wholes):
            "collective works in place, so give it a clone().")
     extra = [name for name, x in mine.items() if x.is_floating_point() and name not in wholes]
     expect(not extra and not wholes.keys() - mine.keys(), f"{case}: its parameters are "
-           f"{sorted(mine)}", "Keep the names, and this rank's parts alone: what is whole on other "
-           "ranks, too, can't be freed.")
+           f"{sorted(mine)}", "Keep the names, and register this rank's parts only: another "
+           "parameter would stay in memory.")
 
 
 def _is_part(where, parameter, whole):
     explain(where, parameter.detach(), whole.part(whole.tensor.detach()), None, "weight is (out, "
             "in): outputs are its rows, dim 0, inputs its columns, dim 1. Some of each of `parts`.")
     expect(parameter.untyped_storage().nbytes() <= parameter.nbytes, f"{where} keeps the whole in "
-           "memory", "A view: split_parameter copies.")
+           "memory", "That is a view; split_parameter makes a copy.")
     split, right = split_of(parameter), None
     if whole.at is not None:
         right = whole.dim, whole.tensor.shape[whole.dim], whole.at.tolist()

@@ -69,7 +69,7 @@ def _named(logits, targets, at, where, got):
     explain(where, got, right, {
         "negative": (-right, log),
         "the log alone, with the largest logit off": (total - largest, log),
-        "right less the largest logit": (right - largest, once),
+        "right, but for the largest logit, which is subtracted": (right - largest, once),
         "that of this rank's columns": (own - of_mine, sums),
         "that of this rank's sum of exp": (own - of_target, sums),
         "that of this rank's targets": (total - of_mine, sums)}, LOSS["value"])
@@ -79,8 +79,9 @@ def _score(traffic):
     """(bytes a target as in one all-reduce, where each byte is sent 2 (R-1)/R times; calls)"""
     each, calls = sum(op.sent_bytes for op in traffic.ops) / (2 * 3 / 4) / N, len(traffic.ops)
     expect(each <= 16 and calls <= 3, f"with {LARGE} entries it sends {each:.4g} bytes a target in "
-           f"{calls} messages", "At most 16 in 3 messages, counted as all-reduces. Which few "
-           "numbers make a loss? What is gathered grows with the ranks, or with the vocabulary.")
+           f"{calls} messages", "At most 16 bytes in 3 messages, counted as all-reduces, are "
+           "enough. Which few numbers make a loss? What is gathered grows with the ranks, or with "
+           "the vocabulary.")
     return each, calls
 
 

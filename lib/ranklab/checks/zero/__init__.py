@@ -18,7 +18,8 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     Exercise(zero.partition_flat, check_partition_flat, hints=(
-        "How long is each shard, if all are equally long and no number is lost? And flat then?",
+        "How long is each shard, if all are equally long and no number is lost? How long is flat "
+        "then?",
         "each = ceil(n / R), which is -(-n // R). flat has each * R numbers: begin with zeros, and "
         "write what the tensors hold into its first n.",
         "torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n]); "
@@ -33,7 +34,7 @@ EXERCISES = (
     )),
     Exercise(zero.ZeroStage1, check_ZeroStage1, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
-        "and which behind the step?",
+        "and which after the step?",
         "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
         "place as bucket.own. step_ends() gathers the shards (not bucket.own, which is a "
         "gradient) into bucket.weights.",
@@ -73,7 +74,8 @@ EXERCISES = (
     Exercise(zero.offload_optimizer, check_offload_optimizer, hints=(
         "What does the optimizer step, and where could that lie instead?",
         "Each bucket has a master. set_master() gives it another one, and must come before "
-        "make_optimizer(). The place also wants the state, which is made in a step.",
+        "make_optimizer(). The place must also take the optimizer's state, and the state is made "
+        "in a step.",
         "bucket.set_master(place.copy(bucket.shard)) for each bucket; in the end "
         "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))",
     )),

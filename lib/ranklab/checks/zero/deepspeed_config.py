@@ -24,8 +24,8 @@ MISSING = {"device": "none", "enabled": False}  # what DeepSpeed takes where a k
 SIZES = ("train batch = micro batch x accumulation steps x ranks, all of them whole numbers (//). "
          "DeepSpeed refuses any other.")
 STAGE = "fastest_way(parameters, ranks, gpu_bytes, other_bytes) says which; other_bytes count, too."
-BUCKET = ("It is the `bucket` that was asked for; DeepSpeed's own, 500 million numbers, is a "
-          "gigabyte of bf16 in each message.")
+BUCKET = ("It is the `bucket` that was asked for; DeepSpeed's own bucket, 500 million numbers, is "
+          "a gigabyte of bf16 in each message.")
 PRECISION = ('config[precision] = {"enabled": True}; and nothing for "fp32", which is DeepSpeed\'s '
              "own default.")
 
@@ -63,8 +63,9 @@ def _wanted(ranks, precision, stage, *offloaded):
 
 def _compare(where, config, wanted):
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
-    expect(is_json, f"{where}: it returned {str(config)[:60]}", "A dict that JSON gives back as it "
-           "is: its keys are texts; only numbers, texts, lists and dicts in it.")
+    expect(is_json, f"{where}: it returned {str(config)[:60]}", "Return a dict that JSON gives "
+           "back unchanged: its keys are strings, and it holds only numbers, strings, lists and "
+           "dicts.")
     for path, (right, hint) in wanted.items():
         got = config
         for key in path.split("."):

@@ -13,7 +13,8 @@ STAGES = (ZeroStage1, Buckets), (ZeroStage2, FreedBuckets), (ZeroStage3, Units)
 STEPS = 2  # of RUNS[2]
 FAILURES = {
     ".*the step: bytes sent.*":
-        "make_optimizer() has registered step_ends(): neither remove it nor add it once more.",
+        "make_optimizer() has registered step_ends(): don't remove it, and don't register it "
+        "again.",
     "AttributeError: 'NoneType' object has no attribute 'zero_grad'": "Return the optimizer.",
     ".*, step .*": "Masters are set first; then model.make_optimizer(new_optimizer, groups).",
 }
@@ -56,7 +57,7 @@ def _compare_places(wrapped, optimizer, place):
            "own memory", "Each bucket gets a master elsewhere, before the optimizer is made: "
            "bucket.set_master(place.copy(bucket.shard)).")
     expect(all(p.itemsize >= 4 and p.device.type == "cpu" for p in masters), "the optimizer's "
-           "parameters have 16 bits, or lie on a GPU", "Take what place.copy() gives as it is.")
+           "parameters have 16 bits, or lie on a GPU", "Use what place.copy() returns, unchanged.")
     if not place:
         return
     expect(storages(masters) <= storages(place.copies), "the optimizer's parameters are not what "
@@ -68,8 +69,9 @@ def _compare_places(wrapped, optimizer, place):
            f"{len(groups)} groups, not the two that were given with their options",
            "model.make_optimizer(new_optimizer, groups): the groups go with it.")
     taken = sum(n > 0 for n in place.states)
-    expect(taken == len(place.states) == STEPS, f"of {STEPS} steps the place got the optimizer's "
-           f"state after {taken}", "The first step makes the state, so the place takes it after "
+    expect(taken == len(place.states) == STEPS, "the place got the optimizer's state after "
+           f"{taken} of {STEPS} "
+           "steps", "The first step makes the state, so the place takes it after "
            "each: optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer)).")
 
 

@@ -52,7 +52,7 @@ def _compare(partition_flat, where, tensors, ranks):
     what = f"{where}: {n} numbers make shards of {lengths}, and a flat of {len(flat)}"
     expect(sum(lengths) >= n, what, f"Numbers are lost: round n / R up, to {each} for each rank.")
     expect(len(set(lengths)) == 1, what, "All shards must be of one length, because a "
-           f"reduce-scatter gives each rank as much: {each}. Fill the end up with zeros.")
+           f"reduce-scatter gives every rank the same number: {each}. Fill the end up with zeros.")
     expect(lengths[0] == each and len(flat) == each * ranks, what, f"{each} for each are enough. "
            "Pad flat once, at its end, not each tensor; and nothing where R divides.")
     _compare_shards(where, tensors, right, flat, shards)

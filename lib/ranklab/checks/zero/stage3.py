@@ -7,7 +7,8 @@ from ranklab.checks.zero.stages import WAITS
 from ranklab.checks.zero.toys import Watch, is_there
 from ranklab.checks.zero.training import RUNS, on_ranks_together, train
 
-COMPUTES = "A unit computes, and its weights are freed. Is it whole until its backward is over?"
+COMPUTES = ("A unit computes with weights that are freed already. Does it stay whole until its "
+            "backward is over?")
 FAILURES = {
     ".*forward begins without.*": "enter() gathers the unit, and waits: unit.end_gather().",
     ".*backward begins without.*": "leave() frees the unit after its forward, so each output that "
@@ -136,5 +137,5 @@ def check_ZeroStage3(wrapped_class):
     on_ranks_together(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
     yield "a checkpoint runs the forward once more, and nothing travels for it"
     on_ranks_together(train, wrapped_class, Units, {}, RUNS[:1], groupings=IN_GROUPS, failures={
-        ".*": "Hand the group on: what the units do by themselves is over bucket.group."})
-    yield "inside a group it meets nobody else"
+        ".*": "Pass the group on: what the units do by themselves is over bucket.group."})
+    yield "inside a group it talks to nobody outside"

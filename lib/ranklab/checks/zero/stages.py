@@ -24,7 +24,7 @@ FAILURES = {
         "reduce() returns the handle: async_op=True makes one.",
     LEFT: WAITS,
 }
-OF_GROUPS = {".*": "Hand bucket.group on to every collective, with group=group, and divide by its "
+OF_GROUPS = {".*": "Pass bucket.group on to every collective, with group=group, and divide by its "
              "size."}
 
 
@@ -94,15 +94,15 @@ class FreedBuckets(Buckets):
         gc.collect()
         kept = sum(not place.expired() for place in self.wrapped.places)
         expect(not kept, f"after optimizer.zero_grad() {kept} places of gradients are kept", "The "
-               "optimizer's gradients hold them as long as they are needed: keep none elsewhere, "
-               "torch.empty_like(bucket.shard) each time.")
+               "optimizer's gradients hold them as long as they are needed: keep no other "
+               "reference, and make a new torch.empty_like(bucket.shard) each time.")
 
     def after_backward(self, sync):
         super().after_backward(sync)
         buckets, whole = self.wrapped.buckets, self.whole_now() * sync
         of_all = f"of {len(buckets)} buckets are whole"
         expect(not whole, f"after backward {whole} {of_all}", "finish() frees the gradients of all "
-               "buckets, when the optimizer has its part: self.free_gradients(self.buckets).")
+               "buckets, once the optimizer has its part: self.free_gradients(self.buckets).")
         expect(max(self.whole) <= 2, f"{max(self.whole)} {of_all} at a time", "When a bucket "
                "leaves, those before it have arrived: free them, "
                "self.buckets[: self.buckets.index(bucket)].")
@@ -138,4 +138,4 @@ def check_ZeroStage1(wrapped_class, watch=Buckets):
     yield "find_unused_parameters: what another rank has used is stepped, what none has used is not"
     on_ranks_together(train, wrapped_class, watch, CAP, RUNS[:1], groupings=IN_GROUPS,
                       failures=FAILURES | OF_GROUPS)
-    yield "inside a group it meets nobody else"
+    yield "inside a group it talks to nobody outside"

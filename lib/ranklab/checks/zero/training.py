@@ -123,11 +123,11 @@ def _narrow(tensor, like):
 def _compare_gradient(where, got, mean, own, ranks):
     if mean is None:
         return expect(got is None, f"{where} is there, and no rank has used it", "No rank has used "
-                      "it: hand set_optimizer_gradients() only those that have p.grad, or weight "
-                      "decay and momentum will move it.")
+                      "it: pass set_optimizer_gradients() only parameters that have p.grad, or "
+                      "weight decay and momentum will move this one.")
     expect(got is not None, f"{where} is None", "finish() calls bucket.set_optimizer_gradients() "
            "for every bucket, when all messages have arrived." if own is not None else "Another "
-           "rank has used it: super().finish() has given those parameters a gradient. Hand them to "
+           "rank has used it: super().finish() has given those parameters a gradient. Pass them to "
            "set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
     own = 0 * mean if own is None else own
@@ -137,7 +137,7 @@ def _compare_gradient(where, got, mean, own, ranks):
         "this rank's own": (own, SCATTER),
         f"this rank's own, divided by {ranks}": (own / ranks, SCATTER),
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
-                  "bucket.own, and does finish() wait before it hands over?"),
+                  "bucket.own, and does finish() wait before it passes it on?"),
     }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat, added to "
        "what the backwards before have left.")
 

@@ -19,8 +19,9 @@ RULES = {
     "stage3_max_reuse_distance). What does each save for its bytes?": keeping.last_that_fit,
     "Kept units fill the memory. Then the next unit can't travel while one computes: leave room.":
         lambda step: keeping.keep_in_order(step, range(len(step.nbytes))[::-1]),
-    "The smallest save the most messages for their bytes. But a message that hides behind "
-    "computing costs no time, and a full memory hides none.": lambda step: keeping.keep_in_order(
+    "The smallest units save the most messages for their bytes. But a message that hides behind "
+    "computing costs no time, and when memory is full no message "
+    "hides.": lambda step: keeping.keep_in_order(
         step, sorted(range(len(step.nbytes)), key=lambda unit: step.nbytes[unit])),
 }
 
