@@ -44,7 +44,7 @@ def published(runs, title="What the planner says, and what was measured"):
 
 @styled
 def steps(found, title="Where a step goes"):
-    """A bar for each plan: the parts of its Step, those that are alike added up.
+    """A bar for each plan: the parts of its Step, similar ones added up.
 
     found  {name: Step}
     """
@@ -90,7 +90,7 @@ def scaling(curves, title="What more GPUs bring"):
 
 @styled
 def frontier(found, room, title="Every layout that fits: a step's time against memory"):
-    """Each layout as a dot, and as a line for each tool those that no other beats in both.
+    """Each layout as a dot, and for each tool a line through those that no other beats in both.
 
     found  of planner.search_layouts, the fastest first
     room   bytes of a GPU
@@ -116,7 +116,7 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
 
 
 def best_of_both(found):
-    """Those that have less memory than all that are faster; the fastest first."""
+    """Those that take less memory than all faster ones; the fastest first."""
     kept = []
     for each in found:
         if not kept or each.memory.total < kept[-1].memory.total:
@@ -126,7 +126,7 @@ def best_of_both(found):
 
 @styled
 def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and what they save"):
-    """Dollars against days (GPU hours, where no price is known), a dot for each number of GPUs.
+    """Dollars against days (or GPU hours, if no price is known), a dot for each number of GPUs.
 
     offers  of planner.wish.offers
     """
