@@ -6,13 +6,13 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them. Each one alone fails:
+# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them, and each one alone fails:
 #
-# - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice, here for a single sequence. The paper ran DeepSpeed's ZeRO-3 of 2021 on 530 billion parameters and 2,240 GPUs, one sequence per GPU. It reached 48 TFLOP/s per GPU; the three kinds together reached 159 (its table 2).
+# - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice. With one sequence per GPU there is little work to hide that behind. The paper ran DeepSpeed's ZeRO-3 of 2021 that way, with 530 billion parameters on 2,240 GPUs. It reached 48 TFLOP/s per GPU, while the three kinds together reached 159 (its table 2).
 # - **Tensor parallelism** (lab 08) is fast inside a node of 8 GPUs. Across nodes, every layer waits for the slow network several times.
 # - **Pipeline parallelism** (lab 09) stops at 128 GPUs, because the model has 128 layers.
 #
-# So they used all three, pipeline 64 x data 6 x tensor 8, and reached 52% of peak. Others did the same. (Megatron-LM and BLOOM count recomputed work as work; GLM and Llama do not.)
+# So they used all three, pipeline 64 x data 6 x tensor 8, and reached 52% of peak. Others did the same:
 #
 # | | GPUs | pipeline | data | tensor | of peak |
 # |---|---|---|---|---|---|
@@ -22,7 +22,7 @@
 # | Llama 3 405B (arXiv 2407.21783) | 8,192 H100 | 16, interleaved | 64, FSDP | 8 | 43% |
 # | the same, with half the batch for each pipeline | 16,384 H100 | 16, interleaved | 128, FSDP | 8 | 41% |
 #
-# Llama 3's FSDP shards the optimizer state and the gradients, but keeps the weights whole after their forward (its section 3.3.2). That is close to ZeRO-2.
+# In the last column, Megatron-LM and BLOOM count recomputed work as work, but GLM and Llama do not. Llama 3's FSDP shards the optimizer state and the gradients, but keeps the weights whole after their forward (its section 3.3.2), so it is close to ZeRO-2.
 #
 # This lab uses what you wrote in labs 01, 03 and 06 to 09. The new thing is how the parts fit together.
 
@@ -42,7 +42,7 @@ from ranklab.mesh import Mesh
 # %% [markdown]
 # ## 2. Picture
 #
-# Eight ranks on two nodes of four, arranged in a **mesh** with three axes. Each panel shows one axis and which ranks talk along it. Dark ranks are on one node, white ranks on the other, and dashed lines cross between the nodes.
+# Here are eight ranks on two nodes of four, arranged in a **mesh** with three axes. Each panel shows one axis, and which ranks talk along it. Dark ranks are on one node and white ranks on the other. Dashed lines cross between the nodes.
 
 # %%
 from ranklab.plots import hybrid as plots
@@ -53,11 +53,11 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 # %% [markdown]
 # | along | what travels | how often | can a rank compute meanwhile? |
 # |---|---|---|---|
-# | pipeline | activations | once each way for each micro-batch and border | with the next micro-batch |
-# | data | gradients (ZeRO-1: and parameters; FSDP: each layer) | once a step (FSDP: each micro-batch) | yes, with the rest of the backward |
-# | tensor | activations | 4 times in each layer and micro-batch | hardly: the next product needs them (lab 08) |
+# | pipeline | activations | once each way for each micro-batch, between two stages | yes, the next micro-batch |
+# | data | gradients (ZeRO-1: and parameters; FSDP: each layer) | once a step (FSDP: each micro-batch) | yes, the rest of the backward |
+# | tensor | activations | 4 times in each layer and micro-batch | hardly, because the next product needs them (lab 08) |
 #
-# How much is that? The figure below is computed by our formulas, for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. Two things make tensor so tall: this trainer sends the gradients of activations in float32, and a block that is recomputed sends the sums of its forward a second time.
+# How many bytes is that? The figure below shows what our formulas say for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. The bar of tensor is so long for two reasons: the course's trainer sends the gradients of activations in float32, and a block that is recomputed repeats the all-reduces of its forward.
 
 # %%
 from ranklab.hybrid import layout_traffic
@@ -68,9 +68,9 @@ layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True
 plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, "A step of 100 billion parameters")
 
 # %% [markdown]
-# Tensor parallelism sends by far the most, so tensor ranks must be **neighbours** inside a node. In a mesh, the last axis varies fastest: ranks that differ by one are neighbours along it.
+# Tensor parallelism sends by far the most, so tensor ranks must be **neighbours** inside a node. In a mesh the last axis varies fastest, so ranks with consecutive numbers are neighbours along the last axis. That is why tensor comes last.
 #
-# **Predict.** 64 ranks, pipeline 4 x data 2 x tensor 8, in this order. Rank 21 is in the second stage. To which rank does it send its output?
+# **Predict.** A mesh has 64 ranks: pipeline 4 x data 2 x tensor 8, in this order. Rank 21 is in the second stage. To which rank does it send its output?
 
 # %%
 check(mesh_next_rank=...)
@@ -78,7 +78,7 @@ check(mesh_next_rank=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Eight ranks. `divmod` turns a rank into coordinates, each axis gets its groups, and each rank sums once along each axis:
+# Start eight ranks. `divmod` turns a rank into coordinates. Each axis gets its groups, and then each rank sums its number once along each axis:
 
 # %% tags=["nbval-check-output"]
 def place_of(rank):
@@ -89,7 +89,7 @@ def place_of(rank):
 
 def three_sums():
     rank, sums = dist.get_rank(), []
-    for axis, apart in enumerate((4, 2, 1)):  # how far apart two neighbours along it are
+    for axis, apart in enumerate((4, 2, 1)):  # between neighbours along the axis
         for first in range(8):
             if place_of(first)[axis] == 0:
                 group = dist.new_group([first, first + apart])  # all ranks make all groups
@@ -106,7 +106,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
     print(f"{rank:4}  {place_of(rank)!s:22}  {sums}")
 
 # %% [markdown]
-# Why does every rank make all groups, even those it isn't in? By default all ranks of the job must call `new_group`. If some ranks make other groups, or make them in another order, the ranks wait for each other or talk to the wrong peers. With `use_local_synchronization=True` only the members of a group call it, but overlapping groups must still be made in the same order (its docstring in torch 2.13).
+# Why does every rank make all groups, even those it isn't in? By default all ranks of the job must call `new_group` together. If one rank skips a group, or makes the groups in another order, the ranks wait for each other or talk to the wrong peers. With `use_local_synchronization=True` only the members of a group call it, but overlapping groups must still be made in the same order (its docstring in torch 2.13).
 
 # %% [markdown]
 # ## 4. Build it
@@ -115,26 +115,26 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 # ### 4.1 The mesh
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 10 lines
 #
-# `Mesh` is given. It computes where each rank sits, which is only arithmetic. You make the process groups.
+# `Mesh` is given. It computes the place of each rank, which is only arithmetic. You make the process groups.
 #
 # | given | |
 # |---|---|
 # | `mesh.axes`, `mesh.size` | {name: size}, and the number of ranks |
 # | `mesh.all_along(names)` | all groups of ranks that differ along these axes only, as tuples: `[(0, 1), (2, 3), ...]` |
-# | `mesh.ranks_along(names)` | the one of these groups that contains this rank |
+# | `mesh.ranks_along(names)` | the group among them that contains this rank |
 # | `mesh.groups` | filled by you: {tuple of axes, in the order of `mesh.axes`: this rank's process group} |
 #
-# `joined` asks for groups that span several axes. `[("pipeline", "data")]` gives, for each place along tensor, one group of all ranks at that place. The loss is summed over such a group.
+# `joined` asks for groups that span several axes. For example, `[("pipeline", "data")]` makes one group for each place along tensor, with all ranks at that place. The trainer sums the loss over such a group.
 
 # %%
 def build_mesh(axes, joined=()):
     """The Mesh of all ranks of this job, with a process group for each axis.
 
-    `joined` are tuples of axes that get a group together: [("data", "tensor")], in any order of
-    names. Every rank must call it, and with the same arguments: all make all groups, in one order.
-    mesh.group(names) then gives this rank's group.
+    `joined` has tuples of axes that get a group together: [("data", "tensor")]. Their names may
+    come in any order. Every rank calls this with the same arguments, and makes all groups in the
+    same order. Afterwards mesh.group(names) is this rank's group.
 
-    error  ValueError when the sizes do not multiply to the number of ranks; it names both numbers
+    error  ValueError if the sizes do not multiply to the number of ranks; it names both numbers
     """
     raise NotImplementedError("exercise 4.1: about 10 lines")
 
@@ -143,7 +143,7 @@ def build_mesh(axes, joined=()):
 build_mesh = check(build_mesh)
 
 # %% [markdown]
-# Here is your mesh on eight real ranks. Below it, three orders of the axes for 64 ranks, and which axes then stay inside a node of 8:
+# Here is your mesh on eight real ranks. Below it are three orders of the axes for 64 ranks, with the axes that then stay inside a node of 8:
 
 # %% tags=["nbval-check-output"]
 mesh = launch(build_mesh, {"pipeline": 2, "data": 2, "tensor": 2}, ranks=8)[0]
@@ -153,7 +153,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
     print(f"{order:22} inside a node of 8: {', '.join(of_64.axes_inside(8))}")
 
 # %% [markdown]
-# With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data. Pipeline messages are small. Data messages are large, but rare, and can be hidden behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, Llama 3 puts data there.
+# With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data for the outermost place. Pipeline messages are small. Data messages are large, but they are rare and can hide behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, and Llama 3 puts data there.
 #
 # torch's own mesh is `init_device_mesh("cuda", (4, 2, 8), mesh_dim_names=("pipeline", "data", "tensor"))`, and `mesh["tensor"].get_group()` is one of its groups. DTensor, FSDP2 and section 5 take such a mesh. The number of groups matters at scale: Llama 3 on 16,384 GPUs has 1,024 + 128 + 2,048 = 3,200 of them. If each rank has told torch which GPU it uses, DeviceMesh makes all groups of an axis in one call, `split_group`. Otherwise it calls `new_group` for each, as you do (`device_mesh.py` of torch 2.13).
 
@@ -161,11 +161,11 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # ### 4.2 In the right order
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 8 lines
 #
-# Six calls from earlier labs each change a model in place. Call them in the wrong order, and they fail at once, or need memory for the whole model on each rank, or train wrong numbers without any error. To find a right order, look at what each call holds on to and what it throws away:
+# You get six calls from earlier labs, and each one changes a model in place. In a wrong order they fail at once, or they need memory for the whole model on each rank, or the run trains wrong numbers without any error. To find a right order, look at what each call holds on to and what it leaves behind:
 #
 # | given, in alphabetical order | holds on to | leaves |
 # |---|---|---|
-# | `checkpoint_blocks(model, checkpoint)`, lab 01 | blocks | each block runs as `checkpoint(block, x)`, torch's, with `use_reentrant=False` |
+# | `checkpoint_blocks(model, checkpoint)`, lab 01 | blocks | each block runs as `checkpoint(block, x)`; use torch's `checkpoint` with `use_reentrant=False` |
 # | `hybrid.data.apply(model)`, labs 03, 06, 07 | each parameter and its values | gradients that will be averaged, or sharded parameters |
 # | `hybrid.materialize(model)`, lab 07 | parameters on `meta`: shapes without memory | the same parameters on the device, with initial values |
 # | `hybrid.pipeline.keep_stages(model)`, lab 09 | nothing | this rank's layers; the other layers are gone |
@@ -174,7 +174,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 #
 # The model arrives on the `meta` device, because no rank could hold all of it. More than one order is right.
 #
-# Micro-batches do two jobs here: gradients **accumulate** over them (lab 01), and they keep the **pipeline** full (lab 09).
+# Micro-batches do two jobs here: gradients **accumulate** over them (lab 01), and they fill the **pipeline** (lab 09).
 #
 # **Predict.** A step has 1,024 sequences. There are 8 data ranks, and a micro-batch has 2 sequences. How many micro-batches go through each pipeline?
 
@@ -187,12 +187,13 @@ from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """`model`, a GPT, in place: what of it is on this rank, and how it talks to the others.
+    """`model`, a GPT, has only this rank's part now, and trains together with the other ranks.
 
-    No rank ever has memory for more than its own layers, and of their matrices its own part, and
-    every step is that of one process. (Where data ranks shard parameters they begin with such a
-    part and shard it last.) With layout.recompute, and only then, blocks compute themselves again
-    in backward; with layout.sequence_parallel a rank has its tokens alone between regions (lab 08).
+    It is changed in place and returned. Every step equals that of one process. No rank ever has
+    memory for more than its own layers, and its own part of their matrices. (If data ranks shard
+    parameters, they have that part first, and shard it at the end.) With layout.recompute, and only
+    then, blocks run their forward again in backward. With layout.sequence_parallel a rank has only
+    its own tokens between regions (lab 08).
     hybrid  has .layout, .pipeline, .tensor (with .group), .data and .materialize
     """
     raise NotImplementedError("exercise 4.2: about 8 lines")
@@ -202,7 +203,7 @@ def parallelize(model, hybrid):
 parallelize = check(parallelize)
 
 # %% [markdown]
-# Now your function runs in the course's training loop. The data is the source code of Python's standard library. `Hybrid` is what the loop knows of the mesh. From here on layouts have a short form: `2x8x4` means dp x tp x pp, so data 2, tensor 8, pipeline 4. `sp` adds sequence parallelism, `zero` adds ZeRO-1, and `full` adds the full shard of lab 07.
+# Now your function runs in the course's training loop. The data is the source code of Python's standard library. `Hybrid` connects the loop with the mesh. From here on layouts have a short form: `2x8x4` means dp x tp x pp, so data 2, tensor 8, pipeline 4. `sp` adds sequence parallelism, `zero` adds ZeRO-1, and `full` adds the full sharding of lab 07.
 
 # %%
 from ranklab.data import python_text
@@ -246,7 +247,7 @@ for name, (losses, here) in zip(("one process", *ways), found):
     assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
 
 # %% [markdown]
-# What does a wrong order cost? Two wrong orders, each made by doing one call before your function runs. *Memory first*: each rank makes the whole model and then drops most of it. *Data first*: the buckets hold on to whole matrices. They travel in each step although nothing uses them any more, and the parts that replaced them are never averaged.
+# What does a wrong order cost? Try two of them. Both make one call too early, before your function runs. *Memory before*: each rank makes the whole model and then drops most of it. *Data before*: the buckets hold on to whole matrices. Their gradients travel in each step although nothing uses these matrices any more, and the gradients of the parts that replaced them are never averaged.
 
 # %%
 def memory_before(model, hybrid):
@@ -288,9 +289,9 @@ for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
     print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
-# The last order raised no error. It sends twice the bytes, for nothing, and the data ranks drift apart.
+# The last order raises no error. It sends twice the bytes for nothing, and the data ranks drift apart.
 #
-# **Order of the data.** A run that resumes in another layout must see the same rows. So a batch depends on the seed and the step number alone, and data rank r of R takes every R-th row, starting at row r. Below are the last characters of the first rows of step 0, and the data rank that gets each:
+# **Order of the data.** A run that resumes in another layout must see the same rows. So a batch depends on the seed and the step number alone, and data rank r of R takes every R-th row, starting at row r. Below you see the last characters of the first rows of step 0, and which data rank gets each row:
 
 # %%
 from ranklab.data import batch_at, decode
@@ -304,9 +305,9 @@ for number, row in enumerate(rows[:5]):
 # ### 4.3 One matrix, two ranks
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 8 lines
 #
-# The embedding is on the first stage, the head is on the last, and both are one matrix (tied, as in lab 03). So each of the two stages has a copy and computes a part of its gradient. Both need the sum, equal to the last bit, or the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
+# The embedding is on the first stage and the head is on the last, but both are one matrix (tied, as in lab 03). So each of the two stages has a copy, and computes a part of its gradient. Both stages need the sum, and it must be equal to the last bit, because otherwise the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
 #
-# **Predict.** A vocabulary of 50,304, width 10,240, tensor 8, gradients in bf16. How many MB does a rank of the first stage send for it in a step?
+# **Predict.** The vocabulary is 50,304, the width 10,240, tensor 8, and gradients are in bf16. How many MB does a rank of the first stage send for the tied matrix in a step?
 
 # %%
 check(mesh_tied_mb=...)
@@ -315,12 +316,12 @@ check(mesh_tied_mb=...)
 def tied_embedding_sync(copies, other, group=None):
     """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
 
-    Both ranks call it, after all backwards of a step, and get the same bits, in the type of the
-    gradients, which may have any strides.
-    copies  parameters that the rank `other` of the group holds, too, in the same order; none on a
-            rank that has neither end, whatever `other` is there
-    cost    each of the two sends one message for each copy: its own gradient, to a rank of the
-            group. A rank without copies sends nothing, and waits for nobody
+    Both ranks call it after all backwards of a step, and get the same bits. The sum has the type of
+    the gradients, which may have any strides.
+    copies  parameters that the rank `other` of the group holds, too, in the same order; empty on a
+            rank that has neither the embedding nor the head, whatever `other` is there
+    cost    each of the two ranks sends one message for each copy: its own gradient, to a rank of
+            the group. A rank without copies sends nothing, and waits for nobody
     """
     raise NotImplementedError("exercise 4.3: about 8 lines")
 
@@ -329,7 +330,7 @@ def tied_embedding_sync(copies, other, group=None):
 tied_embedding_sync = check(tied_embedding_sync)
 
 # %% [markdown]
-# Two stages train, first with your function, then with nothing in its place. Nothing crashes. Look at how far apart the two copies are after each step:
+# Two stages train, first with your function and then with an empty one. Nothing crashes. Look at how far apart the two copies are after each step:
 
 # %%
 def without(copies, other, group=None):
@@ -357,20 +358,20 @@ print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
 # ### 4.4 One norm over the mesh
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 6 lines
 #
-# Clipping needs the norm of *all* gradients, and no rank has all of them. Some are on several ranks: data ranks hold the same gradients, tensor ranks hold the same gradients of the norm layers, and a tied matrix is on two stages. Every number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
+# Clipping needs the norm of *all* gradients, and no rank has all of them. But some gradients are on several ranks: data ranks hold the same gradients, tensor ranks hold the same gradients of the norm layers, and a tied matrix is on two stages. Every number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
 #
-# **Predict.** 2 x 2 x 2 ranks, no ZeRO. Each rank adds up the squares of all its gradients, and one all-reduce sums these over all 8 ranks. Leave norm layers and the tied matrix aside. By which factor is the norm too large?
+# **Predict.** There are 2 x 2 x 2 ranks, without ZeRO. Each rank adds up the squares of all its gradients, and one all-reduce sums these over all 8 ranks. Leave norm layers and the tied matrix aside. By which factor is the norm too large?
 
 # %%
 check(mesh_norm_factor=...)
 
 # %%
 def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once, alike on all ranks.
+    """The norm of all gradients of the whole model, each number once; the same on all ranks.
 
-    A float32 tensor without dims; NaN or inf on one rank shows on all. Squares are added up in
-    float64, where those of float32 neither overflow nor vanish. Gradients may be bf16, and stay as
-    they are.
+    It is a float32 tensor without dims. NaN or inf on one rank shows on all ranks. Squares are
+    added up in float64, where squares of float32 numbers neither overflow nor vanish. Gradients may
+    be bf16, and do not change.
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
     cost  one all-reduce of 8 bytes
     """
@@ -381,7 +382,7 @@ def mesh_grad_norm(held, group=None):
 mesh_grad_norm = check(mesh_grad_norm)
 
 # %% [markdown]
-# Your norm and the naive norm, in the first step of two layouts:
+# Compare your norm with the naive norm, in the first step of three layouts:
 
 # %%
 def norms(*ways):
@@ -406,13 +407,13 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
     print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
 
 # %% [markdown]
-# In the second line the factor is larger than the square root of 2, mostly because the tied matrix counts four times: it is on two stages, and each stage has two data ranks. With ZeRO-1 each data rank has its own share, so only the norm layers and the tied matrix count twice. A naive norm depends on the layout, so the same `clip` would train differently in another layout.
+# In the second line the factor is larger than the square root of 2, mostly because the tied matrix counts four times: it is on two stages, and each stage has two data ranks. With ZeRO-1 each data rank has its own share of the gradients, so only the norm layers and the tied matrix count twice. The naive norm depends on the layout, so the same `clip` would train differently in another layout.
 
 # %% [markdown]
 # ### 4.5 A checkpoint in another layout
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines
 #
-# Tomorrow you get other GPUs, and the run must go on in another layout. Every rank has saved its own parts, each as a **box** cut out of a whole tensor: a name, an offset (where the box begins), and its numbers. A rank that loads takes from each saved box what overlaps its own boxes:
+# Tomorrow you get other GPUs, and the run must go on in another layout. Every rank has saved its own parts, each as a **box** cut out of a whole tensor: a name, an offset (where the box begins), and its numbers. A rank that loads copies from each saved box whatever overlaps its own boxes:
 
 # %%
 saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
@@ -420,7 +421,7 @@ wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
 plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8))
 
 # %% [markdown]
-# Here rank 1 of the three needs a piece of all four boxes.
+# Rank 1 of the three needs a piece of all four boxes.
 #
 # **Predict.** A model of 100 billion parameters saves its float32 weights and Adam's two moments. 64 ranks write equal parts. How many GB does each rank write?
 
@@ -433,9 +434,9 @@ check(mesh_checkpoint_gb=...)
 # | `.name`, `.kind` | `"blocks.0.mlp.up.weight"`, `"exp_avg"` |
 # | `.shape` | of the whole tensor; `()` for Adam's count of steps |
 # | `.offset` | where the piece begins in the whole, one number for each dim |
-# | `.tensor` | its numbers, a view of what is trained: fill it, do not replace it |
+# | `.tensor` | its numbers, a view of the trained parameter or state: fill it, do not replace it |
 #
-# You may put a helper of your own in the place of the dots.
+# You may write a helper of your own where the dots are.
 
 # %%
 ### BEGIN SOLUTION
@@ -446,15 +447,15 @@ from ranklab.checkpoint.reshard import overlap  # the same numbers in a piece an
 def reshard_checkpoint(pieces, saved):
     """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
 
-    Nothing is sent. Tensors may have any number of dims, none too. `saved` stays as it is;
-    a piece keeps its type, and boxes may have another one.
-    pieces  Pieces: `tensor` is to be filled in place, and `offset` is where it begins in the whole
-            tensor
-    saved   a list in the order of pieces; for each [(offset, tensor)]: boxes of the same whole
-            tensor that overlap the piece and not each other; a box may be larger than the piece,
-            or smaller
-    error   ValueError where the boxes lack numbers of a piece, with the name of the piece, how many
-            numbers it has and how many the boxes have of them; then no piece has changed
+    Nothing is sent. Tensors may have any number of dims, even none. `saved` does not change. A
+    piece keeps its type, and boxes may have another type.
+    pieces  Pieces: fill `tensor` in place; `offset` is where it begins in the whole tensor
+    saved   a list in the order of pieces, with [(offset, tensor)] for each piece: boxes of the same
+            whole tensor that overlap the piece but not each other; a box may be larger or smaller
+            than the piece
+    error   ValueError if numbers of a piece are in none of its boxes. It says the name of the
+            piece, how many numbers it has and how many of them the boxes have. Then no piece has
+            changed
     """
     raise NotImplementedError("exercise 4.5: about 20 lines, with a helper")
 
@@ -463,7 +464,7 @@ def reshard_checkpoint(pieces, saved):
 reshard_checkpoint = check(reshard_checkpoint)
 
 # %% [markdown]
-# Eight ranks train three steps in 2 x 2 x 2 with ZeRO-1, and save. Your function loads the files in three other layouts. Then the pieces are put together again and compared bit by bit with what was saved:
+# Eight ranks train three steps in 2 x 2 x 2 with ZeRO-1, and save. Your function loads the files in three other layouts. Then we put the pieces together again, and compare them bit by bit with what was saved:
 
 # %%
 def pieces_of(trainer):
@@ -506,7 +507,7 @@ for words in ("1x4x1,sp", "4x1x1,full", "1x1x1"):
 folder.cleanup()
 
 # %% [markdown]
-# Here is Adam's first moment for one matrix: the boxes in which it was saved, and the boxes of two layouts that loaded it. The numbers are ranks. In the first layout, ZeRO-1 gave this matrix to the second data rank:
+# The next figure shows Adam's first moment for one matrix: the boxes in which it was saved, and the boxes of two layouts that loaded it. The numbers are ranks. In the first layout, ZeRO-1 gave this matrix to the second data rank:
 
 # %%
 def boxes(ranks, name, kind):
@@ -519,21 +520,21 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
                whole[name, "exp_avg"].shape, f"exp_avg of {name}")
 
 # %% [markdown]
-# The loaded state is equal bit for bit. Another layout then adds numbers in another order, so the losses that follow agree to about six digits.
+# The loaded state is equal bit for bit. From then on the new layout adds numbers in another order, so the following losses agree only to about six digits.
 
 # %% [markdown]
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
 #
-# Write a search that works for any `Job`, number of GPUs and `Machine`. Put helpers of your own in the place of the dots. The planner of lab 13 tells you what a layout costs, by formulas for the course's own trainer:
+# Write a search that works for any `Job`, any number of GPUs and any `Machine`. You may write helpers of your own where the dots are. The planner of lab 13 tells you what a layout costs, by formulas for the course's own trainer:
 #
 # | given | |
 # |---|---|
-# | `model_of(job.config)`, `plan_of(job, layout)` | `model` and `plan`, the planner's names for the same things; the job's batch and micro-batch are in the plan |
-# | `memory_per_gpu(model, plan, machine).total` | bytes on a GPU: the peak of the first rank, plus what CUDA and NCCL take |
+# | `model_of(job.config)`, `plan_of(job, layout)` | `model` and `plan`: the job and the layout in the planner's own classes; the plan contains the job's batch and micro-batch |
+# | `memory_per_gpu(model, plan, machine).total` | bytes on a GPU: the peak of the first rank, plus the memory of CUDA and NCCL |
 # | `step_time(model, plan, machine)` | seconds of a step: `.total`, and its parts `.products`, `.attention`, `.other`, `.recompute`, `.tensor`, `.weights` (zero=3), `.pipeline`, `.bubble`, `.data`, `.optimizer`, `.rest` |
 # | `Layout(dp, tp, pp, sequence_parallel, virtual, schedule, zero, recompute, outermost)` | `zero` is 0, 1 or 3; `outermost` is `"pipeline"` or `"data"`; with `virtual` above 1 the schedule `"1f1b"` is interleaved |
-# | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is another one |
+# | `Job(config, batch, micro_batch)` | `batch` in sequences, over all ranks; `dataclasses.replace(job, micro_batch=2)` is the job with another micro-batch |
 # | `machine.memory_bytes`, `machine.node` | memory of a GPU; how many GPUs NVLink joins |
 
 # %%
@@ -548,21 +549,21 @@ from ranklab.hybrid.choose import legal, refusal
 
 ### END SOLUTION
 def choose_layout(job, gpus, machine):
-    """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
+    """(Layout, micro_batch): the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
-             layout) of a job with this micro_batch. The check takes what is at most 1% slower than
-             the best, by at most 20,000 calls of step_time
+             layout) of a job with this micro_batch. The check accepts a choice that is at most 1%
+             slower than the best, and at most 20,000 calls of step_time
     legal    - dp * tp * pp is gpus
              - tp divides the heads, and machine.node: it stays inside a node
              - with sequence_parallel tp divides n_ctx
              - dp * micro_batch divides the batch
-             - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
-               pipeline are a multiple of pp
-             - each of the pp * virtual stages has a block: n_layer is at least as many
+             - virtual is 1, 2 or 4; above 1, pp is 2 or more, and the number of micro-batches of
+               a pipeline is a multiple of pp
+             - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError that says how many GB the smallest layout needs, where none fits
+    error    ValueError if no layout fits; it says how many GB the smallest one needs
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
 
@@ -571,7 +572,7 @@ def choose_layout(job, gpus, machine):
 choose_layout = check(choose_layout)
 
 # %% [markdown]
-# Your score beside the library's, for 10 billion parameters on three clusters: eight nodes with a fast network, eight nodes with a slow one, and two racks of four nodes with a slow link between the racks. For each you see the seconds of a step, and where the seconds of your choice go:
+# Compare your choice with the library's, for 10 billion parameters on three clusters: eight nodes with a fast network, eight nodes with a slow network, and two racks of four nodes with a slow link between the racks. For each cluster you see the seconds of a step, and where the seconds of your choice go:
 
 # %% tags=["nbval-check-output"]
 job = dataclasses.replace(JOBS["10b"], batch=256)
@@ -588,14 +589,14 @@ for name, each in machines.items():
     print(" " * 6, *parts)
 
 # %% [markdown]
-# On the fast network few stages are best, with four virtual stages on each rank, so the bubble is small. On the slow network tensor 2 x data 4 fill a node, and only pipeline stages talk across nodes; the bubble grows to about a fifth of the step. With two racks, tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link; virtual stages would cross it more often. The size of a micro-batch is a trade, too: 2 sequences make larger matrix products, closer to the GPU's best rate, while 1 sequence gives twice as many micro-batches and half the bubble.
+# On the fast network few stages are best, with four virtual stages on each rank, so the bubble is small. On the slow network tensor 2 x data 4 fill a node, so only pipeline stages talk across nodes, but the bubble grows to about a fifth of the step. With two racks, tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link. Virtual stages would cross it more often. The size of a micro-batch is a trade-off, too: 2 sequences make larger matrix products, closer to the GPU's best rate, while 1 sequence gives twice as many micro-batches and half the bubble.
 #
-# All of this is a model, not a measurement. Lab 13 compares it with published runs of other tools. None of these used the course's trainer. For ours the planner assumes that no message is hidden behind computing, that no kernel is fused, and that weights travel in bf16, although ours are float32.
+# All of this is a model, not a measurement. Lab 13 compares the planner with published runs of other tools, but no published run used the course's trainer. For our trainer the planner assumes that no message hides behind computing, that no kernel is fused, and that weights travel in bf16, although ours are float32.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# Now the same GPT, mesh and batches with torch's own tools: DTensor for tensor, `fully_shard` or `replicate` for data, and `torch.distributed.pipelining`. After that DeepSpeed does the same, with its `PipelineModule` and ZeRO-1 over the data ranks. You see the first three losses:
+# Now train the same GPT on the same mesh and batches with torch's own tools: DTensor for tensor, `fully_shard` or `replicate` for data, and `torch.distributed.pipelining`. After that DeepSpeed does the same with its `PipelineModule`, and ZeRO-1 over the data ranks. You see the first three losses:
 
 # %%
 from ranklab.hybrid.torch_hybrid import TorchHybrid
@@ -625,7 +626,7 @@ losses = launch(by_deepspeed, "2x1x2,zero", ranks=4)[0]
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# torch leaves the tied matrix to its user, so here, too, `tied_embedding_sync` sums its gradients. And this is the layout that you chose, as options for Megatron-LM:
+# torch leaves the tied matrix to its user, so `tied_embedding_sync` sums its gradients in that run, too. And here is the layout that you chose, as options for Megatron-LM:
 
 # %%
 from ranklab.hybrid.megatron import megatron_command
@@ -635,12 +636,12 @@ chosen = dataclasses.replace(job, micro_batch=size)
 print(megatron_command(layout, chosen))
 
 # %% [markdown]
-# **Whose memory?** You chose by the memory of the course's trainer, `layout_memory`: float32 weights and gradients, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM keeps bf16 weights, and float32 gradients, master weights and moments. That is 18 bytes a parameter, or 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The number above is what `memory_per_gpu` says for `plan_of(job, layout, "megatron")`, which lab 13 compares with published runs. So some layouts that fit in Megatron-LM were refused here.
+# **Whose memory?** The first line above has two numbers. You chose by the second one, the memory of the course's trainer (`layout_memory`): float32 weights and gradients, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM keeps bf16 weights, and float32 gradients, master weights and moments. That is 18 bytes a parameter, or 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The first number is `memory_per_gpu` for `plan_of(job, layout, "megatron")`, and lab 13 compares such numbers with published runs. So your search refused some layouts that would fit in Megatron-LM.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **Train, stop, go on elsewhere** (half a minute). A GPT trains on real text in 2 x 2 x 2, with your functions. It stops half-way, goes on in another layout, and ends with the same held-out loss as one process.
+# **Train, stop, go on elsewhere** (half a minute). A GPT trains on real text in 2 x 2 x 2, with your functions. It stops halfway, goes on in another layout, and ends with the same held-out loss as one process.
 
 # %%
 from ranklab.projects import hybrid as project
@@ -653,7 +654,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.report(run(layout=parse_layout("1x2x2,sp"), resume=True)))
 
 # %% [markdown]
-# **The dry run** (half a minute). Does a large config fit, and what will it send? One process plays rank 0: it runs the same code on tensors without memory, in a process group that has no other ranks. Here are 10 billion parameters on 8 GPUs:
+# **The dry run** (half a minute). Does a large model fit, and what will it send? One process plays rank 0. It runs the same code on tensors without memory, in a process group that has no other ranks. Try it with 10 billion parameters on 8 GPUs:
 
 # %%
 print(project.dry_run_report("10b"))
@@ -673,7 +674,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # %% [markdown]
 # ## 7. Measure
 #
-# What rank 0 sends along each axis in a step, predicted by formula and counted. The count along data is 8 bytes higher, because the number of targets travels too.
+# How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets travels, too.
 
 # %%
 from ranklab.hybrid.counted import counted_step
@@ -694,7 +695,7 @@ for axis, nbytes in predicted.items():
     print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
 
 # %% [markdown]
-# **One model, one batch, every layout.** `ranklab compare` does this in a terminal. Here are five layouts of four ranks. Before you run it, guess: in which does a rank hold least, and in which does it send least?
+# **One model, one batch, every layout.** `ranklab compare` does this in a terminal. Here are five layouts of four ranks. Before you run the cell, guess: in which layout does a rank hold the fewest bytes, and in which does it send the fewest?
 
 # %%
 from ranklab.projects.hybrid import compare
@@ -707,7 +708,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in every line, and that is the proof. The costs differ. Every layout divides the memory, except one process and 4 x 1 x 1. Full sharding and tensor send most, pipeline sends least. The model is tiny, so embedding and head are a large part of it. The seconds say nothing, because the ranks share cores.
+# The loss is the same in every line, and that is the proof. The costs differ. Every layout divides the memory, except one process and 4 x 1 x 1. Full sharding and tensor send the most, and pipeline sends the least. Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because the ranks share cores.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -730,20 +731,20 @@ questions("12_hybrid")
 #
 # What changes there:
 #
-# - **Ranks and nodes.** torchrun, and Slurm by default, put neighbouring ranks on one node, so tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. Where NVLink joins several hosts, say so: for an NVL72, with 4 GPUs in each of 18 hosts, pass `--per-node 72`.
-# - **Several groups at once.** Each group is an NCCL communicator. Say rank 0 starts a sum over data and then one over tensor, while its peers start them the other way round. Rank 0's first kernel may fill its GPU while it waits for its peers. Their first kernels wait for rank 0's second one, which finds no room. This is the classic deadlock of 3D training, and gloo does not show it. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls; it is off by default.
-# - **Communicators have buffers**, which no formula above counts. Here they are made together with the group, because the engine tells torch each rank's device. Otherwise they are made at the group's first message.
-# - **One slow link slows one axis.** If tensor messages take ten times as long, look at NVLink; if data messages do, look at the network. `python -m ranklab.projects.collectives` measures both.
+# - **Ranks and nodes.** torchrun puts neighbouring ranks on one node, and so does Slurm by default. That is why tensor is the last axis. `Layout.new_mesh` refuses tensor ranks on several hosts. If NVLink joins several hosts, say so: for an NVL72, with 4 GPUs in each of 18 hosts, pass `--per-node 72`.
+# - **Several groups at once.** Each group is an NCCL communicator. Say rank 0 starts a data all-reduce and then a tensor all-reduce, while its peers start them the other way round. Rank 0's data kernel may fill its GPU while it waits for the peers. The peers' tensor kernels wait for rank 0's tensor kernel, which finds no room. This is the classic deadlock of 3D training, and gloo does not show it. NCCL's guide ("Using multiple NCCL communicators concurrently") and the warning in `new_group` ask for one order on all ranks. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26) keeps the order of a rank's own calls, but it is off by default.
+# - **Communicators have buffers**, which no formula above counts. Our engine tells torch each rank's device, so the buffers are made together with the group. Otherwise they are made at the group's first message.
+# - **One slow link slows one axis.** If tensor messages take ten times as long, look at NVLink. If data messages do, look at the network. `python -m ranklab.projects.collectives` measures both.
 # - **bf16.** All three sizes multiply in bf16. Weights, gradients and Adam's state stay in float32.
 #
-# What to expect: 33 to 52% of peak for the layouts of section 1. These numbers are from the papers; this lab has not run on several GPUs yet.
+# Expect 33 to 52% of peak for the layouts of section 1. These numbers are from the papers, because this lab has not run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out
 #
 # - **Context and expert parallelism** are further axes of this mesh: `cp=2` and `ep=2` in a layout (labs 10 and 11). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
-# - **Overlap across axes.** Hybrid sends gradients when the pipeline is empty. Megatron-LM can start earlier and hide some of them behind the last backwards (`--overlap-grad-reduce`).
-# - **Gradients in bf16 or FP8** on their way halve the bytes, or better. Ours are summed in float32, over micro-batches and over data ranks. So are Llama 3's (its section 3.3.2), because a long sum in bf16 loses its small terms.
-# - **Failures.** On thousands of GPUs, one fails every few hours. That is lab 14.
+# - **Overlap across axes.** Our `Hybrid` sends gradients when the pipeline is empty. Megatron-LM can start earlier and hide some of them behind the last backwards (`--overlap-grad-reduce`).
+# - **Gradients in bf16 or FP8**, only while they travel, would halve the bytes or do better. We sum them in float32, over micro-batches and over data ranks. Llama 3 does so, too (its section 3.3.2), because a long sum in bf16 loses its small terms.
+# - **Failures.** On thousands of GPUs, something fails every few hours. Lab 14 is about that.
 #
 # Next: **13_planner**: from a layout to days, dollars and megawatts.

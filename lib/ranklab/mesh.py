@@ -5,7 +5,7 @@
     dist.all_reduce(x, group=mesh.group("tensor"))
 
 The last axis varies fastest: its ranks are neighbours, so put the axis that talks most there, and
-it stays inside a node. `Mesh({...})` alone needs no ranks: it computes who is where.
+it stays inside a node. `Mesh({...})` alone needs no ranks: it only computes their places.
 """
 
 import itertools
@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from ranklab.engine import device
 
-SHOWN_COLUMNS = 60  # groups in a line of the printed table
+SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Which rank is where. Each argument `axes` takes one name or a tuple of names.
+    """The place of each rank. Wherever `axes` is an argument, give one name or a tuple of names.
 
-    error  ValueError for a size below 1, for an axis, a rank or a group that is not there
+    error  ValueError for a size below 1, and for an axis, a rank or a group that does not exist
     lab    12
     """
 
@@ -73,11 +73,11 @@ class Mesh:
         return tuple(sorted(self.rank_at(**(here | dict(zip(axes, place)))) for place in along))
 
     def all_along(self, axes):
-        """ranks_along of every rank, each once: the groups into which `axes` divide all ranks."""
+        """The groups into which `axes` divide all ranks: ranks_along of every rank, each once."""
         return list(dict.fromkeys(self.ranks_along(axes, rank) for rank in range(self.size)))
 
     def group(self, axes):
-        """The process group of this rank along `axes`."""
+        """The process group in which this rank talks along `axes`."""
         axes = self._known(axes)
         if axes not in self.groups:
             raise ValueError(f"the mesh has no group along {' and '.join(axes)}: build_mesh makes "
@@ -85,15 +85,15 @@ class Mesh:
         return self.groups[axes]
 
     def axes_of(self, ranks):
-        """The axes along which `ranks` are a whole group; () where they are none."""
+        """The axes along which `ranks` are a whole group; () if they are not one."""
         places = [self.coordinates(rank) for rank in ranks]
         axes = tuple(name for name in self.axes if len({place[name] for place in places}) > 1)
         return axes if axes and self.ranks_along(axes, ranks[0]) == tuple(sorted(ranks)) else ()
 
     def axes_inside(self, per_node):
-        """The axes whose groups each stay inside a node, when ranks 0 .. per_node-1 are the first.
+        """The axes whose groups stay inside a node; ranks 0 .. per_node-1 are the first node.
 
-        The other axes cross nodes: what travels along them takes the slow links.
+        The other axes cross nodes, so their messages take the slow links.
         """
         if per_node < 1:
             raise ValueError(f"per_node={per_node} must be 1 or more")
@@ -128,17 +128,17 @@ class Mesh:
 def build_mesh(axes, joined=()):
     """The Mesh of all ranks of this job, with a process group for each axis.
 
-    `joined` are tuples of axes that get a group together: [("data", "tensor")]. Every rank must
-    call it, and with the same arguments: all make all groups, in one order.
+    `joined` has tuples of axes that get a group together: [("data", "tensor")]. Every rank calls
+    this with the same arguments, and makes all groups in the same order.
 
-    error  ValueError when the sizes do not multiply to the number of ranks
+    error  ValueError if the sizes do not multiply to the number of ranks
     lab    12
     """
     mesh = Mesh(axes)
     if mesh.size != dist.get_world_size():
         sizes = " x ".join(map(str, mesh.axes.values()))
         raise ValueError(f"{sizes} = {mesh.size} ranks, but the job has {dist.get_world_size()}")
-    made = {}  # the same ranks along other axes (of size 1) are the same group
+    made = {}  # where an axis has size 1, two sets of axes may have the same ranks: one group
     for names in [mesh._known(each) for each in (*mesh.axes, *joined)]:
         for ranks in mesh.all_along(names):
             if ranks not in made:
@@ -148,9 +148,9 @@ def build_mesh(axes, joined=()):
 
 
 def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once, alike on all ranks.
+    """The norm of all gradients of the whole model, each number once; the same on all ranks.
 
-    A float32 tensor without dims. Squares are added up in float64.
+    It is a float32 tensor without dims. Squares are added up in float64.
     held  [(gradient, how many ranks of the group hold these numbers)]
     cost  one all-reduce of 8 bytes
     lab   12

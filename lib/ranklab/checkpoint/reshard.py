@@ -4,11 +4,11 @@
 def reshard_checkpoint(pieces, saved):
     """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
 
-    pieces  Pieces (parallel.py): `tensor` is to be filled, and `offset` is where it begins in the
-            whole tensor
+    pieces  Pieces (parallel.py): `tensor` is filled in place, and `offset` is where it begins in
+            the whole tensor
     saved   for each piece [(offset, tensor)]: boxes of the same whole tensor that overlap the piece
-            and not each other
-    error   ValueError where the boxes lack numbers of a piece; then no piece has changed
+            but not each other
+    error   ValueError if numbers of a piece are in none of its boxes; then no piece has changed
     lab     12
     """
     copies = []
@@ -24,7 +24,7 @@ def reshard_checkpoint(pieces, saved):
 
 
 def overlap(piece, offset, tensor):
-    """(the part of the piece, the part of `tensor`) that are the same numbers of the whole; the box
+    """(part of the piece, part of `tensor`): the numbers of the whole that both have. The box
     `tensor` begins at `offset`.
     """
     starts = [max(pair) for pair in zip(piece.offset, offset)]

@@ -1,20 +1,20 @@
 """3D parallelism: data, tensor and pipeline parallelism on one model, over one mesh.
 
-    layout.py       Layout: how many ranks along each axis, and what else
-    parallelize.py  parallelize: all of it on a model, in order
-    training.py     Hybrid: the training loop's view
+    layout.py       Layout: how many ranks each axis has, and which options
+    parallelize.py  parallelize: applies all of it to a model, in order
+    training.py     Hybrid: how the training loop sees the mesh
 
 Those three are the idea. Then:
-    experts.py      a MoE layer over tensor ranks, and what experts do not go with
-    shares.py       which layers, and how many numbers of them, a rank has
+    experts.py      a MoE layer over tensor ranks, and layouts that can't have experts
+    shares.py       which layers a rank has, and how many numbers of them
     costs.py        layout_traffic: what a layout sends, by formulas
-    memory.py       layout_memory: what it holds
-    planned.py      model_of, plan_of: a job and a layout for the planner, that has seconds
+    memory.py       layout_memory: what it holds, by formulas
+    planned.py      model_of, plan_of: a job and a layout for the planner, which predicts seconds
     choose.py       choose_layout: the fastest layout that fits
     counted.py      counted_step, dry_run: what a step holds and sends, counted
-    torch_hybrid.py, deepspeed_pipeline.py, megatron.py  the same by other tools
+    torch_hybrid.py, deepspeed_pipeline.py, megatron.py  the same with other tools
 
-Nothing of labs 03 to 11 is written again here.
+Everything from labs 03 to 11 is imported, and not written again here.
 """
 
 from ranklab.hybrid.choose import choose_layout

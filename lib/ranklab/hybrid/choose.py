@@ -1,4 +1,4 @@
-"""choose_layout: the fastest layout that fits; and what does not fit, in a sentence."""
+"""choose_layout: the fastest layout that fits; or a sentence that says why none does."""
 
 import itertools
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ranklab.planner.step import step_time
 
 
 def choose_layout(job, gpus, machine):
-    """(Layout, micro_batch): of all that are legal and fit, the one with the fewest seconds.
+    """(Layout, micro_batch): the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
              layout) of a job with this micro_batch
@@ -22,12 +22,12 @@ def choose_layout(job, gpus, machine):
              - tp divides the heads, and machine.node: it stays inside a node
              - with sequence_parallel tp divides n_ctx
              - dp * micro_batch divides the batch
-             - virtual is 1, 2 or 4; with more than 1 pp is 2 or more, and the micro-batches of a
-               pipeline are a multiple of pp
-             - each of the pp * virtual stages has a block: n_layer is at least as many
+             - virtual is 1, 2 or 4; above 1, pp is 2 or more, and the number of micro-batches of
+               a pipeline is a multiple of pp
+             - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError that says how many GB the smallest layout needs, where none fits
+    error    ValueError if no layout fits; it says how many GB the smallest one needs
     lab      12
     """
     model, found, needs = model_of(job.config), [], []
@@ -42,8 +42,8 @@ def choose_layout(job, gpus, machine):
 
 
 def legal(job, gpus, node):
-    """Yields (Layout, micro_batch) of every legal choice that is not another one by name.
-    node  GPUs in a row among which tensor ranks stay
+    """Yields (Layout, micro_batch) of every legal choice, but no choice twice by another name.
+    node  GPUs in a row that may hold the tensor ranks of a group
     """
     config = job.config
     for tp, pp in itertools.product(divisors(gpus), repeat=2):
@@ -76,7 +76,7 @@ def refusal(needs, gpus, machine):
 
 
 def refuse_misfits(layout, job, per_node):
-    """Raises ValueError where the job does not go into the layout, on nodes of so many ranks."""
+    """Raises ValueError if the layout can't run the job, on nodes of `per_node` ranks."""
     heads, pieces = job.config.n_head, layout.dp * layout.ep * job.micro_batch
     if heads % layout.tp:
         raise ValueError(f"tp={layout.tp} must divide the {heads} heads")

@@ -1,7 +1,7 @@
-"""What a layout sends, by formulas. What it holds is in memory.py, its seconds are the planner's.
+"""What a layout sends, by formulas. memory.py says what it holds, and the planner its seconds.
 
-All of it is of the first rank: the first stage, data rank 0, tensor rank 0. Weights and gradients
-are float32, and autocast has matrix products in job.precision, as the trainer does it.
+All formulas are for the first rank: the first stage, data rank 0, tensor rank 0. As in the trainer,
+weights and gradients are float32, and autocast runs matrix products in job.precision.
 """
 
 import math
@@ -39,11 +39,11 @@ class Job:
 
     @property
     def width(self):
-        """Bytes of a number that a matrix product takes and gives."""
+        """Bytes of a number that goes into a matrix product or comes out."""
         return 4 if self.precision == "fp32" else 2
 
     def on_a_rank(self, layout):
-        """The job with sequences of the tokens that a context rank has of them."""
+        """The job with shorter sequences: the tokens that one context rank has."""
         n_ctx = self.config.n_ctx // layout.cp
         return replace(self, config=replace(self.config, n_ctx=n_ctx)) if layout.cp > 1 else self
 
@@ -54,12 +54,13 @@ class Job:
 
 def layout_traffic(job, layout):
     """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step; with
-    ep "expert" and with cp "context", too.
+    ep also "expert", and with cp also "context".
 
-    As Traffic counts them, but for what is small: the number of targets, the norm of all gradients
-    (8 bytes each), loads of experts, and the rounding of rings that do not divide. With zero=3 and
-    virtual stages it is some percent more, because what is in no block is gathered for each stage.
-    All experts are taken to be chosen as often, and no token to be dropped.
+    These are the bytes that Traffic counts, without small things: the number of targets, the norm
+    of all gradients (8 bytes each), loads of experts, and the rounding of rings that do not divide.
+    With zero=3 and virtual stages a run sends some percent more, because parameters outside of
+    blocks are gathered for each stage. All experts are assumed to be chosen equally often, and no
+    token is dropped.
     """
     config, share, whole = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
@@ -82,7 +83,7 @@ def layout_traffic(job, layout):
 
 
 def gradient_bytes(job, layout, share):
-    """{axis: bytes}: what travels along several axes together is "data"'s."""
+    """{axis: bytes}; bytes that travel along several axes together count as "data"."""
     block, root = parameters_of(job.config, layout, share)
     n, sent = share.blocks * block + root, Counter()
     experts = share.blocks * mlp_numbers(job.config, layout)[1] if layout.ep > 1 else 0
@@ -98,10 +99,10 @@ def gradient_bytes(job, layout, share):
 
 
 def expert_bytes(job, layout):
-    """That a rank sends in a block for a micro-batch to those that have other experts.
+    """Bytes that a rank sends to ranks with other experts, in a block for a micro-batch.
 
-    Rows go there and come back as matrix products take and give them; in backward gradients do.
-    Before, ranks tell how many rows they send.
+    Rows go there and come back in the type of matrix products, and in backward gradients do the
+    same. Before that, ranks tell each other how many rows they send.
     """
     rows = even_bytes(job.tokens, job.config.top_k, job.config.n_embd, layout.ep, job.width, False)
     counts = 8 * job.config.n_expert * (layout.ep - 1) // layout.ep
@@ -114,7 +115,7 @@ def ring(ranks, nbytes):
 
 
 def tensor_sums(job, layout, share):
-    """Bytes that a micro-batch has in all-reduces of the tensor ranks."""
+    """Bytes of a micro-batch in the all-reduces of the tensor ranks."""
     sequence, leaves = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
     more = 0
     if layout.recompute:  # what attention needs once more; the MLP's sum is not needed again

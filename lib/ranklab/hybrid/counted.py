@@ -1,4 +1,4 @@
-"""What a rank holds and sends in a step, counted: in a run, and in a dry run of any size."""
+"""Counts what a rank holds and sends in a step: in a run, and in a dry run of any size."""
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,9 @@ from ranklab.text_trainer import TextTrainer, TrainConfig
 
 
 def counted_step(trainer, batch=None):
-    """A step of a trainer over a mesh is done; (Memory at its peak, Traffic) of this rank.
+    """(Memory at the peak of a step, Traffic) of this rank; the trainer has done the step.
 
-    Buckets of gradients count as well, and with zero=3 what is whole for a while.
+    Buckets of gradients count, too, and with zero=3 everything that is gathered for a while.
     """
     hybrid = trainer.parallel
     if hybrid.layout.zero < 3:
@@ -35,7 +35,7 @@ def counted_step(trainer, batch=None):
 
 
 def sent_along(traffic, mesh):
-    """{axis: bytes sent}; gradients that travel along several axes together are data's."""
+    """{axis: bytes sent}; gradients that travel along several axes together count as data."""
     sent = traffic.by_axis(mesh)
     sent["data"] += sum(n for axes, n in sent.items() if " x " in axes and
                         {*axes.split(" x ")} <= {"data", "expert", "context"})
@@ -45,23 +45,23 @@ def sent_along(traffic, mesh):
 def dry_run(job, layout):
     """(Memory at the peak of a step, {axis: bytes sent in a step}) of the first rank.
 
-    One process poses as it: messages go nowhere, and tensors have a shape and no memory. So a step
-    of 130B takes a minute of one core. Two short steps are run, which fill the pipeline once and
-    twice. Later micro-batches hold nothing more, and each sends what one of the second step sent
-    more than the first step did.
+    One process plays the first rank: messages go nowhere, and tensors have a shape but no memory.
+    So a step of 130B takes a minute of one core. It runs two short steps: the first fills the
+    pipeline once, the second twice. Later micro-batches hold nothing more, and each of them sends
+    as much as each extra micro-batch of the second step did.
     """
     return launch(dry_run_here, job, layout, ranks=1, timeout=600)[0]
 
 
 def dry_run_here(job, layout):
-    """As dry_run, on a rank of a job that has no other."""
+    """As dry_run, on the only rank of a job."""
     many = job.micro_batches(layout)
     few, more = min(layout.pp, many), min(2 * layout.pp, many)
     config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
     with posing(layout.ranks) as stack:
         hybrid = PretendingHybrid(layout.new_mesh(build_mesh, layout.ranks), layout)
         hybrid.stack = stack
-        if hybrid.data.context:  # now: which scores are hidden is known from real numbers alone
+        if hybrid.data.context:  # now, because only real numbers say which scores are hidden
             hybrid.data.context.length = job.config.n_ctx
             hybrid.data.context.look_at(job.config.n_ctx, device())
         with torch.device("meta"):
@@ -77,8 +77,8 @@ def dry_run_here(job, layout):
 
 
 class PretendingHybrid(Hybrid):
-    """Hybrid whose tensors have no memory from `materialize` on: a pretended tensor could not leave
-    the device "meta".
+    """A Hybrid whose tensors have no memory from `materialize` on. (A tensor without memory could
+    not leave the device "meta", so this starts after it.)
     """
 
     def materialize(self, model):
@@ -89,7 +89,7 @@ class PretendingHybrid(Hybrid):
 
 
 def even_dispatch(x, chosen, n_experts, group=None):
-    """As dispatch_tokens, where numbers have no values: each expert is chosen as often."""
+    """As dispatch_tokens, for numbers without values: all experts are chosen equally often."""
     R, k = dist.get_world_size(group), chosen.shape[1]
     counts = torch.zeros(n_experts, dtype=torch.long, device=x.device)
     dist.all_to_all_single(torch.empty_like(counts), counts, group=group)
@@ -102,6 +102,6 @@ def even_dispatch(x, chosen, n_experts, group=None):
 
 
 def _batch(job, pieces):
-    """So many micro-batches."""
+    """A batch of `pieces` micro-batches."""
     tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
     return tokens, tokens

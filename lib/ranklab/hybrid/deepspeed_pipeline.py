@@ -18,8 +18,8 @@ def train_with_deepspeed(model, text, config, layout, steps):
     schedule, sums the tied matrix's gradients, clips and steps.
 
     config  a TrainConfig
-    error   ValueError for what it does not do, and without zero=1: DeepSpeed 0.19 would clip by the
-            norm of the first stage's gradients alone
+    error   ValueError for layouts that it can't run, and without zero=1: DeepSpeed 0.19 would then
+            clip by the norm of only the first stage's gradients
     """
     if layout != Layout(layout.dp, 1, layout.pp, zero=1):
         raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "

@@ -11,10 +11,11 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 def experts(layer, how):
-    """A MoE over tensor ranks, one region: each has a part of the width F of every expert.
+    """A MoE over tensor ranks, as one region: each rank has a part of the width F of every expert.
 
-    Inside all tokens are there, and each rank routes them all, alike. But it knows a part of their
-    outputs alone, and so a part of the gradients of the router and of what it takes.
+    Inside the region each rank has all tokens, and all ranks route them in the same way. But a rank
+    knows only a part of their outputs, so it has only a part of the gradients of the router and of
+    the inputs.
     """
     for linear, dim in ((layer.up, 1), (layer.down, 2)):  # (E/ep, F/tp, C), (E/ep, C, F/tp)
         linear.weight = split_parameter(linear.weight, dim, how.group)
@@ -28,7 +29,7 @@ def experts(layer, how):
 
 
 class CopiedLinear(nn.Module):
-    """`linear` inside of a region: the same on all ranks, its gradient the sum of their parts."""
+    """`linear` inside a region: the same on all ranks; its gradient is the sum of their parts."""
 
     def __init__(self, linear, group=None):
         super().__init__()
@@ -47,7 +48,7 @@ MOE_PLAN = {
 def prepare_experts(model, group):
     """`model`, in place: it has the experts of this rank, and a plan for tensor ranks.
 
-    It comes before all else, so that parallelize need not know of experts.
+    It comes first, so that parallelize need not know about experts.
     group  of the ranks that share a layer's experts
     """
     spread_experts(model, group)
@@ -55,7 +56,7 @@ def prepare_experts(model, group):
 
 
 def refuse_experts(layout, config):
-    """Raises ValueError where the layout does not suit the experts of this GPT, or it has none."""
+    """Raises ValueError if the layout does not suit the experts of this GPT, or if it has none."""
     if not isinstance(config, MoEConfig):
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} shares out experts, and this GPT has none")

@@ -1,4 +1,4 @@
-"""A layout: how many ranks along each axis, and what else is done."""
+"""A layout: how many ranks each axis has, and which options."""
 
 import functools
 import os
@@ -24,15 +24,15 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 class Layout:
     """dp x tp x pp x cp x ep ranks; checked when it is made.
 
-    schedule   of SCHEDULES; those of zero bubble gain nothing where tp > 1, because the layers of
+    schedule   one of SCHEDULES; zero bubble gains nothing with tp > 1, because the layers of
                tensor parallelism compute the gradients of their weights in I
-    virtual    stages on each rank; more than 1 with the interleaved schedule
-    zero       1: the optimizer's state is sharded over the data ranks (lab 06); 3: weights and
-               gradients, too, in rows, which are gathered for each micro-batch (lab 07). Not 2,
-               which Llama 3 took (arXiv 2407.21783, 3.3.2): it reduces each micro-batch's
-               gradients, but a tied matrix's must first be summed over two stages, and Llama 3 has
-               none
-    outermost  the axis whose ranks lie furthest apart, "pipeline" or "data"
+    virtual    stages on each rank; above 1 the schedule is interleaved
+    zero       1 shards the optimizer's state over the data ranks (lab 06). 3 also shards weights
+               and gradients, in rows that are gathered for each micro-batch (lab 07). 2, which
+               Llama 3 took (arXiv 2407.21783, 3.3.2), is not here: it reduces the gradients of each
+               micro-batch, but those of a tied matrix must first be summed over two stages. (Llama
+               3 has no tied matrix.)
+    outermost  the axis whose ranks are furthest apart, "pipeline" or "data"
     cp         ranks that share a sequence, by ring attention in zigzag (lab 10)
     ep         ranks that each have some of the experts, and take other rows (lab 11)
     """
@@ -82,8 +82,8 @@ class Layout:
 
     @property
     def mesh(self):
-        """Who is where, as a Mesh without groups: tensor ranks are neighbours, then context ranks,
-        then expert ranks; without these two there are no such axes.
+        """The places of all ranks, as a Mesh without groups. Tensor ranks are neighbours, then
+        context ranks, then expert ranks; with cp=1 or ep=1 that axis is left out.
         """
         more = {"expert": self.ep, "context": self.cp}
         axes = {"pipeline": self.pp, "data": self.dp,
@@ -92,10 +92,10 @@ class Layout:
 
     def new_mesh(self, build=build_mesh, per_node=None):
         """The Mesh of all ranks of this job, with groups; `build` may be a learner's own.
-        per_node  ranks in a row that NVLink joins; None: those of a host. An NVL72 rack has 72 in
-                  18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
-        error     ValueError where the sizes do not multiply to the number of ranks, and where
-                  tensor ranks would be on several nodes
+        per_node  ranks in a row that NVLink joins; None: the ranks of a host. An NVL72 rack has 72
+                  in 18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
+        error     ValueError if the sizes do not multiply to the number of ranks, or if tensor ranks
+                  would be on several nodes
         """
         if dist.get_world_size() == self.ranks:
             hosts = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
@@ -106,24 +106,24 @@ class Layout:
 
     @property
     def axes_of_gradients(self):
-        """The axes whose ranks take other rows, or other tokens: all weights but those of experts
-        are the same on them.
+        """The axes whose ranks take other rows or other tokens, but have the same weights (experts
+        aside).
         """
         return tuple(axis for axis in ("data", "expert", "context") if axis in self.mesh.axes)
 
     @property
     def axes_of_experts(self):
-        """Those of them whose ranks hold the same experts."""
+        """Those of axes_of_gradients whose ranks hold the same experts."""
         return tuple(axis for axis in self.axes_of_gradients if axis != "expert")
 
     def refuse_nodes_of(self, per_node):
-        """Raises ValueError where tensor ranks would be on several nodes of so many ranks."""
+        """Raises ValueError if tensor ranks would be on several nodes of `per_node` ranks."""
         if "tensor" not in self.mesh.axes_inside(per_node):
             raise ValueError(f"tp={self.tp} tensor ranks would be on several nodes of {per_node}: "
                              "they talk in every layer, so tp must divide the ranks of a node")
 
     def words(self):
-        """What it has besides its sizes, in the words of parse_layout."""
+        """Its options, in the words of parse_layout."""
         plain = Layout()
         more = [word for word, options in WORDS.items() for name, value in options.items()
                 if getattr(self, name) == value != getattr(plain, name)]
@@ -135,7 +135,7 @@ class Layout:
 
 
 def parse_layout(text):
-    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has more: see WORDS.
+    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has options, too: see WORDS.
     error  ValueError with the words that are known
     """
     sizes, *words = text.split(",")

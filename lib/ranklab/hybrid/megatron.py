@@ -8,11 +8,11 @@ from ranklab.planner.memory import memory_per_gpu
 
 
 def megatron_command(layout, job, per_node=8):
-    """A piece of bash. Data, learning rate and number of steps are its user's.
+    """A piece of bash. Its user chooses data, learning rate and number of steps.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 
-    What Megatron-LM does not have, or has in another way, is said in sentences above.
+    Comments above the options say what Megatron-LM lacks or does in another way.
     """
     config, model, plan = job.config, model_of(job.config), plan_of(job, layout, "megatron")
     its, ours = memory_per_gpu(model, plan, None).total, layout_memory(job, layout).total
@@ -29,7 +29,7 @@ def megatron_command(layout, job, per_node=8):
 
 
 def expert_options(config, layout):
-    """What a planner's Model does not say of experts: [(option, what for, whether it is given)]."""
+    """Options that a planner's Model lacks: [(option, what it is for, whether it is given)]."""
     return [
         (f"--expert-tensor-parallel-size {layout.tp}", "here tensor ranks share each expert",
          layout.tp > 1),

@@ -1,9 +1,9 @@
 """What a layout holds, by formulas: Memory of the first rank at the worst moment of a step.
 
-It is that of the course's own trainer. Weights, gradients and Adam's moments are
-float32. Autocast makes a copy of each matrix in each forward of a stage, and backward needs it: so
-without recompute each micro-batch that waits for its backward keeps copies of its own. With
-recompute they are there while a stage runs forward.
+The formulas describe the course's own trainer. Weights, gradients and Adam's moments are float32.
+Autocast copies each matrix in each forward of a stage, and backward needs the copy. So without
+recompute each micro-batch that waits for its backward keeps copies of its own. With recompute the
+copies exist only while a stage runs forward.
 """
 
 from ranklab.expert_parallel.layer import MoEConfig
@@ -14,19 +14,19 @@ from ranklab.meter import Memory
 
 
 def layout_memory(job, layout):
-    """The Memory of the course's trainer on the first rank at the largest of all moments(): states
-    as they are, but for a few bytes for each tensor; the total within a few percent of the dry
+    """The Memory of the course's trainer on the first rank, at the largest of all moments(). States
+    are exact but for a few bytes for each tensor; the total is within a few percent of the dry
     run's.
 
-    Gradients count twice: fresh from autograd, and in the buckets in which they will travel. Where
-    no backward has run when most waits (GPipe, one micro-batch), fresh ones are not there yet: then
-    less is held than is said here. With experts and zero=3 it is up to 11% less.
+    Gradients count twice: fresh from autograd, and in the buckets in which they will travel. If no
+    backward has run yet when most micro-batches wait (GPipe, one micro-batch), there are no fresh
+    gradients, so the rank holds less than this. With experts and zero=3 it is up to 11% less.
     """
     return max(moments(job, layout).values(), key=lambda memory: memory.total)
 
 
 def moments(job, layout):
-    """{moment: Memory}: where the first rank may hold most."""
+    """{moment: Memory}: the moments at which the first rank may hold most."""
     job = job.on_a_rank(layout)
     config, share = job.config, shares(job.config, layout)[0]
     x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
@@ -36,7 +36,7 @@ def moments(job, layout):
     kept = outside if again else inside + copies  # of a block, for backward
     waiting = in_flight(job, layout, share, kept)
     gradient = 2 * sum(mlp_numbers(config, layout))  # of one matrix of two: the MLP's, or experts'
-    casts = 6 * x if e == 2 else 0  # of what comes in and goes out; with what was cast
+    casts = 6 * x if e == 2 else 0  # of inputs and outputs, together with what was cast
     message = 16 * C * C // tp + 2 * gradient if layout.zero == 3 else 0  # a block's, on their way
     of_experts = 2 * mlp_numbers(config, layout)[1] if e == 2 else 0
     rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # their gradients
@@ -45,8 +45,8 @@ def moments(job, layout):
         "a block runs backward": runs_again if again else outside + max(gradient, message, rows),
         "a block runs forward": 0 if again else outside + 2 * e * x,
         "the loss runs backward": share.head * 12 * V * job.tokens,  # the logits; float32, thrice
-        # Within a stage's forward autocast makes one copy of each matrix, and keeps it; of experts
-        # it keeps none.
+        # In a stage's forward autocast makes one copy of each matrix and keeps it, but it keeps
+        # none of experts.
         "a stage runs forward": again * (max(share.stages.values()) * (copies - of_experts)
                                          + of_experts + outside
                                          + 2 * e * x + 4 * e * x // tp),
@@ -66,7 +66,7 @@ def states(job, layout, share, activations):
 
 
 def block_bytes(job, layout):
-    """(autocast's copies of a block's matrices, all else that it keeps for its backward)"""
+    """(autocast's copies of a block's matrices, everything else it keeps for its backward)"""
     config, tp = job.config, layout.tp
     x, e = job.tokens * config.n_embd, job.width
     outside = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
@@ -80,10 +80,10 @@ def block_bytes(job, layout):
 
 
 def mlp_bytes(job, layout):
-    """What a block's MLP keeps, or its experts: where each has as many tokens.
+    """Bytes that a block's MLP or its experts keep, if all experts have equally many tokens.
 
-    With experts the router keeps x, and each row is kept as it goes into its expert, as it comes
-    back, and as it is added up, in float32. Probabilities and places are left out.
+    With experts the router keeps x. Each row is kept as it goes into its expert, as it comes back,
+    and, in float32, as it is added up. Probabilities and places are left out.
     """
     config, e, x = job.config, job.width, job.tokens * job.config.n_embd
     between = 2 * e * job.tokens * config.mlp_width // layout.tp
@@ -94,7 +94,7 @@ def mlp_bytes(job, layout):
 
 
 def in_flight(job, layout, share, kept):
-    """Bytes that wait for backward at the schedule's worst moment, and outputs on their way."""
+    """Bytes that wait for backward at the schedule's worst moment, with outputs on their way."""
     x = hidden_bytes(job, layout)
     C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
     last = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # head and loss

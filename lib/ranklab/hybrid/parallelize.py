@@ -9,15 +9,15 @@ from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """`model`, a GPT, in place: what of it is on this rank, and how it talks to the others.
+    """`model`, a GPT, has only this rank's part now, and trains together with the other ranks.
 
-    Each step sees what the one before has left:
-    1. pipeline: the rank keeps its layers; what it does not have need not be split
-    2. tensor: of each layer it keeps its part; norms see its tokens
-    3. memory: a model on the meta device gets weights, and never more of them than stay here
-    4. checkpointing: each block computes its activations again, messages of 2 included
-    5. stages: blocks that belong to one stage run together
-    6. data: the gradients, the optimizer's state or all three of what is left after 1 and 2
+    Each step sees what the step before has left:
+    1. pipeline: the rank keeps its layers, so it need not split the others
+    2. tensor: it keeps its part of each layer; norms see only its tokens
+    3. memory: a model on the meta device gets weights, but never more than stay on this rank
+    4. checkpointing: each block computes its activations again, and sends step 2's messages again
+    5. stages: the blocks of a stage run together
+    6. data: what is left after 1 and 2 has its gradients averaged, or its states sharded
     lab  12
     """
     layout = hybrid.layout

@@ -1,8 +1,8 @@
-"""A job and a layout of lab 12 as the planner knows them: for memory_per_gpu and step_time.
+"""A job and a layout of lab 12 in the planner's classes, for memory_per_gpu and step_time.
 
-The planner's model of the course's own trainer is held against no run: nothing of what it sends is
-hidden, no kernels are fused, and messages have the sizes of bf16 weights, where the trainer's are
-float32. Stages have as many layers; the trainer cuts them by FLOPs.
+No run has tested the planner's model of the course's own trainer. It assumes that no message is
+hidden, that no kernels are fused, and that messages have the sizes of bf16 weights, although the
+trainer's are float32. It gives stages equally many layers, while the trainer cuts them by FLOPs.
 """
 
 from ranklab.expert_parallel.layer import MoEConfig
@@ -15,7 +15,7 @@ def model_of(config):
     """The planner's Model of a GPTConfig or MoEConfig: plain attention and MLPs, a tied head."""
     experts = {} if not isinstance(config, MoEConfig) else dict(
         experts=config.n_expert, top_k=config.top_k, expert_ffn=config.expert_width,
-        shared=config.shared_width / config.expert_width)  # a part of one, where it is narrower
+        shared=config.shared_width / config.expert_width)  # below 1 if it is narrower
     return Model(config.n_layer, config.n_embd, config.n_head, 0 if experts else 4 * config.n_embd,
                  config.vocab_size, tied=True, **experts)
 
@@ -23,9 +23,9 @@ def model_of(config):
 def plan_of(job, layout, tool="ours"):
     """The planner's Plan of a step of this job in this layout, run by "ours" or "megatron".
 
-    Its data ranks are all that take other rows: those that share experts, too. fp16 counts as bf16,
-    and ZB-V as ZB-H1.
-    error  ValueError for fp32: the planner's products are narrower
+    Its data ranks are all ranks that take other rows, so they include expert ranks. fp16 counts as
+    bf16, and ZB-V as ZB-H1.
+    error  ValueError for fp32, because the planner knows only narrower products
     """
     if job.precision == "fp32":
         raise ValueError("precision='fp32' is not the planner's: it knows products of bf16 or less")

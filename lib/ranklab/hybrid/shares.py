@@ -1,4 +1,4 @@
-"""What of a model the ranks of a layout have, by formulas."""
+"""Which part of a model each rank of a layout has, by formulas."""
 
 import functools
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from ranklab.ranks import shard_range
 
 
 class Share(NamedTuple):
-    """What of the model a rank of the pipeline has."""
+    """The part of the model that a rank of the pipeline has."""
 
     stages: dict  # number of a stage -> blocks in it
     embedding: bool
     head: bool
-    messages: int  # that it sends for each micro-batch, forward and backward together
+    messages: int  # sent for each micro-batch, forward and backward together
 
     @property
     def blocks(self):
@@ -56,12 +56,12 @@ def vocabulary_rows(config, layout):
 
 
 def hidden_bytes(job, layout):
-    """A micro-batch's hidden states between two layers, on a rank: they are float32."""
+    """Bytes of a micro-batch's hidden states between two layers on a rank, in float32."""
     return 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
 
 
 def parameters_of(config, layout, share):
-    """(in a block, in all that is in no block): how many numbers a rank with this Share has."""
+    """(numbers in a block, numbers outside of blocks) of a rank with this Share."""
     C = config.n_embd
     matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
     block = 4 * C * C // layout.tp + 2 * C + sum(mlp_numbers(config, layout))
@@ -69,7 +69,7 @@ def parameters_of(config, layout, share):
 
 
 def mlp_numbers(config, layout):
-    """(numbers of a block's MLP that all of these have, those of its experts) on a rank."""
+    """(numbers of a block's MLP that all ranks have, numbers of its experts) on a rank."""
     C = config.n_embd
     if not isinstance(config, MoEConfig):
         return 8 * C * C // layout.tp, 0

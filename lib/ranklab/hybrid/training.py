@@ -27,16 +27,16 @@ DATA = {0: DataParallel, 1: functools.partial(Zero, 1), 3: FullyShard}
 
 
 class Hybrid(GroupParallel):
-    """A mesh of ranks: each has some layers, of each layer a part, and takes some of the rows;
-    with cp some tokens of these, and with ep some of the experts.
+    """A mesh of ranks. Each rank has some layers, a part of each layer, and some of the rows; with
+    cp it has some of their tokens, and with ep some of the experts.
 
     mesh    with the axes of the layout; see Layout.new_mesh
     layout  a Layout
-    apply_by, sync, norm_of  a learner's own parallelize, tied_embedding_sync, mesh_grad_norm fit
+    apply_by, sync, norm_of  parallelize, tied_embedding_sync, mesh_grad_norm, or a learner's own
     lab     12
     """
 
-    moe_layers = ()  # of this rank, when a model is applied
+    moe_layers = ()  # of this rank, once a model is applied
 
     def __init__(self, mesh, layout, apply_by=parallelize, sync=tied_embedding_sync,
                  norm_of=mesh_grad_norm):  # fmt: skip
@@ -47,7 +47,7 @@ class Hybrid(GroupParallel):
         if layout.ep > 1:
             self.data.wrap = functools.partial(ExpertReplica, own=self.own)
         self.data.context = TokenShard(mesh.group("context")) if layout.cp > 1 else None
-        self.data.each_piece_talks = True  # all pipelines run as many, or all refuse the number
+        self.data.each_piece_talks = True  # all pipelines run as many, or all refuse
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
             self.data.rank * layout.pp + at["pipeline"], mesh.axes))
@@ -56,13 +56,13 @@ class Hybrid(GroupParallel):
 
     def apply(self, model):
         if self.data.context:
-            self.data.context.apply(model)  # now: what is cut off later keeps its attention
+            self.data.context.apply(model)  # now: layers cut off later keep their attention
         if isinstance(model.config, MoEConfig):
             alone = self.layout.ep == 1  # all ranks make the groups of one
             prepare_experts(model, dist.new_subgroups(1)[0] if alone else self.mesh.group("expert"))
         applied = self.apply_by(model, self)  # in place
         self.moe_layers = layers_of(model)
-        own = self.tensor.seed_dropout(model)  # now: weights have been drawn alike on all ranks
+        own = self.tensor.seed_dropout(model)  # now: all ranks have drawn the same weights
         for block in () if own is None else model.blocks.values():
             own_random_in(block.attention, own)  # its heads are this rank's
             if self.layout.sequence_parallel:
@@ -70,12 +70,12 @@ class Hybrid(GroupParallel):
         return applied
 
     def materialize(self, model):
-        """The parts that `model`, made on the meta device, has here, are those of the whole."""
+        """This rank's parts of `model`, made on the meta device, have the values of the whole."""
         if next(model.parameters()).is_meta:
             materialize(model, device(), draw_part)
 
     def make_optimizer(self, new_optimizer, groups):
-        """Of what this rank has; groups are those of the whole model, decided before."""
+        """The optimizer of what this rank has; `groups` are those of the whole model."""
         optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
         optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
@@ -90,10 +90,10 @@ class Hybrid(GroupParallel):
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
         """Micro-batches go through the pipeline; then gradients travel over the data ranks, once
-        (with zero=3 after each micro-batch: whole gradients would have no place).
+        (with zero=3 after each micro-batch, because there is no room for whole gradients).
         """
         count = self.token_count(targets).clamp(min=1)
-        for layer in self.moe_layers:  # now: not every stage sees the loss
+        for layer in self.moe_layers:  # here, because not every stage sees the loss
             layer.aux_gradient.scale = scale * self.data.gradient_scale / count
         with self.data.communication(is_last=False):
             share = self.pipeline.run(loss_sum, inputs, targets, micro_batch, 1 / count,
@@ -106,7 +106,7 @@ class Hybrid(GroupParallel):
         return self.pipeline.forward_only(loss_sum, inputs, targets, micro_batch)
 
     def grad_norm(self, parameters):
-        """Each number of the model once, wherever it is."""
+        """The norm of all gradients: each number of the model counts once, wherever it is."""
         twice = {id(p) for p in self.pipeline.copies}
         held = self.data.gradients(self.pipeline.model)
         if self.layout.ep > 1:
@@ -118,8 +118,8 @@ class Hybrid(GroupParallel):
     def copies_of(self, parameter, gradient):
         """[(a part of its gradient, how many tensor ranks hold these numbers)]
 
-        error  ValueError for a shard of a matrix whose parts are held by unequal numbers of ranks:
-               key heads that several query heads share, where the ranks do not divide them
+        error  ValueError for a shard of a matrix if unequal numbers of ranks hold its parts: key
+               heads that several query heads share, and that tp does not divide
         """
         split = split_of(parameter)
         if split is None:
@@ -133,7 +133,7 @@ class Hybrid(GroupParallel):
                 zip(split.pieces_of(gradient), split.copies)]
 
     def total(self, value):
-        """The sum over all but tensor ranks, which have the same value."""
+        """The sum over all ranks, but once for tensor ranks, which have the same value."""
         value = torch.as_tensor(value).clone()
         dist.all_reduce(value, group=self.mesh.group(("pipeline", *self.layout.axes_of_gradients)))
         return value
@@ -144,9 +144,9 @@ class Hybrid(GroupParallel):
     def bubble(self, spans):
         """The part of the ranks' time in which they compute nothing.
 
-        No clocks are compared: the first stage begins first, and ends last. (With zero bubble
-        schedules it may end earlier: a flush is not counted then, as in their papers.)
-        spans  of this rank's pipeline in one step, timed; see PipelineExecutor
+        It compares no clocks, because the first stage begins first and ends last. (With zero bubble
+        schedules it may end earlier. Then a flush is not counted, as in their papers.)
+        spans  of this rank's pipeline in one timed step; see PipelineExecutor
         """
         busy = sum(span.end - span.start for span in spans)
         mine = torch.tensor([busy, spans[-1].end - spans[0].start], dtype=torch.float64)

@@ -87,11 +87,11 @@ def stage_of(model, layers):
 def tied_embedding_sync(copies, other, group=None):
     """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
 
-    Both ranks call it, after all backwards of a step. They had the same weights and get the same
-    bits, so they have the same weights after the step.
-    copies  parameters that the rank `other` of the group holds, too, in the same order; none on a
-            rank that has neither end, whatever `other` is there
-    cost    each of the two sends one message for each copy: its own gradient
+    Both ranks call it after all backwards of a step. They have the same weights and get the same
+    bits, so they also have the same weights after the step.
+    copies  parameters that the rank `other` of the group holds, too, in the same order; empty on a
+            rank that has neither the embedding nor the head, whatever `other` is there
+    cost    each of the two ranks sends one message for each copy: its own gradient
     paper   Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
     lab     12
     """

@@ -1,20 +1,20 @@
-"""The planner: does a training fit, how long is a step, and how near is that to published runs?
+"""The planner: does a training fit, how long is a step, how near is that to published runs?
 
     model.py      Model: a transformer's shape, its parameters and its matrix products
-    machine.py    Machine: the GPUs, their links and their network, out of published tables
+    machine.py    Machine: the GPUs, their links and their network, from published tables
     plan.py       Plan: a layout and the tool that runs it
-    memory.py     memory_per_gpu: what a GPU holds, in the tool that is advised
-    step.py       step_time: the parts of a step's time, that add up
+    memory.py     memory_per_gpu: what a GPU holds, in the tool of the plan
+    step.py       step_time: the parts of a step's time, which add up
 
     search.py     search_layouts: all layouts that fit, the fastest first
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
 
 Those are the idea. Then:
     catalog.py, space.py  models and nodes by name; the layouts that a tool can run
-    why.py        what a step's time goes to, and how far off similar runs were
-    wish.py, sensitivity.py  the nearest plan that is possible; what half and twice of it changes
+    why.py        where a step's time goes, and how far off similar runs were
+    wish.py, sensitivity.py  the nearest possible plan; what half or twice of each thing changes
     page.py, quick.py  an HTML page of many choices; a search in a tenth of the time
-    failures.py, mixed.py  the time that failures take; clusters of unlike GPUs
+    failures.py, mixed.py  the time that failures take; clusters with several kinds of GPUs
     constants.py  the few fitted numbers, each with its meaning and its bounds
     compute.py, links.py, traffic.py  what step.py adds up
     published/    published measurements, and the loader that reads them

@@ -1,7 +1,7 @@
 """Seconds that one layer and the head compute for one micro-batch on one GPU.
 
-A product takes its FLOPs at a part of the best rate, its bytes at the memory's, and a launch: small
-and thin products are slower by their shape, without a table of efficiencies.
+A product takes time for its FLOPs at a part of the best rate, for its bytes at the memory's rate,
+and for a launch. So small and thin products are slower by their shape, without a table.
 """
 
 import math
@@ -48,7 +48,7 @@ def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False
 
 
 def waves(M, N, machine, count=1):
-    """How much longer `count` results (M, N) take than on processors that are always busy: in the
+    """How many times longer `count` results (M, N) take than on fully busy processors: in the
     last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave quantization).
     """
     tiles = count * math.ceil(M / TILE) * math.ceil(N / TILE)
@@ -89,7 +89,7 @@ def dense_products(model, plan):
 
 
 def expert_seconds(model, plan, machine, c):
-    """(forward, backward) of the experts of a GPU: each has its part of all ranks' tokens."""
+    """(forward, backward) of a GPU's experts, which share the tokens of all ranks evenly."""
     count = max(1, model.experts // plan.ep)
     tokens = plan.tokens * model.top_k / plan.tp / count
     how = (machine, c, plan.precision, count, plan.frozen)
@@ -99,8 +99,8 @@ def expert_seconds(model, plan, machine, c):
 
 
 def attention_seconds(model, plan, machine, c):
-    """(forward, backward) of attention's core, causal. FlashAttention computes the needed half,
-    and 2.5 times as much in backward; the unfused kernel computes all, and moves the scores.
+    """(forward, backward) of attention's core, causal. FlashAttention computes only the needed
+    half, and 2.5 times as much in backward. The unfused kernel computes all, and moves the scores.
     """
     sequence = plan.attended or plan.sequence
     pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
@@ -119,8 +119,8 @@ def attention_seconds(model, plan, machine, c):
 def other_seconds(model, plan, machine, c, sparse=False):
     """(forward, backward) of what memory bounds: norms, activations, residuals, dropout, casts.
 
-    Of the 34 bytes a number that a layer keeps, tensor ranks divide 24, and with sequence
-    parallelism all (Korthikanti et al. 2022, equations 2 and 4): its work is so divided, too.
+    A layer keeps 34 bytes a number. Tensor ranks divide 24 of them, and with sequence parallelism
+    all (Korthikanti et al. 2022, equations 2 and 4). The work is divided in the same way.
     """
     t = plan.tp
     part = 1 / t if plan.sequence_parallel else 10 / 34 + 24 / 34 / t
@@ -142,7 +142,7 @@ def head_work(model, plan, machine, c):
 
 
 def again(work, plan):
-    """Seconds of a layer's forward that is computed twice."""
+    """Seconds of the part of a layer's forward that runs twice."""
     seconds = {"none": 0.0, "full": work.forward, "selective": work.attention[0],
                "operators": work.products[0] / 2 + work.other[0]}[plan.recompute]
     return plan.recomputed * seconds

@@ -1,4 +1,4 @@
-"""What a training costs: dollars, days and energy, out of its step time or its MFU."""
+"""What a training costs: dollars, days and energy, from its step time or its MFU."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ DAY = 86400
 
 
 def cost_per_token(model, sequence, machine, mfu, price):
-    """Dollars of a token that is trained on, on one of these GPUs or on many at this MFU.
+    """Dollars to train on one token, at this MFU, on one of these GPUs or on many.
 
     mfu    of the bf16 peak, attention counted in full
     price  dollars of a GPU for an hour
-    error  ValueError where the MFU is not above 0 and at most 1
+    error  ValueError if the MFU is 0 or less, or more than 1
     lab    13
     """
     if not 0 < mfu <= 1:
@@ -23,10 +23,10 @@ def cost_per_token(model, sequence, machine, mfu, price):
 
 @dataclass(frozen=True)
 class Bill:
-    """Of a whole training.
+    """What a whole training takes.
 
-    days      with the share of time that is lost to failures
-    dollars   None: no price is known
+    days      including the time that is lost to failures
+    dollars   None if no price is known
     energy    joules of the GPUs alone, at the power that vendors print
     """
 
@@ -46,7 +46,7 @@ def bill(plan, step, machine, tokens, price=None, good_share=1.0):
 
 
 def price_of(accelerator):
-    """(dollars an hour, its source) of the last published price; (None, "") where there is none."""
+    """(dollars an hour, its source) of the latest published price; (None, "") if there is none."""
     rows = [row for row in table("gpu_prices") if row["accelerator"] == accelerator]
     if not rows:
         return None, ""

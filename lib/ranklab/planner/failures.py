@@ -9,13 +9,13 @@ STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assu
 
 
 def hours_between_failures(gpus):
-    """Mean hours until a job of so many GPUs is interrupted; Llama 3's: one GPU, 50,700 hours."""
+    """Mean hours until a job of `gpus` GPUs is interrupted. Llama 3: 50,700 hours for one GPU."""
     row = next(row for row in table("failures") if row["component"] == "TOTAL unexpected")
     return DAYS * 24 * GPUS / float(row["count"]) / gpus
 
 
 def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None):
-    """The share of the time in which a job gets on: lab 14's goodput.
+    """The share of the time in which a job makes progress: lab 14's goodput.
 
     interval: seconds of work between checkpoints; None: the best, Daly's
     """
@@ -30,5 +30,5 @@ def checkpoint_seconds(model, nodes):
 
 
 def good_share_of(model, machine, gpus):
-    """good_share of a training of this model on so many of these GPUs."""
+    """good_share for training this model on `gpus` of these GPUs."""
     return good_share(gpus, checkpoint_seconds(model, max(1, gpus / machine.node)))

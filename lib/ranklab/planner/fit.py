@@ -1,9 +1,9 @@
 """fit: the constants for which predicted step times are nearest to the published ones.
 
 Damped least squares (Levenberg and Marquardt) of log(predicted / published), with derivatives by
-differences; an error above 15% counts as its size, no more (Huber). A source of many rows counts
-less a row: n rows together as much as the square root of n. Bounds are kept by a change of
-variable, whose middle is the present value.
+differences. An error above 15% counts linearly and not by its square (Huber). In a source with many
+rows each row counts less: n rows together count like the square root of n. A change of variable
+keeps the bounds; its middle is the present value.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.step import step_time
 
 HUBER = 0.15
-MEMORY = ("context_bytes", "gaps")  # all others are of step_time
+MEMORY = ("context_bytes", "gaps")  # all others belong to step_time
 
 
 def fit(jobs, start=CONSTANTS, steps=30):
@@ -39,7 +39,7 @@ def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
 
 
 def fit_one(jobs, ratio, names, start, steps=30):
-    """The Constants for which the ratios of these Jobs are nearest to 1; `names` alone move."""
+    """The Constants for which the ratios of these Jobs are nearest to 1; only `names` move."""
     if not jobs:
         return start
     weights = weights_of(jobs)
@@ -49,7 +49,7 @@ def fit_one(jobs, ratio, names, start, steps=30):
         slope = derivatives(jobs, ratio, place, names, start, errors)
         robust = weights / np.maximum(1.0, np.abs(errors) / HUBER)
         matrix = slope.T @ (slope * robust[:, None])
-        matrix += 1e-3 * np.eye(len(names))  # what no row says stays where it is
+        matrix += 1e-3 * np.eye(len(names))  # a constant that no row needs stays where it is
         wanted = slope.T @ (robust * errors) + 1e-3 * place
         for _ in range(8):
             trial = place - np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), wanted)
@@ -102,7 +102,7 @@ def to_free(constants, names):
 
 
 def from_free(place, names, start):
-    """The Constants at these free numbers; those that are not in `names` are start's."""
+    """The Constants at these free numbers; all but `names` are taken from `start`."""
     known, values = bounds(), {}
     for name, number in zip(names, place):
         low, high, _ = known[name]

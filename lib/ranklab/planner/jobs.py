@@ -1,7 +1,7 @@
 """A published run as the planner sees it: a Model, a Machine and a Plan; or why it can't be used.
 
-What a source says in words is read in sources.py. Where a cell is empty and one value is usual,
-that is assumed, and said in Job.assumed.
+sources.py reads what a source says in words. If a cell is empty and one value is usual, we assume
+that value and note it in Job.assumed.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ class Unused(ValueError):
 class Job:
     """A run that can be scored.
 
-    seconds      of a step, as published; None: it is not
-    memory       bytes of a GPU, the same; memory_kind: nvidia-smi's, torch's reserved or allocated
-    assumed      what is not published, and was taken to be the usual
+    seconds      of a step, as published; None if it is not
+    memory       bytes of a GPU, likewise; memory_kind: nvidia-smi's, torch's reserved or allocated
+    assumed      what is not published, so that the usual was assumed
     """
 
     row_id: str
@@ -77,7 +77,7 @@ def job_of(run):
 
 
 def refuse(run):
-    """Raises Unused for what can be no Job."""
+    """Raises Unused for a run that can't be a Job."""
     if run.quality == "inconsistent":
         raise Unused("the source contradicts itself")
     if run.hardware.startswith("TPU") or not is_gpu(run.hardware):
@@ -144,7 +144,7 @@ def batches(run, dp, assumed):
         micro = each / pieces if pieces else min(4, each) if run.pp == 1 else 1
         micro = max(1, int(micro))
         assumed.append(f"micro_batch={micro}")
-    if batch:  # what a step really has: where a printed grad_accum differs, the batch is right
+    if batch:  # if a printed grad_accum differs, the batch is right
         pieces = batch / dp / micro
     if not pieces:
         raise Unused("missing column: global_batch_seqs and grad_accum")
@@ -156,8 +156,8 @@ def batches(run, dp, assumed):
 # --- what was measured ----------------------------------------------------------------------------
 
 def seconds_of(run, model, plan):
-    """Seconds of a step, of the first of these that is printed: step time, tokens/s, samples/s,
-    TFLOP/s by its own convention; None where there is none.
+    """Seconds of a step, from the first of these that is printed: step time, tokens/s, samples/s,
+    TFLOP/s by its own convention; None if none is.
     """
     tokens = plan.batch * plan.sequence
     if run.iter_time_s:

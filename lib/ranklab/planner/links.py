@@ -1,9 +1,9 @@
 """Seconds of a collective: bandwidth is a curve over the size of message and group, not a line.
 
-The curves are NCCL's published sweeps (published/nccl_busbw.csv), as a part of what the links can
-do. Within a node: the sweeps of 8 A100 and of 8 H200. Between nodes: the shape of the sweep of 4
-nodes, whose GPU is not named; between islands of nodes it is assumed to be the same. A group that
-holds whole nodes uses all their cards.
+The curves are NCCL's published sweeps over message sizes (published/nccl_busbw.csv), as a part of
+what the links can do. Within a node they are the sweeps of 8 A100 and of 8 H200. Between nodes it
+is the shape of the sweep of 4 nodes, whose GPU is not named. Between islands of nodes we assume the
+same shape. A group of whole nodes uses all their cards.
 """
 
 import functools
@@ -31,7 +31,7 @@ def sweep(hardware, ranks):
 
 
 def part_of_best(nbytes, hardware, ranks):
-    """Bus bandwidth at this size as a part of the sweep's best; below the sweep it is latency."""
+    """Bus bandwidth at this size as a part of the sweep's best; below the sweep latency decides."""
     sizes, speeds = sweep(hardware, ranks)
     size, best = math.log(max(nbytes, 1.0)), float(speeds.max())
     if size < sizes[0]:
@@ -42,7 +42,7 @@ def part_of_best(nbytes, hardware, ranks):
 @functools.lru_cache(maxsize=65536)
 def bus_bandwidth(verb, nbytes, span, machine):
     """(in nodes, between them, between islands): bytes/s of each rank in nccl-tests' sense, for a
-    group with this Span; infinite where it does not go so far.
+    group with this Span; infinite for links that it does not cross.
     """
     ranks, inside, near = span
     new = machine.link >= 400e9  # NVSwitch that adds up (H100 and later)
@@ -72,8 +72,8 @@ def collective_seconds(verb, nbytes, span, machine, constants):
 
 
 def message_seconds(nbytes, span, machine, constants):
-    """Seconds of one message between two neighbours of a group, where they are furthest apart: by
-    the link, by one card, or between islands.
+    """Seconds of one message between the two neighbours of a group that are furthest apart: over
+    the link, over one card, or between islands.
     """
     speed = constants.link_share * machine.link
     if span.node < span.ranks:

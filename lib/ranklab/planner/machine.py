@@ -1,7 +1,7 @@
 """A machine: GPUs, the link that joins those of a node, and the network between nodes.
 
-Numbers are of published/hardware_accelerators.csv and hardware_nodes.csv; what these do not have
-is said here.
+Numbers come from published/hardware_accelerators.csv and hardware_nodes.csv. What these lack stands
+here.
 """
 
 import functools
@@ -30,14 +30,14 @@ NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e
 class Machine:
     """What a GPU and its links can do, in bytes, bytes/s and FLOP/s.
 
-    accelerator   the GPU's name in the table; name: that of the node, or the same
-    peak_flops    of dense bf16 (fp16 where there is none)
-    flops         {precision: FLOP/s of the best matrix products}, measured where it is published
+    accelerator   the GPU's name in the table; name: the node's name, or the same
+    peak_flops    of dense bf16 (fp16 if it has no bf16)
+    flops         {precision: FLOP/s of the best matrix products}, measured if that is published
     node          GPUs in a row that the scale-up link joins
-    link          bytes/s of a GPU, one direction; network: the same, of its share of the cards
+    link          bytes/s of a GPU, one direction; network: the same for its share of the cards
     island, far   GPUs in a row that this network joins, and a GPU's bytes/s between such islands;
-                  0: it joins all
-    processors    that compute at once: a product's tiles go in waves of so many
+                  0: the network joins all
+    processors    compute at once: the tiles of a product go in waves of this number
     host, host_memory  bytes/s between a GPU and its host; of the host's memory, for all its GPUs
     """
 
@@ -61,7 +61,7 @@ class Machine:
     processors: int = 108
 
     def rate(self, precision):
-        """FLOP/s of the best matrix products; of the next wider numbers where it has none."""
+        """FLOP/s of the best matrix products; if it lacks the precision, of the next wider one."""
         if precision == "nvfp4":
             return self.fp4 or self.rate("fp8")
         return self.fp8 or self.bf16 if "fp8" in precision else self.bf16
@@ -78,7 +78,7 @@ def machine(name, node=0, network=0.0):
     """The Machine of this name in the table of accelerators.
 
     node     GPUs that NVLink joins; 0: 72 in an NVL72, else 8
-    network  bytes/s of a GPU; 0: that of the vendor's own node
+    network  bytes/s of a GPU; 0: as in the vendor's own node
     error    ValueError with the names that are known
     """
     plain = re.sub(r"\s*\(.*\)", "", name).strip()
@@ -106,5 +106,5 @@ def machine(name, node=0, network=0.0):
 
 
 def is_gpu(name):
-    """Whether the planner knows such a device's links: TPUs and other accelerators it does not."""
+    """Whether the planner knows this device's links. It does not know those of TPUs and others."""
     return re.match(r"(GB|[VAHBTL])\d|RTX", name) is not None

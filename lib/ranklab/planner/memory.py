@@ -1,9 +1,9 @@
-"""memory_per_gpu: the bytes that the fullest GPU holds, in the tool that is advised.
+"""memory_per_gpu: the bytes that the fullest GPU holds, in the tool of the plan.
 
 Megatron-LM: bf16 weights, float32 main gradients and optimizer: 18 bytes a parameter, 6 + 12/d with
-the distributed optimizer; 2 fewer where gradients are reduced in 16 bits (grad_reduce_in_fp32).
+the distributed optimizer; 2 fewer if gradients are reduced in 16 bits (grad_reduce_in_fp32).
 DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with BF16_Optimizer. torchtitan:
-FSDP2 of float32 weights. Ours: lab 12's layout_memory, of its trainer.
+FSDP2 with float32 weights. Ours: layout_memory of lab 12's trainer.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class GpuMemory:
     """Bytes of a GPU.
 
     logits      of the last stage: 16 bits, float32 for the loss, and their gradient
-    buffers     weights gathered for a layer, gradients on their way, messages, and what an
-                optimizer that is not fused makes for its step
+    buffers     weights gathered for a layer, gradients on their way, messages, and temporary
+                tensors of an optimizer that is not fused
     context     CUDA and NCCL
-    allowance   gaps between tensors: a part of what comes and goes
+    allowance   gaps between tensors: a part of activations and logits
     """
 
     weights: float
@@ -44,8 +44,8 @@ class GpuMemory:
         return sum(vars(self).values())
 
     def seen(self, kind="nvidia-smi"):
-        """Bytes as nvidia-smi counts them; as torch "reserves" them: without the context; or as it
-        has "allocated" them: without gaps, too.
+        """Bytes as nvidia-smi counts them. Torch's "reserved" bytes lack the context, and its
+        "allocated" bytes also lack the gaps.
         """
         return self.total - (kind != "nvidia-smi") * self.context - (
             kind == "allocated") * self.allowance
@@ -54,11 +54,12 @@ class GpuMemory:
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     """The GpuMemory of the pipeline rank that holds most.
 
-    states       sharded over plan.sharders; those of experts over the ranks with the same experts
+    states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps while it is computed again, and gradients as large
-    logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12 in
-                 torch's own loss, whose gradient is in float32
+                 one layer keeps when it runs again without recomputation, and as much once more for
+                 the gradients
+    logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12
+                 bytes with torch's own loss, whose gradient is in float32
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     lab          13
     """
@@ -68,7 +69,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     kept = kept_bytes(model, plan, tool)
     again = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
     stages = plan.stages(model.layers)
-    # of ranks with as many layers the first has most micro-batches in flight
+    # among ranks with equally many layers the first has most micro-batches in flight
     for rank in {0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}:
         numbers, experts = numbers_of(model, plan, rank)
         dense = states(plan, tool, numbers, plan.sharders)
@@ -90,7 +91,7 @@ def fits(model, plan, machine, tool=None, constants=CONSTANTS):
 
 
 def numbers_of(model, plan, rank):
-    """(parameters of layers and embeddings, of experts) that a GPU of this pipeline rank has."""
+    """(parameters outside of experts, parameters of experts) on a GPU of this pipeline rank."""
     layers = plan.stages(model.layers)[rank]
     dense = min(layers, model.dense) if rank == 0 else 0
     ends = (rank == 0) + (rank == plan.pp - 1)
@@ -101,10 +102,10 @@ def numbers_of(model, plan, rank):
 
 
 def states(plan, tool, numbers, ranks):
-    """(weights, gradients, optimizer) in bytes, of so many parameters."""
+    """(weights, gradients, optimizer) in bytes, of `numbers` parameters over `ranks` ranks."""
     if plan.frozen:
         return 2 * numbers, 0.0, 0.0
-    if tool == "torchtitan":  # also with ZeRO 2, which keeps weights gathered: see buffer_bytes
+    if tool == "torchtitan":  # also with ZeRO 2; its gathered weights are in buffer_bytes
         return tuple(zero_memory(3 if plan.zero else 0, numbers, ranks, 4, 4, 8))
     if tool == "deepspeed":
         sums = 4 if plan.gradient_bytes == 4 else 0  # BF16_Optimizer adds up in float32
@@ -117,8 +118,9 @@ def kept_bytes(model, plan, tool, recompute=None):
     """Bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al. 2022,
     equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
 
-    torch.compile computes norms and the gate's product again, and keeps what they are made of.
-    Transformer Engine keeps the inputs of FP8 products as FP8; attention's output in both forms.
+    torch.compile computes norms and the gate's product again, and keeps only their inputs.
+    Transformer Engine keeps the inputs of FP8 products as FP8, and attention's output in both
+    forms.
     """
     t, h, recompute = plan.tp, model.hidden, recompute or plan.recompute
     split = t if plan.sequence_parallel else 1
@@ -139,7 +141,7 @@ def kept_bytes(model, plan, tool, recompute=None):
 
 
 def in_flight(plan, rank):
-    """Micro-batches whose activations of a rank's whole share wait at the worst moment (lab 09)."""
+    """Micro-batches that wait on a rank at the worst moment, for its whole share (lab 09)."""
     P, M, V = plan.pp, plan.micro_batches, plan.virtual
     if P == 1:
         return 1
@@ -152,13 +154,13 @@ def in_flight(plan, rank):
 
 
 def buffer_bytes(model, plan, tool, numbers):
-    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; what
-    DeepSpeed's optimizer makes for its step: the gradient in float32 and two results of Adam.
+    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; temporary
+    tensors of DeepSpeed's optimizer: the gradient in float32 and two results of Adam.
 
-    With sequence parallelism x is whole in a layer: twice gathered, and twice before its sum.
+    With sequence parallelism a layer has the whole x: twice gathered, and twice before its sum.
 
     With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
-    once; with ZeRO 2 it gathers once, too, and reduces each micro-batch's.
+    once. With ZeRO 2 it gathers once, too, but reduces the gradients of each micro-batch.
     """
     messages = plan.tokens * model.hidden * (4 * (plan.pp > 1) + 8 * plan.sequence_parallel)
     block = max(model.block, model.embedding) / plan.tp
@@ -175,10 +177,10 @@ def buffer_bytes(model, plan, tool, numbers):
 
 
 def ours(model, plan, c):
-    """The GpuMemory of the course's own trainer, by lab 12's formula. Without gaps: labs/jobs/ asks
-    torch for expandable segments.
+    """The GpuMemory of the course's own trainer, by lab 12's formula. It has no gaps, because
+    labs/jobs/ asks torch for expandable segments.
 
-    error  ValueError where it has no such model
+    error  ValueError if the trainer has no such model
     """
     from ranklab.hybrid import layout_memory  # here: lab 12 asks this file what fits
     from ranklab.planner.own import own_job

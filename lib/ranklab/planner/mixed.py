@@ -1,4 +1,4 @@
-"""mixed_step: the step of a cluster of unlike GPUs, each kind with data ranks of its own."""
+"""mixed_step: a step on several kinds of GPUs; each kind has data ranks of its own."""
 
 import math
 from dataclasses import replace
@@ -11,11 +11,11 @@ from ranklab.planner.step import step_time
 
 
 def mixed_plans(model, plan, parts, batch):
-    """[Plan]: for each (machine, GPUs) of `parts` its data ranks, with micro-batches so that all
-    end at about the same time, and the batch is whole.
+    """[Plan]: one for each (machine, GPUs) of `parts`. Each kind gets micro-batches so that all
+    end at about the same time, and together they are the whole batch.
 
-    plan   what all have alike: tp, pp, cp, micro-batch; virtual stages take rounds of pp
-    error  ValueError where tp x pp x cp does not divide the GPUs of a part
+    plan   what all kinds share: tp, pp, cp, micro-batch; virtual stages take rounds of pp
+    error  ValueError if tp x pp x cp does not divide the GPUs of a kind
     """
     whole = plan.tp * plan.pp * plan.cp
     if wrong := [gpus for _, gpus in parts if gpus % whole]:
@@ -31,7 +31,7 @@ def mixed_plans(model, plan, parts, batch):
     def seconds(place, M):
         return step_time(model, replace(plans[place], micro_batches=M), parts[place][0]).total
 
-    # nine tenths by speed; then each round goes where it will be done first
+    # nine tenths go by speed; then each round goes to the kind that will finish it first
     each = [seconds(place, 2 * plan.pp) - seconds(place, plan.pp) for place in range(len(parts))]
     fair = batch / plan.micro_batch / sum(dp / slow for dp, slow in zip(ranks, each))
     pieces = [max(1, int(0.9 * fair / slow) // round_) * round_ for slow in each]
@@ -48,7 +48,7 @@ def mixed_plans(model, plan, parts, batch):
 
 
 def mixed_step(model, plans, machines):
-    """Seconds of a step: of the slowest kind, whose gradients then go over the slowest network."""
+    """Seconds of a step: that of the slowest kind, with gradients over the slowest network."""
     slowest = min(each.network for each in machines)
     everyone = sum(plan.dp for plan in plans)
     longest = 0.0
@@ -69,8 +69,8 @@ class Mixed(NamedTuple):
 
 
 def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
-    """[Mixed], the fastest first: layouts that fit in all kinds of GPUs, `tried` of those that are
-    fastest on the slowest kind.
+    """[Mixed], the fastest first: of the layouts that fit in all kinds of GPUs those `tried` that
+    are fastest on the slowest kind.
 
     parts  [(machine, GPUs)]
     error  NoLayout
@@ -79,7 +79,7 @@ def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
     slow = min((machine for machine, _ in parts), key=lambda machine: machine.bf16)
     room = min(machine.memory_bytes for machine, _ in parts)
     tensor = min(machine.node for machine, _ in parts)
-    some = max(1, round(batch / every)) * common  # what so many GPUs have of the batch, about
+    some = max(1, round(batch / every)) * common  # about the share of the batch of these GPUs
     found = []
     for plan in (plan for tool in tools
                  for plan in layouts(model, slow, common, sequence, some, tool)):

@@ -12,10 +12,11 @@ class Model:
     head_size   0: hidden / heads
     gated       the MLP has three matrices (Llama), not two (GPT)
     tied        the head is the embedding's matrix
-    experts     0: dense. Else a token meets top_k of them, and `shared` more, of width expert_ffn
-    dense       of the layers, so many have an MLP of width ffn in spite of experts
+    experts     0: dense. Otherwise a token meets top_k of them, and `shared` more, of width
+                expert_ffn
+    dense       this many layers have an MLP of width ffn instead of experts
     parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
-    attention_numbers  parameters of a layer's attention, where it is no plain one (MLA); 0: plain
+    attention_numbers  parameters of a layer's attention if it is not plain (MLA); 0: plain
     """
 
     layers: int
@@ -71,7 +72,7 @@ class Model:
 
     @cached_property
     def block(self):
-        """Parameters of a dense layer; in one with experts what all ranks have (router, shared)."""
+        """Parameters of a dense layer; with experts those that all ranks have (router, shared)."""
         if self.experts:
             return self.attention + self.hidden * self.experts + self.shared * self.expert
         return self.attention + self.matrices * self.hidden * self.ffn
@@ -101,8 +102,8 @@ class Model:
     def flops_per_token(self, sequence, causal=False, forwards=1):
         """FLOPs of a token, forward and backward: 6 a parameter that it meets, and attention's.
 
-        Attention counts in full, as in PaLM's MFU (2022, appendix B); causal: the half that is
-        needed. forwards=2 counts a forward that is computed twice: hardware FLOPs (HFU).
+        Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal only the needed
+        half. forwards=2 counts a forward that runs twice: hardware FLOPs (HFU).
         """
         attention = 4 * self.layers * sequence * self.width / (2 if causal else 1)
         return (2 + forwards) * (2 * self.active + attention)

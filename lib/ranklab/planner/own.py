@@ -13,7 +13,7 @@ from ranklab.planner.memory import GpuMemory, memory_per_gpu
 def own_job(model, plan):
     """(Job, Layout) of this plan.
 
-    error  ValueError where the trainer has no such model, or does not do that
+    error  ValueError if the trainer has no such model, or can't run such a plan
     """
     if model.gated or model.experts or model.kv_heads != model.heads:
         raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads, "
@@ -38,10 +38,10 @@ def own_job(model, plan):
 
 
 def own_command(model, plan, per_node=8, *options):
-    """The line that trains this plan by the course's own project, on the text that it has.
+    """The command that trains this plan with the course's own project, on its text.
 
-    options  more of the project's: "--steps 100"
-    error    ValueError where the trainer cannot run it
+    options  more options of the project: "--steps 100"
+    error    ValueError if the trainer can't run it
     lab      13
     """
     job, layout = own_job(model, plan)
@@ -59,7 +59,7 @@ def own_command(model, plan, per_node=8, *options):
 
 
 class DryRun(NamedTuple):
-    """Of the first rank, counted and by formulas: bytes."""
+    """Bytes of the first rank, counted and by formulas."""
 
     held: Memory
     sent: dict  # axis: bytes in a step
@@ -68,10 +68,10 @@ class DryRun(NamedTuple):
 
 
 def dry_run_plan(model, plan):
-    """The DryRun of this plan: lab 12's code runs, in one process that poses as the first rank.
+    """The DryRun of this plan: lab 12's code runs in one process that plays the first rank.
 
     cost   tensors have no memory: a minute of one core for 130B
-    error  as own_job's, and where the model does not go into the layout
+    error  as in own_job, and if the layout can't run the model
     lab    13
     """
     job, layout = own_job(model, plan)

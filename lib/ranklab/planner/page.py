@@ -1,6 +1,6 @@
 """plan_page: a page on which a reader changes a training's choices; all numbers are this library's.
 
-Each choice is searched when the page is made. Its script looks rows up and draws them.
+The search for each choice runs when the page is made. The page's script only draws its result.
 """
 
 import html
@@ -33,7 +33,7 @@ WHOLE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Node:
-    """What may be asked of a kind of node: numbers of GPUs, and of tokens in a batch.
+    """The choices for a kind of node: numbers of GPUs, and of tokens in a batch.
 
     price  (dollars of a GPU for an hour, or None; its source)
     """
@@ -49,9 +49,9 @@ class Choices:
     """All combinations of these, each a tuple (model, node, gpus, sequence, batch in tokens).
 
     models, nodes  {name: Model}, {name: Node}
-    asked          the choice that is shown first; all its layouts are searched, while the others
-                   have a quick_search
-    tokens         of the training that is billed
+    asked          the choice that is shown first, with a full search; the others have a
+                   quick_search
+    tokens         of the training in the bill
     """
 
     models: dict
@@ -110,7 +110,7 @@ def fragment(choices, spread=map):
 
 
 def row(choices, choice):
-    """What is drawn of a choice; or a sentence, where nothing fits.
+    """What the page draws of a choice; or a sentence, if nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
     [seconds that are likely, from and to, by what], [tokens a second; days, dollars, MWh of all],
@@ -145,7 +145,7 @@ def short(number):
 
 
 def static(asked, found):
-    """The asked choice as a table: what is read where no script runs."""
+    """The asked choice as a table, for readers without scripts."""
     name, node, gpus, sequence, batch = asked
     said = html.escape(f"{name} on {gpus} GPUs of {node}, {batch:,} tokens a step in sequences of "
                        f"{sequence:,}")

@@ -1,4 +1,4 @@
-"""A plan: how a training is laid out, and by which tool. No model and no machine is in it."""
+"""A plan: the layout of a training and its tool, without the model and the machine."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
 
 
 class Span(NamedTuple):
-    """Ranks of a group: all, those of them in one node, and in one island of nodes."""
+    """How many ranks of a group there are: in all, in one node, and in one island of nodes."""
 
     ranks: int
     node: int
@@ -25,26 +25,26 @@ class Plan:
     """dp x tp x pp x cp GPUs; tensor ranks are neighbours, then context, data, pipeline ranks.
 
     sequence, micro_batch  tokens of a sequence, sequences of one forward
-    micro_batches          that go through each pipeline in a step
-    ep         of the data and context ranks, so many share the experts
+    micro_batches          how many go through each pipeline in a step
+    ep         how many of the data and context ranks share the experts
     virtual    stages of a pipeline rank
     zero       0 to 3: optimizer state, gradients, weights are sharded (3 is FSDP)
-    shard      ranks over which they are; 0: all data and context ranks. Others hold copies
+    shard      over how many ranks; 0: all data and context ranks. The others hold copies
     recompute  none; selective: attention's core (Megatron); operators: half of the products
                (torchtitan's "op"); full: each block's forward
-    recomputed of the blocks, this share is so treated
+    recomputed the share of the blocks that do this
     attention  flash; tuned: kernels for H100 and later (cuDNN's, FlashAttention 3); unfused: the
                scores of all pairs go through memory (before 2022)
-    attended   tokens of the sequences, where several are packed into one; 0: they are not
+    attended   tokens of each sequence, if several are packed into one; 0: they are not
     precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
     gradient_bytes  of a number in the gradients' reduction
-    hides      axes whose traffic runs beside computing: data, tensor, context, expert, pipeline;
-               "tensor backward": of tensor's, that of inputs' gradients
+    hides      axes whose traffic hides behind computing: data, tensor, context, expert, pipeline;
+               "tensor backward": only tensor's messages of inputs' gradients
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
-    graphs     kernels are launched from CUDA graphs, not each by the host
-    frozen     the weights are not trained: adapters are (LoRA)
-    outermost  the axis whose ranks lie furthest apart: pipeline or data
+    graphs     kernels are launched from CUDA graphs, and not one by one from the host
+    frozen     only adapters are trained, and not the weights (LoRA)
+    outermost  the axis whose ranks are furthest apart: pipeline or data
     offload    the optimizer and its states are on the host (ZeRO-Offload)
     """
 
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def copies(self):
-        """Ranks with the same share of the weights: of the data and the context axis."""
+        """How many ranks have the same weights: those of the data and context axes."""
         return self.dp * self.cp
 
     @property
     def sharders(self):
-        """Ranks over which sharded states lie."""
+        """How many ranks share sharded states."""
         return min(self.shard or self.copies, self.copies)
 
     @property
@@ -112,7 +112,7 @@ class Plan:
         return self.micro_batch * self.sequence / self.cp
 
     def words(self):
-        """dp x tp x pp, and what else: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
+        """dp x tp x pp and options: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
         share = f" of {self.recomputed:.0%}" if self.recomputed < 1 else ""
         more = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
                 f"{self.virtual} virtual": self.virtual > 1, f"zero {self.zero}": self.zero > 0,
@@ -124,14 +124,14 @@ class Plan:
                           *(words for words, holds in more.items() if holds)])
 
     def stages(self, layers):
-        """Layers of each pipeline rank: as even as they go; where two more would make them even,
-        the first and last rank have one fewer (they have the embedding and the head).
+        """Layers of each pipeline rank, as even as possible. If two more layers would make them
+        even, the first and last rank have one less, because they have the embedding and the head.
         """
         return stages(layers, self.pp)
 
     def span(self, axis, machine):
         """The Span of a group of this axis. "weights": the ranks with the same share of the weights
-        (data and context); "shard": those over which sharded states lie.
+        (data and context); "shard": the ranks that share sharded states.
         """
         sizes = {"tensor": self.tp, "context": self.cp, "data": self.dp, "pipeline": self.pp}
         group = (axis,) if axis in sizes else ("context", "data")

@@ -13,8 +13,8 @@ TRIED = 8  # divisions
 def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED):
     """[Found], the fastest first: search_layouts for the TRIED best ways to divide the GPUs.
 
-    A division counts as good as with micro-batches of one sequence and the least recompute.
-    error  NoLayout where none fits, as in search_layouts
+    A division is ranked by its step with micro-batches of one sequence and the least recompute.
+    error  NoLayout if none fits, as in search_layouts
     """
     large = []
 

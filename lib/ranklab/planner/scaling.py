@@ -8,11 +8,11 @@ from ranklab.planner.step import step_time
 def scaling_curve(model, plan, machine, counts, weak=False):
     """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
 
-    efficiency  tokens/s of a GPU beside those of the first of `counts`
-    weak        a pipeline keeps its micro-batches, and the batch grows; else the batch stays, and
-                each pipeline has fewer
-    error       ValueError where tp x pp x cp does not divide the GPUs, or dp x micro-batch the
-                batch
+    efficiency  tokens/s of a GPU, divided by that at the first of `counts`
+    weak        True: each pipeline keeps its micro-batches, and the batch grows; False: the batch
+                stays, and each pipeline has fewer micro-batches
+    error       ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
+                divide the batch
     lab         13
     """
     found, whole = [], plan.gpus // plan.dp

@@ -1,4 +1,4 @@
-"""score: how far predictions are from published runs, by source; and why a row was not used.
+"""score: how far off predictions are from published runs, by source, and why rows are not used.
 
 A row is left out for what it is or lacks, never for its error.
 """
@@ -15,16 +15,16 @@ from ranklab.planner.jobs import Unused, job_of
 from ranklab.planner.memory import fits
 
 NO_DATA = ("the source contradicts", "a headline without", "out of memory", "no step time")
-CLEAR = 0.05  # two layouts whose times differ by less are no pair
+CLEAR = 0.05  # two layouts whose times differ by less do not count as a pair
 
 
 @dataclass
 class Score:
-    """What was found of one source, or of all: lists of |predicted / published - 1|.
+    """The errors of one source or of all, as lists of |predicted / published - 1|.
 
-    pairs    of each two layouts of one model on the same GPUs: whether the faster one was named
-    fits     of each used row: whether it is said to fit, as it did
-    assumed  {what was not published, and taken to be the usual: rows}
+    pairs    for each two layouts of one model on the same GPUs: whether the faster one was named
+    fits     for each used row: whether the planner says that it fits, as it did
+    assumed  {what was not published, so that the usual was assumed: rows}
     """
 
     rows: int = 0
@@ -51,7 +51,7 @@ class Score:
 
 
 def spread(errors):
-    """{"number", "median", "p90"} of these errors; None where there are none."""
+    """{"number", "median", "p90"} of these errors; None if there are none."""
     return {"number": len(errors), "median": quantile(errors, 0.5), "p90": quantile(errors, 0.9)}
 
 

@@ -1,5 +1,5 @@
-"""search_layouts: all layouts that fit, the fastest first; and in a sentence why none does.
-distinct: those of them that are worth a look.
+"""search_layouts: all layouts that fit, the fastest first; or a sentence that says why none does.
+distinct: the layouts among them that are worth a look.
 """
 
 from operator import attrgetter
@@ -15,7 +15,7 @@ KINDS = (("tool", "tp", "pp"),  # what tells layouts apart first, and then
 
 
 class Found(NamedTuple):
-    """A Plan with what it takes."""
+    """A Plan with its memory and its step."""
 
     plan: Plan
     memory: GpuMemory
@@ -27,7 +27,7 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
 
     batch  sequences of a step, over all GPUs
     watch  shows progress: tqdm
-    error  ValueError with the GB of the smallest layout, where none fits
+    error  NoLayout, a ValueError, if no layout fits; it says how many GB the smallest one needs
     lab    13
     """
     found, least = [], None
@@ -51,8 +51,8 @@ def fastest(*asked, **how):
 def distinct(found, top=5):
     """[Found]: `top` layouts of different kinds, the fastest first, and the best one of each tool.
 
-    A kind has one tool, tp and pp, and is shown by its fastest layout. Where there are too few
-    kinds, these are told apart by more.
+    The layouts of a kind have the same tool, tp and pp, and the fastest of them is shown. If there
+    are too few kinds, more fields tell them apart.
     """
     shown = []
     for names in KINDS:
@@ -69,12 +69,12 @@ def distinct(found, top=5):
 
 
 def rank(found):
-    """The key by which layouts are sorted: the fastest first, of equals that with least memory."""
+    """The sort key of layouts: the fastest first, and of equals the one with the least memory."""
     return found.step.total, found.memory.total
 
 
 class NoLayout(ValueError):
-    """Nothing fits."""
+    """No layout fits."""
 
 
 def refusal(least, machine, gpus, batch):

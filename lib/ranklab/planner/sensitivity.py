@@ -1,5 +1,4 @@
-"""changes: what half and twice of the GPUs, the batch, the sequence or a link do to the best plan.
-"""
+"""changes: how half or twice the GPUs, batch, sequence or link change the best plan."""
 
 from dataclasses import replace
 from itertools import product
@@ -10,14 +9,14 @@ from ranklab.planner.step import step_time
 from ranklab.planner.wish import Wish
 
 THINGS = ("GPUs", "batch", "sequence", "link", "network")
-TRIFLE = 0.005  # of a step's time: no reason for another layout
+TRIFLE = 0.005  # of a step's time: too little for another layout
 
 
 class Change(NamedTuple):
-    """One thing is `factor` times as much.
+    """One thing becomes `factor` times as much.
 
-    wish, best  what is then asked for; its best layout, None: nothing fits
-    same        the layout stays, but for the number of micro-batches
+    wish, best  the new Wish, and its best layout; None if nothing fits
+    same        whether the layout stays the same, apart from the number of micro-batches
     """
 
     what: str
@@ -28,17 +27,17 @@ class Change(NamedTuple):
 
 
 def changes(wish, found, best, watch=iter):
-    """[Change], half and twice of each: the GPUs, the batch, the sequence (as many tokens in a
-    batch), the link in a node, the network.
+    """[Change], for half and twice of each: the GPUs, the batch, the sequence (with the same tokens
+    in a batch), the link in a node, the network.
 
-    found  of wish.search(); best: of these, the one that is taken
+    found  from wish.search(); best: the layout of `found` that is taken
     """
     rows = []
     for what, factor in product(THINGS, (0.5, 2)):
         each, new = changed(wish, what, factor), found
         if not each:
             continue
-        if what in ("link", "network"):  # what fits stays; a step is at most twice as fast or slow
+        if what in ("link", "network"):  # the same fit; a step is at most twice as fast or slow
             near = [one for one in found if one.step.total <= 2 * found[0].step.total]
             new = sorted((one._replace(step=step_time(wish.model, one.plan, each.machine))
                           for one in near), key=lambda one: one.step.total)
@@ -52,7 +51,7 @@ def changes(wish, found, best, watch=iter):
 
 
 def changed(wish, what, factor):
-    """The Wish; None where a half is no whole number."""
+    """The changed Wish; None if a half is not a whole number."""
     if what in ("link", "network"):
         speed = factor * getattr(wish.machine, what)
         return replace(wish, machine=replace(wish.machine, **{what: speed}))
@@ -64,7 +63,7 @@ def changed(wish, what, factor):
 
 
 def chosen(found, best):
-    """(the layout of before, True) where it takes at most a TRIFLE longer than the fastest."""
+    """(the old layout, True) if it is at most a TRIFLE slower than the fastest, or (that, False)"""
     same = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total
             and sizeless(each.plan) == sizeless(best.plan)]
     return (same[0], True) if same else (min(found, key=rank, default=None), False)

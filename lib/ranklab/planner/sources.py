@@ -1,6 +1,6 @@
-"""What a source says in words of how it ran: its network, its tool, what that hides, and more.
+"""Reads how a run was done from its source's words: its network, its tool, what that hides, ...
 
-Rules that name no run. They read the columns source, notes, sharding, precision, arch_notes.
+The rules name no run. They read the columns source, notes, sharding, precision, arch_notes.
 """
 
 import re
@@ -15,14 +15,14 @@ SCHEDULES = {"1f1b-i": "interleaved", "interleaved1f1b": "interleaved", "flexibl
 
 
 def memory_kind(run):
-    """Whose count of memory it is; where that is not said, what torch has allocated."""
+    """Which count of memory it is; if the source does not say, what torch has allocated."""
     if "nvidia-smi" in run.mem_kind:
         return "nvidia-smi"
     return "reserved" if "reserved" in run.mem_kind else "allocated"
 
 
 def network_of(run):
-    """Bytes/s of a GPU's share of its node's cards; 0: those of the vendor's own node."""
+    """Bytes/s of a GPU's share of its node's cards; 0: as in the vendor's own node."""
     return next((speed for words, speed in NETWORKS
                  if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
 
@@ -43,7 +43,7 @@ def graphs(run):
 
 
 def virtual_of(run, pp, schedule, assumed):
-    """Stages of a rank: as printed, else as many as there are layers where the tool interleaves."""
+    """Stages of a rank: as printed; or one for each layer, if the tool interleaves."""
     if run.vpp or pp == 1:
         return run.vpp or 1
     known = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
@@ -99,7 +99,7 @@ def precision_of(run):
 
 
 def gradient_bytes(run):
-    """Of a gradient on its way: 16 bits where the source says so, or Megatron reduces fp16."""
+    """Of a gradient on its way: 2 if the source says so, or if Megatron reduces fp16."""
     said = f"{run.precision} {run.sharding}"
     if "PURE" in said or run.precision.startswith("fp16"):
         return 2
@@ -129,7 +129,7 @@ def fused(run, tool):
 
 
 def shard_of(run):
-    """Ranks over which states are sharded, where the source says so; 0: all."""
+    """How many ranks share sharded states, if the source says so; 0: all."""
     found = re.search(r"over (\d+) ranks|FSDP (\d+)", run.sharding)
     if found:
         return int(found[1] or found[2])

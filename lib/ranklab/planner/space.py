@@ -1,4 +1,4 @@
-"""layouts: every Plan that a tool can run for a model on so many GPUs, as it is run today."""
+"""layouts: every Plan that a tool can run for a model on these GPUs, as one runs it today."""
 
 import itertools
 from dataclasses import replace
@@ -8,8 +8,8 @@ from ranklab.planner.plan import Plan
 ADVISED = ("megatron", "torchtitan", "deepspeed")
 MOST_VIRTUAL = 10  # stages of a pipeline rank
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-LONG = 4096  # tokens: a sequence is shared by context ranks where each has so many
-# What each tool is told in these plans; `hides`: what it then runs beside computing.
+LONG = 4096  # tokens: context ranks share a sequence only if each has this many
+# The options of each tool in these plans; `hides`: the messages it then hides behind computing.
 USUAL = {
     # --overlap-grad-reduce --overlap-param-gather --tp-comm-overlap
     "megatron": {"hides": ("data", "context", "tensor", "pipeline")},
@@ -22,20 +22,20 @@ RECOMPUTE = {"megatron": ("none", "full"), "torchtitan": ("none", "operators", "
 
 
 def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
-    """Yields the Plans of `gpus` GPUs with a batch of so many sequences.
+    """Yields the Plans of `gpus` GPUs with a batch of `batch` sequences.
 
     dp x tp x pp x cp is gpus; tp stays in a node, and divides heads and key heads; virtual stages
     need micro-batches in rounds of pp; ep divides the experts, and the ranks that have other
-    tokens; micro-batches fill the batch. With DeepSpeed ZeRO 2 and 3 are without a pipeline, as its
-    engine refuses both together. FSDP shards over all ranks, or over a node's (HSDP).
+    tokens; micro-batches fill the batch. DeepSpeed has ZeRO 2 and 3 only without a pipeline,
+    because its engine refuses both together. FSDP shards over all ranks, or over a node (HSDP).
     """
     for division in divisions(model, machine, gpus, sequence, batch, tool):
         yield from variants(model, division)
 
 
 def divisions(model, machine, gpus, sequence, batch, tool):
-    """Yields a Plan for each way to divide the GPUs and the model: with micro-batches of one
-    sequence, one stage of a rank, and no recompute.
+    """Yields a Plan for each way to divide the GPUs and the model, with micro-batches of one
+    sequence, one stage for each rank, and no recompute.
     """
     same = usual(tool, machine)
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
@@ -63,17 +63,17 @@ def variants(model, division):
 
 
 def usual(tool, machine):
-    """{field of a Plan: value}: what this tool does by itself today, on this machine."""
+    """{field of a Plan: value}: what this tool does by itself today on this machine."""
     return {**USUAL[tool], "tool": tool, "attention": kernels(machine)}
 
 
 def kernels(machine):
-    """Attention's, on these GPUs."""
+    """The kind of attention kernels on these GPUs."""
     return "tuned" if machine.peak_fp8 else "flash"
 
 
 def goes(model, machine, gpus, sequence, tp, cp, pp, tool):
-    """Whether the model can be so divided."""
+    """Whether the model can be divided in this way."""
     if tool == "deepspeed" and (tp > 1 or cp > 1):
         return False
     if tool == "ours" and (sequence % tp or machine.node % tp):  # refuse_misfits of lab 12
@@ -85,9 +85,9 @@ def goes(model, machine, gpus, sequence, tp, cp, pp, tool):
 
 
 def virtuals(model, pp, tool):
-    """Numbers of stages of a rank; more than one, where they then have no more layers than before.
+    """Possible numbers of stages of a rank: more than one, if no rank then has more layers.
 
-    61 layers on 16 ranks: 4 on most, as one stage or as two of 2, but not as three.
+    For example, 61 layers on 16 ranks are 4 on most, as one stage or as two of 2, but not as three.
     """
     if pp == 1 or tool == "deepspeed":
         return (1,)
@@ -97,7 +97,7 @@ def virtuals(model, pp, tool):
 
 
 def experts(model, ranks, tool):
-    """Numbers of ranks that may share the experts."""
+    """How many ranks may share the experts: a list."""
     if not model.experts or tool == "deepspeed":
         return (1,)
     return [each for each in divisors(model.experts) if ranks % each == 0]
@@ -119,7 +119,7 @@ def shards(model, machine, ranks, tp, pp, tool):
 
 
 def outers(machine, dp, pp):
-    """Where islands of nodes differ from nodes, it matters which axis goes between them."""
+    """With islands of nodes it matters which axis goes between them."""
     return ("pipeline", "data") if machine.island and dp > 1 and pp > 1 else ("pipeline",)
 
 
@@ -133,7 +133,7 @@ FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches"
 
 
 def refuse(plan, model, machine, gpus, sequence, batch):
-    """Raises a ValueError that says why no tool runs this plan; else nothing happens."""
+    """Raises a ValueError that says why no tool runs this plan; otherwise nothing happens."""
     whole, fixed = Plan(**usual(plan.tool, machine)), set(vars(plan)) - set(FREE)
     other = [name for name in sorted(fixed) if getattr(plan, name) != getattr(whole, name)]
     kinds = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),

@@ -9,13 +9,13 @@ from ranklab.planner.constants import CONSTANTS
 
 @dataclass(frozen=True)
 class Step:
-    """Where the seconds of a step go, on the average GPU; what computing hides is not in it.
+    """Where the seconds of a step go on the average GPU, without messages that computing hides.
 
-    products, attention, other  computing: matrix products, attention's core, what memory bounds
-    recompute  forwards that are computed twice
+    products, attention, other  computing: matrix products, attention's core, memory-bound work
+    recompute  forwards that run twice
     tensor, context, expert, weights, data, pipeline  messages that are not hidden; weights: those
                of ZeRO-3 and FSDP, for each micro-batch
-    bubble     no work for a pipeline rank: filling, draining, and stages that are not even
+    bubble     time without work for a pipeline rank: filling, draining, and uneven stages
     optimizer  its step
     rest       loader, norms
     """
@@ -47,7 +47,7 @@ class Step:
         return self._of_peak(model.flops_per_token(plan.sequence, causal), plan, machine)
 
     def hfu(self, model, plan, machine, causal=False):
-        """The same, with forwards that are computed twice."""
+        """The same with forwards that run twice."""
         twice = plan.recomputed * (plan.recompute == "full")
         flops = model.flops_per_token(plan.sequence, causal, 1 + twice)
         return self._of_peak(flops, plan, machine)
@@ -58,7 +58,7 @@ class Step:
 
 
 def exposed(messages, work, hidden, c):
-    """Seconds of messages that are left where they run beside `work`; all, where they do not.
+    """Seconds of messages that `work` does not hide; all of them if they are not hidden at all.
 
     Together they take (work^n + messages^n)^(1/n): a little more than the longer of the two.
     """
@@ -70,7 +70,7 @@ def exposed(messages, work, hidden, c):
 
 def tensor_exposed(model, plan, machine, work, c):
     """Seconds of a layer's tensor messages that are left; "tensor backward" hides those of inputs'
-    gradients beside the products of weights' gradients (Megatron-LM since 2022).
+    gradients behind the products of weights' gradients (Megatron-LM since 2022).
     """
     seconds = traffic.tensor_seconds(model, plan, machine, c)
     if "tensor backward" not in plan.hides:
@@ -134,7 +134,7 @@ def bubble_part(model, plan, machine, c=CONSTANTS):
 
 
 def step_time(model, plan, machine, constants=CONSTANTS):
-    """The Step of this plan, on the average GPU: parts in seconds, whose sum is its total.
+    """The Step of this plan on the average GPU: parts in seconds that add up to its total.
 
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage

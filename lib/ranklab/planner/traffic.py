@@ -7,8 +7,8 @@ from ranklab.tensor_parallel.formulas import summed_bytes
 
 
 def tensor_seconds(model, plan, machine, c):
-    """Of one layer and micro-batch: all-reduces of x, or a reduce-scatter and an all-gather each;
-    a forward that is computed twice sends twice.
+    """Of one layer and micro-batch: all-reduces of x, or a reduce-scatter and an all-gather for
+    each; a forward that runs twice sends twice.
     """
     if plan.tp == 1:
         return 0.0
@@ -38,8 +38,8 @@ def context_seconds(model, plan, machine, c):
 def expert_seconds(model, plan, machine, c):
     """Of one layer with experts: tokens go to their experts and back, forward and backward.
 
-    A token goes once to each node that has some of its experts, and from there once to such ranks:
-    with N nodes (or ranks) and k experts to N (1 - (1 - 1/N)^k) of them on average.
+    A token goes once to each node with some of its experts, and from there once to each such rank.
+    With N nodes (or ranks) and k experts these are N (1 - (1 - 1/N)^k) on average.
     """
     if plan.ep == 1:
         return 0.0
@@ -54,8 +54,8 @@ def expert_seconds(model, plan, machine, c):
 
 
 def gather_seconds(numbers, plan, machine, c):
-    """Of one layer's weights that are sharded (ZeRO-3, FSDP), for each micro-batch: gathered for
-    forward and for backward, gradients reduced. One rank: nothing.
+    """Of one layer's sharded weights (ZeRO-3, FSDP), for each micro-batch: they are gathered for
+    forward and for backward, and gradients are reduced. 0 on one rank.
     """
     if plan.copies == 1 or plan.zero < 3:
         return 0.0
@@ -74,10 +74,10 @@ def replicas(nbytes, plan, machine, c):
 
 
 def data_seconds(numbers, plan, machine, c, ranks=0):
-    """(of gradients, of weights) once a step, where these are not sharded by layers: an all-reduce,
+    """(of gradients, of weights) once a step, if weights are not sharded by layers: an all-reduce,
     or with ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
-    ranks  over which; 0: all that have the same weights
+    ranks  how many take part; 0: all that have the same weights
     """
     if plan.zero == 3 or plan.frozen or not numbers:
         return 0.0, 0.0
@@ -95,8 +95,8 @@ def data_seconds(numbers, plan, machine, c, ranks=0):
 
 
 def pipeline_seconds(model, plan, machine, c):
-    """Of one micro-batch on a rank: it sends each stage's result on, and its gradient back; tensor
-    ranks each send a part, and gather it again unless they have split sequences.
+    """Of one micro-batch on a rank, which sends each stage's result on, and its gradient back.
+    Tensor ranks each send a part, and gather it again unless they have split sequences.
     """
     if plan.pp == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""why: what a step's time goes to, and over which link. likely_range: how far off similar runs are.
+"""why: where a step's time goes, and over which link. likely_range: how far off similar runs are.
 """
 
 import functools
@@ -13,7 +13,7 @@ AXES = {"tensor": "tensor", "context": "context", "expert": "expert", "weights":
         "pipeline": "pipeline", "data": "weights"}  # part of a Step -> axis of Plan.span
 COMPUTING = ("products", "attention", "other")
 ENOUGH = 12  # similar runs, for a range of their own
-# (median, 90th percentile) of errors where constants are fitted without the row's source: the line
+# (median, 90th percentile) of errors if constants are fitted without the row's source: the line
 # "all" at the end of `python -m ranklab.projects.planner fit`, of 25 November 2026
 LEFT_OUT = {"time": (0.092, 0.228), "memory": (0.023, 0.125)}
 
@@ -39,7 +39,7 @@ def link(span, machine):
 
 
 def why(plan, step, machine, most=3):
-    """What bounds the step, in words: "computing 74%, bubble 9%, tensor by NVLink 7%"."""
+    """Where most of the step goes, in words: "computing 74%, bubble 9%, tensor by NVLink 7%"."""
     return ", ".join(f"{name} {share:.0%}"
                      for name, share in shares(plan, step, machine)[:most] if share >= 0.005)
 
@@ -48,7 +48,7 @@ def why(plan, step, machine, most=3):
 
 def likely_range(plan, machine):
     """(low, high, a sentence): published by predicted step time, the 10th and 90th percentile of
-    the most similar published runs: this tool on this kind of GPU, else on any, else all.
+    the most similar published runs: this tool on this kind of GPU, or on any GPU, or all runs.
     """
     family = machine.accelerator.partition("-")[0]
     every = residuals()

@@ -1,5 +1,5 @@
-"""Wish: a training that is asked for. nearest: what to ask for where it is impossible. offers: the
-numbers of GPUs that do it for a budget, by a deadline.
+"""Wish: a training that someone wants. nearest: the nearest possible one, if it is impossible.
+offers: numbers of GPUs that do it within a budget and by a deadline.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Wish:
                               self.tools, watch)
 
     def best(self, watch=iter):
-        """The fastest Found; None where no layout fits."""
+        """The fastest Found; None if no layout fits."""
         try:
             return min(self.search(watch), key=rank)
         except NoLayout:
@@ -50,15 +50,14 @@ class Wish:
         return bill(found.plan, found.step, self.machine, self.tokens, self.price, good)
 
     def dollars(self, found):
-        """Of a token, without failures; None where no price is known."""
+        """Dollars of a token, without failures; None if no price is known."""
         mfu = found.step.mfu(self.model, found.plan, self.machine)
         return self.price and cost_per_token(self.model, self.sequence, self.machine, mfu,
                                              self.price)
 
 
 def nearest(wish):
-    """A sentence: the nearest batch, or the smallest multiple of the GPUs, for which there is a
-    layout.
+    """A sentence about the nearest batch, or the smallest multiple of the GPUs, that has a layout.
     """
     whole = {max(1, round(wish.batch / dp)) * dp for dp in divisors(wish.gpus)} - {wish.batch}
     times = chain(range(2, 9), (2**power for power in range(4, 17)))
@@ -84,19 +83,19 @@ def words(found):
 # --- a budget, a deadline -------------------------------------------------------------------------
 
 class Offer(NamedTuple):
-    """So many GPUs with their best layout, and what all tokens take."""
+    """A number of GPUs with their best layout, and the bill of all tokens."""
 
     found: Found
     bill: Bill
 
     def miss(self, budget, deadline):
-        """By which part dollars and days are more than those that are given: the sum of both."""
+        """By which part dollars and days exceed the limits that are given: the sum of both."""
         return sum(max(0, value / most - 1) for value, most in (
             (self.bill.dollars, budget), (self.bill.days, deadline)) if most)
 
 
 def offers(wish, watch=iter):
-    """[Offer]: of a node, of 2, 3, 4, 6, 8, 12 ... nodes, up to wish.gpus, and these.
+    """[Offer]: for 1, 2, 3, 4, 6, 8, 12 ... nodes up to wish.gpus, and for wish.gpus.
 
     error  NoLayout
     """
@@ -106,12 +105,12 @@ def offers(wish, watch=iter):
         each = replace(wish, gpus=gpus)
         if best := each.best(watch):
             found.append(Offer(best, each.bill(best)))
-    return found or wish.search()  # which says why there is none
+    return found or wish.search()  # raises, and says why there is none
 
 
 def ranked(found, budget=None, deadline=None):
-    """The Offers, those within dollars and days first: by a deadline the cheapest of them, for a
-    budget alone the fastest; then the others, the one that misses least first.
+    """The Offers, sorted. First come those within dollars and days: with a deadline the cheapest
+    first, with only a budget the fastest. Then come the others, by how much they miss.
     """
     def key(each):
         spent = each.bill.gpu_hours, each.bill.days
@@ -121,9 +120,9 @@ def ranked(found, budget=None, deadline=None):
 
 
 def affordable(found, budget=None, deadline=None):
-    """The first Offer of them.
+    """The best Offer.
 
-    error  ValueError with the nearest one where none is within dollars and days
+    error  ValueError with the nearest one if none is within dollars and days
     """
     near = ranked(found, budget, deadline)[0]
     if not near.miss(budget, deadline):
@@ -136,11 +135,11 @@ def affordable(found, budget=None, deadline=None):
 
 
 def limit(dollars, days):
-    """"$1,000,000 and 30 days", of what is given."""
+    """"$1,000,000 and 30 days", or the one that is given."""
     return " and ".join(words for value, words in (
         (dollars, f"${dollars or 0:,.0f}"), (days, f"{plain(days or 0)} days")) if value)
 
 
 def plain(number, digits=3):
-    """"5,230": so many digits that count, and no exponent."""
+    """"5,230": `digits` significant digits, and no exponent."""
     return f"{float(f'{number:.{digits}g}'):,.12g}"

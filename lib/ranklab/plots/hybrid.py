@@ -1,5 +1,4 @@
-"""The figures of lab 12: every layout in one picture, what travels where, and boxes in two layouts.
-"""
+"""The figures of lab 12: all layouts in one picture, bytes along each axis, boxes of a matrix."""
 
 from ranklab.plots.boxes import box
 from ranklab.plots.style import (
@@ -15,8 +14,8 @@ FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "wh
 
 @styled
 def compared(rows, title="One model, one batch, every layout (same loss: within 0.0001)"):
-    """For each layout the bytes that a rank holds and sends in a step, and whether its loss equals
-    that of the first one. The losses are not shown: the text differs from Python to Python.
+    """For each layout what a rank holds, what it sends in a step, and whether its loss is that of
+    the first. The losses themselves are not shown, because the text differs from Python to Python.
 
     rows  of projects.hybrid.compare.compare
     """

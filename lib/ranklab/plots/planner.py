@@ -1,5 +1,5 @@
-"""The figures of lab 13: predicted and published times, where the time of a step goes, what more
-GPUs bring; and those of `ranklab plan`: time against memory, dollars against days.
+"""The figures of lab 13: predicted beside published, where steps go, what more GPUs bring; and of
+`ranklab plan`: time against memory, dollars against days.
 """
 
 from ranklab.planner.search import rank
@@ -44,7 +44,7 @@ def published(runs, title="What the planner says, and what was measured"):
 
 @styled
 def steps(found, title="Where a step goes"):
-    """A bar for each plan: the parts of its Step, those that are alike added up.
+    """A bar for each plan: the parts of its Step, similar ones added up.
 
     found  {name: Step}
     """
@@ -52,7 +52,7 @@ def steps(found, title="Where a step goes"):
     left, longest = [0.0] * len(found), max(step.total for step in found.values())
     for index, (name, parts) in enumerate(PARTS.items()):
         widths = [sum(getattr(step, part) for part in parts) for step in found.values()]
-        seen = max(widths) > 0.005 * longest  # else the legend names parts too thin to see
+        seen = max(widths) > 0.005 * longest  # else the legend names what no eye finds
         bars(ax, range(len(found)), widths, index, name if seen else "", barh=True, left=left)
         left = [a + b for a, b in zip(left, widths)]
     for row, whole in enumerate(left):
@@ -90,7 +90,7 @@ def scaling(curves, title="What more GPUs bring"):
 
 @styled
 def frontier(found, room, title="Every layout that fits: a step's time against memory"):
-    """Each layout as a dot; for each tool a line through those that no other beats in both.
+    """Each layout as a dot, and for each tool a line through those that no other beats in both.
 
     found  of planner.search_layouts, the fastest first
     room   bytes of a GPU
@@ -116,7 +116,7 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
 
 
 def best_of_both(found):
-    """The layouts that need less memory than all faster ones; the fastest first."""
+    """Those that take less memory than all faster ones; the fastest first."""
     kept = []
     for each in found:
         if not kept or each.memory.total < kept[-1].memory.total:
@@ -126,7 +126,7 @@ def best_of_both(found):
 
 @styled
 def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and what they save"):
-    """Dollars against days (GPU hours, where no price is known), a dot for each number of GPUs.
+    """Dollars against days (or GPU hours, if no price is known), a dot for each number of GPUs.
 
     offers  of planner.wish.offers
     """

@@ -18,43 +18,44 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 EXERCISES = (
     Exercise(build_mesh, check_build_mesh, hints=(
         "Which groups does rank 0 have to make, and which ones does it keep?",
-        "All groups of all axes are made by all ranks, in one order: new_group is a collective. "
+        "All ranks make all groups of all axes in one order, because new_group is a collective. "
         "A rank keeps the group that it is in.",
         "for ranks in mesh.all_along(names): group = dist.new_group(list(ranks)); if dist.get_rank("
         ") in ranks: mesh.groups[names] = group; names is (axis,) for each axis, then each joined "
         "one, in the order of mesh.axes: tuple(a for a in mesh.axes if a in names).",
     )),
     Exercise(parallelize, check_parallelize, hints=(
-        "Which kind of parallelism needs to know what the others have left?",
-        "Two calls hold on to what they find: one to layers, one to parameters. Which calls "
-        "replace layers or parameters? They come before. And memory comes when nothing is dropped.",
+        "Which kind of parallelism needs to see what the others have left?",
+        "Two calls hold on to what they find: one to layers, one to parameters. Calls that replace "
+        "layers or parameters come before these two. And give memory once nothing is dropped any "
+        "more.",
         "hybrid.pipeline.keep_stages(model); parallel_gpt(model, TPConfig(hybrid.tensor.group, "
         "layout.sequence_parallel)); hybrid.materialize(model); with layout.recompute "
         "checkpoint_blocks(model, ...); hybrid.pipeline.make_stages(model); "
         "hybrid.data.apply(model)",
     )),
     Exercise(tied_embedding_sync, check_tied_embedding_sync, hints=(
-        "Each of the two ranks has a part of the gradient. What does the other one need?",
-        "Send your own gradient, receive the other's into an empty tensor, wait for both, add.",
+        "Each of the two ranks has a part of the gradient. What does the other rank need?",
+        "Send your own gradient, receive the other one into an empty tensor, wait for both, add.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, group=group, group_peer=other), "
         "dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)]); wait; mine + theirs",
     )),
     Exercise(mesh_grad_norm, check_mesh_grad_norm, hints=(
-        "If all ranks add up all squares that they have, how often does each number count?",
-        "Divide each sum of squares by its copies; add up here, then over ranks; then the root.",
+        "If all ranks add up all squares that they hold, how often does each number count?",
+        "Divide each sum of squares by its copies, add up here, then over ranks, then the root.",
         "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
     )),
     Exercise(checkpoint.reshard_checkpoint, check_reshard_checkpoint, hints=(
-        "A piece is at 3 to 6 of the whole, a box at 0 to 4. Which numbers of each are the same?",
-        "In each dim: from the larger of the two offsets to the smaller of the two ends. Take the "
-        "piece's offset off for a slice of the piece, the box's for a slice of the box.",
+        "A piece is at 3 to 6 of the whole, and a box at 0 to 4. Which numbers do they share?",
+        "In each dim they share everything from the larger offset to the smaller end. Subtract the "
+        "piece's offset for a slice of the piece, and the box's offset for a slice of the box.",
         "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
         "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
     )),
     Exercise(choose_layout, check_choose_layout, hints=(
-        "How many legal layouts are there? Is any cleverness needed to look at all of them?",
-        "All divisors of gpus for tp and pp, of the batch for micro-batches, all options: skip "
-        "what is not legal, sort by seconds, and take the first that fits.",
+        "How many legal layouts are there? Can you simply look at all of them?",
+        "Try all divisors of gpus for tp and pp, all divisors of the batch for micro-batches, and "
+        "all options. Skip what is not legal, sort by seconds, and take the first that fits.",
         "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
         "plan = plan_of(replace(job, micro_batch=size), layout); step_time(model, plan, "
         "machine).total; memory_per_gpu(model, plan, machine).total <= machine.memory_bytes",

@@ -20,20 +20,20 @@ MESHES = {  # ranks: [(axes, joined)]
     8: [({"pipeline": 2, "data": 2, "tensor": 2}, [("tensor", "pipeline"), ("data", "tensor")])],
 }
 WRONG_SIZES = {"data": 3}, {"data": 2, "tensor": 4}, {"data": 1}  # on 4 ranks
-ORDER = ("All ranks call new_group for all groups of all axes, in one order, also for groups "
-         "that they are not in: loop over mesh.all_along(axis), and keep your own.")
+ORDER = ("All ranks call new_group for all groups of all axes in one order, also for groups that "
+         "they are not in. Loop over mesh.all_along(axis), and keep your own.")
 KEYS = ("The keys of mesh.groups are tuples of names in the order of the mesh's axes, also for one "
         "axis and for joined=[(\"tensor\", \"data\")]: tuple(a for a in mesh.axes if a in names).")
 FAILURES = {"hang: .*new_group.*": ORDER, LEFT: ORDER, MISMATCH: ORDER,
-            "hang: all_reduce(, all_reduce)*": f"{ORDER} A set has another order on each rank.",
+            "hang: all_reduce(, all_reduce)*": f"{ORDER} A set() has another order on each rank.",
             ".*no group along.*": KEYS,
-            "ValueError: .*but the job has.*": "The product of all sizes counts.",
+            "ValueError: .*but the job has.*": "Compare the product of all sizes.",
             "AttributeError: .* has no attribute '(axes|groups?)'":
                 "Fill mesh.groups of mesh = Mesh(axes), and return that mesh."}
 
 
 class Name(str):
-    """Of an axis. A set has its texts in another order on each rank, as under torchrun."""
+    """The name of an axis. Sets of names have another order on each rank, as under torchrun."""
 
     def __hash__(self):
         return zlib.crc32(f"{dist.get_rank()} {self}".encode())
@@ -59,11 +59,11 @@ def _trial(build_mesh, ranks, meshes):
 
 
 def _talks(where, group, wanted, turned):
-    """A look at the ranks of this rank's group, and at a sum over them."""
+    """Sums over this rank's group; returns a test of its ranks and of the sum."""
     is_in = group is not dist.GroupMember.NON_GROUP_MEMBER
     ranks = tuple(dist.get_process_group_ranks(group)) if is_in else ()
     total = torch.tensor([2.0 ** dist.get_rank()], device=device())
-    if ranks == wanted:  # in any other one nobody may answer
+    if ranks == wanted:  # in a wrong group nobody may answer
         dist.all_reduce(total, group=group)
     return partial(_look, where, ranks, total.item(), wanted, turned)
 

@@ -1,4 +1,4 @@
-"""The check of choose_layout: legal, fits, and nearly as fast as the best; it prints the score."""
+"""The check of choose_layout: is it legal, does it fit, is it nearly as fast as the best?"""
 
 import functools
 import itertools
@@ -21,27 +21,27 @@ JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of e
     "7B on one node": (32, 4096, 32, 2048, 64, 8, 80, (8, 300e9)),
     "13B on 4 nodes, a slow network": (40, 5120, 40, 2048, 128, 32, 80, (8, 300e9, 2e9)),
     "22B, three levels of links": (48, 6144, 48, 2048, 64, 32, 80, (4, 300e9, 50e9, 16, 5e9)),
-    # So large a batch has more bytes between stages than in gradients.
+    # The batch is so large that stages send more bytes than gradients have.
     "3B on two nodes without fast links": (32, 2560, 20, 2048, 1024, 16, 26, (8, 25e9, 1e9)),
     "7B on GPUs of 24 GB": (32, 4096, 32, 2048, 64, 16, 24, (4, 25e9, 10e9)),
     # For some layouts 120 sequences are not a multiple of the stages.
     "3B, 120 sequences": (24, 3072, 24, 2048, 120, 16, 80, (8, 25e9, 5e9)),
     # Here more tensor ranks would be faster.
     "6 wide blocks, two GPUs in a node": (6, 8192, 64, 2048, 96, 8, 32, (2, 300e9, 100e9)),
-    # 25 heads: no tensor ranks. With full shards the weights travel for each micro-batch.
+    # 25 heads allow no tensor ranks. With full shards the weights travel for each micro-batch.
     "3 wide blocks, 25 heads": (3, 6400, 25, 1024, 64, 16, 24, (16, 100e9)),
 }
 NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, (8, 300e9)
 FAILURES = {  # of an exception
     "ValueError: .*must be between 1 and the.*":
-        "Each of the pp * virtual stages has a block: n_layer is at least as many.",
+        "Each of the pp * virtual stages has a block: n_layer is at least pp * virtual.",
     "ValueError: .*a multiple of ranks.*":
         "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp.",
 }
 MEMORY = ("memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, recompute and "
           "smaller micro-batches save memory.")
-FASTER = ("Compare step_time(model, plan, machine).total of all that fit, with every micro-batch "
-          "and every option: each gains in one part and loses in another.")
+FASTER = ("Compare step_time(model, plan, machine).total of all layouts that fit, with every "
+          "micro-batch and every option: each gains in one part and loses in another.")
 
 
 def check_choose_layout(choose_layout):
@@ -81,7 +81,7 @@ def _chosen(choose_layout, name):
         def rate(self, precision):  # step_time() asks for each of 15 products: of layer and head
             if next(calls) >= 15 * CALLS:
                 raise Mistake(f"{name}: more than {CALLS:,} calls of step_time()",
-                              "There are some thousand legal choices: ask once for each.")
+                              "There are a few thousand legal choices. Ask once for each.")
             return super().rate(precision)
 
     try:
@@ -91,10 +91,10 @@ def _chosen(choose_layout, name):
 
 
 def _score(name, layout, size):
-    """What is printed of a choice."""
+    """A sentence about the choice; a wrong or slow one is a Mistake."""
     (job, gpus, gpu), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
     wrong = _illegal(layout, size, job, gpus, gpu.node)
-    expect(not wrong, f"{where} is not legal: {wrong}", "Skip what is not legal before you rank.")
+    expect(not wrong, f"{where} is not legal: {wrong}", "Skip everything that is not legal.")
     planned = _planned(layout, size, job, gpu)
     needed, step, best = memory_per_gpu(*planned).total, step_time(*planned), _best(name)
     expect(needed <= gpu.memory_bytes, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
@@ -107,7 +107,7 @@ def _score(name, layout, size):
 
 @functools.cache
 def _best(name):
-    """Seconds of the fastest that is legal and fits."""
+    """Seconds of the fastest choice that is legal and fits."""
     job, gpus, gpu = _case(JOBS[name])
     found = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
     found.sort(key=lambda planned: step_time(*planned).total)
@@ -116,7 +116,7 @@ def _best(name):
 
 
 def _illegal(layout, size, job, gpus, node):
-    """The rule that is broken; None where none is."""
+    """The first broken rule, or None."""
     dp, tp, pp, virtual = layout.dp, layout.tp, layout.pp, layout.virtual
     heads, blocks = job.config.n_head, job.config.n_layer
     rules = {

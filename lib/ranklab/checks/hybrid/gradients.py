@@ -16,11 +16,11 @@ from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-PAIR = ("Only the two ranks that hold a copy send and receive, one message each way. Begin both "
+PAIR = ("Only the two ranks that hold a copy send and receive, one message each way. Start both "
         "(dist.batch_isend_irecv), and wait for both: if both send first, both wait.")
 GROUP = "`other` counts in the group: group_dst=other, group_src=other, or group_peer=other."
-OWN = ("Send the gradient that backward has left, and receive into another tensor; add when both "
-       "are here, and leave the sum in parameter.grad.")
+OWN = ("Send the gradient that backward has left, and receive into another tensor. Add when both "
+       "are here, and put the sum into parameter.grad.")
 TIED_FAILURES = {
     ".*never waited for": PAIR, "ValueError: .* part of group .*": GROUP,
     "RuntimeError: input tensor has to be contiguous":
@@ -31,13 +31,14 @@ TIED_FAILURES = {
         "On a rank without copies `other` is None: nothing is sent there.",
 }
 SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
-COPIES = "What `copies` ranks hold is added up as often: divide its square by copies."
-DOUBLE = ("In float32 the squares of 1e30 and of 1e-30 are infinite and 0, and bf16 has 8 bits: "
-          "gradient.double() first.")
-HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0: divide by nothing that may be 0."}
+COPIES = "A gradient on `copies` ranks is added up `copies` times: divide its square by copies."
+DOUBLE = ("In float32 the squares of 1e30 and 1e-30 are inf and 0, and bf16 has only 8 bits of "
+          "precision: call gradient.double() first.")
+HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0. Don't divide by a number that may be "
+                                    "0."}
 CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
 NORM_FAILURES = {
-    LEFT: "Every rank calls one all-reduce, also one that holds nothing, in its `group`.",
+    LEFT: "Every rank calls one all-reduce in its `group`, also one that holds nothing.",
     "AttributeError: 'int' object .*|TypeError: Invalid function .* <class 'int'> .*":
         "Begin with torch.zeros((), dtype=torch.float64, device=device()).",
 }
@@ -52,7 +53,7 @@ def _numbers(*seed):
 # --- tied_embedding_sync --------------------------------------------------------------------------
 
 def _at_end(rank, turn):
-    """{name: a gradient of a copy}; the second one is bf16."""
+    """{name: gradient of a copy}; the second is bf16."""
     found = {f"gradient {i} of the copies": _numbers(rank, i, turn) for i in range(3)}
     return found | {"gradient 1 of the copies": _numbers(rank, 1, turn).bfloat16()}
 
@@ -78,7 +79,7 @@ def _tied(sync, ranks):
         return {name: parameter.grad for name, parameter in copies.items()}
 
     def right(turn):
-        """Both ends have the same; a rank without copies has none."""
+        """The sums, which both ends have; a rank without copies has none."""
         return {name: [mine + _at_end(other, turn)[name]] * ranks.size
                 for name, mine in own(turn).items()}
 
@@ -98,21 +99,21 @@ def _tied(sync, ranks):
 
 def check_tied_embedding_sync(sync):
     on_groups(_tied, sync, failures=TIED_FAILURES, group_hint=GROUP)
-    yield "both ends have the sum of both gradients, in their types, of any strides"
+    yield "both ends have the sum of both gradients, in any type and with any strides"
     yield "each end sends its own gradients once, and waits; the other ranks send nothing"
-    yield "in a group of some ranks, too, where `other` counts in the group"
+    yield "also in a group of some ranks, where `other` counts in the group"
 
 
 # --- mesh_grad_norm -------------------------------------------------------------------------------
 
 def _holders(members):
-    """Which ranks hold each gradient: all but the last, two, one; the last has nothing."""
+    """The ranks that hold each gradient: all but the last, two, or one; the last holds nothing."""
     most = members[:-1] or members
     return [most, most[:2], *((rank,) for rank in most)]
 
 
 def _shared(case, holders):
-    """The gradient that they all hold; in two cases rank 2 has one that is not finite."""
+    """The gradient that all these ranks hold; in two cases rank 2 has one that is not finite."""
     x = _numbers(*holders) * {"large": 1e30, "small": 1e-30, "zeros": 0}.get(case, 1)
     if holders == (2,) and case in ("inf", "nan"):
         x[1, 1] = float(case)
@@ -132,18 +133,18 @@ def _norms(norm, ranks):
                                   for (x, _), of in zip(held, of_mine)),
                       f"{where}: a gradient is changed", "The optimizer still needs it.")
         yield partial(expect, len(sent) <= 1 and sum(sent) <= 8, f"{where}: messages of {sent} "
-                      "bytes, not one of 8", "Add up here first; one float64 travels.")
+                      "bytes, not one of 8", "Add up here first, and send one float64.")
 
 
 def check_mesh_grad_norm(norm):
     on_groups(_norms, norm, failures=NORM_FAILURES)
-    yield "each number once, whoever holds it, by one message of 8 bytes; inside its group"
-    yield "bf16, 1e30 and 1e-30, too; inf or NaN of one rank is seen by all"
+    yield "each number counts once, by one message of 8 bytes inside its group"
+    yield "also for bf16, 1e30 and 1e-30; all ranks see inf or NaN of one rank"
 
 
 def _look_at_norm(where, case, value, members):
     if not isinstance(value, torch.Tensor):
-        raise Mistake(f"{where}: a {type(value).__name__}, no tensor", SQUARES)
+        raise Mistake(f"{where}: a {type(value).__name__}, not a tensor", SQUARES)
     squares = [(_shared(case, of).double().square().sum(), of) for of in _holders(members)]
     sums = {"right": (sum(s for s, _ in squares), ""),
             "the root of all squares": (sum(s * len(of) for s, of in squares), COPIES),
@@ -155,4 +156,4 @@ def _look_at_norm(where, case, value, members):
     if math.isfinite(right):
         return explain(f"{where}: the norm", value.cpu(), right, slips, HINTS.get(case, DOUBLE))
     expect(not math.isfinite(value), f"{where}: {value}, where one rank has an {case}",
-           "Then no rank's norm is finite: all must skip the step, or none.")
+           "Then no rank's norm may be finite: all must skip the step, or none.")

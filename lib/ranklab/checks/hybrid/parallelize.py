@@ -20,17 +20,17 @@ TARGETS = INPUTS.roll(-1, 1)
 TARGETS[1, 2:] = IGNORE  # rows have unequal numbers
 TOKENS = ("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its "
           "tokens where blocks begin and end.")
-WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied: what is cut "
-           "or replaced later is never averaged. It comes last, in place, once. And "
-           "make_stages() holds the layers that it finds: what replaces layers comes before.")
-PARTS = ("The pipeline keeps this rank's layers, tensor parallelism its part of each, in the group "
-         "hybrid.tensor.group.")
+WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied. What is cut or "
+           "replaced later is never averaged, so data comes last, in place, once. And "
+           "make_stages() holds on to the layers that it finds, so replace layers before it.")
+PARTS = ("The pipeline keeps this rank's layers, and tensor parallelism its part of each layer, in "
+         "the group hybrid.tensor.group.")
 COSTS = {  # of what a rank counts, the hint
     "numbers held": PARTS,
-    "numbers that get memory": "hybrid.materialize(model) comes when only this rank's part of its "
+    "numbers that get memory": "Call hybrid.materialize(model) when only this rank's part of its "
                                "layers is left: what goes later has had memory, too.",
-    "passes of blocks": "With layout.recompute, and only then, checkpoint_blocks(model, ...): each "
-                        "block is computed a second time in backward.",
+    "passes of blocks": "With layout.recompute, and only then, call checkpoint_blocks(model, ...): "
+                        "each block then runs a second time in backward.",
     "tokens in blocks": TOKENS, "calls of data.apply": WEIGHTS,
 }
 FAILURES = {
@@ -38,8 +38,9 @@ FAILURES = {
     "AttributeError: 'PipelineParallel' object .*":
         "hybrid.pipeline.make_stages(model) is missing, or too late.",
     "AttributeError: .* has no attribute 'replica'": "hybrid.data.apply(model) is missing.",
-    r"\w+: .*\bmeta\b.*": "A model on the meta device has no numbers: hybrid.materialize(model) "
-        "comes after pipeline and tensor parallelism, and before the data ranks compare theirs.",
+    r"\w+: .*\bmeta\b.*": "A model on the meta device has no numbers. Call "
+        "hybrid.materialize(model) after pipeline and tensor parallelism, and before the data "
+        "ranks compare theirs.",
     "AttributeError: .* no attribute 'contiguous'|.* got no gradient.*": WEIGHTS,
     "ValueError: .*is expected.*": TOKENS,
 }
@@ -50,7 +51,7 @@ def _numbers(model):
 
 
 def _noted(owner, name):
-    """For each call of the method, from now on, how many numbers its model has before it."""
+    """A list that gets, for each later call of the method, how many numbers its model had."""
     seen, call = [], getattr(owner, name)
 
     def noting(model):
@@ -75,7 +76,7 @@ def _allowed(layout, stage):
 def _trial(parallelize, ranks, layout, loss, weights):
     hybrid, where = Hybrid(layout.new_mesh(), layout, apply_by=parallelize), f"{layout}, {ranks}"
     torch.manual_seed(0)
-    is_made = layout == LAYOUTS[0]  # and not on the meta device: a wrong order may train, then
+    is_made = layout == LAYOUTS[0]  # not on the meta device, so that a wrong order may train
     with torch.device("cpu" if is_made else "meta"):
         model = GPT(CONFIG)
     model = model.to(device()) if is_made else model
@@ -89,7 +90,7 @@ def _trial(parallelize, ranks, layout, loss, weights):
         x.to(device()) for x in hybrid.batch(INPUTS, TARGETS)), micro_batch=1)
     optimizer.step()
     yield partial(expect, got is model, f"{where}: a {type(got).__name__} is returned",
-                  "The parts work in place: return the model itself.")
+                  "All calls work in place: return the model itself.")
     held = _numbers(model)
     costs = held, max(given, default=held), len(tokens), sum(tokens), len(applied)
     allowed = _allowed(layout, hybrid.mesh.coordinates()["pipeline"])

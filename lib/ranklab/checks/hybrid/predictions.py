@@ -11,38 +11,38 @@ from ranklab.models.gpt import GPTConfig
 PREDICTIONS = (
     Prediction(
         "mesh_next_rank", solution="21 + 2 * 8", tolerance=0,
-        hint="Tensor ranks are neighbours. How far apart are two ranks that differ in their stage "
-              "alone?",
+        hint="Tensor ranks are neighbours. How far apart are two ranks that differ only in their "
+              "stage?",
         answer=lambda: Mesh({"pipeline": 4, "data": 2, "tensor": 8}).ranks_along("pipeline", 21)[2],
-        mistakes={22: "that one has another part of the same layers", 29: "that one has the same "
+        mistakes={22: "that rank has another part of the same layers", 29: "that rank has the same "
                   "layers, for other rows of the batch"},
-        why="A stage has 2 x 8 ranks, and the next one's are 16 further on.",
+        why="A stage has 2 x 8 ranks, so the same place in the next stage is 16 further on.",
     ),
     Prediction(
         "mesh_micro_batches", solution="1024 / (8 * 2)", tolerance=0,
         hint="How many sequences does each of the 8 pipelines get?",
         answer=lambda: Job(GPTConfig(), 1024, micro_batch=2).micro_batches(Layout(dp=8)),
-        mistakes={512: "those of all pipelines together",
-                  128: "those are sequences; a micro-batch has 2"},
-        why="Pipeline and tensor ranks share a batch; data ranks divide it.",
+        mistakes={512: "those are the micro-batches of all pipelines together",
+                  128: "those are sequences, and a micro-batch has 2"},
+        why="Data ranks divide the batch; pipeline and tensor ranks do not.",
     ),
     Prediction(
         "mesh_norm_factor", solution="2 ** 0.5",
-        hint="Who has the same gradient as this rank after a step? Squares are what adds up.",
+        hint="Which ranks have the same gradient as this rank? And it is squares that add up.",
         answer=lambda: Layout(2, 2, 2).dp ** 0.5,
-        mistakes={2: "the sum of squares is 2 times too large; the norm is its root",
-                  8**0.5: "only data ranks have the same numbers: others hold other parts or other "
-                  "layers", 1: "data ranks have the same gradients, and each adds them up"},
+        mistakes={2: "the sum of squares is 2 times too large, but the norm is its root",
+                  8**0.5: "only data ranks have the same numbers: the others hold other parts or "
+                  "other layers", 1: "both data ranks have the same gradients and add them up"},
         why="Each number of a matrix is on one tensor and one stage rank, but on 2 data ranks.",
     ),
     Prediction(
         "mesh_tied_mb", solution="50304 * 10240 / 8 * 2 / 1e6", unit="MB",
-        hint="Each tensor rank has its rows of the vocabulary. What does it send to the head?",
+        hint="Each tensor rank has its own rows of the vocabulary. What does it send to the head?",
         answer=lambda: torch.empty(50304 // 8, 10240, dtype=torch.bfloat16, device="meta").nbytes
         / 1e6,
-        mistakes={50304 * 10240 * 2 / 1e6: "that is the whole matrix: tp divides its rows",
+        mistakes={50304 * 10240 * 2 / 1e6: "that is the whole matrix, but tp divides its rows",
                   50304 * 10240 / 8 / 1e6: "bf16 has 2 bytes"},
-        why="Once a step, whatever the number of micro-batches.",
+        why="It sends this once a step, however many micro-batches there are.",
     ),
     Prediction(
         "mesh_checkpoint_gb", solution="100e9 * (4 + 4 + 4) / 64 / 1e9", unit="GB",
@@ -52,6 +52,6 @@ PREDICTIONS = (
         mistakes={1200: "that is the whole checkpoint", 25: "gradients are not saved",
                   6.25: "Adam's two moments are saved, too",
                   12.5: "weights and both moments: three numbers"},
-        why="A replica writes nothing again: each number is on the disk once.",
+        why="Each number is written once, because replicas write nothing.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The check of reshard_checkpoint: boxes of known tensors. Nothing is sent: it needs no ranks."""
+"""The check of reshard_checkpoint: boxes of known tensors. It needs no ranks: nothing is sent."""
 
 import itertools
 import math
@@ -20,16 +20,16 @@ CASES = {  # name: (shape of the whole, this rank's box, in how many parts each 
     "Adam's step, without dims": ((), (), ()),
     "ZeRO's shards of 19 numbers, in float64": ((6, 8), (slice(3, 6), slice(0, 8)), 19),
 }
-PLACE = ("Both offsets count in the whole tensor: the overlap begins at the larger of the two, and "
-         "ends at the smaller end; minus a tensor's own offset it is a slice of that tensor.")
+PLACE = ("Both offsets count in the whole tensor. The overlap begins at the larger offset and ends "
+         "at the smaller end. Subtract a tensor's own offset to get a slice of that tensor.")
 KINDS, OTHER = ("weight", "exp_avg"), 1000  # numbers of the second are larger by that
 PAIR = ("Weights and each state of the optimizer have pieces of one name, and some tensors have "
-        "several: saved[i] are the boxes of pieces[i].")
-FILL = "piece.tensor is a view of what is trained: piece.tensor[here].copy_(box[there])."
+        "several pieces. So go by place: saved[i] are the boxes of pieces[i].")
+FILL = "piece.tensor is a view of what is trained. Fill it: piece.tensor[here].copy_(box[there])."
 
 
 def _case(name, kind, shape, box, parts):
-    """(the Piece, its boxes, what is trained, the same as it should be in the end)"""
+    """(the Piece, its boxes, what is trained, and how that should be in the end)"""
     whole = torch.arange(1.0, 1 + math.prod(shape)).view(shape) + OTHER * (kind != KINDS[0])
     trained, right = torch.full((2, *shape, 2), -1.0)  # so the piece is not contiguous
     right[..., 0][box] = whole[box]
@@ -64,8 +64,8 @@ def check_reshard_checkpoint(reshard):
             "as it was": (torch.full_like(new, -1), FILL),
             "that of the other kind": (torch.where(new == -1, new, new + shift), PAIR)}, PLACE)
         expect(all(torch.equal(tensor, kept) for (_, tensor), kept in zip(boxes, old)),
-               f"{name}: a saved box is changed", "Other pieces read it, too.")
-    yield "boxes of 0 to 3 dims, smaller, larger, inside of each other, in any order"
+               f"{name}: a saved box is changed", "Other pieces may need it, too.")
+    yield "boxes of 0 to 3 dims, smaller, larger, inside each other, in any order"
     yield "shards that begin in the middle of a row; the piece keeps its type and its memory"
     for name, case in CASES.items():
         first, boxes, memory, _ = _case("first", KINDS[0], *CASES["one dim"])
@@ -73,7 +73,7 @@ def check_reshard_checkpoint(reshard):
         said = refusal(reshard, [first, lost], [boxes, rest[1:]])
         where, numbers = f"{name}, of which a box is missing", lost.tensor.numel()
         expect(lost.name in said and str(numbers) in said, f"{where}: {said}", "Say which piece "
-               f"lacks numbers, and of how many numbers it is: {lost.name}, {numbers}.")
+               f"lacks numbers, and of how many numbers it is made: {lost.name}, {numbers}.")
         expect(bool((memory == -1).all() and (other == -1).all()), f"{where}: a piece is changed",
-               "First count all boxes, then copy: after an error the old weights go on.")
+               "First count all boxes, and only then copy: after an error the old weights go on.")
     yield "numbers that were not saved are a ValueError that names the piece, and nothing changes"

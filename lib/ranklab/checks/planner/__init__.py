@@ -12,38 +12,38 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     Exercise(planner.memory_per_gpu, check_memory_per_gpu, hints=(
-        "What is there once, what once for each layer, and what for each micro-batch in flight?",
-        "For each pipeline rank: states of both kinds of numbers; micro-batches in flight times "
-        "layers times what one keeps, and with recompute one layer more; logits on the last one. "
-        "Then the fullest by its total.",
+        "What does a GPU hold once, what for each layer, and what for each micro-batch in flight?",
+        "For each pipeline rank add up the states of both kinds of numbers; micro-batches in "
+        "flight times layers times what one layer keeps, and with recompute one layer more; "
+        "logits on the last rank. Then return the fullest by its total.",
         "dense = states(plan, tool, numbers, plan.sharders); sparse = states(plan, tool, experts, "
         "max(1, plan.copies * plan.tp // plan.ep)); activations = in_flight(plan, rank) * layers * "
         "kept + again; the optimizer times (not plan.offload)",
     )),
     Exercise(planner.step_time, check_step_time, hints=(
-        "How much of all layers does one of pp GPUs compute, for each of how many micro-batches?",
-        "busy: M / P times all parts of layers and head. The bubble is a part of all time: from "
-        "part of the whole to part of the rest it is part / (1 - part).",
+        "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
+        "busy is M / P times all parts of layers and head. The bubble is given as a part of the "
+        "whole time. As a part of the rest it is part / (1 - part).",
         "fullest = max(n * layer + (rank == P - 1) * ends for rank, n in enumerate(plan.stages("
         "model.layers))); bubble = (busy + sent) * part / (1 - part) + max(0, M * fullest - busy)",
     )),
     Exercise(planner.cost_per_token, check_cost_per_token, hints=(
-        "Dollars in a second, and tokens in a second.",
+        "How many dollars does a second cost, and how many tokens does a second bring?",
         "mfu * machine.peak_flops FLOPs of each second are the model's own.",
         "price / 3600 / (mfu * machine.peak_flops / model.flops_per_token(sequence))",
     )),
     Exercise(planner.scaling_curve, check_scaling_curve, hints=(
-        "What of the plan changes with the number of GPUs, and what of the rest must follow?",
-        "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: plan.batch / (dp * "
-        "micro_batch) of them.",
+        "Which field of the plan changes with the number of GPUs, and which other one must follow?",
+        "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: there are plan.batch / "
+        "(dp * micro_batch) of them.",
         "each = replace(plan, dp=dp, micro_batches=pieces); speed = step_time(model, each, "
         "machine).tokens_per_second(each); efficiency = speed / gpus / (first / counts[0])",
     )),
     Exercise(planner.search_layouts, check_search_layouts, hints=(
-        "What rules out most plans, and costs least to ask?",
-        "Memory first. Of what fits, ask step_time. Begin with layouts(model, machine, gpus, "
-        "sequence, batch, tool).",
-        "What the library leaves out: with a fast plan that nearly fits, raise `recomputed` from 0 "
-        "until it does.",
+        "Which test rules out most plans, and is cheap?",
+        "Ask for memory first, and ask step_time only about plans that fit. Begin with "
+        "layouts(model, machine, gpus, sequence, batch, tool).",
+        "The library leaves this out: take a fast plan that nearly fits, and raise `recomputed` "
+        "from 0 until it does.",
     )),
 )

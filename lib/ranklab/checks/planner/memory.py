@@ -46,42 +46,42 @@ CASES = {
                                               micro_batches=16, zero=1), OTHER),
 }
 SLIPS = {  # name: (what is done instead, hint)
-    "the first stage": "The last one has the head and the logits: take the fullest.",
-    "the last stage": "The first one has most micro-batches in flight: take the fullest.",
-    "the first, second and last stage": "Stages need not be even: one between may be the fullest.",
-    "the largest of each part": "One rank's parts: that of the largest total.",
-    "all micro-batches": "Not all of them wait: in_flight(plan, rank).",
-    "one micro-batch": "A stage runs forward for others before the first comes back: "
-                       "in_flight(plan, rank).",
-    "as many in flight as on the first stage": "A later stage has fewer: in_flight(plan, rank).",
+    "the first stage": "The last stage has the head and the logits: take the fullest.",
+    "the last stage": "The first stage has most micro-batches in flight: take the fullest.",
+    "the first, second and last stage": "Stages need not be even: any of them may be the fullest.",
+    "the largest of each part": "Return the parts of one rank, the one with the largest total.",
+    "all micro-batches": "Not all micro-batches wait: in_flight(plan, rank).",
+    "one micro-batch": "A stage runs forward for more micro-batches before the first comes "
+                       "back: in_flight(plan, rank).",
+    "as many in flight as on the first stage": "Later stages have fewer: in_flight(plan, rank).",
     "all layers": "A GPU has the layers of its stage: plan.stages(model.layers)[rank].",
-    "as many layers on each stage": "They need not be even: plan.stages(model.layers)[rank].",
-    "without what is computed again": "With recompute one layer has all its activations back while "
-                                      "its backward runs: kept_bytes(model, plan, tool, 'none').",
-    "activations without their gradients": "While a layer runs backward, it has gradients as large"
-                                           " as what it computes again: twice that.",
-    "again for each micro-batch": "One layer of one micro-batch is computed again at a time.",
-    "again with full recompute only": "With each kind of recompute.",
-    "computed again without recompute": "Only where plan.recompute is not 'none'.",
+    "as many layers on each stage": "Stages need not be even: plan.stages(model.layers)[rank].",
+    "without what is computed again": "With recompute, one layer has all its activations again "
+                                      "in its backward: kept_bytes(model, plan, tool, 'none').",
+    "activations without their gradients": "In its backward a layer also has gradients, as large as"
+                                           " what it computed again: count it twice.",
+    "again for each micro-batch": "Only one layer of one micro-batch is computed again at a time.",
+    "again with full recompute only": "Count it with each kind of recompute.",
+    "computed again without recompute": "Count it only if plan.recompute is not 'none'.",
     "no logits": "The last stage has them, 8 bytes each, for one micro-batch.",
-    "logits of all micro-batches": "One micro-batch's: its loss runs backward at once.",
+    "logits of all micro-batches": "Count one micro-batch: its loss runs backward at once.",
     "logits on all stages": "Only the last stage has them.",
     "whole logits": "Tensor ranks share them: model.vocab / plan.tp.",
-    "8 bytes a logit": "12 in torchtitan: torch's own loss has its gradient in float32.",
-    "sharded over dp": "Context ranks have the same weights: plan.sharders.",
-    "sharded over all copies": "plan.shard may be fewer: plan.sharders.",
+    "8 bytes a logit": "It is 12 in torchtitan: torch's own loss has its gradient in float32.",
+    "sharded over dp": "Context ranks have the same weights, too: use plan.sharders.",
+    "sharded over all copies": "plan.shard may be less: use plan.sharders.",
     "experts sharded as all else": "An expert is on copies * tp // ep GPUs.",
-    "experts forgotten": "numbers_of gives two numbers: the second has states, too.",
+    "experts forgotten": "numbers_of gives two numbers. The second one has states, too.",
     "the optimizer on the GPU": "With plan.offload it is on the host.",
     "no gaps": "The allowance is constants.gaps times (activations + logits).",
     "gaps of activations alone": "The allowance is constants.gaps times (activations + logits).",
-    "the constants of the library": "Take them of the argument `constants`.",
-    "the tool of the plan": "The argument `tool` goes first; None is plan.tool.",
+    "the constants of the library": "Take them from the argument `constants`.",
+    "the tool of the plan": "The argument `tool` comes first; None means plan.tool.",
 }
 
 
 def right(model, plan, tool, c, slip=""):
-    """The GpuMemory, by asking every stage; or what this slip gets."""
+    """The GpuMemory, found by asking every stage; or what this slip gets."""
     c = CONSTANTS if slip == "the constants of the library" else c
     tool = plan.tool if slip == "the tool of the plan" else tool
     is_again = {"without what is computed again": False, "computed again without recompute": True,
@@ -136,7 +136,7 @@ def check_memory_per_gpu(memory_per_gpu):
         if number == 0:
             yield "right on one GPU"
     yield "right with stages, virtual stages, context ranks, recompute, a tied head, experts"
-    yield "right for Megatron, torchtitan and DeepSpeed; `tool` goes before the plan's"
+    yield "right for Megatron, torchtitan and DeepSpeed; `tool` overrides the plan's"
     small = Model(8, 256, 8, 1024, 512, tied=True)
     for tool, plan in (("ours", Plan(dp=2)), (None, Plan(dp=2, micro_batches=2, tool="ours"))):
         explain("the course's trainer: the total", float(memory_per_gpu(

@@ -1,4 +1,4 @@
-"""A GpuMemory or a Step beside what is right, part by part; and the mistake that gets the same."""
+"""Compares a GpuMemory or a Step with the right one, part by part, and finds the mistake."""
 
 import math
 from dataclasses import asdict
@@ -8,10 +8,10 @@ from ranklab.checks.exercise import Mistake
 
 
 def each_is_right(cases, slips, in_units, unit=1.0):
-    """Yields the names of cases, in their order; the first that is wrong is a Mistake, which names
-    the slip that is proved, or the first part that differs.
+    """Yields the names of cases in their order; the first wrong one is a Mistake. It names the slip
+    that the numbers prove, or else the first part that differs.
 
-    cases  {name: (call, right)}: right() is due, right(slip) is what this slip gets
+    cases  {name: (call, right)}: right() is the right answer, right(slip) what this slip gets
     slips  {slip: hint}
     """
     for name, (call, right) in cases.items():
@@ -27,8 +27,8 @@ def each_is_right(cases, slips, in_units, unit=1.0):
 
 
 def _proved(cases, got, right, slips):
-    """The slip that explains `got`, and most of the cases that are wrong, and shows in none that is
-    right; "" where there is none. (There may be another mistake besides.)
+    """The slip that explains `got` and most of the wrong cases, and would show in no right one; ""
+    if there is none. (There may be a second mistake.)
     """
     wrong = [(mine, of) for mine, of in cases if _apart(mine, of())]
     fine = [(mine, of) for mine, of in cases if not _apart(mine, of())]
@@ -40,6 +40,6 @@ def _proved(cases, got, right, slips):
 
 
 def _apart(got, right):
-    """Names of the parts that differ by more than rounding, also of the sums that they are of."""
+    """The names of the parts that differ by more than rounding, that of the total included."""
     return [name for name, due in asdict(right).items() if not math.isclose(
         float(getattr(got, name)), due, rel_tol=1e-6, abs_tol=1e-9 * abs(right.total))]

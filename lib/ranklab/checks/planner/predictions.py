@@ -23,39 +23,39 @@ PREDICTIONS = (
     Prediction(
         "planner_states_gb", unit="GB", solution="(2 + 4 + 12 / 16) * 70.55 / 16",
         answer=lambda: sum(states(Plan(dp=16, zero=1), "megatron", NUMBERS / 16, 16)) / 1e9,
-        hint="How many of the parameters has a GPU, and which of their 18 bytes are shared again?",
+        hint="How many of the parameters does a GPU have, and which of their 18 bytes are shared?",
         mistakes={18 * GB: "the distributed optimizer divides 12 of the 18 bytes by 16",
-                  18 * GB / 16: "only the optimizer's 12 bytes are divided by the data ranks: "
-                  "Megatron's weights and gradients are not",
+                  18 * GB / 16: "data ranks divide only the optimizer's 12 bytes, and not "
+                  "Megatron's weights and gradients",
                   (2 + 2 + 12 / 16) * GB: "Megatron's main gradients have 4 bytes",
                   16 * (6 + 12 / 16) * GB: "tensor and pipeline ranks share the parameters: 1/16"},
-        why="6.75 bytes for each of 4.4 billion parameters.",
+        why="It is 6.75 bytes for each of 4.4 billion parameters.",
     ),
     Prediction(
         "planner_bus_gb", unit="GB/s", solution="8 * 400 / 8",
         answer=lambda: 8 * find_node("h100-dgx").network / 1e9,
-        hint="How many cards has a node, and does a ring need to leave it through one only?",
-        mistakes={50.0: "that is one card: NCCL makes a ring for each, and sends a part through "
-                  "each", 3200.0: "those are Gbit/s", 450.0: "that is NVLink, inside of a node",
-                  365.0: "that is what is reached: the bound is asked",
-                  6.25: "the eight share nothing: each GPU has a card of its own"},
-        why="Eight rings, each through its own card of 50 GB/s. 365 are measured on four nodes.",
+        hint="How many cards does a node have, and may there be more than one ring?",
+        mistakes={50.0: "that is one card: NCCL makes a ring for each card, and each ring "
+                  "sends a part", 3200.0: "those are Gbit/s", 450.0: "that is NVLink inside a node",
+                  365.0: "that is what four nodes reach: the question asks for the bound",
+                  6.25: "the eight GPUs do not share a card: each has its own"},
+        why="Eight rings each use their own card of 50 GB/s. Four nodes reached 365 GB/s.",
     ),
     Prediction(
         "planner_a10_times", unit="times", answer=times,
         solution="(1.006 / (0.35 * 70)) / (2.74 / (0.5 * 312))",
         hint="What do you get for a dollar: how many FLOPs of the model?",
-        mistakes={1.006 / 2.74: "that is the price of an hour: how much is done in it?",
-                  (1.006 / 70) / (2.74 / 312): "each at its own MFU",
+        mistakes={1.006 / 2.74: "that is the price of an hour, but how much work is done in it?",
+                  (1.006 / 70) / (2.74 / 312): "each GPU has its own MFU",
                   1 / times(): "the other way round: a token costs more on the A10Gs"},
-        why="A third of the price, and a sixth of the work.",
+        why="An A10G does a sixth of the work for a third of the price.",
     ),
     Prediction(
         "planner_bubble", solution="7 / (8 + 7)", answer=lambda: flush_bubble(8, 8),
         hint="How many micro-batches are left for a pipeline?",
-        mistakes={7 / 8: "that is beside the busy time: of all time it is 7 / (8 + 7)",
-                  7 / 519: "the 512 sequences go to 64 pipelines", 7 / 135: "that is with 4 data "
-                  "ranks", 0.5: "P - 1 = 7 steps of M + P - 1 = 15"},
+        mistakes={7 / 8: "that is a part of the busy time; of the whole time it is 7 / (8 + 7)",
+                  7 / 519: "64 pipelines share the 512 sequences", 7 / 135: "that is with 4 data "
+                  "ranks", 0.5: "it is P - 1 = 7 of M + P - 1 = 15 steps"},
         why="512 / 64 = 8 micro-batches for 8 stages. With 4 data ranks it was 5%.",
     ),
 )

@@ -18,15 +18,15 @@ def check_cost_per_token(cost_per_token):
         dollars = 1e6 * price / 3600 / (mfu * machine.peak_flops)  # of a FLOP, a million times
         attention = 12 * model.layers * sequence * model.width
         right = dollars * (6 * model.active + attention)
-        of_all = "An embedding is looked up, and a token meets some of the experts only: "
+        of_all = "An embedding is only looked up, and a token meets only some experts: "
         explain(f"{name} on {node}, MFU {mfu:.0%}, {price} $ an hour: dollars of a million tokens,",
                 float(1e6 * cost_per_token(model, sequence, machine, mfu, price)), right, {
-                    "3,600 times too much": (3600 * right, "The price is of an hour."),
+                    "3,600 times too much": (3600 * right, "The price is for an hour."),
                     "60 times too much": (60 * right, "An hour has 3,600 seconds."),
                     "as if the MFU were 100%": (right * mfu, "Divide by the MFU."),
                     "times the MFU": (right * mfu**2, "Divide by the MFU."),
                     "without attention": (dollars * 6 * model.active,
-                                          "model.flops_per_token(sequence) has it."),
+                                          "model.flops_per_token(sequence) includes it."),
                     "that of 6 FLOPs for each of all parameters": (
                         dollars * 6 * model.parameters, of_all + "model.flops_per_token(sequence)."
                         " And attention has no parameters for its scores."),
@@ -34,15 +34,15 @@ def check_cost_per_token(cost_per_token):
                                             of_all + "model.flops_per_token(sequence)."),
                     "with attention halved": (dollars * (6 * model.active + attention / 2),
                                               "This MFU counts attention in full: causal=False."),
-                    "with a forward more": (right * 4 / 3, "MFU counts no forward twice."),
-                    "for the forward alone": (right / 3, "Forward and backward: 3 times as much."),
+                    "with a forward more": (right * 4 / 3, "MFU counts each forward once."),
+                    "for the forward alone": (right / 3, "Backward counts, too: 3 times as much."),
                     "a million tokens'": (1e6 * right, "Dollars of one token."),
-                    "tokens for a dollar": (1e12 / right, "Dollars of a token: the other way."),
-                    "that of a whole node": (right * machine.node, "The price is of one GPU."),
+                    "tokens for a dollar": (1e12 / right, "Dollars of a token: turn it round."),
+                    "that of a whole node": (right * machine.node, "The price is for one GPU."),
                     "that of the best matrix product": (right * machine.peak_flops / machine.bf16,
-                                                        "MFU is of peak_flops.")},
-                "Dollars by tokens, of a second: mfu * machine.peak_flops / FLOPs of a token.")
-    yield "dollars of a token, for dense models and experts"
+                                                        "MFU is a part of peak_flops.")},
+                "Divide dollars by tokens of a second: mfu * machine.peak_flops / FLOPs a token.")
+    yield "right dollars of a token, for dense models and experts"
     for mfu in (40, 1.01, -0.1, 0):
         refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
                                       find_node("a100-dgx"), mfu, 2.0))()
@@ -72,17 +72,17 @@ def curve(model, plan, machine, counts, weak, slip=""):
 
 
 SLIPS = {
-    "weak and strong exchanged": "weak: each pipeline keeps its micro-batches. Else the batch "
-                                 "stays.",
-    "the micro-batch forgotten": "A micro-batch has plan.micro_batch sequences: batch / (dp * "
-                                 "micro_batch) of them.",
-    "the tokens of the first batch": "With weak scaling a step has more tokens: those of the new "
-                                     "plan.",
+    "weak and strong exchanged": "With weak each pipeline keeps its micro-batches. Otherwise the "
+                                 "batch stays.",
+    "the micro-batch forgotten": "A micro-batch has plan.micro_batch sequences, so there are batch "
+                                 "/ (dp * micro_batch) of them.",
+    "the tokens of the first batch": "With weak scaling a step has more tokens: count those of "
+                                     "the new plan.",
     "cp forgotten": "Context ranks are GPUs, too: tp x pp x cp of them share a sequence.",
-    "tokens/s of a GPU": "The second number is of all GPUs.",
-    "sequences/s": "Tokens: of each sequence plan.sequence.",
-    "speed-up": "Efficiency is of one GPU: divide by the GPUs, too.",
-    "beside the plan itself": "Beside the first of `counts`, which may be another number.",
+    "tokens/s of a GPU": "The second number counts all GPUs together.",
+    "sequences/s": "Count tokens: a sequence has plan.sequence of them.",
+    "speed-up": "Efficiency is for one GPU: divide by the GPUs, too.",
+    "beside the plan itself": "Compare with the first of `counts`, which may be another number.",
 }
 
 
@@ -99,7 +99,7 @@ def check_scaling_curve(scaling_curve):
         for weak in (True,) if 24 in counts else (False, True):
             _curve(f"{name}, {each.words()}, {'weak' if weak else 'strong'}", scaling_curve,
                    (MODELS[name], each, find_node("h100-dgx"), counts), weak)
-    yield "right for the same batch and for one that grows, from any first number of GPUs"
+    yield "right if the batch stays and if it grows, from any first number of GPUs"
     for said, counts, weak in (("72 GPUs, tp x pp = 16", (64, 72), False), ("8 GPUs", (8,), True),
                                ("72 GPUs, tp x pp = 16, weak", (64, 72), True),
                                ("48 GPUs: 3 data ranks, 256 sequences", (48,), False),
@@ -112,7 +112,7 @@ def check_scaling_curve(scaling_curve):
 def _curve(where, scaling_curve, args, weak):
     got, wanted = scaling_curve(*args, weak=weak), curve(*args, weak)
     expect(isinstance(got, list) and [len(each) for each in got] == [3] * len(wanted),
-           f"{where}: {got!r:.60}", "A list of (GPUs, tokens/s, efficiency).")
+           f"{where}: {got!r:.60}", "A list of (GPUs, tokens/s, efficiency) is needed.")
     for place, (mine, right) in enumerate(zip(got, wanted)):
         for index, what in enumerate(("GPUs", "tokens/s", "efficiency")):
             if is_near(float(mine[index]), float(right[index])):

@@ -28,8 +28,8 @@ CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools
     "long sequences": (MODELS["qwen2.5-32b"], H100, 16, 32768, 16, ("torchtitan",)),
 }
 NONE = MODELS["gpt3-175b"], A100, 8, 2048, 64
-FASTER = ("Compare step_time(...).total of all that fit, with every option: each gains in one part "
-          "and loses in another.")
+FASTER = ("Compare step_time(...).total of all plans that fit, with every option: each gains in "
+          "one part and loses in another.")
 
 
 def check_search_layouts(search_layouts):
@@ -39,13 +39,13 @@ def check_search_layouts(search_layouts):
     needed = float(re.search(r"needs ([\d.]+) GB", least)[1])
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     expect(any(abs(n - needed) <= 0.1 * needed for m in numbers for n in (m, m / 1e9)),
-           f"where none fits: {said}", "That is a NoLayout, a ValueError. Say how much memory the "
+           f"where none fits: {said}", "Raise a NoLayout, a ValueError. Say how much memory the "
            f"smallest layout needs: {needed:.0f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
 
 def _first(search_layouts, name, case):
-    """The first Found of a search, in whose list all fit and the fastest are first."""
+    """The first Found of a search; all in its list must fit, and the fastest come first."""
     try:
         found = search_layouts(*case[:5], tools=case[5])
     except ValueError as error:
@@ -55,7 +55,7 @@ def _first(search_layouts, name, case):
            f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
            "first.")
     most = max(float(each.memory.total) for each in found)
-    expect(most <= case[1].memory_bytes, f"{name}: one of the list needs {most / 1e9:.1f} GB, and "
+    expect(most <= case[1].memory_bytes, f"{name}: one in the list needs {most / 1e9:.1f} GB, and "
            f"a GPU has {case[1].memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
     seconds = [float(each.step.total) for each in found]
     for one, after in zip(seconds, seconds[1:]):

@@ -30,34 +30,34 @@ CASES = {
 }
 SLIPS = {
     "one GPU does all stages' work": "pp stages share the layers: divide by plan.pp.",
-    "the head on every stage": "One of the stages has the head: on average 1/pp of it.",
-    "one micro-batch": "A step has plan.micro_batches of them.",
+    "the head on every stage": "Only one stage has the head, so on average a GPU has 1/pp of it.",
+    "one micro-batch": "A step has plan.micro_batches micro-batches.",
     "the head forgotten": "head_seconds has products and other, on top of the layers'.",
     "the head in no part": "head_seconds has products and other, on top of the layers'.",
-    "the bubble as a part of the busy time": "bubble_part is a part of all time, the bubble "
-                                             "included: busy * part / (1 - part).",
-    "a bubble without messages": "What stages wait for their messages is in the pipeline's time, "
-                                 "too: (busy + sent) * part / (1 - part).",
-    "no bubble": "bubble_part is the schedule's; and all wait for the fullest stage.",
+    "the bubble as a part of the busy time": "bubble_part is a part of the whole time, the "
+                                             "bubble included: busy * part / (1 - part).",
+    "a bubble without messages": "The time that stages wait for messages belongs to the "
+                                 "pipeline's time, too: (busy + sent) * part / (1 - part).",
+    "no bubble": "Add the schedule's bubble_part, and the waiting for the fullest stage.",
     "no waiting for the fullest stage": "The average is not enough: all wait for the stage with "
-                                        "most layers, or the head.",
+                                        "the most layers or with the head.",
     "waiting of one micro-batch": "They wait for the fullest stage in each of M micro-batches.",
     "the fullest stage without the head": "The last stage has the head on top of its layers.",
-    "the head on the stage with most layers": "The last one has the head; another may have most "
-                                              "layers.",
-    "the schedule's part of the fullest stage": "It is of (busy + sent + bubble) on average; the "
-                                                "waiting comes on top.",
-    "messages of one micro-batch": "sent_seconds is of one micro-batch.",
+    "the head on the stage with most layers": "The last stage has the head; another may have the "
+                                              "most layers.",
+    "the schedule's part of the fullest stage": "It is a part of (busy + sent + bubble) of the "
+                                                "average; the waiting comes on top.",
+    "messages of one micro-batch": "sent_seconds counts one micro-batch.",
     "messages beside all micro-batches": "`beside` is the busy time of one micro-batch.",
     "an update for each micro-batch": "Gradients travel, and the optimizer runs, once a step.",
     "an update beside all micro-batches": "`beside` is the busy time of one micro-batch.",
     "no rest": "rest is constants.step_seconds.",
-    "the constants of the library": "Hand `constants` on to each of them.",
+    "the constants of the library": "Pass `constants` on to each function.",
 }
 
 
 def right(model, plan, machine, c, slip=""):
-    """The Step; or what this slip gets."""
+    """The right Step; or what this slip gets."""
     c = CONSTANTS if slip == "the constants of the library" else c
     M = 1 if slip == "one micro-batch" else plan.micro_batches
     P = 1 if slip == "one GPU does all stages' work" else plan.pp

@@ -1,4 +1,4 @@
-"""A Plan as what its tool reads. What the tool lacks, or does in another way, is a sentence.
+"""A Plan as a file that its tool reads; sentences say what the tool lacks or does otherwise.
 
     megatron.py  options of Megatron-LM
     others.py    configs of torchtitan and DeepSpeed

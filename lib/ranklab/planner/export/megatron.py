@@ -18,7 +18,7 @@ BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
 
 
 def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, more=(), differs=()):
-    """A piece of bash. Data, learning rate and number of steps are its user's.
+    """A piece of bash. Its user chooses data, learning rate and number of steps.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 

@@ -27,7 +27,7 @@ CHECKPOINTS = {"none": ("none", None), "full": ("full", "FullAC"),
 
 
 def torchtitan_toml(model, plan):
-    """A TOML file for torchtitan 0.2.2. Data, learning rate and steps are its user's.
+    """A TOML file for torchtitan 0.2.2. Its user chooses data, learning rate and steps.
 
         CONFIG_FILE=plan.toml NGPU=8 ./run_train.sh
     lab  13
@@ -78,7 +78,7 @@ def is_async(plan):
 
 
 def torchtitan_settings(model, plan):
-    """{section: {key: value}} that both versions have, but for two of 0.3.0.
+    """{section: {key: value}} that both versions have, except two keys of 0.3.0.
 
     Without a pipeline micro-batches are torchtitan's gradient accumulation.
     """
@@ -107,7 +107,7 @@ def torchtitan_settings(model, plan):
 
 
 def torchtitan_differs(model, plan):
-    """Sentences: what of the plan the config does not say."""
+    """Sentences about what the config does not say of the plan."""
     return [sentence for sentence, holds in [
         ("Models have fixed shapes, and none is this one: debugmodel stands in its place.",
          flavor_of(model) is None),
@@ -135,8 +135,8 @@ def torchtitan_differs(model, plan):
 # --- DeepSpeed ------------------------------------------------------------------------------------
 
 def deepspeed_json(model, plan):
-    """A config for deepspeed.initialize, as JSON, which has no comments: see deepspeed_differs. The
-    optimizer is its user's.
+    """A config for deepspeed.initialize, as JSON. That has no comments: see deepspeed_differs. Its
+    user chooses the optimizer.
     lab  13
     """
     zero = {"stage": plan.zero, "overlap_comm": "data" in plan.hides, "contiguous_gradients": True}
@@ -153,7 +153,7 @@ def deepspeed_json(model, plan):
 
 
 def deepspeed_differs(plan):
-    """Sentences: what of the plan is the program's, or not DeepSpeed's."""
+    """Sentences about what the program must do itself, and what DeepSpeed can't do."""
     return [sentence for sentence, holds in [
         (f"The pipeline is the program's: PipelineModule(layers, num_stages={plan.pp}), and "
          "engine.train_batch.", plan.pp > 1),

@@ -16,7 +16,7 @@ class Run:
     """A published run: the columns of runs_*.csv, with their units in the names.
 
     file        the name of its file without runs_ and .csv: the source by which scores are grouped
-    unreadable  names of columns whose cell should be a number and is none
+    unreadable  names of columns whose cell should be a number but is not
     """
 
     row_id: str
@@ -74,9 +74,9 @@ KINDS = {field.name: field.type for field in fields(Run)}
 
 
 def read_runs(path):
-    """The Runs of a file, in its order; columns that a Run has not are left out.
+    """The Runs of a file, in its order; unknown columns are left out.
 
-    error  ValueError where there is no header with a row_id
+    error  ValueError if there is no header with a row_id
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
@@ -101,7 +101,7 @@ def _run(file, number, row):
 
 
 def _number(cell, kind):
-    """The number in a cell, or None: a count is whole and above -1; "OOM" and nan are none."""
+    """The number in a cell, or None for "OOM" and nan; a count must be whole and not negative."""
     try:
         value = float(cell.replace(",", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A GPT trained over data, tensor and pipeline ranks; what it costs, beside the formulas.
+"""Trains a GPT over data, tensor and pipeline ranks, and compares its costs with the formulas.
 
     python -m ranklab.projects.hybrid --layout 2x2x2,zero,sp
     torchrun --nproc-per-node=8 -m ranklab.projects.hybrid

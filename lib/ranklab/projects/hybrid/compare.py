@@ -16,7 +16,7 @@ HELD = ("parameters", "gradients", "optimizer_state")
 
 
 def every_layout(ranks):
-    """All dp x tp x pp = ranks that fit the model, plain and with what each axis has besides."""
+    """All layouts of these ranks that fit the model, each without options and with them."""
     job, found = JOBS["laptop"], []
     for layout, micro_batch in legal(job, ranks, ranks):
         plain = Layout(layout.dp, layout.tp, layout.pp)
@@ -68,7 +68,7 @@ def main(arguments):
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else (cp=2, ep=2); all of --ranks by default")
     parser.add_argument("--experts", type=positive, default=0, metavar="E",
-                        help="in each block, in the place of an MLP")
+                        help="in each block, instead of an MLP")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)

@@ -1,4 +1,4 @@
-"""What the project trains and how: five GPTs with their layouts, and one frozen dataclass."""
+"""What the project trains, and how: five GPTs with their layouts, and the settings."""
 
 import functools
 import re
@@ -28,11 +28,11 @@ class Config(TrainConfig):
     per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host", least=0)
 
     def job(self, shape):
-        """What is trained, as formulas know it."""
+        """The Job of this shape, for the formulas."""
         return Job(shape, self.batch, self.micro_batch, self.precision)
 
     def refuse_what_does_not_fit(self, shape, layout):
-        """Raises ValueError where ranks cannot divide the model or a batch."""
+        """Raises ValueError if the ranks can't divide the model or a batch."""
         for batch in (self.batch, self.eval_batch):
             refuse_misfits(layout, replace(self.job(shape), batch=batch),
                            self.per_node or layout.ranks)
@@ -50,8 +50,8 @@ SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64, 128 and 64 A100
              Layout(2, 4, 8, sequence_parallel=True, virtual=2, zero=1, recompute=True)),
     "130b": (_gpt(n_layer=70, n_embd=12288, n_head=96, vocab_size=150528),  # GLM-130B's shape
              replace(LARGE, batch=2048), Layout(1, 8, 16, sequence_parallel=True)),
-    # Mixtral 8x7B's shape (arXiv 2401.04088), but with all heads for keys, and with two matrices in
-    # an expert instead of three of 14336, so it is as large
+    # Mixtral 8x7B's shape (arXiv 2401.04088), but all heads have keys, and an expert has two
+    # matrices instead of three of 14336, and is as large
     "mixtral": (MoEConfig(32000, 4096, 32, 32, 4096, rotary_base=1e6, expert_width=14336 * 3 // 2),
                 replace(LARGE, batch=1024), Layout(1, 2, 4, sequence_parallel=True, ep=8)),
 }
@@ -60,7 +60,7 @@ JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 def parse_shape(text):
     """ "8x64x8x32x256" is a GPT of 8 layers, 64 wide, 8 heads, 32 tokens, a vocabulary of 256.
-    error  ValueError where these are not five numbers
+    error  ValueError if these are not five numbers
     """
     if not re.fullmatch(r"\d+(x\d+){4}", text):
         raise ValueError(f"{text!r} is no GPT: write layers x width x heads x tokens x vocabulary "
@@ -70,13 +70,13 @@ def parse_shape(text):
 
 
 def with_experts(shape, n_expert):
-    """The GPT with so many experts in each block, of which a token takes two; 0: as it is."""
+    """The GPT with n_expert experts in each block, two for each token; 0: the GPT itself."""
     return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
 
 
 @dataclass(frozen=True)
 class Options(Resumed, OnText):
-    """What the command takes beside Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT, with its layout", SIZES)
     layout: str | None = option(None, "dp x tp x pp and more: 2x2x2,zero,sp,virtual=2")
@@ -84,15 +84,15 @@ class Options(Resumed, OnText):
                                "your own: 8x64x8x32x256")
     export: str | None = option(None, "a folder: Prometheus finds each rank's metrics by files "
                                 "in it")
-    dry_run: bool = option(False, "one process poses as rank 0")
+    dry_run: bool = option(False, "one process plays rank 0")
 
     def settings(self):
         return SIZES[self.size][1]
 
     def chosen_shape(self):
-        """The GPT of the command line; the size's where it describes none."""
+        """The GPT of the command line, or else that of the size."""
         return SIZES[self.size][0] if self.shape is None else parse_shape(self.shape)
 
     def chosen_layout(self):
-        """The Layout of the command line; the size's where it names none."""
+        """The Layout of the command line, or else that of the size."""
         return SIZES[self.size][2] if self.layout is None else parse_layout(self.layout)

@@ -1,4 +1,4 @@
-"""What a training over a mesh has shown, or a dry run, as text."""
+"""The results of a training over a mesh, or of a dry run, as text."""
 
 from collections import defaultdict
 
@@ -19,7 +19,7 @@ def report(found):
              found["authors"], f"held out: {loss} nats by all ranks, {alone} by one process"]
     if first["alone"] and abs(first["loss"] - first["alone"]) > 1e-3:
         lines += ["Ranks add in another order, and each step enlarges the difference. One process",
-                  "with another micro-batch drifts alike: compare the losses of the first steps."]
+                  "with another micro-batch drifts, too: compare the losses of the first steps."]
     lines += ["", *who_has_what(ranks, shape.n_layer)]
     if "held" in first:
         lines += costs(job, layout, first["held"], first["sent"])
@@ -33,7 +33,7 @@ def report(found):
 
 
 def who_has_what(ranks, n_layer):
-    """A line for each set of ranks that hold the same layers, and as many parameters of them."""
+    """A line for each set of ranks with the same layers and the same number of parameters."""
     alike = defaultdict(list)
     for rank, seen in enumerate(ranks):
         layers = " and ".join(layer_names(each, n_layer) for each in seen["layers"])
@@ -55,7 +55,7 @@ def costs(job, layout, held, sent):
 
 def dry_run_report(size, job=None, layout=None):
     """What the first rank holds and sends, by formula and counted, as text.
-    size  its name, and what has no job or layout of its own
+    size  a name in SIZES; its job and layout are the defaults
     """
     job, layout = job or JOBS[size], layout or SIZES[size][2]
     held, sent = dry_run(job, layout)

@@ -1,4 +1,4 @@
-"""A GPT is trained over data, tensor and pipeline ranks; how busy they are is logged."""
+"""Trains a GPT over data, tensor and pipeline ranks, and logs how busy they are."""
 
 import dataclasses
 import functools
@@ -31,12 +31,12 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
         timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
     """The model is trained on all ranks of the layout; returns a dict for `report`.
 
-    layout   None: the one of this size, 2 x 2 x 2 on a laptop
-    build, parallelize, sync, norm, reshard  a learner's own will do
-    until    a step to stop after
+    layout   None: the layout of this size, 2 x 2 x 2 on a laptop
+    build, parallelize, sync, norm, reshard  the library's functions, or a learner's own
+    until    stops after this step
     path     a text of your own
-    shape    a GPTConfig; None: that of this size
-    experts  more than 0: so many in each block
+    shape    a GPTConfig; None: the shape of this size
+    experts  how many experts each block has; 0: an MLP
     export   a folder: Prometheus finds each rank's metrics by files in it
     changes  of Config: steps=100, micro_batch=1, ...
     """
@@ -55,7 +55,7 @@ def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
 
 
 def _work(shape, text, config, layout, build, parts, progress, reshard, until, export):
-    """On each rank: what it has seen. After the last step one more is counted."""
+    """What this rank has seen, as a dict. It does one more step after the last, to count it."""
     hybrid = Hybrid(layout.new_mesh(build, config.per_node or None), layout, *parts)
     trainer = HybridTrainer(new_model(shape, "meta"), text, config, hybrid, progress)
     if reshard:
@@ -79,14 +79,14 @@ def _work(shape, text, config, layout, build, parts, progress, reshard, until, e
 
 
 def new_model(shape, where="cpu"):
-    """The same GPT on all ranks; on "meta" it has no memory yet, and never has it for the whole."""
+    """The same GPT on all ranks; on "meta" it has no memory, and never gets any for the whole."""
     torch.manual_seed(0)
     with torch.device(where):
         return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
 
 
 class HybridTrainer(Exported, TextTrainer):
-    """TextTrainer that logs the bubble. A step that is logged is timed: it waits for the GPU."""
+    """TextTrainer that logs the bubble. A logged step is timed, so it waits for the GPU."""
 
     def __init__(self, model, text, config, hybrid, progress):
         gpu = device().type == "cuda" and hardware.find(torch.cuda.get_device_name())

@@ -1,5 +1,5 @@
-"""The planner held against published runs: scores by source, and the fit of its constants; six
-orders and their plans; and what this machine can do.
+"""Compares the planner with published runs, and fits its constants; plans six orders; measures
+what this machine can do.
 
     python -m ranklab.projects.planner score
     python -m ranklab.projects.planner score FILE.csv ... --json
@@ -9,7 +9,7 @@ orders and their plans; and what this machine can do.
     torchrun --nproc-per-node 8 -m ranklab.projects.planner measure --write node.json
 
 A file of runs has the header of lib/ranklab/planner/published/runs_*.csv. Constants were fitted on
-three quarters of these rows, chosen by a hash of row_id; validation is the rest.
+three quarters of these rows, chosen by a hash of row_id; the rest is for validation.
 """
 
 import sys

@@ -11,12 +11,12 @@ from ranklab.planner.wish import Wish, ranked
 
 
 def answer(name, wish, source, shown, searched, offers, limits, changes, reserve):
-    """The dict: numbers in SI units, of the library's own functions.
+    """The dict: numbers in SI units, from the library's own functions.
 
     shown    [Found], the best first; searched: how many fit
-    offers   [Offer] of a budget or deadline (limits), None: neither is given
-    changes  [Change], empty: none were asked for
-    reserve  share of a GPU's memory that wish.machine is without
+    offers   [Offer] for a budget or deadline (limits); None if neither is given
+    changes  [Change]; empty if none were asked for
+    reserve  share of a GPU's memory that is already taken off wish.machine
     """
     best = shown[0]
     low, high, of = likely_range(best.plan, wish.machine)
@@ -62,7 +62,7 @@ def layout(wish, found):
 
 
 def mixed_answer(name, model, parts, found, options):
-    """The dict for unlike GPUs: what each kind does in the fastest layout."""
+    """The dict for several kinds of GPUs: what each kind does in the fastest layout."""
     best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
     alone = [Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool)).best()

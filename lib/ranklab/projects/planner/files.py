@@ -1,4 +1,4 @@
-"""The best layout of each tool as files that the tool reads; and a dry run of the course's own."""
+"""The best layout of each tool as files that it reads; a dry run in the course's own trainer."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ranklab.planner.own import dry_run_plan
 
 
 def write_plans(folder, model, shown, machine):
-    """`folder` has files of the first layout of each tool; returns lines that name them."""
+    """Writes files of the first layout of each tool to `folder`; returns lines that name them."""
     folder, lines, done = Path(folder), [], set()
     folder.mkdir(parents=True, exist_ok=True)
     for plan in (each.plan for each in shown if each.plan.tool not in done):

@@ -19,11 +19,11 @@ ROUNDS = 5
 
 
 def measure(ranks=None, nodes=1):
-    """The Machine that is here, as measured on the ranks of this job, or on so many here.
+    """The Machine here, measured on the ranks of this job, or on `ranks` ranks on this machine.
 
     bf16, memory_bandwidth  of the best matrix product and the best copy
-    link, network  so that the planner predicts the bus bandwidth of a large all-reduce as measured;
-                   with one node the network is taken to be the link
+    link, network  such that the planner predicts the measured bus bandwidth of a large all-reduce;
+                   with one node the network is assumed to be the link
     """
     return launch(_measured, ranks=ranks, nodes=nodes, timeout=300)[0]
 
@@ -44,7 +44,7 @@ def _measured():
 
 
 def _bus_bandwidth(group, where):
-    """Bytes/s that each rank sends in the fastest of some all-reduces; of one rank: infinite."""
+    """Bytes/s that each rank sends in the fastest of some all-reduces; 1e15 on one rank."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return 1e15

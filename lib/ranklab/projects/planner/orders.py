@@ -1,4 +1,4 @@
-"""Six orders: a model, a machine, and constraints that a plan must keep; graded by the planner."""
+"""Six orders: a model, a machine, and constraints. The planner grades plans by them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ class Functions(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted: `machines` are those to choose from, each with a number of GPUs.
+    """What a customer wants; `machines` are the choices, each with a number of GPUs.
 
     wants  {words: (plan, step, order's machine, functions) -> (what is, whether that is enough)}
     """
@@ -53,7 +53,7 @@ def has(words, condition):
 
 
 def efficient(least, first, last):
-    """From `first` to `last` GPUs with the same batch."""
+    """The efficiency from `first` to `last` GPUs with the same batch."""
     def holds(order, plan, step, machine, use):
         try:
             share = use.curve(order.model, plan, machine, (first, last))[-1][2]
@@ -80,7 +80,7 @@ def quiet(most):
 
 
 def cheap(dollars, days, tokens):
-    """Of a million tokens; and all tokens within so many days."""
+    """At most `dollars` for a million tokens, and all tokens within `days`."""
     def holds(order, plan, step, machine, use):
         mfu, price = step.mfu(order.model, plan, machine), price_of(machine.accelerator)[0]
         each = 1e6 * use.cost(order.model, order.sequence, machine, mfu, price)
@@ -112,7 +112,7 @@ ORDERS = {
 
 
 def orders():
-    """What is wanted, as text."""
+    """The orders and their constraints, as text."""
     return "\n".join("\n      ".join([f"{name:5} {order.what}", *order.wants])
                      for name, order in ORDERS.items())
 
@@ -120,7 +120,7 @@ def orders():
 def order_of(name, **changes):
     """The Order, with another sequence or batch, or other fields of its machines.
 
-    error  ValueError where there is no such order, or field
+    error  ValueError if there is no such order or field
     """
     if name not in ORDERS:
         raise ValueError(f"{name!r} is no order: {', '.join(ORDERS)}")
@@ -134,7 +134,7 @@ def order_of(name, **changes):
 
 
 def grades(order, plan, machine, gpus, use):
-    """[(what is wanted, what is, whether it holds)], as far as can be said."""
+    """[(the constraint, what the plan has, whether it holds)]."""
     try:
         refuse(plan, order.model, machine, gpus, order.sequence, order.batch)
     except ValueError as error:
@@ -148,7 +148,7 @@ def grades(order, plan, machine, gpus, use):
 
 
 def grade(name, plan, on=0, functions=Functions(), **changes):
-    """A line for each constraint of an order, as text. What a tool does by itself, it does.
+    """A line for each constraint of an order, as text. The tool's own fields are as usual().
 
     on  which of its machines
     """
@@ -163,7 +163,7 @@ def run(only=None, **given):
     """What a search finds for each order: the fastest plan that keeps all constraints, as text.
 
     only   the name of one order
-    given  memory, step, cost, curve, search: functions of one's own; else see order_of
+    given  memory, step, cost, curve, search: your own functions; changes as in order_of
     """
     own = {name: given.pop(name) for name in Functions._fields if name in given}
     use, lines = Functions(**own), []

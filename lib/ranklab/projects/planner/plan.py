@@ -103,10 +103,10 @@ def command():
     parser.add_argument("--write", type=new_folder, metavar="FOLDER",
                         help="the best of each tool as Megatron's, torchtitan's, DeepSpeed's files")
     parser.add_argument("--html", type=new_file, metavar="FILE",
-                        help="a page on which GPUs, sequence and batch can be changed")
+                        help="a page on which you can change GPUs, sequence and batch")
     parser.add_argument("--dry-run", action="store_true", help="with --tool ours: one process "
-                        "poses as the first rank, and counts memory and messages")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+                        "plays the first rank, and counts memory and messages")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it: x.svg or x.png")
     return parser
 
@@ -114,7 +114,7 @@ def command():
 def kinds(text, gpus):
     """[(Machine, GPUs)] of "h100-dgx" or "h100-dgx:128,a100-dgx:128".
 
-    error  ValueError where the number of GPUs is missing, or another one than --gpus
+    error  ValueError if the number of GPUs is missing, or differs from --gpus
     """
     found, named = [], [each.rpartition(":") for each in text.split(",")]
     for before, colon, last in named:

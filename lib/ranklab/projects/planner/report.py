@@ -42,7 +42,7 @@ def score_table(scores):
 
 
 def used_words(found):
-    """What the used rows are said to need, and what was not published of them, as text."""
+    """Whether the used rows are said to fit, and what was assumed about them, as text."""
     words = f"said to fit into their GPUs, as they did: {percent(mean(found.fits)) or 'none used'}"
     if found.assumed:
         rows = ", ".join(f"{name} in {number} rows" for name, number in found.assumed.most_common())
@@ -66,8 +66,8 @@ def unused_table(found):
 # --- the fit --------------------------------------------------------------------------------------
 
 def fit_report(runs):
-    """The constants fitted anew on the rows for the fit, and the errors that they leave: on those,
-    on validation, and on each source by constants that were fitted without it.
+    """The constants, fitted again on the rows for the fit, and their errors: on those rows, on
+    validation, and on each source with constants that were fitted without it.
     """
     jobs = [job for job in map(usable, runs) if job]
     for_fit = [job for job in jobs if is_for_fit(job.row_id)]
@@ -92,7 +92,7 @@ def part(runs, for_fit):
 
 
 def usable(run):
-    """The Job of a Run; None where there is none."""
+    """The Job of a Run; None if it can't be used."""
     try:
         return job_of(run)
     except Unused:
@@ -100,7 +100,7 @@ def usable(run):
 
 
 def dataclass_text(constants):
-    """The constants as they stand in constants.py."""
+    """The constants as constants.py has them."""
     values = ", ".join(f"{name}={value:.4g}"
                        for name, value in dataclasses.asdict(constants).items())
     return f"Constants({values})"

@@ -1,5 +1,4 @@
-"""The two formulas, the library's or a learner's, beside published runs; and one that is counted.
-"""
+"""Compares the two formulas, the library's or a learner's, with published runs and with counts."""
 
 from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of

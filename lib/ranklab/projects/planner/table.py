@@ -86,7 +86,7 @@ def best(said):
 
 
 def offers(said):
-    """Numbers of GPUs: those that keep the limits first, of which the first is billed."""
+    """Numbers of GPUs: those within the limits come first, and the first has the bill."""
     return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
         fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
@@ -95,7 +95,7 @@ def offers(said):
 
 
 def sensitivity(said):
-    """What half and twice of each thing changes."""
+    """What half and twice each thing changes."""
     now = said["layouts"][0]
     lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
     for row in said["sensitivity"]:
@@ -112,7 +112,7 @@ def sensitivity(said):
 
 
 def mixed_text(said):
-    """The same of unlike GPUs: each kind's share of the micro-batches."""
+    """The same for several kinds of GPUs: each kind's share of the micro-batches."""
     layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
     lines = [fill(f"In each kind tp {layout['tp']}, pp {layout['pp']}, {layout['words']} "
                   f"({layout['tool']}): {said['bytes'] / 1e9:.1f} GB, "
@@ -140,7 +140,7 @@ def listed(lines):
 
 
 def fill(words, before=""):
-    """The words after others, on lines that begin where they do."""
+    """The words after `before`, wrapped, with lines indented to where they begin."""
     return textwrap.fill(words, COLUMNS, initial_indent=before, break_on_hyphens=False,
                          subsequent_indent=" " * len(before))
 
