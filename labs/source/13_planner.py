@@ -202,7 +202,7 @@ plots.steps({f"{name}: {memory_per_gpu(llama, each, dgx).total / 1e9:.0f} GB":
 print(project.errors(memory_per_gpu, step_time))
 
 # %% [markdown]
-# No run is dropped because of its error. But it is still easy to fool yourself: if you look at all runs while you shape the model, you have fitted it to all of them, whatever the hash says. So there is a harder test. It leaves each *source* out of the fit in turn, because your cluster will be a new source, too. Then the median error over all runs is 9%, and 90% of them are below 21% (memory: 2% and 9%). `python -m ranklab.projects.planner fit` prints it, source by source, in a minute or two.
+# No run is dropped because of its error. But it is still easy to fool yourself: if you look at all runs while you shape the model, you have fitted it to all of them, whatever the hash says. So there is a harder test. It leaves each *source* out of the fit in turn, because your cluster will be a new source, too. Then the median error over all runs is 9%, and 90% of them are below 23% (memory: 2% and 13%). `python -m ranklab.projects.planner fit` prints it, source by source, in a minute or two.
 
 # %% [markdown]
 # ### 4.3 What a token costs
