@@ -125,5 +125,5 @@ def roll_call(store, rank, ranks, seconds):
             store.wait(["missing"], timedelta(seconds=seconds))
         except RuntimeError:  # the time is up
             missing = [r for r in range(ranks) if not store.check([f"here/{r}"])]
-    # Two ranks may miss different ranks. The first list counts, and every rank takes it.
+    # Two ranks may see different ranks. The first list stands, and every rank takes that one.
     return json.loads(store.compare_set("missing", "", json.dumps(missing)))

@@ -62,7 +62,7 @@ class OverlappedDataParallel(Replica):
     def finish(self):
         """All gradients are averaged; called at the end of backward."""
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
-        for bucket in self.waiting:  # the other ranks wait for these buckets: send zeros
+        for bucket in self.waiting:  # the other ranks wait for these: send zeros
             bucket.missing.clear()
         self.launch_ready_buckets()
         used = self.used_anywhere() if self.find_unused_parameters else ()

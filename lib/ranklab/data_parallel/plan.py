@@ -18,8 +18,8 @@ def plan_buckets(ready, nbytes, alpha, beta):
     cost   looks at n^2 / 2 buckets for n gradients
     lab    03
     """
-    # Keep, for the best plan of the first j gradients, its end and where its last bucket starts.
-    # Later gradients need to know no more, because an earlier end never does harm.
+    # For the best plan of the first j gradients, keep its end, and where its last bucket starts.
+    # Later gradients need no more than that, and an early end never does harm.
     ends, starts = [0.0], [0]
     before = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
     for j, last in enumerate(ready, 1):

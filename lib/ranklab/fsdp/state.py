@@ -7,7 +7,7 @@ from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):
-    """On the group's rank 0: {name: tensor} of the plain model, on the CPU; {} on the other ranks.
+    """On the group's rank 0: {name: tensor} of the plain model, on the CPU; on the others {}.
 
     Weights come from the shards, in their type, not from what was gathered to compute. One
     parameter is whole on a device at a time, and on rank 0 alone.

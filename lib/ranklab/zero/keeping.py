@@ -148,7 +148,7 @@ def units_to_keep(step):
     units, best = range(len(step.nbytes)), frozenset()
     one = [{unit} for unit in units]
     for changes in one, one + [{*two} for two in combinations(units, 2)]:
-        while True:  # add one, drop one, or swap one for another
+        while True:  # adds, drops, and of two at a time one out and another in
             better = min((best ^ change for change in changes), key=step.seconds)
             if step.seconds(better) >= step.seconds(best):
                 break

@@ -27,7 +27,7 @@ WRONG = [
     mutant(all_to_all_v, "    return received", "    return received[rank:] + received[:rank]",
            says="Place i of the list must hold"),
     mutant(all_to_all_v, "    return received", "    return [x for x in received if x.numel()]",
-           says="also what is empty"),
+           says="even where that is empty"),
     mutant(all_to_all_v, "    return received", "    pieces.clear()\n    return received",
            says="`pieces` have changed"),
 ]

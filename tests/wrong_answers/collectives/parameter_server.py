@@ -22,7 +22,8 @@ WRONG = [
     mutant(parameter_server, ASK, "for part in total.view(-1).tensor_split(2):\n"
            "            dist.send(part, group=group, group_dst=server)",
            COLLECT, "for part in arriving.view(-1).tensor_split(2):\n"
-           "                dist.recv(part, group=group, group_src=worker)", says="in one piece"),
+           "                dist.recv(part, group=group, group_src=worker)",
+           says="Send one message in each step"),
     mutant(parameter_server, "memory_format=torch.contiguous_format", "",
            says=r"x\.contiguous\(\)"),
     # Its ranks don't sleep, so the hang is seen after 10 s only.

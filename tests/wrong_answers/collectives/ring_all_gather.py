@@ -29,7 +29,7 @@ WRONG = [
     mutant(ring_all_gather, "if out is None", "if out is None or R == 1",
            says="rank 0 of 1.*`out` is as it was"),
     mutant(ring_all_gather, "    rank, R =", "    group = group if out is None else None\n"
-           "    rank, R =", says="together with `out`"),
+           "    rank, R =", says="with `out` as well"),
     mutant(ring_all_gather, "out=None):", "out=None, kept={}):", MADE,
            f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})", says="new in each call"),
     mutant(ring_all_gather, "shard.new_empty(", "torch.empty(", says="same type"),

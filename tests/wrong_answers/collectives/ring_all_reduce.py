@@ -20,7 +20,7 @@ WRONG = [
     mutant(ring_all_reduce, "x.new_empty(x.shape)", "torch.empty_like(x)",
            says="keeps its strides"),
     mutant(ring_all_reduce, "    if out is None:", "    group = group if out is None else None\n"
-           "    if out is None:", says="together with `out`"),
+           "    if out is None:", says="with `out` as well"),
 ]
 
 

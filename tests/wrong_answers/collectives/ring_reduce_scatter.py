@@ -24,7 +24,7 @@ WRONG = [
     mutant(ring_reduce_scatter, EXCHANGE, "for a, b in zip(partial.tensor_split(2), "
            "arriving.tensor_split(2)):\n"
            "            sendrecv(a, (rank + 1) % R, b, (rank - 1) % R, group)",
-           says="One message a step"),
+           says="Send one message in each step"),
     mutant(ring_reduce_scatter, "out.view(-1).tensor_split(R)", "out.view(R, -1)",
            says="that of `out`"),
     mutant(ring_reduce_scatter, RETURN, f"if out is not None:\n        return out\n    {RETURN}",

@@ -19,7 +19,7 @@ WRONG = [
     mutant(tree_broadcast, "(rank + have) % R", "place + have",
            "(rank - have) % R", "place - have", says="turn a place back into a rank"),
     mutant(tree_broadcast, "(rank - src)", "(rank - (dist.get_group_rank(group, src) if group "
-           "else src))", says="counts inside the group"),
+           "else src))", says="are ranks inside the group"),
     mutant(tree_broadcast, f"if {SENDS}", "if R > 1", f"elif {RECEIVES}", "if R > 1",
            says="only one of the two may send first"),
     mutant(tree_broadcast, "dist.send(out,", "dist.send(out.float(),",

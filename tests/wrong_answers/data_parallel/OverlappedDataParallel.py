@@ -30,10 +30,10 @@ WRONG = [
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data",
            says="The hook gets the parameter, not its gradient"),
     _wrong(ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()",
-           says="than bucket.flat .*all-reduce it itself, whole", called="a_copy_of_it"),
+           says="than bucket.flat .*all-reduce bucket.flat itself", called="a_copy_of_it"),
     _wrong(KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
            "async_op=True)", "async_op=True) for view in bucket.views]",
-           says="than bucket.flat .*all-reduce it itself, whole", called="its_views"),
+           says="than bucket.flat .*all-reduce bucket.flat itself", called="its_views"),
     _wrong("group=bucket.group, async_op", "async_op",
            says="Pass self.group on to every collective"),
     # when it leaves
@@ -58,12 +58,12 @@ WRONG = [
     _wrong("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
            f"{IN_HOOK}\n            self.sync = before", says="Look at self.sync first"),
     _wrong("if self.sync:", "bucket.missing.discard(parameter)\n        if self.sync:",
-           REFUSE, "if False:", "missing.remove(", "missing.discard(", says="bucket.missing too"),
+           REFUSE, "if False:", "missing.remove(", "missing.discard(", says="bucket.missing as"),
     _wrong(REFUSE, "if False:", "missing.remove(", "missing.discard(",
            says="gets two gradients in one backward, and no error comes"),
-    _wrong("self.backward_begins()", "pass", says="Leave self.backward_begins"),
+    _wrong("self.backward_begins()", "pass", says="Keep self.backward_begins"),
     # the end of a backward
-    _wrong(WAIT, "for work in ():", says="waited for 3 of its 3 .*half done until then"),
+    _wrong(WAIT, "for work in ():", says="waited for 3 of its 3 .*half done until its"),
     _wrong(WAIT, "for work in ():", "missing = {",
            "for work in self.works:\n            work.wait()\n        missing = {",
            says="only some ranks use.* launch all that is left, then wait"),
@@ -87,5 +87,5 @@ WRONG = [
     _wrong(OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)",
            says="before it raises"),
     _wrong("bucket.fill_none(used)", f"{LAST}\n                raise self.no_gradient(missing)\n"
-           "            bucket.fill_none(used)", says="Raise last"),
+           "            bucket.fill_none(used)", says="Raise at the very end"),
 ]

@@ -18,7 +18,7 @@ WRONG = [
     mutant(average_gradients, "parameter.grad /= R", "mean = parameter.grad / R",
            "all_reduce(parameter.grad", "all_reduce(mean", says="is still this rank's own"),
     mutant(average_gradients, "all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()",
-           says="It is channels-last"),
+           says="is channels-last"),
     mutant(average_gradients, "torch.zeros_like(parameter)", "torch.zeros(parameter.shape)",
            says=r"torch.zeros_like\(parameter\) has type, shape and device"),
     mutant(average_gradients, "group=None", "group=None, kept={}",

@@ -30,7 +30,7 @@ WRONG = [
     mutant(broadcast_parameters, "tensor.detach()", "tensor.detach().clone()",
            says="Nothing has changed on this rank"),
     mutant(broadcast_parameters, "tensor.detach()", "tensor.detach().contiguous()",
-           says="It is channels-last"),
+           says="This one is channels-last"),
     mutant(broadcast_parameters, CALL, "number = tensor.detach().float()\n"
            "        dist.broadcast(number, group=group, group_src=src)\n"
            "        tensor.detach().copy_(number)", says="Each travels in its own type"),
@@ -39,7 +39,7 @@ WRONG = [
     mutant(broadcast_parameters, "tensor.detach()", "tensor.requires_grad_(False)",
            says="requires_grad of a parameter has changed"),
     mutant(broadcast_parameters, CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()",
-           says=r"nobody has waited for \d+ of its \d+ broadcasts.* not for the last"),
+           says=r"nobody has waited for \d+ of its \d+ broadcasts.* not only for the last"),
 ]
 
 

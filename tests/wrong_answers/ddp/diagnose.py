@@ -23,7 +23,7 @@ WRONG = [
     mutant(answer, "max(shares, key=shares.get)", "([x for x in shares if shares[x] >= 0.25] or "
            "[max(shares, key=shares.get)])[0]", says="the verdict is the largest of them"),
     mutant(answer, MEDIAN, "mean([measure(step) for step in of_rank]) for", mean=mean,
-           says="its median step"),
+           says="the median step of each"),
     mutant(answer, DURATION, "1.0", "shares[verdict] >= 0.25", "shares[verdict] >= 0.015",
            says="loader-bound is in seconds"),
     mutant(answer, "duration = max(usual(lambda step: max(e.end for e in step)",

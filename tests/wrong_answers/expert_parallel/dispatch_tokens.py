@@ -21,7 +21,7 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
     ("x[order // k]", "x[order // 2]", "rows|IndexError", "always_two_choices"),
     ("x[order // k]", "x.float()[order // k]", "float32", "float32_travels"),
     ("rows[by_expert]", "rows", "rows", "sorted_by_rank"),
-    (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows",
+    (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows|bytes of a message",
      "does_not_ask"),
     ("by_expert = expert.argsort(stable=True)", "by_expert = expert.argsort(descending=True, "
      "stable=True)", "rows", "experts_from_the_last"),

@@ -138,7 +138,7 @@ def place_experts__whole_nodes_apart(chosen, n_experts, ranks, slots, per_node):
 
 
 def chunked_scan__state_in_the_first(a, b, group=None):
-    """operations follow"""
+    """operations run after"""
     import torch.distributed as dist
 
     from ranklab.expert_parallel import scan

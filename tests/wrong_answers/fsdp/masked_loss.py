@@ -23,7 +23,7 @@ WRONG = [
            says="without NaN"),
     _wrong('"sum"', '"mean"', RETURN, "return total.nan_to_num()", says="A mean of means",
            called="means_without_nan"),
-    _wrong(RETURN, "return total / count", says="R times its share"),
+    _wrong(RETURN, "return total / count", says="R times this rank's share"),
     _wrong(SHIFTED, "labels.flatten()", "logits[:, :-1]", "logits", says="for the token after"),
     _wrong("logits[:, :-1]", "logits[:, 1:]", says="are for labels",
            called="shifted_the_wrong_way"),
@@ -36,7 +36,7 @@ WRONG = [
            says="write nothing into them"),
     _wrong("    if count is None:", "    if count is not None:\n        count = torch.tensor(count)"
            "\n        dist.all_reduce(count, group=group)\n    if count is None:", torch=torch,
-           says="nobody need be asked"),
+           says="`count` counts all ranks"),
     _wrong("    total =", "    labels[labels == IGNORE] = 0\n    total =",
            says="write nothing into them"),
     _wrong(LOGITS, "logits[:, :-1].flatten(0, 1)", says="added up in float32"),

@@ -25,10 +25,11 @@ WRONG = [
            says="Count the root", parameter_bytes=parameter_bytes),
     _wrong(FITS, FITS.replace("<=", "<"), says="may be as large as most_bytes"),
     _wrong("    raise ValueError(f", "    return outermost(free)\n    raise ValueError(f",
-           says="is no error"),
+           says="raises no error"),
     _wrong("    raise ValueError(f", "    if most_bytes >= 2 * max(p.nbytes for p in "
            "model.parameters()):\n        return outermost([m for m in free if not list("
-           "m.children())])\n    raise ValueError(f", says="is no error", called="one_layer_fits"),
+           "m.children())])\n    raise ValueError(f",
+           says="raises no error", called="one_layer_fits"),
     _wrong("reverse=True", "reverse=False", says="blocks in all, where", called="finest_first"),
     _wrong("return without_needless(model, chosen, most_bytes)",
            "return [name for name, m in model.named_modules() if m in chosen]", says="not names"),

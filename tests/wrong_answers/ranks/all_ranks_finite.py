@@ -23,7 +23,7 @@ WRONG = [
     mutant(all_ranks_finite, REDUCE, REDUCE.replace("all_reduce(finite,", "reduce(finite, 0,"),
            "group=group", "group=group", says="one rank alone decides"),
     mutant(all_ranks_finite, "torch.isfinite(loss)", "~torch.isnan(loss)",
-           says="Infinity is not finite"),
+           says="minus infinity are not finite"),
     mutant(all_ranks_finite, "torch.isfinite(loss)", "(loss < torch.inf)", says="minus infinity"),
     mutant(all_ranks_finite, "(loss)", "(loss.float())", says="float64"),
     mutant(all_ranks_finite, "(loss)", "(loss.detach_())", says="cut the loss off"),

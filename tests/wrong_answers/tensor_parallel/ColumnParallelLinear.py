@@ -27,7 +27,7 @@ WRONG = [
     _wrong(ENTER, "copy_to_region(x, self.group)", says="of shape .*self.enter",
            called="always_copies"),
     _wrong("self.group, self.enter = group, enter", "self.group, self.enter, self.linear = group, "
-           "enter, linear", says="linear.weight.*what is whole"),
+           "enter, linear", says="linear.weight.*parts only"),
     _wrong(WEIGHT, PART.format("weight"), says="in memory|which part"),
     _wrong(WEIGHT, PART.format("weight").replace(")[", ")[").replace("linear.weight",
            "linear.weight.detach().clone()"), says="which part|in memory", called="chunked_copy"),

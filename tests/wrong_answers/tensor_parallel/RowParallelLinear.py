@@ -48,5 +48,5 @@ WRONG = [
            called="always_sums_the_bias"),
     _wrong(ADD, "y", says="the value is .*the bias", called="no_bias"),
     _wrong("self.group, self.leave", "self.linear, self.group, self.leave", "= group, leave",
-           "= linear, group, leave", says="linear.weight.*what is whole"),
+           "= linear, group, leave", says="linear.weight.*parts only"),
 ]

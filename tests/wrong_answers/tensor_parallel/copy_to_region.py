@@ -24,7 +24,7 @@ def _summed(gradient, group):
 
 
 WRONG = [
-    _wrong("x", "gradient of x .*backward sums over ranks"),
+    _wrong("x", "gradient of x .*backward sums what comes"),
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, identity)", "forward sends nothing"),
     _wrong("RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)",
            "forward sends nothing", called="both_ways"),
