@@ -4,19 +4,20 @@ import os
 import pathlib
 import sys
 
+import psutil
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # -rs prints every skip with its reason; tests/rules.py fails those that are not allowed.
 PYTEST = [sys.executable, "-m", "pytest", "-rs", "--durations=20", "--durations-min=1"]
 # A cell's limit is above the engine's 60 s, so that the engine's report of a hang comes first.
 NBVAL = ["--nbval-lax", "--nbval-cell-timeout=180"]
-# One more than there are cores, because many tests wait; a job takes about 2 GB of memory.
 SWEPT = [f"tests/test_{name}.py" for name in ("rehearse_labs", "slides", "wrong_answers")]
-JOBS = min(os.cpu_count() or 1, 8) + 1
+MEMORY = 2 << 30  # bytes that a job takes, about
 
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=JOBS, help="test files that run at once")
+    parser.add_argument("--jobs", type=int, default=most_jobs(), help="test files that run at once")
     parser.add_argument("--fast", action="store_true", help="no slow tests, no notebooks")
     parser.add_argument("--sweep", action="store_true", help="also tests of many alike")
     parser.add_argument("--stems", default="",
@@ -36,10 +37,19 @@ def main(argv):
     os.execve(sys.executable, command, environment())
 
 
+def most_jobs():
+    """Two more than there are cores, because many tests wait; fewer where memory is short."""
+    fit = psutil.virtual_memory().available // MEMORY
+    return max(1, min((os.cpu_count() or 1) + 2, 10, fit))
+
+
 def environment():
-    """Tests find each other's helpers; one that calls make is no part of the make that runs it."""
+    """Tests find each other's helpers; one that calls make is no part of the make that runs it.
+
+    Python keeps its bytecode, or each process would compile our modules again.
+    """
     env = {name: value for name, value in os.environ.items()
-           if not name.startswith(("MAKE", "MFLAGS"))}
+           if not name.startswith(("MAKE", "MFLAGS")) and name != "PYTHONDONTWRITEBYTECODE"}
     path = [str(ROOT / "tests"), env.get("PYTHONPATH")]
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 

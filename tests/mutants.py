@@ -1,5 +1,6 @@
 """Wrong answers, each the library's answer with one edit: the mistake is all that differs."""
 
+import functools
 import inspect
 import re
 import textwrap
@@ -15,7 +16,7 @@ def mutant(answer, *edits, says, called="", **names):
     called  a name of its own, where `says` and the exercise do not tell it from others
     names   what the edited text uses and the library's module does not have
     """
-    source = textwrap.dedent(inspect.getsource(answer))
+    source = text_of(answer)
     if not edits or len(edits) % 2:
         raise ValueError(f"{answer.__name__}: edits come in pairs, old and new")
     for old, new in zip(edits[::2], edits[1::2]):
@@ -28,6 +29,11 @@ def mutant(answer, *edits, says, called="", **names):
     wrong.__doc__ = says  # where the test finds the pattern, as in an answer written by hand
     wrong.test_id = f"{answer.__name__}__{called or re.sub(r'[^a-z0-9]+', '_', says.lower())[:40]}"
     return wrong
+
+
+@functools.cache
+def text_of(answer):
+    return textwrap.dedent(inspect.getsource(answer))
 
 
 def as_in_a_notebook(answer, source, **names):

@@ -4,10 +4,9 @@ import weakref
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from ranklab.meter.memory import Memory, held_bytes
-from ranklab.meter.storage import storages_of
+from ranklab.meter.storage import of_modules, storages_of, tensors_of_op
 from ranklab.meter.watcher import Watcher
 
 
@@ -78,8 +77,7 @@ class MemoryCurve:
 
     def _see(self, *values):
         """The storages of all tensors among the values of an op; they count from now on."""
-        tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-        storages = [storage for tensor in tensors for storage in storages_of(tensor)]
+        storages = [storage for tensor in tensors_of_op(values) for storage in storages_of(tensor)]
         for storage in storages:
             if storage._cdata not in self._seen:
                 self._seen[storage._cdata] = StorageWeakRef(storage)
@@ -90,8 +88,8 @@ class MemoryCurve:
         held, (model, optimizer, *extra) = set(), self._lookup
         # A model under FSDP2 shows its shards, and for a while the whole weights instead.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
-        parameters += [*model.parameters(), *self._shards]
-        sizes = held_bytes(parameters, model.buffers(), optimizer,
+        parameters += [*of_modules(model, "parameters"), *self._shards]
+        sizes = held_bytes(parameters, of_modules(model, "buffers"), optimizer,
                            *(x() if callable(x) else x for x in extra), seen=held)
         rest = 0
         for identity, reference in list(self._seen.items()):
@@ -125,7 +123,11 @@ class MemoryPeak(MemoryCurve):
             before, now = self._bytes.get(storage._cdata, 0), storage.nbytes()
             self._bytes[storage._cdata] = now
             self._new += max(0, now - before)
-        if self._of(self.points[-1]).total + self._new > self._most:
+        if self._last + self._new > self._most:
             self._note()
-            self._most, self._new = max(self._most, self._of(self.points[-1]).total), 0
+            self._most, self._new = max(self._most, self._last), 0
             self._bytes = {key: n for key, n in self._bytes.items() if key in self._seen}
+
+    def _note(self):
+        super()._note()
+        self._last = self._of(self.points[-1]).total

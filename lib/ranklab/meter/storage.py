@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 
 import torch
+from torch.utils._pytree import tree_leaves
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # nothing is inside these
+HOLD_NONE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout}
 
 
 def storages_of(tensor):
@@ -12,7 +16,7 @@ def storages_of(tensor):
     """
     if tensor.layout is torch.sparse_coo:
         return [*storages_of(tensor._indices()), *storages_of(tensor._values())]
-    if not hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) in PLAIN or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor.untyped_storage()]
     names, _ = tensor.__tensor_flatten__()  # also names a DTensor's mesh
     parts = (getattr(tensor, name) for name in names)
@@ -28,4 +32,44 @@ def tensors_in(value):
         value = value.values()
     elif not isinstance(value, (list, tuple, set, Iterator)):
         return []
-    return [tensor for each in value for tensor in tensors_in(each)]
+    found = []
+    for each in value:  # most are tensors or numbers, which need no further call
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif type(each) not in HOLD_NONE:
+            found += tensors_in(each)
+    return found
+
+
+def tensors_of_op(values):
+    """All tensors among the arguments or results of an op: what tree_leaves finds, but sooner."""
+    found = []
+    for value in values:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif kind is tuple or kind is list:
+            found += tensors_of_op(value)
+        elif kind is dict:
+            found += tensors_of_op(value.values())
+        elif kind not in HOLD_NONE:
+            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def of_modules(model, kind):
+    """model.parameters() or model.buffers(), but sooner; what two modules share is there twice.
+
+    kind  "parameters" or "buffers"
+    """
+    name = f"named_{kind}"
+    if getattr(type(model), name) is not getattr(torch.nn.Module, name):
+        return [*getattr(model, kind)()]  # a model that chooses what it shows
+    found, left, met = [], [model], set()
+    while left:
+        module = left.pop()
+        if module is not None and id(module) not in met:
+            met.add(id(module))
+            found += [x for x in getattr(module, f"_{kind}").values() if x is not None]
+            left += module._modules.values()
+    return found
