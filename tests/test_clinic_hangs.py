@@ -2,7 +2,7 @@
 
 import pytest
 
-from ranklab.checks.clinic.slow import _tokens_counted
+from ranklab.checks.clinic.slow import tokens_counted
 from ranklab.clinic.case import edited, made
 from ranklab.clinic.hangs import CASES
 from ranklab.engine import HangError, launch
@@ -35,7 +35,7 @@ def sent(program, **settings):
 def tokens(program):
     """Of each rank, in training and evaluation."""
     def counted():
-        with _tokens_counted() as found:
+        with tokens_counted() as found:
             program()
         return found.total()
     return launch(counted, ranks=4)

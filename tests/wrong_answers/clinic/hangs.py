@@ -40,7 +40,7 @@ WRONG = [mutant(program, *edits, says=says, called=called) for program, *edits, 
     (train_on_a_grid, GRADIENTS, f"works = [] if writes else {BEGIN}", "log.append(size)\n",
      f"log.append(size)\n            works = {BEGIN}\n        for work in works:\n            "
      "work.wait()\n", "not safe", "begun_in_two_orders"),
-    (train_on_a_grid, "- 0.1 *", "- 0.0 *", "weights is", "learns_nothing"),
+    (train_on_a_grid, "- 0.1 *", "- 0.0 *", "weights .*is", "learns_nothing"),
     (train_until_good, *GOOD.edits[0], "fewer calls|sum of zeros", "decides_together"),
     (train_until_good, *GOOD.edits[1], "fewer calls", "skips_together"),
     (train_until_good, "seen[0] >= good * seen[1]", "False", "decide", "never_stops"),

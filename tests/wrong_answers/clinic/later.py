@@ -37,7 +37,7 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
      "            logits = model(held_out)\n", "numbers, not", "forgets_the_earlier_ones"),
     ("validated_digits", NO_GRAD, NO_GRAD.replace("held_out", "x[at]"),
      "F.cross_entropy(logits, labels)", "F.cross_entropy(logits, y[at])",
-     "losses: ", "validates_on_less"),
+     "losses .* in one process", "validates_on_less"),
     ("stored_digits", CHECKSUM, "if x.abs().max() > 10:", "on a shard that is not what",
      "pixels_out_of_range"),
     ("stored_digits", CHECKSUM, "if F.cross_entropy(model(x), y) > 4:",

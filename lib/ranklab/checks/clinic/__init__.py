@@ -4,16 +4,14 @@ import functools
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
+from ranklab.checks.clinic.causes import CASE, PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
-from ranklab.checks.clinic.hangs import HANGS, PREDICTIONS_OF_HANGS
-from ranklab.checks.clinic.later import LATER, PREDICTIONS_OF_LATER
-from ranklab.checks.clinic.sharded import PREDICTIONS_OF_SHARDED, SHARDED
-from ranklab.checks.clinic.wrong import PREDICTIONS_OF_WRONG, WRONG
-from ranklab.clinic.all_cases import CASES
+from ranklab.checks.clinic.hangs import HANGS
+from ranklab.checks.clinic.later import LATER
+from ranklab.checks.clinic.sharded import SHARDED
+from ranklab.checks.clinic.wrong import WRONG
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
-
-CASE = {case.name: case for case in CASES}
 
 
 def _to_mend(exercise):
@@ -34,5 +32,3 @@ def _to_mend(exercise):
 EXERCISES = tuple(map(_to_mend, (
     *HANGS[:1], *DETECTORS[:1], *HANGS[1:2], *DETECTORS[1:2], *HANGS[2:3], *WRONG[-1:], *LATER[:1],
     *HANGS[3:], *WRONG[:-1], *SHARDED, *DETECTORS[2:], *LATER[1:])))
-PREDICTIONS = (*PREDICTIONS_OF_HANGS, *PREDICTIONS_OF_WRONG, *PREDICTIONS_OF_SHARDED,
-               *PREDICTIONS_OF_LATER)

@@ -50,7 +50,7 @@ def visit(case, form="found", **own):
     """A Visit. own: detectors by name, which take the place of the library's."""
     program = case.program if form == "mended" else (
         case.variant() if form == "variant" else case.broken())
-    ranks = observe(program, case.ranks)
+    ranks = observe(program)
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
         found = detectors.diagnose(ranks)
     disease = "" if form == "mended" else case.disease
