@@ -18,7 +18,7 @@ STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, a
 
 
 def around(owner, name, before=None, after=None):
-    """`owner.name` calls before(*its arguments), and at its end after(its value, *its arguments)."""
+    """`owner.name` calls before(*arguments) first, and after(its value, *arguments) last."""
     real = getattr(owner, name)
 
     @functools.wraps(real)

@@ -1,7 +1,8 @@
 """Lab 16: programs that are mended at one place of two, for one size, or by doing nothing."""
 
-from mutants import mutant
+from mutants import mutant, slips_of
 
+from ranklab.checks.clinic.hangs import SLIPS_OF_GOOD, SLIPS_OF_OWNERS
 from ranklab.clinic.hangs import CASES, train_on_a_grid, train_until_good, train_with_owners
 from ranklab.clinic.slow import IN_A_ROW, SHARE, train_large_batch, train_on_functions
 
@@ -24,16 +25,12 @@ IN_LOOP = """            for parameter in model.parameters():
 """
 ADDED = "            loss += part.detach() / ranks\n"
 
-WRONG = [mutant(program, *edits, says=says, called=called) for program, *edits, says, called in (
+WRONG = slips_of(train_with_owners, SLIPS_OF_OWNERS) + slips_of(train_until_good, SLIPS_OF_GOOD)
+WRONG += [mutant(program, *edits, says=says, called=called) for program, *edits, says, called in (
     (train_with_owners, *OWNERS.edits[0], "All wait in the same line", "counts_only"),
     (train_with_owners, *OWNERS.edits[1], "does not see every digit", "broadcast_only"),
-    (train_with_owners, "in range(10)", "in dict.fromkeys([*right, *range(10)])", "added up over "
-     "different digits", "seen_ones_first"),
-    (train_with_owners, "lr=0.05", "lr=0.0", "nothing has been learned", "learns_nothing"),
     (train_with_owners, f"        for name in weights:\n            {SENDS}\n", "",
      "as its owner has it", "sends_nothing"),
-    (train_with_owners, "count, group=group", "count * 0, group=group", "still this rank's own",
-     "counts_of_its_own"),
     (train_on_a_grid, *GRID.edits[0], "for whom does it wait", "as_it_was"),
     (train_on_a_grid, "replica % tensor, []", "0, []", *GRID.edits[0], "its rank number r % tensor",
      "first_ranks_write"),
@@ -44,8 +41,6 @@ WRONG = [mutant(program, *edits, says=says, called=called) for program, *edits, 
     (train_until_good, *GOOD.edits[0], "fewer calls|sum of zeros", "decides_together"),
     (train_until_good, *GOOD.edits[1], "fewer calls", "skips_together"),
     (train_until_good, "seen[0] >= good * seen[1]", "False", "decide", "never_stops"),
-    (train_until_good, SEEN, "seen = (right >= good * len(held_y)).long()",
-     "seen[0] >= good * seen[1]", "seen > 0", "where the first rank is good", "any_rank_decides"),
     (train_until_good, SEEN, "seen = (right >= good * len(held_y)).long()",
      "dist.all_reduce(seen, group=group)", "dist.broadcast(seen, group_src=0, group=group)",
      "seen[0] >= good * seen[1]", "seen", "then decide", "first_rank_decides"),

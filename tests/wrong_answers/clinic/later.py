@@ -1,7 +1,8 @@
 """Lab 16, what comes later: symptoms that are treated, and mends of half of a cause."""
 
-from mutants import mutant
+from mutants import mutant, slips_of
 
+from ranklab.checks.clinic.later import SLIPS_OF_SHARDS
 from ranklab.clinic import later
 
 SCALE = "        scaler.scale(loss).backward()\n"
@@ -15,8 +16,9 @@ ORDER = "order.split(batch)[step % in_epoch:]"
 NEWEST = "dist.all_reduce(start, dist.ReduceOp.MIN, group=group)"
 OWN = "state = torch.load(Path(disk, str(start.item())), map_location=device())"
 
-WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
-         for name, *edits, says, called in (
+WRONG = slips_of(later.stored_digits, SLIPS_OF_SHARDS[1:])
+WRONG += [mutant(getattr(later, name), *edits, says=says, called=called)
+          for name, *edits, says, called in (
     ("half_digits", SCALE, UNSCALE, STEP, "        for p in model.parameters():\n"
      f"            p.grad.nan_to_num_(0.0, 0.0, 0.0)\n{STEP}", "scale ends at|one process",
      "infinities_are_made_zero"),
@@ -45,7 +47,6 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
     ("stored_digits", CHECKSUM, "if False:", "        optimizer.step()\n",
      "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n",
      "A damaged shard is left out", "clips"),
-    ("stored_digits", "float(len(y))", "32.0", "does not count, either", "divides_by_all"),
     ("stored_digits", "x, y = x[:0], y[:0]", "continue", "All ranks must make the same calls",
      "leaves_the_others_alone"),
     ("resumed_digits", ORDER, "order[step * batch % len(x):].split(batch)", "more often|seen",

@@ -1,4 +1,10 @@
-"""The exercises and predictions of lab 16, in the order of the lab."""
+"""The exercises and predictions of lab 16, in the order of the lab.
+
+    runs.py      how each mended program is run and compared; read it first
+    hangs.py, slow.py, wrong.py, sharded.py, later.py     the checks of the programs there
+    detectors.py those of the four detectors
+    causes.py    the predictions: which cause is it, and what speaks against the others?
+"""
 
 import functools
 from dataclasses import replace

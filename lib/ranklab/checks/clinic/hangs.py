@@ -1,13 +1,12 @@
-"""The checks of clinic/hangs.py and its causes. slow.py has those of the last two programs."""
+"""The checks of clinic/hangs.py; slow.py has those of the last two programs."""
 
-from functools import partial
+from itertools import product
 
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
 from ranklab.checks.clinic.slow import SLOW
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import MISMATCH, STUCK
-from ranklab.checks.handles import all_awaited
 from ranklab.clinic import hangs
 
 EVERYWHERE = FOUR, GROUPS, PAIRS
@@ -35,20 +34,18 @@ SLIPS_OF_OWNERS = (
 
 
 def check_train_with_owners(program):
-    for run in runs(program, hangs.train_with_owners, *(
-            (groups, settings) for groups in EVERYWHERE for settings in OWNERS),
-            failures=OWNERS_FAILURES):
-        one = run.alone((OWN_BATCH, ALL_BATCHES.format(run.size)))
-        for place, found in enumerate(run.found):
-            all_awaited(found.watched.missing, run.at(place))
-        run.equal(one, SLIPS_OF_OWNERS, "Each rank must have each parameter as its owner has it.")
+    for run in runs(program, hangs.train_with_owners, *product(EVERYWHERE, OWNERS),
+                    one=lambda size, _: ([(OWN_BATCH, ALL_BATCHES.format(size))], {}),
+                    failures=OWNERS_FAILURES):
+        run.awaited()
+        run.equal(run.one, SLIPS_OF_OWNERS, "Each rank must have each parameter as its owner has "
+                  "it.")
     yield "it ends, on 1, 2, 3 and 4 ranks, also where a rank does not see every digit"
     yield "weights and counts are those of one process"
 
 
 # --- train_on_a_grid ------------------------------------------------------------------------------
 
-GRID = {"steps": 4, "width": 36}, {"steps": 3, "width": 24, "seed": 2}
 ONE_ORDER = ("All ranks take the groups in one order. This one ends with gloo, and on GPUs it is "
              "not safe: torch's new_group says so, and NCCL's guide.")
 WRITER = "Replica r's norms are logged by its rank number r % tensor, and by no other."
@@ -56,8 +53,10 @@ ALL_WAIT = ("All wait. Which group does each rank call first, for whom does it w
             "where does that rank wait?")
 
 
-def _grid_settings(size, _, turn):
-    return GRID[turn] | {"tensor": ((1, 2, 3, 2), (1, 1, 1, 4))[turn][size - 1]}
+# By the number of ranks, 1 to 4, so many are a replica.
+GRIDS = [lambda size, _, tensor=tensor, own=own: own | {"tensor": tensor[size - 1]}
+         for tensor, own in (((1, 2, 3, 2), {"steps": 4, "width": 36}),
+                             ((1, 1, 1, 4), {"steps": 3, "width": 24, "seed": 2}))]
 
 
 def _groups_in_order(run, place, tensor):
@@ -68,23 +67,28 @@ def _groups_in_order(run, place, tensor):
             if op.name == "all_reduce"]
 
 
+def _one_replica(size, settings):
+    """It takes the batches of all."""
+    of_all = 16 * size // settings["tensor"]
+    return [("start = 16", f"start = {of_all}"), *(
+        (f"{name}[start:start + 16]", f"{name}[start:start + {of_all}]") for name in "xy")], {
+            "tensor": 1}
+
+
 def _as_on_a_grid(run, tensor):
-    """What each rank has of the training with one replica that takes the batches of all."""
-    of_all = 16 * run.size // tensor
-    one = run.alone(("start = 16", f"start = {of_all}"), tensor=1, *(
-        (f"{name}[start:start + 16]", f"{name}[start:start + {of_all}]") for name in "xy"))
-    first, second = one["weights"]
+    """What each rank has of the training in one replica."""
+    first, second = run.one["weights"]
     for place in range(run.size):
         replica, shard = divmod(place, tensor)
         yield {"weights": [first.chunk(tensor, 0)[shard], second.chunk(tensor, 1)[shard]],
-               "log": one["log"] if shard == replica % tensor else []}
+               "log": run.one["log"] if shard == replica % tensor else []}
 
 
 def check_train_on_a_grid(program):
     orders = []
-    for run in runs(program, hangs.train_on_a_grid, *(
-            (groups, partial(_grid_settings, turn=turn)) for groups in EVERYWHERE
-            for turn in (0, 1)), failures={STUCK: ALL_WAIT}):
+    for run in runs(program, hangs.train_on_a_grid, *product(EVERYWHERE, GRIDS), one=_one_replica,
+                    failures={STUCK: ALL_WAIT}):
+        run.awaited()
         tensor = run.settings["tensor"]
         rights = [*_as_on_a_grid(run, tensor)]
         for place, right in enumerate(rights):
@@ -118,14 +122,15 @@ SLIPS_OF_GOOD = (f"It ends where the first rank is good. {ALL_DECIDE}", *ONE_DEC
 
 
 def check_train_until_good(program):
-    for run in runs(program, hangs.train_until_good, *(
-            (groups, settings) for groups in EVERYWHERE for settings in GOOD),
-            failures={STUCK: ONE_LESS, MISMATCH: ONE_LESS}):
-        batch = run.settings.get("batch", 4) * run.size
-        one, taken = run.alone(batch=batch), run.found[0]["steps"]
-        as_far = one if taken == one["steps"] else run.alone(batch=batch, steps=taken, good=2)
-        run.equal({"weights": as_far["weights"]}, hint=EVERY_CALL)
-        run.equal({"steps": one["steps"]}, SLIPS_OF_GOOD, ALL_DECIDE)
+    for run in runs(program, hangs.train_until_good, *product(EVERYWHERE, GOOD),
+                    one=lambda size, settings: ((), {"batch": size * settings.get("batch", 4)}),
+                    failures={STUCK: ONE_LESS, MISMATCH: ONE_LESS}):
+        run.awaited()
+        taken, batch = run.found[0]["steps"], run.size * run.settings.get("batch", 4)
+        as_far = run.one if taken == run.one["steps"] else run.alone(
+            batch=batch, steps=taken, good=2)
+        run.equal(as_far.part("weights"), hint=EVERY_CALL)
+        run.equal(run.one.part("steps"), SLIPS_OF_GOOD, ALL_DECIDE)
     yield "it ends on all ranks at one step, that of one process: on 1, 2, 3 and 4 ranks"
     yield "weights are those of one process, also where a rank, or all, have no clear scan"
 

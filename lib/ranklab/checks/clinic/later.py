@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from types import SimpleNamespace
 
 import torch
@@ -19,13 +19,13 @@ from ranklab.meter import MemoryCurve
 EXACT = 1e-4
 
 
-def _runs(program, situations):
+def _runs(program, situations, one):
     """Each of {what to call it: settings} on all ranks, then in groups."""
-    answer = getattr(later, program.__name__)
-    return runs(program, answer, *((groups, settings, name) for groups in (FOUR, GROUPS)
-                                   for name, settings in situations.items()),
-                failures={STUCK: "All ranks must make the same calls. A rank that leaves something "
-                                 "out still goes through each collective, and adds zeros."})
+    cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
+             for name, settings in situations.items()]
+    return runs(program, getattr(later, program.__name__), *cases, one=one, failures={
+        STUCK: "All ranks must make the same calls. A rank that leaves something out still goes "
+               "through each collective, and adds zeros."})
 
 
 # --- float16 --------------------------------------------------------------------------------------
@@ -52,9 +52,9 @@ ALL_PARTS = """\
 
 
 def check_half_digits(half_digits):
-    for run in _runs(half_digits, HALVES):
-        one = run.alone((OWN_PART, ALL_PARTS.format(run.size)),
-                        ("p.grad /= ranks", f"p.grad /= {run.size}"))
+    for run in _runs(half_digits, HALVES, lambda size, _: (
+            [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
+        one = run.one
         for place, found in enumerate(run.found):
             losses, ends = torch.tensor(found["losses"]), (
                 f"{run.at(place)}: the scale ends at {found['scale']:g}, in one process at "
@@ -90,25 +90,22 @@ def _peak():
 
 
 def check_validated_digits(validated_digits):
-    seen = defaultdict(list)
+    first, seen = {}, []
     for run in runs(validated_digits, later.validated_digits, *(
             (groups, {"steps": steps} | more) for groups, more in (
                 (FOUR, {}), (GROUPS, {"batch": 36})) for steps in (3, 7)), watch=_peak):
-        seen[run.members].append(run)
-        if run.settings["steps"] == 3:
-            continue
-        for place in range(run.size):
-            small, large = (each.found[place].watched.bytes for each in seen[run.members])
-            growth = (large - small) / 4
+        seen.append(run)
+        of_three = first.setdefault(run.members, run)
+        for place, (found, less) in enumerate(zip(run.found, of_three.found)):
+            growth = (found.watched.bytes - less.watched.bytes) / 4
             expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
                    "The validation of 360 images makes activations of 213,120 bytes. A number that "
                    "is kept holds the graph that it came from, until nothing holds the number. Two "
                    "numbers are kept." if growth > 1e5 else
                    "Something is kept of each step: a number alone has 4 bytes.")
     yield "7 steps take the memory of 3, on every rank"
-    for run in sum(seen.values(), []):
-        one, first = run.alone(), run.found[0]
-        kept = len(first["losses"]), len(first["sure"])
+    for run in seen:
+        one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
         expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
                f"{kept[1]} numbers, not {run.settings['steps']} of each", "Rank 0 validates after "
                "each step, and returns all of it.")
@@ -151,12 +148,12 @@ SLIPS_OF_SHARDS = (
 
 
 def check_stored_digits(stored_digits):
-    for run in _runs(stored_digits, _stores()):
-        one = run.alone((OWN_SHARD, ALL_WHOLE_SHARDS.format(run.size)), *later.STORED)
-        run.equal(one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard is left out, "
+    for run in _runs(stored_digits, _stores(), lambda size, _: (
+            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {})):
+        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard is left out, "
                   "whatever its loss; one that is whole is trained on, whatever its loss. Its "
                   "checksum tells. And NaN times 0 is NaN.", EXACT)
-        run.equal(one.part("weights"), SLIPS_OF_SHARDS, SAME, EXACT)
+        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME, EXACT)
     yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
     yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
 
@@ -170,8 +167,9 @@ RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"sto
 
 
 def check_resumed_digits(resumed_digits):
-    for run in _runs(resumed_digits, RESUMES):
-        one = run.alone(("seen += mine.tolist()", "seen.append(at)"), stops=())
+    for run in _runs(resumed_digits, RESUMES, lambda size, _: (
+            [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
+        one = run.one
         steps, rights = len(one["losses"]), [{"seen": torch.cat(
             [at.tensor_split(run.size)[place] for at in one["seen"]])} for place in range(run.size)]
         for place, found in enumerate(run.found):
@@ -200,9 +198,9 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
 
 
 def check_split_digits(split_digits):
-    for run in _runs(split_digits, SPLITS):
+    for run in _runs(split_digits, SPLITS, lambda size, _: ((), {"stop": 0})):
         every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
-        one, saved = run.alone(stop=0), stop // every * every
+        one, saved = run.one, stop // every * every
         right = saved - every if saved == stop and first < run.size else saved
         for place, found in enumerate(run.found):
             start = stop + len(one["losses"]) - len(found["losses"])

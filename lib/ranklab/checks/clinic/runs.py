@@ -1,7 +1,7 @@
 """The one way in which the checks of this lab run a mended program, and compare it.
 
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000})):
-        run.equal(run.alone(), slips=((hint, (old, new), ...), ...))
+        run.equal(run.one, slips=((hint, (old, new), ...), ...))
 
 What runs   the program as in the lab, and then with hidden settings: these have the same disease at
             another place, since the cause is to be mended
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ranklab.checks.beside import located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.handles import Waits
+from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import GROUPS, on_ranks
 from ranklab.clinic.case import edited, made
 from ranklab.engine.report import rank_names
@@ -58,9 +58,10 @@ class Run:
     told: str  # the settings, or their name
     settings: dict  # those of the first of the ranks
     found: list  # the Returned of each
-    answer: Callable  # the library's program
+    one: Returned  # that of the library's program on one rank
+    answer: Callable  # that program
     given: object  # settings, or a function that gives them
-    launched: Callable  # (groups, settings, program) -> what is returned
+    launched: Callable  # runs jobs, as _launched does
 
     @property
     def size(self):
@@ -77,13 +78,14 @@ class Run:
         return f"{of}{group}{self.told}"
 
     def alone(self, *edits, **settings):
-        """The Returned of the library's program, with these edits, on one rank."""
-        settings = self.settings | settings
-        return self.launched(((0,),), [settings], self._edited(edits))[0][0]
+        """Like `one`, with edits and settings that follow from what was found."""
+        [[found]] = self.launched([((0,), self.settings | settings, _edited(self.answer, edits))])
+        return found
 
-    def _edited(self, edits):
-        """A copy in any case: checks tell a learner who calls the library's own program."""
-        return made(self.answer, edited(self.answer, edits))
+    def awaited(self):
+        """A Mistake where a rank did not wait for all that it had begun."""
+        for place, found in enumerate(self.found):
+            all_awaited(found.watched.missing, self.at(place))
 
     def equal(self, right, slips=(), hint="", tolerance=NEAR, of=lambda found: found):
         """All ranks returned what is right, but for rounding; else a Mistake says what it is.
@@ -103,8 +105,8 @@ class Run:
 
     def _named(self, slips, found, rights, tolerance, of):
         for hint, *edits in slips:
-            wrong = self.launched((self.members,), [self.given], self._edited(edits))[0]
-            wrong = [*map(of, wrong.values())]
+            [wrong] = self.launched([(self.members, self.given, _edited(self.answer, edits))])
+            wrong = [*map(of, wrong)]
             if not any(_differs(mine, those, tolerance, due)
                        for mine, those, due in zip(found, wrong, rights)) and any(
                     _differs(those, due, tolerance) for those, due in zip(wrong, rights)):
@@ -112,52 +114,64 @@ class Run:
         return ""
 
 
-def runs(program, answer, *situations, watch=None, exact=False, failures=None):
+def runs(program, answer, *situations, one=lambda size, settings: ((), {}), watch=None,
+         exact=False, failures=None):
     """A Run for each group of each of the situations. Those with the same groups are one launch.
 
     situations  (groups of four ranks, settings, what to call them or nothing); settings may be a
                 function of a group's size and a rank's number in it
+    one         (size, settings) -> (edits, settings) by which one rank does the work of so many;
+                None where that follows from what is found
     watch       a context manager around each call, whose value is kept as `watched`: by default
                 Traffic, with `missing`: how many handles nobody waited for
     exact       in float64
     failures    {regex of a hang or a crash: hint}
     """
-    launched = partial(_launched, watch or _traffic, exact)
+    launched, ones = partial(_launched, watch or _traffic, exact), None
     for groups, alike in itertools.groupby(situations, key=lambda each: each[0]):
-        alike = [*alike]
-        call = partial(launched, groups, [each[1] for each in alike], program)
+        cases = [(members, *about) for _, *about in alike for members in groups]
+        call = partial(launched, [(members, given, program) for members, given, *_ in cases])
         with hinted(failures or {}):
             seen = call() if groups == FOUR else located(_in_groups(groups), call)
-        for (_, given, *name), of_ranks in zip(alike, seen):
-            for members in groups:
-                settings = _settings(given, len(members), 0)
-                keywords = ", ".join(f"{key}={value}" for key, value in settings.items())
-                told = f", {name[0]}" if name else keywords and f" with {keywords}"
-                yield Run(members, told, settings, [of_ranks[rank] for rank in members],
-                          answer, given, launched)
+        if ones is None:
+            ones = iter(launched(_jobs_of_one(answer, situations, one)) if one else ())
+        for (members, given, *name), found in zip(cases, seen):
+            settings = _settings(given, len(members), 0)
+            keywords = ", ".join(f"{key}={value}" for key, value in settings.items())
+            told = f", {name[0]}" if name else keywords and f" with {keywords}"
+            yield Run(members, told, settings, found, *next(ones, [None]), answer, given, launched)
 
 
-def _launched(watch, exact, groups, given, program):
-    """[{rank: its Returned} with each of the given settings]"""
-    seen = on_ranks(_on_rank, watch, exact, groups, given, program, timeout=20,
-                    ranks=1 + max(map(max, groups)), preload=("sklearn.datasets",))
-    return [dict(sorted((rank, _returned(*each[number])) for rank, each in enumerate(seen) if each))
-            for number in range(len(given))]
+def _jobs_of_one(answer, situations, one):
+    """The work of each group of each situation for one rank; four ranks do it side by side."""
+    jobs = []
+    for groups, given, *_ in situations:
+        for size in map(len, groups):
+            edits, more = one(size, settings := _settings(given, size, 0))
+            jobs.append(((len(jobs) % 4,), settings | more, _edited(answer, edits)))
+    return jobs
 
 
-def _on_rank(watch, exact, groups, given, program):
-    """[(what the program returns here, what was watched)]; nothing where no group has this rank."""
-    if exact:
-        torch.set_default_dtype(torch.float64)  # the rank ends with this launch
-    rank, seen, ranks = dist.get_rank(), [], dist.get_world_size()
-    made_of = {members: dist.new_group(members) for members in groups if len(members) < ranks}
-    for members in (each for each in groups if rank in each):
-        for each in given:
-            settings = _settings(each, len(members), members.index(rank))
-            group = {"group": made_of[members]} if members in made_of else {}
+def _launched(watch, exact, jobs):
+    """[[the Returned of each of the ranks], ...] for jobs: (ranks, settings, program)"""
+    seen = on_ranks(_on_rank, watch, exact, jobs, timeout=20, preload=("sklearn.datasets",),
+                    ranks=1 + max(rank for members, *_ in jobs for rank in members))
+    return [[_returned(*seen[rank][number]) for rank in members]
+            for number, (members, *_) in enumerate(jobs)]
+
+
+def _on_rank(watch, exact, jobs):
+    """{number of a job: (what its program returns here, what was watched)}"""
+    torch.set_default_dtype(torch.float64 if exact else torch.float32)  # ends with this launch
+    rank, ranks, seen = dist.get_rank(), dist.get_world_size(), {}
+    group_of = {members: {"group": dist.new_group(members)} if len(members) < ranks else {}
+                for members in dict.fromkeys(job[0] for job in jobs)}
+    for number, (members, given, program) in enumerate(jobs):
+        if rank in members:
+            settings = _settings(given, len(members), members.index(rank))
             with watch() as watched:
-                value = program(**settings, **group)
-            seen.append((value, watched))
+                value = program(**settings, **group_of[members])
+            seen[number] = value, watched
     return seen
 
 
@@ -182,6 +196,11 @@ def _settings(given, size, place):
 
 def _in_groups(groups):
     return f"in groups of {' and '.join(str(len(members)) for members in groups)} ranks"
+
+
+def _edited(answer, edits):
+    """A copy in any case: who calls the library's own program is refused."""
+    return made(answer, edited(answer, edits))
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from itertools import product
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -33,9 +34,9 @@ def _sends_once(where, found):
 
 
 def check_train_large_batch(program):
-    for run in runs(program, slow.train_large_batch, *(
-            (groups, settings) for groups in (FOUR, GROUPS, PAIRS) for settings in LARGE)):
-        run.equal(run.alone(batch=2 * run.size), hint=LAST)
+    for run in runs(program, slow.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
+                    one=lambda size, _: ((), {"batch": 2 * size})):
+        run.equal(run.one, hint=LAST)
         for place, found in enumerate(run.found):
             _sends_once(run.at(place), found)
     yield "losses and weights are those of one process, on 1, 2, 3 and 4 ranks, also where the " \
@@ -72,12 +73,10 @@ def tokens_counted():
 
 def check_train_on_functions(program):
     shares = []
-    for run in runs(program, slow.train_on_functions, *(
-            (groups, settings) for groups in (FOUR, GROUPS) for settings in FUNCTIONS),
-            watch=tokens_counted):
-        one = run.alone()
-        run.equal(one, hint=WHOLE)
-        shares += [(found.watched[is_training] * run.size / one.watched[is_training], what,
+    for run in runs(program, slow.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
+                    watch=tokens_counted):
+        run.equal(run.one, hint=WHOLE)
+        shares += [(found.watched[is_training] * run.size / run.one.watched[is_training], what,
                     run.at(place)) for place, found in enumerate(run.found)
                    for what, is_training in (("training", True), ("evaluation", False))]
     yield "losses and weights are those of one process, on 1, 3 and 4 ranks"

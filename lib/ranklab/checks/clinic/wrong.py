@@ -30,7 +30,7 @@ SLIPS_OF_NORM = (
 def check_long_steps(program):
     """The rank's part of the gradient, and its norm, are those of one process."""
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000, "steps": 7})):
-        run.equal(run.alone().part("longest", "loss", "weights"), SLIPS_OF_NORM,
+        run.equal(run.one.part("longest", "loss", "weights"), SLIPS_OF_NORM,
                   "Compare each collective with the formula of one process.")
         if run.size == 4:
             yield "four ranks: no step is longer than lr * most; all weights as in one process"
@@ -48,7 +48,7 @@ FIRST = ("group=None):", "group=None, first=None):"), (
 
 def check_saved_model(program):
     """All ranks have one model, from the start; its mean too."""
-    for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds)):
+    for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
         first, *_ = run.found
         moved = [each["weights"] - each["start"] for each in run.found]
         alike = all(near(each, moved[0]) for each in moved)
@@ -94,7 +94,7 @@ BY_ORDER = (
 def check_no_faster(program):
     """In each epoch the ranks share all images, in an order that changes."""
     for run in runs(program, trainings.no_faster, LAB,
-                    (GROUPS, {"batch": 48, "epochs": 3, "seed": 5})):
+                    (GROUPS, {"batch": 48, "epochs": 3, "seed": 5}), one=None):
         batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
         seen = [each["seen"] for each in run.found]
         expect(all(len(own) == epochs for own in seen), f"{run.where}: `seen` has {len(seen[0])} "
@@ -128,9 +128,9 @@ SLIPS_OF_RATE = (
 def check_worse_together(program):
     """Rates and weights are those of one process that follows the recipe."""
     for run in runs(program, trainings.worse_together, LAB,
-                    (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05})):
-        one = run.alone(batch=run.size * run.settings.get("batch", 32))
-        run.equal(one.part("rates", "loss", "weights"), SLIPS_OF_RATE,
+                    (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
+                        (), {"batch": size * settings.get("batch", 32)})):
+        run.equal(run.one.part("rates", "loss", "weights"), SLIPS_OF_RATE,
                   "Print `rates`, and hold them against the recipe.")
         if run.size == 4:
             yield "four ranks: each step's rate as the recipe has it; the weights of one process"
@@ -147,15 +147,15 @@ OF_ITS_OWN = ("The scores agree, and yet it is not the model of one process: in 
 
 def check_two_scores(program):
     """The weights and the statistics are those of one process on the whole batch."""
-    for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6})):
+    for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6}),
+                    one=lambda size, _: ([(OWN_IMAGES, ALL_IMAGES.format(size))], {})):
         scores = [each["score"] for each in run.found]
         expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", "The weights are "
                "equal on all ranks, to the bit. What else does a model keep?" if all(torch.equal(
                    each["weights"], run.found[0]["weights"]) for each in run.found) else "")
-        one, hint = run.alone((OWN_IMAGES, ALL_IMAGES.format(run.size))), (
-            "All images of a step are normalised together.")
-        run.equal(one.part("weights"), OF_ITS_OWN, hint, POOLED)
-        run.equal(one, (), hint, POOLED)
+        hint = "All images of a step are normalised together."
+        run.equal(run.one.part("weights"), OF_ITS_OWN, hint, POOLED)
+        run.equal(run.one, (), hint, POOLED)
         if run.size == 4:
             yield "four ranks: one score, and the weights, of one process on the whole batch"
     yield "one rank, three in a group"
@@ -175,7 +175,7 @@ def check_moving_curve(program):
     """The loss and its gradient are means over all tokens of a step."""
     for run in runs(program, trainings.moving_curve, LAB, (GROUPS, {"pieces": 4}),
                     (GROUPS, {"pieces": 1, "lines": 18})):
-        run.equal(run.alone(), SLIPS_OF_CURVE, "How much does one token weigh in the loss of a "
+        run.equal(run.one, SLIPS_OF_CURVE, "How much does one token weigh in the loss of a "
                   "step? It should not matter where it is.")
         if run.size == 4:
             yield "four ranks, two backwards a step: the curve and the weights of one process"
