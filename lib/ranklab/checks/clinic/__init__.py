@@ -10,12 +10,13 @@ import functools
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.causes import CASE, PREDICTIONS
+from ranklab.checks.clinic.causes import PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
 from ranklab.checks.clinic.hangs import HANGS
 from ranklab.checks.clinic.later import LATER
 from ranklab.checks.clinic.sharded import SHARDED
 from ranklab.checks.clinic.wrong import WRONG
+from ranklab.clinic.all_cases import CASE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -35,6 +36,9 @@ def _to_mend(exercise):
     return replace(exercise, check=check)
 
 
-EXERCISES = tuple(map(_to_mend, (
-    *HANGS[:1], *DETECTORS[:1], *HANGS[1:2], *DETECTORS[1:2], *HANGS[2:3], *WRONG[-1:], *LATER[:1],
-    *HANGS[3:], *WRONG[:-1], *SHARDED, *DETECTORS[2:], *LATER[1:])))
+WRITTEN = {item.name: item for item in (*HANGS, *DETECTORS, *WRONG, *SHARDED, *LATER)}
+EXERCISES = tuple(_to_mend(WRITTEN[name]) for name in """
+    train_with_owners first_difference train_on_a_grid circle_of_waits train_until_good moving_curve
+    half_digits train_large_batch train_on_functions long_steps saved_model no_faster worse_together
+    two_scores wide_layer staged_gpt gathered_model moved_gpt flat_model own_limit steps_behind
+    validated_digits stored_digits resumed_digits split_digits""".split())

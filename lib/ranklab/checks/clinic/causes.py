@@ -4,9 +4,7 @@ Every number was measured on the programs as they were found, with their own set
 """
 
 from ranklab.checks.exercise import Prediction
-from ranklab.clinic.all_cases import CASES
-
-CASE = {case.name: case for case in CASES}
+from ranklab.clinic.all_cases import CASE
 
 
 def _cause_of(name, *against, why, hint):

@@ -16,8 +16,6 @@ from ranklab.clinic import later
 from ranklab.clinic.shards import SIZE, Shard, stored_shards
 from ranklab.meter import MemoryCurve
 
-EXACT = 1e-4
-
 
 def _runs(program, situations, one):
     """Each of {what to call it: settings} on all ranks, then in groups."""
@@ -109,8 +107,7 @@ def check_validated_digits(validated_digits):
         expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
                f"{kept[1]} numbers, not {run.settings['steps']} of each", "Rank 0 validates after "
                "each step, and returns all of it.")
-        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)], hint=SAME,
-                  tolerance=EXACT)
+        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)], hint=SAME)
     yield "all numbers of each validation are there; they and the weights as in one process"
 
 
@@ -152,8 +149,8 @@ def check_stored_digits(stored_digits):
             [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {})):
         run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard is left out, "
                   "whatever its loss; one that is whole is trained on, whatever its loss. Its "
-                  "checksum tells. And NaN times 0 is NaN.", EXACT)
-        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME, EXACT)
+                  "checksum tells. And NaN times 0 is NaN.")
+        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME)
     yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
     yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
 
@@ -183,8 +180,8 @@ def check_resumed_digits(resumed_digits):
                    "is: in any epoch, also with a smaller last batch, and after a second stop.")
         run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
         run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
-                  "saved?", EXACT)
-        run.equal(one.part("weights"), (), SAME, EXACT)
+                  "saved?")
+        run.equal(one.part("weights"), hint=SAME)
     yield "each image as often as without a stop, and in the same order, on 4, 3 and 1 ranks"
     yield "stopped in any epoch, at its end, twice, in a small batch; losses as in one process"
 
@@ -211,8 +208,8 @@ def check_split_digits(split_digits):
                 "ranks have.")
         run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
                   f"step {right}, but not with what all ranks had then: rows and momentum of one "
-                  "step, on every rank.", EXACT)
-        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)], (), SAME, EXACT)
+                  "step, on every rank.")
+        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)], (), SAME)
     yield "it goes on from the newest step that all ranks have, whichever rank was first"
     yield "no step more is lost where all have saved; anew where nobody has; as in one process"
 

@@ -6,10 +6,10 @@ from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import GROUPS, LAB, near, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.clinic import trainings
-from ranklab.clinic.wrong import CASES, NORM
+from ranklab.clinic.all_cases import CASE
+from ranklab.clinic.wrong import NORM
 
 DIGITS = 1437  # to train on
-CASE = {case.name: case for case in CASES}
 AS_FOUND = "That is the program as it was found: nothing that counts has changed."
 NO_MEAN = "        part.grad /= R\n", ""
 OWN_NORM = "        norm = part.grad.norm()\n"
