@@ -5,12 +5,11 @@ from mutants import mutant, slips_of
 from ranklab.checks.clinic.later import SLIPS_OF_SHARDS
 from ranklab.clinic import later
 
-SCALE = "        scaler.scale(loss).backward()\n"
+SCALE, NO_GRAD = later.SCALE, later.VALIDATED[0][0]
 UNSCALE = f"{SCALE}        scaler.unscale_(optimizer)\n"
 STEP = "        scaler.step(optimizer)\n"
 FINITE = ("        fine = torch.stack([p.grad.isfinite().all() for p in model.parameters()]).all()"
           ".float()\n")
-NO_GRAD = "            with torch.no_grad():\n                logits = model(held_out)\n"
 CHECKSUM = "if hashlib.sha256(shard.content).hexdigest() != shard.sha256:"
 ORDER = "order.split(batch)[step % in_epoch:]"
 NEWEST = "dist.all_reduce(start, dist.ReduceOp.MIN, group=group)"

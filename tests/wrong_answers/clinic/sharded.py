@@ -4,8 +4,8 @@ from mutants import mutant, slips_of
 
 from ranklab.checks.clinic.sharded import SLIP_OF_END, SLIP_OF_HELD_OUT, SLIPS_OF_NORM, TIED
 from ranklab.clinic.sharded import (
-    BLOCKS, CLIP, GATHER, HELD_OUT, KEEP, LOAD, NEW_ENDS, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP,
-    SUM_ENDS, flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
+    BLOCKS, CLIP, GATHER, KEEP, LOAD, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP, SUM_ENDS,
+    flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
 )
 
 AVERAGED = """            dist.all_reduce(end.weight.data, group=ends)

@@ -6,11 +6,8 @@ from ranklab.checks.clinic.wrong import SLIPS_OF_CURVE, SLIPS_OF_NORM, SLIPS_OF_
 from ranklab.clinic.trainings import (
     long_steps, moving_curve, no_faster, saved_model, two_scores, worse_together,
 )
+from ranklab.clinic.wrong import START
 
-START = """\
-    for p in model.parameters():
-        dist.broadcast(p.detach(), group=group, group_src=0)
-"""
 MEAN = "    mean = copy.deepcopy(model)\n"
 SAMPLER = "    sampler = DistributedSampler(data, R, rank, seed=seed)\n"
 NEW_ORDER = "        sampler.set_epoch(epoch)\n"
