@@ -60,7 +60,12 @@ class Case:
 
     def variant(self):
         """The hidden one, as a function."""
-        return made(self.program, edited(self.program, self.hidden))
+        return changed(self.program, self.hidden)
+
+
+def changed(program, edits):
+    """The function with its edits: a copy, also where there are none."""
+    return made(program, edited(program, edits))
 
 
 def edited(program, edits):

@@ -26,7 +26,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import GROUPS, on_ranks
-from ranklab.clinic.case import edited, made
+from ranklab.clinic.case import changed
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
@@ -79,7 +79,7 @@ class Run:
 
     def alone(self, *edits, **settings):
         """Like `one`, with edits and settings that follow from what was found."""
-        [[found]] = self.launched([((0,), self.settings | settings, _edited(self.answer, edits))])
+        [[found]] = self.launched([((0,), self.settings | settings, changed(self.answer, edits))])
         return found
 
     def awaited(self):
@@ -105,7 +105,7 @@ class Run:
 
     def _named(self, slips, found, rights, tolerance, of):
         for hint, *edits in slips:
-            [wrong] = self.launched([(self.members, self.given, _edited(self.answer, edits))])
+            [wrong] = self.launched([(self.members, self.given, changed(self.answer, edits))])
             wrong = [*map(of, wrong)]
             if not any(_differs(mine, those, tolerance, due)
                        for mine, those, due in zip(found, wrong, rights)) and any(
@@ -148,7 +148,8 @@ def _jobs_of_one(answer, situations, one):
     for groups, given, *_ in situations:
         for size in map(len, groups):
             edits, more = one(size, settings := _settings(given, size, 0))
-            jobs.append(((len(jobs) % 4,), settings | more, _edited(answer, edits)))
+            # a copy, because ranks refuse the library's own program: a learner may not call it
+            jobs.append(((len(jobs) % 4,), settings | more, changed(answer, edits)))
     return jobs
 
 
@@ -196,11 +197,6 @@ def _settings(given, size, place):
 
 def _in_groups(groups):
     return f"in groups of {' and '.join(str(len(members)) for members in groups)} ranks"
-
-
-def _edited(answer, edits):
-    """A copy in any case: who calls the library's own program is refused."""
-    return made(answer, edited(answer, edits))
 
 
 # --- numbers --------------------------------------------------------------------------------------
