@@ -37,7 +37,7 @@ def test_an_untouched_program_is_refused_without_a_word_of_its_cause(case):
     exercise = labs.find_exercise(case.name)
     verdict = judge(exercise, made(case.program, f"# mine\n\n{case.broken_source()}"))
     assert exercise.answer is case.program and verdict.state == FAILED and not verdict.holds
-    assert "as it was found" in verdict.mistake.what
+    assert "as you found it" in verdict.mistake.what
 
 
 @pytest.mark.timeout(120)

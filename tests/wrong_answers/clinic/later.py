@@ -63,7 +63,7 @@ WRONG += [mutant(getattr(later, name), *edits, says=says, called=called)
     ("split_digits", NEWEST, f"{NEWEST.replace('MIN', 'MAX')}\n"
      "            start = (start - every).clamp(min=0)", "all have saved: it goes on from step 4",
      "always_the_one_before"),
-    ("split_digits", "start > 0", "start < 0", "int(start) + 1", "1", "Begin anew only where",
+    ("split_digits", "start > 0", "start < 0", "int(start) + 1", "1", "Start from zero only where",
      "always_anew"),
     ("split_digits", f"            {NEWEST}", f"            {NEWEST}\n            newest and "
      "start.fill_(max(int(start), 0))", OWN, OWN.replace("start.item()", "newest"),

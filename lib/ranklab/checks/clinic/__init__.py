@@ -29,8 +29,8 @@ def _to_mend(exercise):
 
     @functools.wraps(exercise.check)
     def check(program):
-        expect(not case.is_as_found(program), "it is as it was found, and does what is told of it",
-               "Find the cause first. Then mend the program in its cell.")
+        expect(not case.is_as_found(program), "this is still the program as you found it",
+               "Find the cause first. Then mend it in the cell above, and run that cell.")
         yield from exercise.check(program)
 
     return replace(exercise, check=check)

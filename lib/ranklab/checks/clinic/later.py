@@ -204,8 +204,8 @@ def check_split_digits(split_digits):
             expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
                 f"Some rank has no state of step {start}. Which is the newest that all have, and "
                 "is it still there?") if start > right else "The newest state that all ranks have "
-                "is a newer one." if start else "Begin anew only where there is no state that all "
-                "ranks have.")
+                "is a newer one." if start else "Start from zero only where there is no state "
+                "that all ranks have.")
         run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
                   f"step {right}, but not with what all ranks had then: rows and momentum of one "
                   "step, on every rank.")

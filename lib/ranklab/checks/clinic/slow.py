@@ -81,8 +81,8 @@ def check_train_on_functions(program):
                    for what, is_training in (("training", True), ("evaluation", False))]
     yield "losses and weights are those of one process, on 1, 3 and 4 ranks"
     share, what, rank = max(shares)
-    expect(share <= FAIR, f"{rank} works through {share:.2f} of a fair share of the tokens in "
-           f"{what}", LONG)
+    expect(share <= FAIR, f"{rank} has {share:.2f} times its fair share of the tokens in {what}",
+           LONG)
     yield "no rank has much more than its share of the tokens, in training and in evaluation"
 
 
