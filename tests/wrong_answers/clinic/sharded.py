@@ -2,7 +2,8 @@
 
 from mutants import mutant, slips_of
 
-from ranklab.checks.clinic.sharded import SLIP_OF_END, SLIP_OF_HELD_OUT, SLIPS_OF_NORM, TIED
+from ranklab.checks.clinic.sharded import (LENGTHENED, SLIP_OF_END, SLIP_OF_HELD_OUT,
+                                            SLIPS_OF_NORM, TIED)
 from ranklab.clinic.sharded import (
     BLOCKS, CLIP, GATHER, KEEP, LOAD, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP, SUM_ENDS,
     flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
@@ -25,7 +26,7 @@ ALL_REDUCE, SCALE = "dist.all_reduce(square, group=group)", "shard.grad *= (max_
 
 WRONG = [
     *slips_of(staged_gpt, TIED), *slips_of(gathered_model, SLIP_OF_HELD_OUT + SLIP_OF_END),
-    *slips_of(flat_model, SLIPS_OF_NORM),
+    *slips_of(flat_model, SLIPS_OF_NORM + LENGTHENED),
     mutant(wide_layer, SEEDS, "    torch.manual_seed(seed)\n", *OWN,
            says="ranks 0 and 1 drop the same places of the wide layer", called="one_seed_for_all"),
     mutant(wide_layer, SEEDS, "    torch.manual_seed(seed + rank)\n", *OWN,
