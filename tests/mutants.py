@@ -36,6 +36,12 @@ def text_of(answer):
     return textwrap.dedent(inspect.getsource(answer))
 
 
+def slips_of(answer, slips):
+    """A mutant for each (hint, pair of edits, ...) that a check knows: it must get this hint."""
+    return [mutant(answer, *sum(edits, ()), says=re.escape(hint), called=f"slip_{number}")
+            for number, (hint, *edits) in enumerate(slips)]
+
+
 def as_in_a_notebook(answer, source, **names):
     """What `source` defines, with what the lab's cells bind around it."""
     namespace = {"__name__": "__main__"}

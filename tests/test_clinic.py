@@ -37,7 +37,7 @@ def test_an_untouched_program_is_refused_without_a_word_of_its_cause(case):
     exercise = labs.find_exercise(case.name)
     verdict = judge(exercise, made(case.program, f"# mine\n\n{case.broken_source()}"))
     assert exercise.answer is case.program and verdict.state == FAILED and not verdict.holds
-    assert "as it was found" in verdict.mistake.what
+    assert "as you found it" in verdict.mistake.what
 
 
 @pytest.mark.timeout(120)
@@ -48,3 +48,12 @@ def test_a_round_says_what_is_found_what_is_missed_and_who_is_well():
     said = report(seen)  # one run does not show that its rate was meant for other ranks
     assert said.count("MISS worse_together") == 2 and said.count("ok  ") == 4
     assert "found: 2 of 4 sick programs; false alarms: 0 of 2" in said
+
+
+@pytest.mark.parametrize("detector, name", [("circle_of_waits", "train_on_a_grid"),
+                                            ("own_limit", "flat_model")])
+def test_a_round_uses_the_detectors_that_it_is_given(detector, name):
+    case, = (case for case in CASES if case.name == name)
+    asked = []
+    found = visit(case, **{detector: lambda seen: asked.append(seen) or []}).found
+    assert asked and case.disease not in found and case.disease in visit(case).found

@@ -1,7 +1,7 @@
 """`ranklab diagnose`: it names the disease of each case of lab 16, and none where none is.
 
-Numbers that detectors look at come from real ranks; only the four that are exercises are also tried
-on lists.
+Numbers that detectors look at come from real ranks. (The checks of the four that are exercises try
+them on lists.)
 """
 
 import contextlib
@@ -22,56 +22,38 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ranklab.clinic import symptoms
 from ranklab.clinic.all_cases import CASES
-from ranklab.clinic.case import edited, made
-from ranklab.clinic.diagnose import (circle_of_waits, diagnose, first_difference, own_limit,
-                                     steps_behind)
+from ranklab.clinic.diagnose import diagnose
 from ranklab.clinic.stopped import whereabouts
-from ranklab.engine import RankError, launch
+from ranklab.projects.clinic.ward import FORMS, observe
 
 TWO_RUNS = "learning_rate"
-PROGRAMS = {"mended": lambda case: made(case.program, edited(case.program, ())),
-            "broken": lambda case: case.broken(), "hidden": lambda case: case.variant()}
-
-
-@pytest.fixture
-def observed(tmp_path, monkeypatch):
-    """observed(program, ranks, *args): the Ranks of its launch, also where that fails."""
-    def run(program, ranks, *args):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        monkeypatch.setenv("RANKLAB_DIAGNOSE", str(folder))
-        with contextlib.suppress(RankError):
-            launch(program, *args, ranks=ranks, timeout=30, stall=1)
-        monkeypatch.delenv("RANKLAB_DIAGNOSE")
-        return symptoms.read(next(folder.iterdir()))
-
-    return run
 
 
 # --- the cases ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kind", ["mended", "broken",
-                                  pytest.param("hidden", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("form", ["mended", "found",
+                                  pytest.param("variant", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_case_has_its_disease_and_no_other_one(case, kind, observed):
-    ranks = observed(PROGRAMS[kind](case), case.ranks)
+def test_a_case_has_its_disease_and_no_other_one(case, form):
+    ranks = observe(FORMS[form](case))
     found = diagnose(ranks)
-    expected = [] if kind == "mended" or case.disease == TWO_RUNS else [case.disease]
+    expected = [] if form == "mended" or case.disease == TWO_RUNS else [case.disease]
     assert [each.disease for each in found] == expected, found
     assert all(any(char.isdigit() for char in each.evidence) for each in found)
     is_over = all(rank.fate == "returned" for rank in ranks)
     assert is_over or len(whereabouts(ranks)) == sum(r.fate != "returned" for r in ranks)
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_rate_that_does_not_grow_shows_beside_a_run_of_one_rank(kind, observed):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rate_that_does_not_grow_shows_beside_a_run_of_one_rank(form):
     case = next(case for case in CASES if case.disease == TWO_RUNS)
-    beside, ranks = (observed(PROGRAMS[kind](case), number) for number in (1, case.ranks))
+    beside, ranks = (observe(FORMS[form](case), number) for number in (1, 4))
     found = diagnose(ranks, beside=beside)
-    assert [each.disease for each in found] == [TWO_RUNS] * (kind != "mended"), found
+    assert [each.disease for each in found] == [TWO_RUNS] * (form != "mended"), found
 
 
 @pytest.mark.parametrize("start, expected", [(4, []), (0, ["data_twice"])])
-def test_a_resume_in_a_process_of_its_own(start, expected, observed):
+def test_a_resume_in_a_process_of_its_own(start, expected):
     """10 batches are an epoch; the first process did 4 of them."""
     def train(start, stop):
         x, y = _batch(80, seed=0)
@@ -81,19 +63,19 @@ def test_a_resume_in_a_process_of_its_own(start, expected, observed):
             mine = at.tensor_split(dist.get_world_size())[dist.get_rank()]
             _step(model, optimizer, x[mine], y[mine])
 
-    before, ranks = observed(train, 2, 0, 4), observed(train, 2, start, 14)
+    before, ranks = observe(train, 2, start=0, stop=4), observe(train, 2, start=start, stop=14)
     assert [each.disease for each in diagnose(ranks, before)] == expected
     assert diagnose(ranks) == []
 
 
-def test_a_lost_rank_is_told_also_of_a_run_that_goes_on(observed):
+def test_a_lost_rank_is_told_also_of_a_run_that_goes_on():
     def loses_one():
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-    ranks = observed(loses_one, 3)
+    ranks = observe(loses_one, 3)
     first, second, third = whereabouts(ranks)
     assert re.match("rank 1 last called all_reduce, call 0 .* it was killed$", second), second
     assert "barrier" in first and "barrier" in third
@@ -190,13 +172,13 @@ def summed(scale=1):
         _step(model, optimizer, *_batch(), reduce)
 
 
-@pytest.mark.parametrize("program, arguments, expected", [
-    (accumulating, (), []), (two_optimizers_and_validation, (), []),
-    (unawaited, (True,), []), (unawaited, (), ["stale_weights"]),
-    (summed, (3,), []), (summed, (), ["wrong_reduction"]),
+@pytest.mark.parametrize("program, settings, expected", [
+    (accumulating, {}, []), (two_optimizers_and_validation, {}, []),
+    (unawaited, {"wait": True}, []), (unawaited, {}, ["stale_weights"]),
+    (summed, {"scale": 3}, []), (summed, {}, ["wrong_reduction"]),
 ])
-def test_programs_of_another_form(program, arguments, expected, observed):
-    found = diagnose(observed(program, 3, *arguments))
+def test_programs_of_another_form(program, settings, expected):
+    found = diagnose(observe(program, 3, **settings))
     assert [each.disease for each in found] == expected, found
 
 
@@ -271,19 +253,6 @@ def test_what_cannot_be_judged_is_said(tmp_path):
 
 
 # --- pieces ---------------------------------------------------------------------------------------
-
-def test_detectors_on_lists():
-    assert first_difference({0: "abc", 1: "ab", 2: "abd"}) == 2
-    assert first_difference({0: "abc", 1: "", 2: "ab"}) is first_difference({}) is None
-    assert circle_of_waits({0: {1, 2}, 1: {3}, 3: {1}, 2: set()}) == [1, 3]
-    assert circle_of_waits({3: {0}, 0: {2}, 2: {3}}) == [0, 2, 3]
-    assert circle_of_waits({0: {1}, 1: {2}}) == circle_of_waits({}) == []
-    assert own_limit([[0.5, 0.5, 0.3], [0.4, 0.5, 0.5]]) == 0.5
-    assert own_limit([[0.3, 0.4, 0.0], [0.5, 0.0, 0.0], [0.4, 0.3, 0.0]]) is own_limit([]) is None
-    held = [1.0, 2.0, 4.0, 7.0, 11.0, 16.0]
-    assert [steps_behind(used, held) for used in (held, [1.0, *held[:-1]], [9.0, *held[:-1]],
-                                                  held[::-1])] == [0, 1, 1, None]
-
 
 def test_files_of_a_long_run_stay_small_and_keep_its_beginning(tmp_path, monkeypatch):
     monkeypatch.setattr(symptoms, "MOST_BYTES", 1000)

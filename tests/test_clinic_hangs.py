@@ -2,8 +2,8 @@
 
 import pytest
 
-from ranklab.checks.clinic.slow import _tokens_counted
-from ranklab.clinic.case import edited, made
+from ranklab.checks.clinic.slow import tokens_counted
+from ranklab.clinic.case import changed
 from ranklab.clinic.hangs import CASES
 from ranklab.engine import HangError, launch
 from ranklab.meter import Traffic
@@ -35,7 +35,7 @@ def sent(program, **settings):
 def tokens(program):
     """Of each rank, in training and evaluation."""
     def counted():
-        with _tokens_counted() as found:
+        with tokens_counted() as found:
             program()
         return found.total()
     return launch(counted, ranks=4)
@@ -47,7 +47,7 @@ def test_owners_stand_still_all_in_one_line_and_with_one_rank_not():
 
 
 def test_owners_that_get_through_do_not_agree_on_the_counts():
-    counting = made(OWNERS.program, edited(OWNERS.program, OWNERS.edits[1:]))
+    counting = changed(OWNERS.program, OWNERS.edits[1:])
     found, mended = ([each["right"] for each in run(program)] for program in (counting,
                                                                              OWNERS.program))
     assert found[0] != found[1] and mended == [mended[0]] * 4 != found

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from ranklab import launch
-from ranklab.clinic.wrong import CASES
+from ranklab.clinic.all_cases import CASE
 from ranklab.meter import Traffic
 
 pytestmark = pytest.mark.timeout(120)
-CASE = {case.name: case for case in CASES}
 
 
 def results(program, *settings, ranks=4):

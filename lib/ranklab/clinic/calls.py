@@ -17,10 +17,20 @@ from ranklab.meter.storage import tensors_in
 STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, as people call it
 
 
-def wrapped(owner, name, make):
-    """`owner.name` is replaced by make(the old one)."""
+def around(owner, name, before=None, after=None):
+    """`owner.name` calls before(*arguments) first, and after(its value, *arguments) last."""
     real = getattr(owner, name)
-    setattr(owner, name, functools.wraps(real)(make(real)))
+
+    @functools.wraps(real)
+    def call(*args, **options):
+        if before:
+            before(*args)
+        value = real(*args, **options)
+        if after:
+            after(value, *args)
+        return value
+
+    setattr(owner, name, call)
 
 
 # --- collectives ----------------------------------------------------------------------------------
@@ -30,25 +40,18 @@ def collectives(observer):
     for name, function in [*vars(dist).items()]:
         is_function = type(function) is types.FunctionType
         if is_function and "async_op" in inspect.signature(function).parameters:
-            wrapped(dist, name, lambda real: _noting(observer, real))
+            setattr(dist, name, functools.wraps(function)(_noting(observer, function)))
 
-    def handing(real):  # who has the future waits for it: DDP does, for what a hook returns
-        def get_future(work):
-            observer.pending = [each for each in observer.pending if each[0]() is not work]
-            return real(work)
-        return get_future
+    def handed_on(work):
+        observer.pending = [each for each in observer.pending if each[0]() is not work]
 
-    def waiting(real):
-        def wait(work, *args, **options):
-            observer.pending = [each for each in observer.pending if each[0]() is not work]
-            observer.lines.write("wait", here())
-            value = real(work, *args, **options)
-            observer.lines.write("back")
-            return value
-        return wait
+    def waits(work, *_):
+        handed_on(work)
+        observer.lines.write("wait", here())
 
-    wrapped(dist.Work, "get_future", handing)
-    wrapped(dist.Work, "wait", waiting)
+    # who has the future waits for it: DDP does, for what a hook returns
+    around(dist.Work, "get_future", before=handed_on)
+    around(dist.Work, "wait", before=waits, after=lambda *_: observer.lines.write("back"))
 
 
 def _noting(observer, real):
@@ -73,21 +76,10 @@ def _noting(observer, real):
 # --- files, samplers ------------------------------------------------------------------------------
 
 def files(observer):
-    def loading(real):
-        def load(*args, **options):
-            content = real(*args, **options)
-            observer.lines.write("load", *_version(observer, content))
-            return content
-        return load
-
-    def saving(real):
-        def save(content, *args, **options):
-            observer.lines.write("save", *_version(observer, content))
-            return real(content, *args, **options)
-        return save
-
-    wrapped(torch, "load", loading)
-    wrapped(torch, "save", saving)
+    around(torch, "load", after=lambda content, *_: observer.lines.write(
+        "load", *_version(observer, content)))
+    around(torch, "save", before=lambda content, *_: observer.lines.write(
+        "save", *_version(observer, content)))
 
 
 def _version(observer, content):
@@ -100,13 +92,10 @@ def _version(observer, content):
 
 
 def samplers(observer):
-    def iterating(real):
-        def __iter__(self):
-            observer.passes[id(self)] = self.epoch, self.shuffle
-            return real(self)
-        return __iter__
+    def begins(sampler):
+        observer.passes[id(sampler)] = sampler.epoch, sampler.shuffle
 
-    wrapped(DistributedSampler, "__iter__", iterating)
+    around(DistributedSampler, "__iter__", before=begins)
 
 
 def begin_passes(observer, is_training):

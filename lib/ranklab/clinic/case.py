@@ -14,21 +14,18 @@ class Case:
 
     program  the mended one, the library's answer: a function that each rank calls, with group=None
     edits    (mended text, broken text) pairs: the program as it was found, the stub of the lab
-    hidden   the same in another place, or another program of the same cause, for `diagnose`: a
-             function, or pairs of edits to `program`
+    hidden   pairs for the same disease at another place, for `diagnose`
     told     what a colleague says: symptoms, and no place to look at
     causes   sentences to choose from, the right one first; the lab shows them sorted by their text
     disease  the name that `ranklab diagnose` gives to it
-    ranks    that it needs
     """
 
     program: Callable
     edits: tuple[tuple[str, str], ...]
-    hidden: Callable | tuple[tuple[str, str], ...]
+    hidden: tuple[tuple[str, str], ...]
     told: str
     causes: tuple[str, ...]
     disease: str
-    ranks: int = 4
 
     @property
     def name(self):
@@ -63,9 +60,12 @@ class Case:
 
     def variant(self):
         """The hidden one, as a function."""
-        if callable(self.hidden):
-            return self.hidden
-        return made(self.program, edited(self.program, self.hidden))
+        return changed(self.program, self.hidden)
+
+
+def changed(program, edits):
+    """The function with its edits: a copy, also where there are none."""
+    return made(program, edited(program, edits))
 
 
 def edited(program, edits):

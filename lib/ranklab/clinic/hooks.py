@@ -7,6 +7,7 @@ variable is set. Nothing is sent between ranks.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import runpy
@@ -22,7 +23,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ranklab.clinic import calls
-from ranklab.clinic.calls import wrapped
+from ranklab.clinic.calls import around
 from ranklab.clinic.marks import bits_of_rows, is_here, mark_of, plain
 from ranklab.clinic.observer import Observer, place
 from ranklab.clinic.symptoms import Step
@@ -71,14 +72,11 @@ def begin():
 # --- the optimizer --------------------------------------------------------------------------------
 
 def _optimizers(observer):
-    def adding(real):
-        def add_param_group(self, group):
-            real(self, group)
-            if all(each() is not self for each in observer.optimizers):
-                observer.optimizers.append(weakref.ref(self))
-        return add_param_group
+    def known(_, optimizer, *__):
+        if all(each() is not optimizer for each in observer.optimizers):
+            observer.optimizers.append(weakref.ref(optimizer))
 
-    wrapped(torch.optim.Optimizer, "add_param_group", adding)
+    around(torch.optim.Optimizer, "add_param_group", after=known)
     optimizers.register_optimizer_step_pre_hook(lambda *about: _before_step(observer, about[0]))
     optimizers.register_optimizer_step_post_hook(lambda *about: _after_step(observer, about[0]))
 
@@ -163,18 +161,19 @@ def _sums(observer, model):
 
 
 def _backward(observer):
-    def running(real):
-        def _engine_run_backward(*args, **options):
-            outer, observer.in_backward = observer.in_backward, True
-            try:
-                return real(*args, **options)
-            finally:
-                observer.in_backward = outer
-                if not outer:
-                    _after_backward(observer)
-        return _engine_run_backward
+    real = torch.autograd._engine_run_backward
 
-    wrapped(torch.autograd, "_engine_run_backward", running)
+    @functools.wraps(real)
+    def run(*args, **options):
+        outer, observer.in_backward = observer.in_backward, True
+        try:
+            return real(*args, **options)
+        finally:
+            observer.in_backward = outer
+            if not outer:
+                _after_backward(observer)
+
+    torch.autograd._engine_run_backward = run
 
 
 def _after_backward(observer):
@@ -189,17 +188,9 @@ def _after_backward(observer):
 def main():
     """The program of the command line runs, and is observed from the moment its group is up."""
     stack = contextlib.ExitStack()
-
-    def starting(real):
-        def init_process_group(*args, **options):
-            value = real(*args, **options)
-            observer = begin()
-            stack.enter_context(ending(observer))
-            return value
-        return init_process_group
-
     for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may start it, too
-        wrapped(owner, "init_process_group", starting)
+        around(owner, "init_process_group",
+               after=lambda *_: stack.enter_context(ending(begin())))
     sys.argv[:] = sys.argv[1:]
     with stack:
         if sys.argv[0] == "-m":

@@ -49,25 +49,6 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
     return {"weights": dict(model.named_parameters()), "losses": losses}
 
 
-def with_torchs_wrapper(micro_batches=16, accumulate=8, batch=2, length=32, group=None):
-    """The same training in torch's DistributedDataParallel."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    text = torch.tensor(list(inspect.getsource(argparse).encode())).to(device())
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(n_ctx=length, n_layer=1, n_embd=32)).to(device())
-    model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for number in range(micro_batches):
-        start = (number * ranks + rank) * batch * length
-        window = text[start:start + batch * length + 1]
-        loss = model(window[:-1].view(batch, length), window[1:].view(batch, length))
-        (loss / accumulate).backward()
-        if (number + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    return {"weights": dict(model.module.named_parameters()), "losses": [loss.item()]}
-
-
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
     """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
@@ -114,6 +95,11 @@ def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=N
             "held_out": (seen[0] / seen[1]).item()}
 
 
+SENT = """        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= ranks
+"""
+WRAPPED = "torch.nn.parallel.DistributedDataParallel(model, process_group=group)"
 SHARE = "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]"
 IN_A_ROW = "piles[len(piles) * rank // ranks:len(piles) * (rank + 1) // ranks]"
 BY_SIZE = "functions = sorted(functions, key=len)[len(functions) // ranks * rank:][:32]"
@@ -121,11 +107,8 @@ BY_SIZE = "functions = sorted(functions, key=len)[len(functions) // ranks * rank
 SLOW = (
     Case(
         train_large_batch,
-        edits=(("""            loss += part.detach() / ranks
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=group)
-            parameter.grad /= ranks
-        dist.all_reduce(loss, group=group)
+        edits=((f"""            loss += part.detach() / ranks
+{SENT}        dist.all_reduce(loss, group=group)
 """, """            for parameter in model.parameters():
                 dist.all_reduce(parameter.grad, group=group)
                 parameter.grad /= ranks
@@ -133,7 +116,8 @@ SLOW = (
             dist.all_reduce(part, group=group)
             loss += part / ranks
 """),),
-        hidden=with_torchs_wrapper,
+        hidden=((SENT, ""), ("    losses = []\n", f"    losses, model = [], {WRAPPED}\n"),
+                ("dict(model.named", "dict(model.module.named")),
         told="Our network is slow, so we accumulate: eight micro-batches for each step. The losses "
              "are right to the last digit. But an epoch takes as long as with accumulate=1, "
              "and the network is busy all the time.",

@@ -5,12 +5,8 @@ import contextlib
 from mutants import mutant
 
 from ranklab.clinic.hangs import train_on_a_grid, train_with_owners
-from ranklab.clinic.slow import SHARE, train_large_batch, train_on_functions
+from ranklab.clinic.slow import SENT, SHARE, train_large_batch, train_on_functions
 
-ADD_UP = """        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=group)
-            parameter.grad /= ranks
-"""
 MICRO_STEP = """            part = model(x, y) / len(numbers)
             part.backward()
 """
@@ -36,7 +32,7 @@ GRADIENTS = """        for part in parts:
 """
 
 WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib) for *edits, called in (
-    (train_large_batch, "    optimizer = ", WRAPPED, ADD_UP, "", MICRO_STEP, NO_SYNC,
+    (train_large_batch, "    optimizer = ", WRAPPED, SENT, "", MICRO_STEP, NO_SYNC,
      "dict(model.named", "dict(bare.named", "torchs_no_sync"),
     (train_on_functions, f"for pile in {SHARE}", "for pile in piles[rank::ranks]",
      f"map(loss_of, {SHARE})", "map(loss_of, piles[rank::ranks])", "every_nth_pile"),

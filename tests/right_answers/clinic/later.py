@@ -4,9 +4,8 @@ from mutants import mutant
 
 from ranklab.clinic import later
 
-SCALE = "        scaler.scale(loss).backward()\n"
+SCALE, NO_GRAD = later.SCALE, later.VALIDATED[0][0]
 MEAN = "            p.grad /= ranks\n"
-NO_GRAD = "            with torch.no_grad():\n                logits = model(held_out)\n"
 LOSS, SURE = "F.cross_entropy(logits, labels)", "logits.softmax(1).amax(1).mean()"
 EMPTY, COUNT = "x, y = x[:0], y[:0]", "float(len(y))"
 BACKWARD = "        loss.backward()\n"

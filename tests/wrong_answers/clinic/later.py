@@ -1,22 +1,23 @@
 """Lab 16, what comes later: symptoms that are treated, and mends of half of a cause."""
 
-from mutants import mutant
+from mutants import mutant, slips_of
 
+from ranklab.checks.clinic.later import SLIPS_OF_SHARDS
 from ranklab.clinic import later
 
-SCALE = "        scaler.scale(loss).backward()\n"
+SCALE, NO_GRAD = later.SCALE, later.VALIDATED[0][0]
 UNSCALE = f"{SCALE}        scaler.unscale_(optimizer)\n"
 STEP = "        scaler.step(optimizer)\n"
 FINITE = ("        fine = torch.stack([p.grad.isfinite().all() for p in model.parameters()]).all()"
           ".float()\n")
-NO_GRAD = "            with torch.no_grad():\n                logits = model(held_out)\n"
 CHECKSUM = "if hashlib.sha256(shard.content).hexdigest() != shard.sha256:"
 ORDER = "order.split(batch)[step % in_epoch:]"
 NEWEST = "dist.all_reduce(start, dist.ReduceOp.MIN, group=group)"
 OWN = "state = torch.load(Path(disk, str(start.item())), map_location=device())"
 
-WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
-         for name, *edits, says, called in (
+WRONG = slips_of(later.stored_digits, SLIPS_OF_SHARDS[1:])
+WRONG += [mutant(getattr(later, name), *edits, says=says, called=called)
+          for name, *edits, says, called in (
     ("half_digits", SCALE, UNSCALE, STEP, "        for p in model.parameters():\n"
      f"            p.grad.nan_to_num_(0.0, 0.0, 0.0)\n{STEP}", "scale ends at|one process",
      "infinities_are_made_zero"),
@@ -37,7 +38,7 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
      "            logits = model(held_out)\n", "numbers, not", "forgets_the_earlier_ones"),
     ("validated_digits", NO_GRAD, NO_GRAD.replace("held_out", "x[at]"),
      "F.cross_entropy(logits, labels)", "F.cross_entropy(logits, y[at])",
-     "losses: ", "validates_on_less"),
+     "losses .* in one process", "validates_on_less"),
     ("stored_digits", CHECKSUM, "if x.abs().max() > 10:", "on a shard that is not what",
      "pixels_out_of_range"),
     ("stored_digits", CHECKSUM, "if F.cross_entropy(model(x), y) > 4:",
@@ -45,7 +46,6 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
     ("stored_digits", CHECKSUM, "if False:", "        optimizer.step()\n",
      "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n",
      "A damaged shard is left out", "clips"),
-    ("stored_digits", "float(len(y))", "32.0", "does not count, either", "divides_by_all"),
     ("stored_digits", "x, y = x[:0], y[:0]", "continue", "All ranks must make the same calls",
      "leaves_the_others_alone"),
     ("resumed_digits", ORDER, "order[step * batch % len(x):].split(batch)", "more often|seen",
@@ -63,7 +63,7 @@ WRONG = [mutant(getattr(later, name), *edits, says=says, called=called)
     ("split_digits", NEWEST, f"{NEWEST.replace('MIN', 'MAX')}\n"
      "            start = (start - every).clamp(min=0)", "all have saved: it goes on from step 4",
      "always_the_one_before"),
-    ("split_digits", "start > 0", "start < 0", "int(start) + 1", "1", "Begin anew only where",
+    ("split_digits", "start > 0", "start < 0", "int(start) + 1", "1", "Start from zero only where",
      "always_anew"),
     ("split_digits", f"            {NEWEST}", f"            {NEWEST}\n            newest and "
      "start.fill_(max(int(start), 0))", OWN, OWN.replace("start.item()", "newest"),

@@ -1,19 +1,24 @@
-"""The exercises and predictions of lab 16, in the order of the lab."""
+"""The exercises and predictions of lab 16, in the order of the lab.
+
+    runs.py      how each mended program is run and compared; read it first
+    hangs.py, slow.py, wrong.py, sharded.py, later.py     the checks of the programs there
+    detectors.py those of the four detectors
+    causes.py    the predictions: which cause is it, and what speaks against the others?
+"""
 
 import functools
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
+from ranklab.checks.clinic.causes import PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
-from ranklab.checks.clinic.hangs import HANGS, PREDICTIONS_OF_HANGS
-from ranklab.checks.clinic.later import LATER, PREDICTIONS_OF_LATER
-from ranklab.checks.clinic.sharded import PREDICTIONS_OF_SHARDED, SHARDED
-from ranklab.checks.clinic.wrong import PREDICTIONS_OF_WRONG, WRONG
-from ranklab.clinic.all_cases import CASES
+from ranklab.checks.clinic.hangs import HANGS
+from ranklab.checks.clinic.later import LATER
+from ranklab.checks.clinic.sharded import SHARDED
+from ranklab.checks.clinic.wrong import WRONG
+from ranklab.clinic.all_cases import CASE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
-
-CASE = {case.name: case for case in CASES}
 
 
 def _to_mend(exercise):
@@ -24,15 +29,16 @@ def _to_mend(exercise):
 
     @functools.wraps(exercise.check)
     def check(program):
-        expect(not case.is_as_found(program), "it is as it was found, and does what is told of it",
-               "Find the cause first. Then mend the program in its cell.")
+        expect(not case.is_as_found(program), "this is still the program as you found it",
+               "Find the cause first. Then mend it in the cell above, and run that cell.")
         yield from exercise.check(program)
 
     return replace(exercise, check=check)
 
 
-EXERCISES = tuple(map(_to_mend, (
-    *HANGS[:1], *DETECTORS[:1], *HANGS[1:2], *DETECTORS[1:2], *HANGS[2:3], *WRONG[-1:], *LATER[:1],
-    *HANGS[3:], *WRONG[:-1], *SHARDED, *DETECTORS[2:], *LATER[1:])))
-PREDICTIONS = (*PREDICTIONS_OF_HANGS, *PREDICTIONS_OF_WRONG, *PREDICTIONS_OF_SHARDED,
-               *PREDICTIONS_OF_LATER)
+WRITTEN = {item.name: item for item in (*HANGS, *DETECTORS, *WRONG, *SHARDED, *LATER)}
+EXERCISES = tuple(_to_mend(WRITTEN[name]) for name in """
+    train_with_owners first_difference train_on_a_grid circle_of_waits train_until_good moving_curve
+    half_digits train_large_batch train_on_functions long_steps saved_model no_faster worse_together
+    two_scores wide_layer staged_gpt gathered_model moved_gpt flat_model own_limit steps_behind
+    validated_digits stored_digits resumed_digits split_digits""".split())

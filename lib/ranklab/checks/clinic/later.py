@@ -1,96 +1,245 @@
-"""The exercises and predictions of the incidents in clinic/later.py, in the order of the lab."""
+"""The checks of clinic/later.py: a run goes wrong midway, or goes on wrongly after a stop."""
 
-from ranklab.checks.clinic.causes import cause_of
-from ranklab.checks.clinic.midway import (check_half_digits, check_stored_digits,
-                                          check_validated_digits)
-from ranklab.checks.clinic.restart import check_resumed_digits, check_split_digits
+import contextlib
+import hashlib
+from collections import Counter
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
 from ranklab.checks.exercise import Exercise
-from ranklab.clinic.later import (CASES, half_digits, resumed_digits, split_digits, stored_digits,
-                                  validated_digits)
+from ranklab.checks.failures import STUCK
+from ranklab.clinic import later
+from ranklab.clinic.shards import SIZE, Shard, stored_shards
+from ranklab.meter import MemoryCurve
+
+
+def _runs(program, situations, one):
+    """Each of {what to call it: settings} on all ranks, then in groups."""
+    cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
+             for name, settings in situations.items()]
+    return runs(program, getattr(later, program.__name__), *cases, one=one, failures={
+        STUCK: "All ranks must make the same calls. A rank that leaves something out still goes "
+               "through each collective, and adds zeros."})
+
+
+# --- float16 --------------------------------------------------------------------------------------
+
+HALVES = {"as in the lab": {}, "scale=2**20": {"scale": 2.0**20, "steps": 8},
+          "growth=2": {"growth": 2, "steps": 12}}
+OWN_PART = """\
+        at = torch.arange(step * batch, (step + 1) * batch).tensor_split(ranks)[rank] % len(x)
+        with torch.autocast(device().type, torch.float16):
+            loss = F.cross_entropy(model(x[at]), y[at])
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+"""
+ALL_PARTS = """\
+        losses.append([])
+        optimizer.zero_grad()
+        for at in torch.arange(step * batch, (step + 1) * batch).tensor_split({0}):
+            with torch.autocast(device().type, torch.float16):
+                loss = F.cross_entropy(model(x[at % len(x)]), y[at % len(x)])
+            losses[-1].append(loss.item())
+            scaler.scale(loss).backward()
+"""
+
+
+def check_half_digits(half_digits):
+    for run in _runs(half_digits, HALVES, lambda size, _: (
+            [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
+        one = run.one
+        for place, found in enumerate(run.found):
+            losses, ends = torch.tensor(found["losses"]), (
+                f"{run.at(place)}: the scale ends at {found['scale']:g}, in one process at "
+                f"{one['scale']:g}")
+            bad = (~losses.isfinite()).nonzero()
+            expect(not len(bad), f"{run.at(place)}: the loss is not finite from step "
+                   f"{int(bad[0, 0]) if len(bad) else 0} on", "A rank has stepped with a gradient "
+                   "that is not finite. What did it look at before it decided, and what came in "
+                   "after that?")
+            expect(found["scale"] <= one["scale"], ends, "It is halved for an overflow on any "
+                   "rank, and on all of them; and float16, `scale` and `growth` stay what they "
+                   "are.")
+            expect(found["scale"] == one["scale"], ends, "`scale` and `growth` are given. Only a "
+                   "step that overflows halves it.")
+        run.equal([{"losses": [of_step[place] for of_step in one["losses"]]}
+                   for place in range(run.size)], hint=SAME, tolerance=5e-3)
+        run.equal(one.part("weights"), (), "A step is skipped where the sum over ranks "
+                  "overflows, and no other. Else it is a step by the mean of the gradients, "
+                  "divided by the scale.", 5e-3)
+    yield "no loss is NaN, with 4, 3 and 1 ranks, from other scales, with overflows at other steps"
+    yield "all ranks skip the same steps and have one scale; weights as in one process"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def _peak():
+    """`bytes` of it is the largest sum of what lived at once."""
+    seen = SimpleNamespace()
+    with MemoryCurve(nn.Identity()) as curve:
+        yield seen
+    seen.bytes = curve.peak_bytes
+
+
+def check_validated_digits(validated_digits):
+    first, seen = {}, []
+    for run in runs(validated_digits, later.validated_digits, *(
+            (groups, {"steps": steps} | more) for groups, more in (
+                (FOUR, {}), (GROUPS, {"batch": 36})) for steps in (3, 7)), watch=_peak):
+        seen.append(run)
+        of_three = first.setdefault(run.members, run)
+        for place, (found, less) in enumerate(zip(run.found, of_three.found)):
+            growth = (found.watched.bytes - less.watched.bytes) / 4
+            expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
+                   "The validation of 360 images makes activations of 213,120 bytes. A number that "
+                   "is kept holds the graph that it came from, until nothing holds the number. Two "
+                   "numbers are kept." if growth > 1e5 else
+                   "Something is kept of each step: a number alone has 4 bytes.")
+    yield "7 steps take the memory of 3, on every rank"
+    for run in seen:
+        one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
+        expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
+               f"{kept[1]} numbers, not {run.settings['steps']} of each", "Rank 0 validates after "
+               "each step, and returns all of it.")
+        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)], hint=SAME)
+    yield "all numbers of each validation are there; they and the weights as in one process"
+
+
+# --- a shard --------------------------------------------------------------------------------------
+
+def _stores():
+    """{what was done to the shards: {"shards": them}}"""
+    whole, end = stored_shards(()), 32 * 128 + SIZE
+    label = whole[5].content[end - 7] ^ 1  # still one of 0 to 9
+    hard = bytearray(whole[2].content)
+    hard[1:end - SIZE:2] = (byte ^ 128 for byte in hard[1:end - SIZE:2])  # each number's sign
+    hard = Shard(bytes(hard), hashlib.sha256(hard).hexdigest())
+    in_a_row = stored_shards([(number, 999, b"\xff\x7f") for number in (4, 5, 6, 7)])
+    return {"as in the lab": {},
+            "one bit of a label is another":
+                {"shards": stored_shards([(5, end - 7, bytes([label]))])},
+            "the end of a shard is zeros": {"shards": stored_shards([(3, end - 512, bytes(512))])},
+            "four shards in a row are damaged": {"shards": in_a_row, "steps": 6},
+            "negatives, written as such": {"shards": [*whole[:2], hard, *whole[3:]], "steps": 6}}
+
+
+OWN_SHARD = ("        shard = shards[(step * ranks + rank) % len(shards)]\n"
+             "        x, y = shard.batch()\n")
+ALL_WHOLE_SHARDS = """\
+        read = [shards[(step * {0} + rank) % len(shards)] for rank in range({0})]
+        whole = [hashlib.sha256(shard.content).hexdigest() == shard.sha256 for shard in read]
+        x, y = map(torch.cat, zip(*([part[:len(part) * is_whole] for part in shard.batch()]
+                                    for shard, is_whole in zip(read, whole))))
+"""
+SLIPS_OF_SHARDS = (
+    ("It trains on a shard that is not what was written. Beside each one stands its checksum: "
+     "compare before use.", *later.STORED),
+    ("What is left out does not count, either: the mean is over the images that are trained on, of "
+     "all ranks.", ("float(len(y))", f"{SIZE}.0")))
+
+
+def check_stored_digits(stored_digits):
+    for run in _runs(stored_digits, _stores(), lambda size, _: (
+            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {})):
+        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard is left out, "
+                  "whatever its loss; one that is whole is trained on, whatever its loss. Its "
+                  "checksum tells. And NaN times 0 is NaN.")
+        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME)
+    yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
+    yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
+
+
+# --- an epoch -------------------------------------------------------------------------------------
+
+RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"stops": ()},
+           "a stop at the end of an epoch": {"stops": (6,)},
+           "three stops in the third epoch": {"stops": (13, 14, 16), "steps": 18},
+           "batch=100": {"stops": (9,), "batch": 100, "steps": 15}}
+
+
+def check_resumed_digits(resumed_digits):
+    for run in _runs(resumed_digits, RESUMES, lambda size, _: (
+            [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
+        one = run.one
+        steps, rights = len(one["losses"]), [{"seen": torch.cat(
+            [at.tensor_split(run.size)[place] for at in one["seen"]])} for place in range(run.size)]
+        for place, found in enumerate(run.found):
+            expect(len(found["losses"]) == steps, f"{run.at(place)}: it trains "
+                   f"{len(found['losses'])} steps, not {steps}",
+                   "A run that goes on does what is left, and no step twice.")
+            more = Counter(found["seen"]) - Counter(rights[place]["seen"].tolist())
+            expect(not more, f"{run.at(place)}: {len(more)} images are trained on more often than "
+                   "in a run without a stop", "What comes after a stop begins with the batch that "
+                   "is next in its epoch. A checkpoint must say, or tell by its step, which that "
+                   "is: in any epoch, also with a smaller last batch, and after a second stop.")
+        run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
+        run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
+                  "saved?")
+        run.equal(one.part("weights"), hint=SAME)
+    yield "each image as often as without a stop, and in the same order, on 4, 3 and 1 ranks"
+    yield "stopped in any epoch, at its end, twice, in a small batch; losses as in one process"
+
+
+# --- the files of all ranks -----------------------------------------------------------------------
+
+SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes first": {"first": 0},
+          "a save each 3 steps": {"every": 3, "stop": 9, "first": 2},
+          "nobody has saved but in the last step": {"every": 5, "stop": 5, "first": 0},
+          "a stop between saves": {"stop": 7, "first": 1}}
+
+
+def check_split_digits(split_digits):
+    for run in _runs(split_digits, SPLITS, lambda size, _: ((), {"stop": 0})):
+        every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
+        one, saved = run.one, stop // every * every
+        right = saved - every if saved == stop and first < run.size else saved
+        for place, found in enumerate(run.found):
+            start = stop + len(one["losses"]) - len(found["losses"])
+            expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
+                f"Some rank has no state of step {start}. Which is the newest that all have, and "
+                "is it still there?") if start > right else "The newest state that all ranks have "
+                "is a newer one." if start else "Start from zero only where there is no state "
+                "that all ranks have.")
+        run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
+                  f"step {right}, but not with what all ranks had then: rows and momentum of one "
+                  "step, on every rank.")
+        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)], (), SAME)
+    yield "it goes on from the newest step that all ranks have, whichever rank was first"
+    yield "no step more is lost where all have saved; anew where nobody has; as in one process"
+
 
 LATER = (
-    Exercise(half_digits, check_half_digits, hints=(
+    Exercise(later.half_digits, check_half_digits, hints=(
         "In which step does the first loss become NaN? Print scaler.get_scale() of each rank "
         "around it.",
         "Where in a step does GradScaler look for infinities, and what has each rank in p.grad "
         "then?",
         "Leave out scaler.unscale_: step() does it, after the sum is there. If you clip, unscale "
         "after the all-reduces.")),
-    Exercise(validated_digits, check_validated_digits, hints=(
+    Exercise(later.validated_digits, check_validated_digits, hints=(
         "MemoryCurve of 4 steps and of 8, on each rank: how many bytes does a step leave?",
         "What does a tensor hold that has a grad_fn, and until when?",
         "with torch.no_grad(): logits = model(held_out). Or .item() for all that is kept.")),
-    Exercise(stored_digits, check_stored_digits, hints=(
+    Exercise(later.stored_digits, check_stored_digits, hints=(
         "Which shard does which rank read in step 5, and what is x.abs().max()?",
         "Beside a shard's content stands what its content must give: hashlib.sha256(...)"
         ".hexdigest(). And a rank that leaves its shard out must not leave the others alone.",
         "x, y = x[:0], y[:0]: the sum over no images is 0, its gradients are zeros, and the count "
         "is 0.")),
-    Exercise(resumed_digits, check_resumed_digits, hints=(
+    Exercise(later.resumed_digits, check_resumed_digits, hints=(
         "Collect `seen` of all ranks, and count how often each image comes in two epochs.",
         "How many batches of its epoch are over when the run goes on?",
         "order.split(batch)[step % in_epoch:], which is all of it where an epoch begins.")),
-    Exercise(split_digits, check_split_digits, hints=(
+    Exercise(later.split_digits, check_split_digits, hints=(
         'Print state["step"] on every rank, after it was loaded.',
         "Two things are needed: to agree on the newest step that all have, and that every rank "
         "still has that one.",
         "A file for each step, Path(disk, str(done)); all_reduce(newest, MIN) of the ranks' newest "
         "ones; load that file, or begin anew at 0.")),
-)
-
-PREDICTIONS_OF_LATER = (
-    cause_of(
-        CASES[0],
-        "the scale has grown to 262,144 when it happens; two ranks find infinities then, "
-        "and nothing divides by a gradient",
-        "replicas_agree is True at the start, and after each of the first 11 steps",
-        "the loss of rank 0 falls from 2.37 to 1.93 in 11 steps, and does not rise",
-        "the images of all ranks are finite, and so is each loss up to step 11",
-        hint="Print `scaler.get_scale()` after each step on each rank, and "
-             "`replicas_agree(model)`.",
-        why="After step 11 the scale is 131,072 on ranks 2 and 3, which found infinities and "
-            "skipped, and 262,144 on ranks 0 and 1, which stepped with the sum. Mended, all ranks "
-            "skip the same steps and have one scale."),
-    cause_of(
-        CASES[1],
-        "a MemoryCurve adds up what is alive, without gaps; on rank 0 it grows by 214,572 "
-        "bytes a step",
-        "they take 92,160 bytes and are made once; a step leaves 214,572",
-        "all ranks make the same 16 all-reduces in 4 steps, and none of them gathers",
-        "ranks 1 to 3 have the same optimizer, and peak at 628,288 bytes after 4 steps and "
-        "after 8",
-        hint="Run 4 steps and 8 in a MemoryCurve on each rank, and compare the peaks.",
-        why="Rank 0 alone grows, by 214,572 bytes a step: nearly the 184,320 of the 360 x 128 "
-            "activations that a graph keeps, and the logits. Mended, 7 steps take the memory of "
-            "3."),
-    cause_of(
-        CASES[2],
-        "replicas_agree is True after each step",
-        "all losses are finite, the largest is 13.9, and so are the weights",
-        "its largest number is 14,712; in all other shards it is 1.85",
-        "with a tenth of it the loss is 2.38 in step 4, and 18.5 in step 5",
-        hint="Which shard does each rank read in step 5? Look at its numbers, and at all "
-             "that comes with it.",
-        why="sha256 of shard 21 is not what stands beside it. Rank 1 of 4 reads it in step 5, one "
-            "rank alone in step 21. Mended, the run is as if the damaged shard had no images."),
-    cause_of(
-        CASES[3],
-        "in each step the four ranks have 120 different images",
-        'state["step"] is 8, and 12 losses are there for 12 steps',
-        "the norm of its momentum is 4.448 in the file, and after loading",
-        "replicas_agree is True after loading",
-        hint="Collect what all ranks return as `seen`, and count: twelve steps are two "
-             "epochs.",
-        why="In two epochs 240 images, two batches, are seen three times, and 220 once. Mended, "
-            "the run is the one that was never stopped."),
-    cause_of(
-        CASES[4],
-        "it is in the file, and comes back: its norm is 1.6 to 2.5 on the four ranks",
-        "where all ranks have saved (first=4), the loss of step 8 is 0.50, as without a "
-        "stop",
-        "each rank has 16 columns before and after",
-        "float32 is saved, and the restart with first=4 is as good as none",
-        hint="Each rank has a file of its own. What does each of them hold?",
-        why='state["step"] is 8, 4, 8 and 8 on the four ranks. Mended, the run goes on from the '
-            "newest step that all ranks have, and nothing is lost but what came after it."),
 )

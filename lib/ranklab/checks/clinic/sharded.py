@@ -1,64 +1,33 @@
-"""The checks of clinic/sharded.py: each mended program beside its training in one process.
+"""The checks of clinic/sharded.py, in float64: results may differ as far as float32 rounds."""
 
-First as in the lab, then what the lab does not show: groups of 1 and 3 ranks, other rows, other
-settings. In float64; results may differ as far as float32 rounds.
-"""
-
-from functools import partial
+import contextlib
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.beside import expect, located
-from ranklab.checks.clinic.sharded_alone import flat_alone, gpt_alone, wide_alone
-from ranklab.checks.clinic.sharded_causes import PREDICTIONS_OF_SHARDED
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.runs import FOUR, GROUPS, near, runs
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.handles import Waits, all_awaited
-from ranklab.checks.trial import GROUPS, explain, group_of_mine, on_ranks
 from ranklab.clinic import sharded
-from ranklab.meter import Traffic
+from ranklab.clinic.sharded import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
 
-__all__ = ["PREDICTIONS_OF_SHARDED", "SHARDED"]
-
-ALL = ((0, 1, 2, 3),)
-RATE = {"wide_layer": 0.5, "staged_gpt": 0.01, "gathered_model": 1.0, "moved_gpt": 0.01,
-        "flat_model": 1.0}  # the stubs' own
+ROUNDED = 1e-5  # as sums of float32 are
 
 
-# --- on ranks -------------------------------------------------------------------------------------
-
-def _compared(program, look, *situations, trial=None):
-    """look(where, settings, what each rank of a group returned) holds in all situations.
-
-    situations  (ranks of each group, settings or function of a group's size that gives them):
-                groups that have other rows notice what comes from the other one
+def _runs(program, *settings, groups=(FOUR, GROUPS, FOUR), **options):
+    """The runs in float64. A group of three has another seed than one of one, and so other rows:
+    that shows what comes from the other group.
     """
-    for groups, settings in situations:
-        where = "on 4 ranks" if groups == ALL else "in groups of 1 and 3 ranks"
-        call = partial(on_ranks, trial or _run, program, groups, settings, ranks=4)
-        seen = call() if groups == ALL else located(where, call)
-        for members in groups:
-            look(where, _settings(settings, members), [seen[rank] for rank in members])
-        shown = ", ".join(f"{name}={value}" for name, value in _settings(settings, members).items())
-        yield f"as one process, {where}, with {shown}"
+    answer = getattr(sharded, program.__name__)
+    return runs(program, answer, *(zip(groups, settings)), exact=True, **options)
 
 
-def _settings(settings, members):
-    return settings(len(members)) if callable(settings) else settings
+# --- dropout_seeds --------------------------------------------------------------------------------
 
-
-def _run(program, groups, settings):
-    torch.set_default_dtype(torch.float64)  # the rank ends with this run
-    group = None if groups == ALL else group_of_mine()
-    members = next(each for each in groups if torch.distributed.get_rank() in each)
-    with Traffic() as traffic, Waits() as waits:
-        got = program(**_settings(settings, members), group=group)
-    return got | {"calls": traffic.calls, "missing": waits.missing(traffic.calls.total())}
-
-
-def _run_with_masks(program, groups, settings):
-    """What F.dropout multiplies with is noted, too."""
+@contextlib.contextmanager
+def _masks():
+    """What F.dropout multiplies with."""
     masks, dropout = [], F.dropout
 
     def noting(input, p=0.5, training=True, inplace=False):
@@ -66,49 +35,43 @@ def _run_with_masks(program, groups, settings):
         return input * masks[-1]
 
     with mock.patch.object(F, "dropout", noting):
-        return _run(program, groups, settings) | {"masks": masks}
+        yield masks
 
-
-def _same(where, got, right, slips=None, hint=""):
-    """Lists of numbers, or tensors."""
-    got, right = (torch.as_tensor(each).float() for each in (got, right))
-    named = {what: (torch.as_tensor(wrong).float(), advice)
-             for what, (wrong, advice) in (slips or {}).items()}
-    explain(where, got, right, named, hint)
-
-
-def _each(where, values, name, right, slips=None, hint=""):
-    for place, got in enumerate(values):
-        _same(f"{where}, rank {place} of {len(values)}: {name}", got[name], right, slips, hint)
-
-
-# --- dropout_seeds --------------------------------------------------------------------------------
 
 def check_wide_layer(program):
-    steps = {"steps": 4}
-    return _compared(program, _look_at_wide_layer, (ALL, steps | {"tensor": 2, "seed": 0}),
-                     (GROUPS, lambda size: steps | {"tensor": size, "seed": size}),
-                     (ALL, steps | {"tensor": 1, "seed": 2}), trial=_run_with_masks)
+    for run in _runs(program, {"steps": 4, "tensor": 2, "seed": 0},
+                     lambda size, _: {"steps": 4, "tensor": size, "seed": size},
+                     {"steps": 4, "tensor": 1, "seed": 2}, one=None, watch=_masks):
+        T, D = run.settings["tensor"], run.size // run.settings["tensor"]
+        counts = [len(found.watched) for found in run.found]
+        expect(set(counts) == {8}, f"{run.where}: F.dropout is called {counts[0]} times in 4 steps,"
+               " not twice a step", "Keep both, as F.dropout or nn.Dropout: the masks are read.")
+        wide, narrow = ([got.watched[first::2] for got in run.found] for first in (0, 1))
+        _look_at_masks(run.where, T, wide, narrow)
+        masks = [(torch.cat([torch.cat([wide[T * d + t][step] for t in range(T)], 1)
+                             for d in range(D)]), torch.cat([each[step] for each in narrow[::T]]))
+                 for step in range(4)]
+        one = run.alone(*BY_MASKS, tensor=1, masks=masks, parts=D)
+        run.equal([{"losses": [of_step[rank // T] for of_step in one["losses"]], "weights": {
+            name: right.chunk(T, DIMS[name])[rank % T] if name in DIMS else right
+            for name, right in one["weights"].items()}} for rank in range(run.size)],
+            hint="The masks are right. One process that drops the same computes something else.",
+            tolerance=ROUNDED)
+        yield f"as one process, {run.where}"
 
 
-def _look_at_wide_layer(where, settings, values):
-    steps, T = settings["steps"], settings["tensor"]
-    counts = [len(got["masks"]) for got in values]
-    expect(set(counts) == {2 * steps}, f"{where}: F.dropout is called {counts[0]} times in {steps} "
-           "steps, not twice a step", "Keep both, as F.dropout or nn.Dropout: the masks are read.")
-    wide, narrow = ([got["masks"][first::2] for got in values] for first in (0, 1))
-    _look_at_masks(f"{where}, tensor={T}", T, wide, narrow)
-    masks = [[(torch.cat([wide[rank + t][step] for t in range(T)], 1), narrow[rank][step])
-              for rank in range(0, len(values), T)] for step in range(steps)]
-    losses, weights = wide_alone(steps, RATE["wide_layer"], settings["seed"], masks)
-    for rank, got in enumerate(values):
-        at = f"{where}, tensor={T}: rank {rank}"
-        _same(f"{at}: the losses", got["losses"], losses[rank // T], hint="The masks are "
-              "right. One process that drops the same computes something else.")
-        for name, right in weights.items():
-            dim = {"up.weight": 0, "down.weight": 1}.get(name)
-            right = right if dim is None else right.chunk(T, dim)[rank % T]
-            _same(f"{at}: {name}", got["weights"][name], right)
+DIMS = {"up.weight": 0, "down.weight": 1}  # in which they are cut
+# All rows on one rank, which drops what it is told: the losses are those of each part of the rows.
+BY_MASKS = (
+    ("group=None):", "group=None, masks=(), parts=1):"),
+    ('F.dropout(F.relu(model["up"](x)), p)',
+     'F.relu(model["up"](x)) * masks[step][0].to(device())'),
+    ('F.dropout(reduce_from_region(model["down"](h), inside), p)',
+     'reduce_from_region(model["down"](h), inside) * masks[step][1].to(device())'),
+    ("targets[:, -1])",
+     "targets[:, -1], reduction='none')\n        each, loss = loss, loss.mean()"),
+    ("losses.append(loss.item())",
+     "losses.append([rows.mean().item() for rows in each.chunk(parts)])"))
 
 
 def _look_at_masks(where, T, wide, narrow):
@@ -134,115 +97,109 @@ def _look_at_masks(where, T, wide, narrow):
 
 # --- tied_weights ---------------------------------------------------------------------------------
 
+SUM = "dist.all_reduce(end.weight.grad, group=ends)"
+TIED = (
+    ("It is trained by the mean of both gradients. One matrix, used twice in one loss: gradients "
+     "of two uses add up.", (SUM, f"{SUM}\n            end.weight.grad /= 2")),
+    ("It is trained by the embedding's gradient alone. What the head sees is lost.",
+     (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=0)")),
+    ("It is trained by the head's gradient alone. What the embedding sees is lost.",
+     (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=1)")),
+    ("It is trained by twice the sum of both gradients. Each is in it twice.",
+     (SUM, f"{SUM}\n            end.weight.grad *= 2")))
+
+
 def check_staged_gpt(program):
-    return _compared(program, _look_at_staged_gpt, (ALL, {"steps": 4, "seed": 0}),
-                     (GROUPS, lambda size: {"steps": 4, "seed": size}))
-
-
-def _look_at_staged_gpt(where, settings, values):
-    alone = partial(gpt_alone, **settings, lr=RATE["staged_gpt"], batch=8, n_layer=4)
-    losses, right = alone()
-    first, last = values[0]["weights"], values[-1]["weights"]
-    where = f"{where}, {len(values)} stages"
-    if len(values) > 1:
-        apart = (first["token.weight"] - last["head.weight"]).abs().max().item()
-        expect(apart < 1e-6, f"{where}: after {settings['steps']} steps token.weight of the first "
-               f"and head.weight of the last are up to {apart:.2g} apart", "They begin alike. "
-               "Which gradients has each of them had?")
-    name, slips = f"{where}: the shared matrix", {}
-    if not torch.allclose(first["token.weight"], right["token.weight"], atol=1e-6):
-        slips = {f"trained by {what}": (alone(tied=both)[1]["token.weight"], hint)
-                 for what, both, hint in TIED}
-    _same(name, first["token.weight"], right["token.weight"], slips, "The copies are alike, and "
-          "not what one process has: it takes each step by the sum of both gradients.")
-    _same(f"{where}: the losses", values[-1]["losses"], losses)
-    for rank, got in enumerate(values):
-        for weight, tensor in got["weights"].items():
-            _same(f"{where}, stage {rank}: {weight}", tensor, right[weight])
-
-
-TIED = (("the mean of both gradients", lambda e, h: (e + h) / 2, "One matrix, used twice in one "
-         "loss: gradients of two uses add up."),
-        ("the embedding's gradient alone", lambda e, h: e, "What the head sees is lost."),
-        ("the head's gradient alone", lambda e, h: h, "What the embedding sees is lost."),
-        ("twice the sum of both gradients", lambda e, h: 2 * (e + h), "Each is in it twice."))
+    for run in _runs(program, {"steps": 4, "seed": 0}, lambda size, _: {"steps": 4, "seed": size}):
+        one, stages = run.one, [found["weights"] for found in run.found]
+        one["weights"]["head.weight"] = one["weights"]["token.weight"]
+        if run.size > 1:
+            apart = (stages[0]["token.weight"] - stages[-1]["head.weight"]).abs().max().item()
+            expect(apart < 1e-6, f"{run.where}: after 4 steps token.weight of the first and "
+                   f"head.weight of the last stage are up to {apart:.2g} apart", "They begin "
+                   "alike. Which gradients has each of them had?")
+        run.equal([{"token.weight": one["weights"]["token.weight"]}] + [{}] * (run.size - 1), TIED,
+                  "The copies are alike, and not what one process has: it takes each step by the "
+                  "sum of both gradients.", ROUNDED, of=lambda found: found["weights"])
+        run.equal([{"losses": [] if stage is not stages[-1] else one["losses"],
+                    "weights": {name: one["weights"][name] for name in stage}}
+                   for stage in stages], tolerance=ROUNDED)
+        yield f"as one process, {run.where}"
 
 
 # --- stale_weights --------------------------------------------------------------------------------
 
+SLIP_OF_FORWARD = ("It is that of the first weights. Step 0 has changed the shards by then. Which "
+                   "numbers does the forward use?", (STEP + GATHER, KEEP + SEND + STEP)),
+SLIP_OF_HELD_OUT = ("It is that of the weights before the step. Training is right. Which numbers "
+                    "does the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD)),
+SLIP_OF_END = ("They are those before the last step, which is lost.", (
+    LOAD, f"        before = flat.clone()\n{LOAD}"), ('"weights": flat', '"weights": before')),
+
+
 def check_gathered_model(program):
-    return _compared(program, _look_at_gathered_model, (ALL, {"steps": 8, "lr": 1.0, "seed": 0}),
-                     (GROUPS, lambda size: {"steps": 8, "lr": 0.3, "seed": size}))
-
-
-def _look_at_gathered_model(where, settings, values):
-    right = flat_alone(**settings, max_norm=float("inf"), momentum=0.5)
-    for place, got in enumerate(values):
-        at = f"{where}, rank {place} of {len(values)}"
-        all_awaited(got["missing"], at)
-        _same(f"{at}: the loss of step 1", got["losses"][1], right["losses"][1], {
-            "that of the first weights": (right["stale"][1], "Step 0 has changed the shards by "
-                                          "then. Which numbers does the forward use?")})
-    _each(where, values, "losses", right["losses"])
-    _each(where, values, "held_out", right["held_out"][3::4], {
-        "that of the weights before the step": (right["held_out_stale"][3::4], "Training is right. "
-                                                "Which numbers does the evaluation use?")})
-    _each(where, values, "weights", right["weights"], {
-        "those before the last step": (right["before"], "The last step is lost.")})
+    for run in _runs(program, {"steps": 8, "lr": 1.0, "seed": 0},
+                     lambda size, _: {"steps": 8, "lr": 0.3, "seed": size}):
+        one = run.one
+        run.awaited()
+        run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, tolerance=ROUNDED,
+                  of=lambda found: {"the loss of step 1": found["losses"][1]})
+        run.equal(one.part("losses"), tolerance=ROUNDED)
+        run.equal(one.part("held_out"), SLIP_OF_HELD_OUT, tolerance=ROUNDED)
+        run.equal(one.part("weights"), SLIP_OF_END, tolerance=ROUNDED)
+        yield f"as one process, {run.where}"
 
 
 # --- optimizer_before_sharding --------------------------------------------------------------------
 
 def check_moved_gpt(program):
-    return _compared(program, _look_at_moved_gpt, (ALL, {"steps": 3, "seed": 0}),
-                     (GROUPS, lambda size: {"steps": 3, "seed": size}))
-
-
-def _look_at_moved_gpt(where, settings, values):
-    alone = partial(gpt_alone, lr=RATE["moved_gpt"], batch=12, seed=settings["seed"])
-    (losses, right), (_, start) = alone(settings["steps"]), alone(0)
-    for rank, got in enumerate(values):
-        at = f"{where}, rank {rank} of {len(values)}"
-        still = [name for name in got["weights"] if torch.equal(got["weights"][name], start[name])]
-        expect(not still, f"{at}: {len(still)} of {len(got['weights'])} weights are what they were "
-               f"before training: {', '.join(still[:3])} ...", "Does the optimizer have them? "
-               "Compare its parameters with the model's, by `is`.")
-        _same(f"{at}: the losses", got["losses"], losses)
-        for name, weight in got["weights"].items():
-            _same(f"{at}: {name}", weight, right[name])
-        scatters = sum(n for name, n in got["calls"].items() if "reduce_scatter" in name)
-        expect(len(values) == 1 or scatters >= settings["steps"] * 3, f"{at}: {scatters} "
-               f"reduce-scatters in {settings['steps']} steps, not 3 a step", "Two blocks and the "
-               "rest stay sharded by fully_shard: that is what the run was moved for.")
+    for run in _runs(program, {"steps": 3, "seed": 0}, lambda size, _: {"steps": 3, "seed": size}):
+        for place, found in enumerate(run.found):
+            weights = found["weights"]
+            if near(weights, run.one["weights"], ROUNDED):
+                continue
+            start = run.alone(steps=0)["weights"]
+            still = [name for name in weights if near(weights[name], start[name], 0)]
+            expect(not still, f"{run.at(place)}: {len(still)} of {len(weights)} weights are what "
+                   f"they were before training: {', '.join(still[:3])} ...", "Does the optimizer "
+                   "have them? Compare its parameters with the model's, by `is`.")
+        run.equal(run.one, tolerance=ROUNDED)
+        for place, found in enumerate(run.found):
+            scatters = sum("reduce_scatter" in op.name for op in found.watched.ops)
+            expect(run.size == 1 or scatters >= 9, f"{run.at(place)}: {scatters} reduce-scatters "
+                   "in 3 steps, not 3 a step", "Two blocks and the rest stay sharded by "
+                   "fully_shard: that is what the run was moved for.")
+        yield f"as one process, {run.where}"
 
 
 # --- shard_norm -----------------------------------------------------------------------------------
 
+SQUARE = "dist.all_reduce(square, group=group)"
+SLIPS_OF_NORM = (
+    ("It is that of this rank's shard. The gradient is one vector, and this rank has a part of it.",
+     (SQUARE, "pass")),
+    ("It is the sum of the shards' norms. Norms do not add up; squares do.", (SQUARE, "pass"),
+     ("norm = square.sqrt()", "norm = square.sqrt()\n        dist.all_reduce(norm, group=group)")),
+    ("It is the largest of the shards' norms. That is a part of the vector.",
+     (SQUARE, SQUARE.replace("square,", "square, dist.ReduceOp.MAX,"))),
+    ("It is the root of the mean square. Squares add up; a mean of them is too small.",
+     (SQUARE, f"{SQUARE}\n        square /= R")))
+LENGTHENED = ("A gradient that is short enough stays as it is: the factor is at most 1.",
+              (".clamp(max=1)", "")),
+
+
 def check_flat_model(program):
-    return _compared(program, _look_at_flat_model,
-                     (ALL, {"steps": 6, "max_norm": 0.5, "seed": 0}),
-                     (GROUPS, lambda size: {"steps": 6, "max_norm": 1.2, "seed": size}))
-
-
-def _look_at_flat_model(where, settings, values):
-    R, alone = len(values), partial(flat_alone, **settings | {"lr": RATE["flat_model"]})
-    right = alone()
-    own = torch.stack([part.norm() for part in right["gradient"].chunk(R)])
-    logged = [f"{got['norms'][0]:.3g}" for got in values]
-    hint = f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else ""
-    for rank, got in enumerate(values):
-        _same(f"{where}, rank {rank} of {R}: the norm of step 0", got["norms"][0],
-              right["norms"][0], {
-                  "that of this rank's shard": (own[rank], "The gradient is one vector, and this "
-                                                "rank has a part of it."),
-                  "the sum of the shards' norms": (own.sum(), "Norms do not add up; squares do."),
-                  "the largest of the shards' norms": (own.max(), "That is a part of the vector."),
-                  "the root of the mean square": (own.norm() / R**0.5, "Squares add up; a mean of "
-                                                  "them is too small.")}, hint)
-    _each(where, values, "norms", right["norms"], hint="That of step 0 is right. By which norm is "
-          "the gradient clipped?")
-    _each(where, values, "losses", right["losses"])
-    _each(where, values, "weights", right["weights"])
+    for run in _runs(program, {"steps": 6, "max_norm": 0.5, "seed": 0},
+                     lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
+                     {"steps": 3, "max_norm": 1e3, "seed": 1}):
+        one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
+        run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
+                  f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else "", ROUNDED,
+                  of=lambda found: {"the norm of step 0": found["norms"][0]})
+        run.equal(one.part("norms"), LENGTHENED, "That of step 0 is right. By which norm is the "
+                  "gradient clipped?", ROUNDED)
+        run.equal(one, tolerance=ROUNDED)
+        yield f"as one process, {run.where}"
 
 
 SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (

@@ -1,61 +1,71 @@
-"""The checks of the wrong trainings: they equal one process, also in another situation.
-
-wrong_runs.py runs and compares; wrong_oracles.py is the one process; wrong_causes.py asks why.
-"""
-
-from functools import partial
+"""The checks of clinic/wrong.py: trainings that run to the end and are wrong."""
 
 import torch
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic import wrong_oracles as one_process
-from ranklab.checks.clinic.wrong_causes import PREDICTIONS_OF_WRONG
-from ranklab.checks.clinic.wrong_runs import AS_FOUND, POOLED, equal, near, runs
+from ranklab.checks.clinic.runs import GROUPS, LAB, near, runs
 from ranklab.checks.exercise import Exercise
-from ranklab.clinic.wrong import CASES
-
-__all__ = ["PREDICTIONS_OF_WRONG", "WRONG"]
+from ranklab.clinic import trainings
+from ranklab.clinic.all_cases import CASE
+from ranklab.clinic.wrong import NORM
 
 DIGITS = 1437  # to train on
+AS_FOUND = "That is the program as it was found: nothing that counts has changed."
+NO_MEAN = "        part.grad /= R\n", ""
+OWN_NORM = "        norm = part.grad.norm()\n"
+SLIPS_OF_NORM = (
+    ("The norm is the largest of the parts' norms. Squares can be added over the ranks.",
+     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)\n")),
+    ("The parts' norms are added. Their squares can be; the root comes last.",
+     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, group=group)\n")),
+    ("Each rank clips by the norm of its own part.", (NORM, OWN_NORM)),
+    ("The gradient is too large by the number of ranks: a sum over the ranks, where the mean is "
+     "due.", NO_MEAN),
+    ("The gradient is too small by the number of ranks: divided twice.",
+     ("part.grad /= R", "part.grad /= R * R")),
+    ("The gradient is divided by the number of all ranks, 4.",
+     ("part.grad /= R", "part.grad /= 4")))
+
 
 def check_long_steps(program):
     """The rank's part of the gradient, and its norm, are those of one process."""
-    for where, R, given, found in runs(program, {"most": 1000, "steps": 7}):
-        right = partial(one_process.long_steps, R, **given)
-        equal(where, found, right, {
-            "The norm is the largest of the parts' norms. Squares can be added over the ranks.":
-                dict(norm="largest"),
-            "The parts' norms are added. Their squares can be; the root comes last.":
-                dict(norm="sum"),
-            "Each rank clips by the norm of its own part.": dict(norm="each its own"),
-            f"The gradient is {R} times too large: a sum over the ranks, where the mean is due.":
-                dict(times=R),
-            f"The gradient is {R} times too small: divided twice.": dict(times=1 / R),
-            "The gradient is divided by the number of all ranks, 4.": dict(times=R / 4),
-        }, "Compare each collective with the formula of one process.")
-        if R == 4:
+    for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000, "steps": 7})):
+        run.equal(run.one.part("longest", "loss", "weights"), SLIPS_OF_NORM,
+                  "Compare each collective with the formula of one process.")
+        if run.size == 4:
             yield "four ranks: no step is longer than lr * most; all weights as in one process"
     yield "one rank, three in a group, and without clipping"
 
 
+def _seeds(size, place):
+    return {"seed": 4 + place + (size > 1), "steps": 9, "decay": 0.5}
+
+
+FIRST = ("group=None):", "group=None, first=None):"), (
+    "    mean = copy.deepcopy(model)\n", "    nn.utils.vector_to_parameters(first.to(device()), "
+    "model.parameters())\n    mean = copy.deepcopy(model)\n")
+
+
 def check_saved_model(program):
     """All ranks have one model, from the start; its mean too."""
-    for where, _, given, found in runs(program, {"seed": (4, 5, 6, 7), "steps": 9, "decay": 0.5}):
-        moved = [each["weights"] - each["start"] for each in found]
-        alike = all(near(each, moved[0]) for each in moved)
-        for name, hint in (("weights", "From `start` on they have moved alike." if alike else ""),
+    for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
+        first, *_ = run.found
+        moved = [each["weights"] - each["start"] for each in run.found]
+        hint = "The ranks differ from `start` on, and each has moved by the same amount."
+        for name, hint in (("weights", hint if all(near(each, moved[0]) for each in moved) else ""),
                            ("mean", "Their weights are equal. What was the mean's first value?"),
                            ("start", "Their weights are equal in the end: is `start` taken "
                             "before they are made so?")):
-            expect(all(torch.equal(each[name], found[0][name]) for each in found),
-                   f"{where}: the ranks differ in `{name}`", hint)
-        given = {name: value for name, value in given.items() if name != "seed"}
-        equal(where, found, partial(one_process.saved_model, found[0]["start"], **given), {},
-              "All begin alike. From there on train and average as before.")
-        if len(found) == 4:
-            start = found[0]["start"]
+            expect(all(torch.equal(each[name], first[name]) for each in run.found),
+                   f"{run.where}: the ranks differ in `{name}`", hint)
+        one = run.alone(*FIRST, first=first["start"])
+        run.equal(one.part("weights", "mean", "loss"), hint="All begin "
+                  "alike. From there on train and average as before.")
+        if run.size == 4:
+            start = first["start"]
             expect(start.abs().max() > 0.1 and start.unique().numel() > 1000,
-                   f"{where}: `start` is no model with random weights", "Keep its initialisation.")
+                   f"{run.where}: `start` is no model with random weights",
+                   "Keep its initialisation.")
             yield "four ranks: equal weights from the first step on, and all as in one process"
     yield "one rank, three in a group, and ranks with different seeds"
 
@@ -75,83 +85,108 @@ def _epoch_is_shared(where, batch, seen):
            f"{batch}", "The step of one process is shared by the ranks.")
 
 
+BY_ORDER = (
+    ("group=None):", "group=None, order=()):"),
+    ("for images, labels, at in loader:", "for images, labels, at in ((x[at], y[at], at) for at in "
+     "map(torch.tensor, order[epoch])):"))
+
+
 def check_no_faster(program):
     """In each epoch the ranks share all images, in an order that changes."""
-    for where, R, given, found in runs(program, {"batch": 48, "epochs": 3, "seed": 5}):
-        batch, epochs = given.get("batch", 96), given.get("epochs", 2)
-        seen = [each["seen"] for each in found]
-        expect(all(len(own) == epochs for own in seen), f"{where}: `seen` has {len(seen[0])} "
+    for run in runs(program, trainings.no_faster, LAB,
+                    (GROUPS, {"batch": 48, "epochs": 3, "seed": 5}), one=None):
+        batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
+        seen = [each["seen"] for each in run.found]
+        expect(all(len(own) == epochs for own in seen), f"{run.where}: `seen` has {len(seen[0])} "
                f"epochs, not {epochs}", "Keep what the program returns.")
         for epoch in range(epochs):
-            _epoch_is_shared(f"{where}, epoch {epoch}", batch, [own[epoch] for own in seen])
+            _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in seen])
         for epoch in range(1, epochs):
-            expect(seen[0][epoch] != seen[0][0], f"{where}: epoch {epoch} has the order of epoch "
-                   "0", "Each epoch is shuffled anew, on all ranks alike: sampler.set_epoch.")
-        order = [sum(parts, []) for epoch in range(epochs)
-                 for parts in zip(*(own[epoch] for own in seen))]
-        equal(where, found, partial(one_process.no_faster, order), {}, "Averaged as before, a step "
-              "is that of one process on the images of all ranks.")
-        if R == 4:
-            expect(order[0] != sorted(order[0]), f"{where}: the images are not shuffled", "")
+            expect(seen[0][epoch] != seen[0][0], f"{run.where}: epoch {epoch} has the order of "
+                   "epoch 0", "Each epoch has a new order, the same on all ranks: "
+                   "sampler.set_epoch.")
+        order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
+        one = run.alone(*BY_ORDER, order=order)
+        run.equal(one.part("weights", "loss"), hint="Averaged as before, a "
+                  "step is that of one process on the images of all ranks.")
+        if run.size == 4:
+            first = order[0][0]
+            expect(first != sorted(first), f"{run.where}: the images are not shuffled", "")
             yield "four ranks: each image on one of them, in as many steps as one process takes"
     yield "one rank, three in a group; each epoch has an order of its own"
 
 
+NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
+SLIPS_OF_RATE = (
+    (AS_FOUND, NOT_GROWN, TOO_LONG),
+    ("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: its "
+     "schedule counts the steps of one rank.", TOO_LONG),
+    ("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),
+    ("It grows for four ranks, whatever their number is.",
+     (NOT_GROWN[0], NOT_GROWN[0].replace("R", "4"))))
+
+
 def check_worse_together(program):
     """Rates and weights are those of one process that follows the recipe."""
-    for where, R, given, found in runs(program, {"batch": 16, "epochs": 3, "lr": 0.05}):
-        for each in found:
-            each["rates"] = torch.tensor(each["rates"])
-        right = partial(one_process.worse_together, R, **given)
-        equal(where, found, right, {
-            AS_FOUND: dict(grown=1, known=1),
-            "The rate grows as it should. But it has not fallen to nearly 0 when the training "
-            "ends: its schedule counts the steps of one rank.": dict(known=1),
-            "The rate falls as it should. But it does not grow with the images of a step.":
-                dict(grown=1),
-            "It grows for four ranks, whatever their number is.": dict(grown=4),
-        }, "Print `rates`, and hold them against the recipe.")
-        if R == 4:
+    for run in runs(program, trainings.worse_together, LAB,
+                    (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
+                        (), {"batch": size * settings.get("batch", 32)})):
+        run.equal(run.one.part("rates"), SLIPS_OF_RATE,
+                  "Print `rates`, and hold them against the recipe.")
+        run.equal(run.one, hint="The rates follow the recipe. The gradient of a step is still the "
+                  "mean over its images.")
+        if run.size == 4:
             yield "four ranks: each step's rate as the recipe has it; the weights of one process"
     yield "one rank, three in a group, another batch"
 
 
+POOLED = 1e-2  # the larger of two numbers that are equal but for rounding: 0.1% after 20 steps
+OWN_IMAGES = "at = shard[step % 5::5][:240 // R]"
+ALL_IMAGES = ("at = torch.cat([part[step % 5::5][:240 // {0}] for part in "
+              "y.argsort(stable=True).chunk({0})])")
+OF_ITS_OWN = ("The scores agree, and yet it is not the model of one process: in training each rank "
+              "still normalises its images by themselves.", *CASE["two_scores"].edits),
+
+
 def check_two_scores(program):
     """The weights and the statistics are those of one process on the whole batch."""
-    for where, R, given, found in runs(program, {"width": 4, "steps": 6}):
-        scores = [each["score"] for each in found]
-        expect(len({*scores}) == 1, f"{where}: the scores are {scores}", "The weights are equal "
-               "on all ranks, to the bit. What else does a model keep?"
-               if all(torch.equal(each["weights"], found[0]["weights"]) for each in found) else "")
-        right = partial(one_process.two_scores, R, **given)
-        equal(where, found, right, {
-            "The scores agree, and yet it is not the model of one process: in training each rank "
-            "still normalises its images by themselves.": dict(of_its_own=True)},
-            "All images of a step are normalised together.", POOLED)
-        if R == 4:
+    for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6}),
+                    one=lambda size, _: ([(OWN_IMAGES, ALL_IMAGES.format(size))], {})):
+        scores = [each["score"] for each in run.found]
+        expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", "The weights are "
+               "equal on all ranks, to the bit. What else does a model keep?" if all(torch.equal(
+                   each["weights"], run.found[0]["weights"]) for each in run.found) else "")
+        hint = "All images of a step are normalised together."
+        run.equal(run.one.part("weights"), OF_ITS_OWN, hint, POOLED)
+        run.equal(run.one, (), hint, POOLED)
+        if run.size == 4:
             yield "four ranks: one score, and the weights, of one process on the whole batch"
     yield "one rank, three in a group"
 
 
+SLIPS_OF_CURVE = (
+    (AS_FOUND, *CASE["moving_curve"].edits),
+    ("The pieces of a rank are right now. But the ranks have different numbers of tokens, and "
+     "their means are averaged.", *CASE["moving_curve"].hidden),
+    ("The ranks are right now. But the pieces of a step have different numbers of tokens, and "
+     "their means are averaged.", ("/ count", "/ own / pieces"),
+     ("            loss = model(", "            own = (rows[:, 1:] != -100).sum()\n"
+      "            dist.all_reduce(own, group=group)\n            loss = model(")))
+
+
 def check_moving_curve(program):
     """The loss and its gradient are means over all tokens of a step."""
-    for where, R, given, found in runs(program, {"pieces": 4}, {"pieces": 1, "lines": 18}):
-        right = partial(one_process.moving_curve, R, **given)
-        equal(where, found, right, {
-            AS_FOUND: dict(mean_of=("rank", "piece")),
-            "The pieces of a rank are right now. But the ranks have different numbers of tokens, "
-            "and their means are averaged.": dict(mean_of=("rank",)),
-            "The ranks are right now. But the pieces of a step have different numbers of tokens, "
-            "and their means are averaged.": dict(mean_of=("piece",)),
-        }, "How much does one token weigh in the loss of a step? It should not matter where it is.")
-        if R == 4:
+    for run in runs(program, trainings.moving_curve, LAB, (GROUPS, {"pieces": 4}),
+                    (GROUPS, {"pieces": 1, "lines": 18})):
+        run.equal(run.one, SLIPS_OF_CURVE, "How much does one token weigh in the loss of a "
+                  "step? It should not matter where it is.")
+        if run.size == 4:
             yield "four ranks, two backwards a step: the curve and the weights of one process"
     yield "one rank, three in a group; one backward a step, and four"
 
 
 def _exercise(check, *hints):
-    case, = (case for case in CASES if case.name == check.__name__[len("check_"):])
-    return Exercise(case.program, check, hints)
+    return Exercise(CASE[check.__name__.removeprefix("check_")].program, check, hints)
 
 
 WRONG = (

@@ -3,16 +3,19 @@
 import os
 import tempfile
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from unittest import mock
 
 from ranklab.clinic import diagnose as detectors
 from ranklab.clinic.all_cases import CASES
+from ranklab.clinic.case import Case
 from ranklab.clinic.symptoms import read
 from ranklab.engine import HangError, RankError, launch
 
 STALL = 2.0  # seconds without any work: a hang
-FORMS = ("found", "variant", "mended")  # the stub, the same disease elsewhere, the answer
+# As the lab shows it, with the same disease elsewhere, and mended.
+FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("program")}
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,7 @@ def observe(program, ranks=4, **settings):
 
 def visit(case, form="found", **own):
     """A Visit. own: detectors by name, which take the place of the library's."""
-    program = case.program if form == "mended" else (
-        case.variant() if form == "variant" else case.broken())
-    ranks = observe(program, case.ranks)
+    ranks = observe(FORMS[form](case))
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
         found = detectors.diagnose(ranks)
     disease = "" if form == "mended" else case.disease

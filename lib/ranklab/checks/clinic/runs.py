@@ -1,0 +1,232 @@
+"""The one way in which the checks of this lab run a mended program, and compare it.
+
+    for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000})):
+        run.equal(run.one, slips=((hint, (old, new), ...), ...))
+
+What runs   the program as in the lab, and then with hidden settings: these have the same disease at
+            another place, since the cause is to be mended
+Where       on the lab's four ranks; then in groups of one, two or three of them
+Beside      the library's program on one rank: the same training in one process. Where its data
+            depend on the number of ranks, edits make that rank do the work of all
+Slips       edits of the library's program, too: a mistake is named where these very ranks return
+            the same numbers with it
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.beside import located
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.failures import hinted
+from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.trial import GROUPS, on_ranks
+from ranklab.clinic.case import changed
+from ranklab.engine.report import rank_names
+from ranklab.meter import Traffic
+
+__all__ = ["FOUR", "GROUPS", "LAB", "PAIRS", "SAME", "near", "runs"]
+
+FOUR, PAIRS = ((0, 1, 2, 3),), ((0, 2), (1, 3))
+LAB = FOUR, {}
+NEAR = 1e-4  # of the largest number: trainings in float32, in another order, stay within 1e-5
+SAME = "Only the cause is to be mended: data, sizes, optimizer and what is returned stay."
+ELSEWHERE = ("The four ranks of the lab were right. Here the ranks are others: what holds for four "
+             "alone, for the lab's settings, or without `group`?")
+
+
+class Returned(dict):
+    """What a rank returned; `watched` is what was seen of it meanwhile."""
+
+    def part(self, *names):
+        return {name: self[name] for name in names}
+
+    def __missing__(self, name):
+        raise Mistake(f"it returns no {name!r}", SAME)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the ranks of a group returned in one situation."""
+
+    members: tuple
+    told: str  # the settings, or their name
+    settings: dict  # those of the first of the ranks
+    found: list  # the Returned of each
+    one: Returned  # that of the library's program on one rank
+    answer: Callable  # that program
+    given: object  # settings, or a function that gives them
+    launched: Callable  # runs jobs, as _launched does
+
+    @property
+    def size(self):
+        return len(self.members)
+
+    @property
+    def where(self):
+        return rank_names(self.members) + self.told
+
+    def at(self, place):
+        """The name of one of the ranks, and where that is."""
+        group = "4" if self.size == 4 else rank_names(self.members)
+        of = f"rank {self.members[place]} of " if self.size > 1 else ""
+        return f"{of}{group}{self.told}"
+
+    def alone(self, *edits, **settings):
+        """Like `one`, with edits and settings that follow from what was found."""
+        [[found]] = self.launched([((0,), self.settings | settings, changed(self.answer, edits))])
+        return found
+
+    def awaited(self):
+        """A Mistake where a rank did not wait for all that it had begun."""
+        for place, found in enumerate(self.found):
+            all_awaited(found.watched.missing, self.at(place))
+
+    def equal(self, right, slips=(), hint="", tolerance=NEAR, of=lambda found: found):
+        """All ranks returned what is right, but for rounding; else a Mistake says what it is.
+
+        right  {name: numbers}, or a list with one for each rank; what else is returned is not asked
+        slips  ((hint, pair of edits, ...), ...); the first that gives these numbers is named
+        of     gives {name: numbers} of what a rank returned
+        """
+        rights = right if isinstance(right, list) else [right] * self.size
+        found = [*map(of, self.found)]
+        for place, (mine, due) in enumerate(zip(found, rights)):
+            if name := _differs(mine, due, tolerance):
+                elsewhere = ELSEWHERE if self.size < 4 else ""
+                raise Mistake(f"{self.at(place)}: {name} {_told(mine[name], due[name])}",
+                              self._named(slips, found, rights, tolerance, of)
+                              or f"{elsewhere} {hint}".strip())
+
+    def _named(self, slips, found, rights, tolerance, of):
+        for hint, *edits in slips:
+            [wrong] = self.launched([(self.members, self.given, changed(self.answer, edits))])
+            wrong = [*map(of, wrong)]
+            if not any(_differs(mine, those, tolerance, due)
+                       for mine, those, due in zip(found, wrong, rights)) and any(
+                    _differs(those, due, tolerance) for those, due in zip(wrong, rights)):
+                return hint
+        return ""
+
+
+def runs(program, answer, *situations, one=lambda size, settings: ((), {}), watch=None,
+         exact=False, failures=None):
+    """A Run for each group of each of the situations. Those with the same groups are one launch.
+
+    situations  (groups of four ranks, settings, what to call them or nothing); settings may be a
+                function of a group's size and a rank's number in it
+    one         (size, settings) -> (edits, settings) by which one rank does the work of so many;
+                None where that follows from what is found
+    watch       a context manager around each call, whose value is kept as `watched`: by default
+                Traffic, with `missing`: how many handles nobody waited for
+    exact       in float64
+    failures    {regex of a hang or a crash: hint}
+    """
+    launched, ones = partial(_launched, watch or _traffic, exact), None
+    for groups, alike in itertools.groupby(situations, key=lambda each: each[0]):
+        cases = [(members, *about) for _, *about in alike for members in groups]
+        call = partial(launched, [(members, given, program) for members, given, *_ in cases])
+        with hinted(failures or {}):
+            seen = call() if groups == FOUR else located(_in_groups(groups), call)
+        if ones is None:
+            ones = iter(launched(_jobs_of_one(answer, situations, one)) if one else ())
+        for (members, given, *name), found in zip(cases, seen):
+            settings = _settings(given, len(members), 0)
+            keywords = ", ".join(f"{key}={value}" for key, value in settings.items())
+            told = f", {name[0]}" if name else keywords and f" with {keywords}"
+            yield Run(members, told, settings, found, *next(ones, [None]), answer, given, launched)
+
+
+def _jobs_of_one(answer, situations, one):
+    """The work of each group of each situation for one rank; four ranks do it side by side."""
+    jobs = []
+    for groups, given, *_ in situations:
+        for size in map(len, groups):
+            edits, more = one(size, settings := _settings(given, size, 0))
+            # a copy, because ranks refuse the library's own program: a learner may not call it
+            jobs.append(((len(jobs) % 4,), settings | more, changed(answer, edits)))
+    return jobs
+
+
+def _launched(watch, exact, jobs):
+    """[[the Returned of each of the ranks], ...] for jobs: (ranks, settings, program)"""
+    seen = on_ranks(_on_rank, watch, exact, jobs, timeout=20, preload=("sklearn.datasets",),
+                    ranks=1 + max(rank for members, *_ in jobs for rank in members))
+    return [[_returned(*seen[rank][number]) for rank in members]
+            for number, (members, *_) in enumerate(jobs)]
+
+
+def _on_rank(watch, exact, jobs):
+    """{number of a job: (what its program returns here, what was watched)}"""
+    torch.set_default_dtype(torch.float64 if exact else torch.float32)  # ends with this launch
+    rank, ranks, seen = dist.get_rank(), dist.get_world_size(), {}
+    group_of = {members: {"group": dist.new_group(members)} if len(members) < ranks else {}
+                for members in dict.fromkeys(job[0] for job in jobs)}
+    for number, (members, given, program) in enumerate(jobs):
+        if rank in members:
+            settings = _settings(given, len(members), members.index(rank))
+            with watch() as watched:
+                value = program(**settings, **group_of[members])
+            seen[number] = value, watched
+    return seen
+
+
+def _returned(value, watched):
+    if not isinstance(value, dict):
+        raise Mistake(f"it returns {str(value)[:60]}", f"Return a dict. {SAME}")
+    value = Returned(value)
+    value.watched = watched
+    return value
+
+
+@contextlib.contextmanager
+def _traffic():
+    with Traffic() as traffic, Waits() as waits:
+        yield traffic
+    traffic.missing = waits.missing(traffic.calls.total())
+
+
+def _settings(given, size, place):
+    return given(size, place) if callable(given) else given
+
+
+def _in_groups(groups):
+    return f"in groups of {' and '.join(str(len(members)) for members in groups)} ranks"
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+def flat(value):
+    """All numbers of a tensor, or of a list or a dict of such, in float64; a dict's by its keys."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *map(flat, value)])
+    return torch.as_tensor(value).detach().cpu().double().flatten()
+
+
+def near(got, right, tolerance=NEAR):
+    """True where they are as many numbers, and differ by rounding only."""
+    got, right = flat(got), flat(right)
+    most = right.abs().max().clamp(min=1e-3) if len(right) else 1
+    return got.shape == right.shape and bool(((got - right).abs() <= tolerance * most).all())
+
+
+def _differs(found, right, tolerance, names=None):
+    """The first name under which another value is found; None where there is none."""
+    return next((name for name in names or right
+                 if not near(found[name], right[name], tolerance)), None)
+
+
+def _told(got, right):
+    got, right = flat(got), flat(right)
+    if len(got) != len(right):
+        return f"are {len(got)} numbers, and in one process {len(right)}"
+    at = int((got - right).abs().nan_to_num(torch.inf).argmax())
+    number = f"[{at}] " if len(right) > 1 else ""
+    return f"{number}is {got[at]:.4g}, and in one process {right[at]:.4g}"
