@@ -655,7 +655,7 @@ check(clinic_long_steps_cause=...)
 long_steps = check(long_steps)
 
 # %% [markdown]
-# Replicas that agree prove nothing, because all of them may have taken the same wrong step. Compare a step with the same step of one process: that is a proof.
+# Replicas that agree prove nothing, because all of them may have taken the same wrong step. Hold a step against the same step of one process.
 
 # %% [markdown]
 # #### A saved model that is worse than its log
