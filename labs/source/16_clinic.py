@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 16 Clinic: broken runs
 #
-# > 420 minutes with all cases, 150 without those under Further · difficulty 4/5 · **laptop**: everything, with real ranks that really misbehave · **GPUs**: the same cells, on NCCL
+# > 435 minutes with all cases, 150 without those under Further · difficulty 4/5 · **laptop**: everything, with real ranks that really misbehave · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
 #
-# In October 2024 Unsloth and Hugging Face found that many trainings with gradient accumulation had a wrong loss: each micro-batch was averaged over its own tokens, and then the averages were averaged. Nothing failed. The losses looked like losses. It had been so in every library that had copied those few lines, for years.
+# In October 2024 Unsloth and Hugging Face found that many trainings with gradient accumulation had a wrong loss: each micro-batch was averaged over its own tokens, and then the averages were averaged. Nothing failed. The losses looked like losses. Every library that had copied those few lines had done so for years.
 #
-# This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong one. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. That is what the labs before this one have built.
+# This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong one. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. The labs before this one have built the tools for that.
 #
-# Here are twenty-one programs. Each misbehaves for a real reason, and a colleague tells you about it. You look, say why, and mend it. No line says where to look. In the end `ranklab diagnose` looks at a program of your own, by detectors; four of them you write.
+# Here are twenty-one programs. Each misbehaves for a real reason, and a colleague tells you what was seen. You look, say why, and mend it. No line says where to look. At the end `ranklab diagnose` examines a program of your own with a set of detectors, four of which you write.
 #
-# It needs labs 00 to 04; some cases need 06 to 09, 12 or 14, and say so.
+# You need labs 00 to 04. If a case needs another lab, its box says so.
 
 # %%
 import argparse
@@ -56,7 +56,7 @@ from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 # %% [markdown]
 # ## 2. Picture
 #
-# Three questions, in this order, find most of it. Does it hang? Do the ranks still agree? Is it equal to one process? The figure shows what each disease of this lab does to a healthy training:
+# Three questions, in this order, find most bugs. Does it hang? Do the ranks still agree? Is the result that of one process? The figure shows what each disease of this lab does to a healthy training:
 
 # %%
 from ranklab.plots import clinic as plots
@@ -66,7 +66,9 @@ plots.symptoms()
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# A case, as all of them are. The colleague says: "Since I log the best loss, it hangs at the end."
+# Here is the smallest case. The colleague says:
+#
+# > Since I log the best loss, it hangs at the end.
 
 # %%
 def train(steps=3, best=1.9):
@@ -84,18 +86,18 @@ except HangError as error:
     print(error)
 
 # %% [markdown]
-# Rank 0 waits in a call that rank 1 never makes: one call too many on one rank. The report says what each of them did. The log of a real job says only that rank 0 timed out, so people look at rank 0's node. The cause is the line above: a branch that only one rank takes. Had it come a step earlier, the call would have met the all-reduce of the next step, and the sums would have been wrong before anything hung.
+# Rank 0 waits in a call that rank 1 never makes: one call too many, on one rank. The report says what each of the two did. The log of a real job says only that rank 0 timed out, so people look at rank 0's node. But the cause is the `if`, a branch that only one rank takes. Had rank 0 taken it a step earlier, its extra call would have met the next step's all-reduce on rank 1, and the sums would have been wrong before anything hung.
 
 # %% [markdown]
 # ## 4. Build it
 #
-# Your colleagues bring their programs and say what they see; nobody knows why. For each:
+# Your colleagues bring their programs and say what they see. None of them knows why. Each case takes three steps:
 #
-# - **Look** with what you have built: launch's report of a hang, `print` on each rank, `Traffic`, `MemoryCurve`, `replicas_agree`, lab 04's timeline, one rank beside four, a smaller case.
-# - **Name the cause** by its number. A wrong one gets the measurement that speaks against it.
-# - **Mend the program** in its own cell. Mended means: the numbers of one process, on any number of ranks and in a group of some; no call that is not needed; and what torch's documentation asks for, also where gloo forgives. It is tried elsewhere, too.
+# - **Look.** A cell runs the program. What else you print, count or compare is up to you: `print` on each rank, `Traffic`, `MemoryCurve`, `replicas_agree`, lab 04's timeline, one rank beside four, a smaller case. On each rank `with Traffic() as traffic:` counts what it sends, and `traffic.table()` shows it; `with MemoryCurve(model) as curve:` has `curve.peak_bytes`.
+# - **Why?** Put the number of the cause. A wrong one is answered with the measurement that speaks against it.
+# - **Mend it** in the program's own cell, run that cell, then the check. Mended means that the program has the numbers of one process, on any number of ranks and in a group of some of them; that it makes no call that isn't needed; and that it does what torch's documentation asks for, also where gloo forgives. The check tries other settings than the lab does. Some cases ask for more, and say so.
 #
-# `look` runs a program and prints what comes back, or the report:
+# `look` runs a program and prints what each rank returns, or the report of a hang:
 
 # %%
 def look(program, ranks=4, **settings):
@@ -110,7 +112,7 @@ def look(program, ranks=4, **settings):
 # ### 4.1 It stands still in the first step
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 3 lines
 #
-# > With one rank it runs. With more it stands still in the first step, each time. I raised the timeout to an hour: then it stands still for an hour. My colleague got it through once; then the ranks did not agree how many of each digit are read right.
+# > With one rank it runs. With more it stands still in the first step, each time. I raised the timeout to an hour, and now it stands still for an hour. My colleague once got it through. Then the ranks did not agree on how many of each digit are read right.
 
 # %%
 def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
@@ -150,11 +152,14 @@ def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
     return {"weights": {name: weight.detach() for name, weight in weights.items()}, "right": right}
 
 
+# %% [markdown]
+# **Look.** The report says where each rank waits. It doesn't say for whom.
+
 # %%
 look(train_with_owners)
 
 # %% [markdown]
-# Where each rank waits is in the report. What is not there: for whom. The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A rank is so slow that the others give up.
 # 2. A rank makes fewer calls than the others.
@@ -172,14 +177,15 @@ train_with_owners = check(train_with_owners)
 # ### 4.2 A detector: the first call that differs
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 6 lines
 #
-# What you did by eye in 4.1 a function can do: of each rank's list of calls, find the first place where they are not alike. `ranklab diagnose` will call yours for each group of a run.
+# A function can do what you did by eye in 4.1. It gets each rank's list of calls and finds the first place where the lists differ. `ranklab diagnose` will call yours for each group of a run.
 
 # %%
 def first_difference(calls):
-    """The number of the first call of a group that is not the same on all its ranks; None if they
-    are alike, as far as each rank has come.
+    """The number of the first call of a group that is not the same on all its ranks; None if there
+    is none.
 
-    calls  {rank: [what it called, ...]}; the lists may have different lengths
+    calls  {rank: [what it called, ...]}; a shorter list is no difference: its rank has only not
+           come as far, and the others are still compared
     """
     raise NotImplementedError("exercise 4.2: about 6 lines")
 
@@ -191,7 +197,7 @@ first_difference = check(first_difference)
 # ### 4.3 Two run, four do not
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 4 lines
 #
-# > Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in the first step. I have counted the calls of each rank in a step, on paper, and for both groups: the numbers are the same on all.
+# > Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in the first step. I have counted each rank's calls in a step on paper, for both groups. The numbers are the same on all ranks.
 
 # %%
 def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
@@ -236,11 +242,14 @@ def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
     return {"weights": [part.detach() for part in parts], "log": log}
 
 
+# %% [markdown]
+# **Look.** Draw the four ranks as a square, and an arrow from each to the rank that it waits for.
+
 # %%
 look(train_on_a_grid)
 
 # %% [markdown]
-# Draw the four ranks as a square, and an arrow from each to the rank that it waits for. The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A rank has left the loop.
 # 2. A rank leaves out a call that the others of its group make.
@@ -258,7 +267,7 @@ train_on_a_grid = check(train_on_a_grid)
 # ### 4.4 A detector: who waits for whom
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines
 #
-# Each rank of 4.3 waited in a call that another rank of its group had not reached. Follow the arrows: if they lead back, nobody will ever go on. That is the definition of a deadlock.
+# In 4.3 each rank waited in a call that another rank of its group had not reached. Follow the arrows. If they lead back to where you began, no rank will ever go on: that is a deadlock.
 
 # %%
 def circle_of_waits(waits):
@@ -277,11 +286,11 @@ circle_of_waits = check(circle_of_waits)
 # ### 4.5 It learns, then it stands still
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 5 lines
 #
-# > It learns, and then it stands still, with another number of ranks at another step. With one rank there is no trouble, however long it runs. The scans of last year never did that, and nobody has touched the program since.
+# > It learns, and then it stands still, at a step that changes with the number of ranks. With one rank there is no trouble, however long it runs. With last year's scans it never happened, and nobody has touched the program since.
 
 # %%
 def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
-    """Trains a classifier of digits until `good` of the held-out ones are read right.
+    """Trains a classifier of digits until it reads `good` of all held-out ones right.
 
     Each rank has its own scans, `batch` in a step; faint ones are left out. A step's gradient is
     the mean over the scans of all ranks that are left. Held-out digits are shared out, too.
@@ -312,11 +321,14 @@ def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
     return {"weights": [model.weight.detach(), model.bias.detach()], "steps": step}
 
 
+# %% [markdown]
+# **Look.** Try two ranks, and three. What is the same each time?
+
 # %% tags=["nbval-check-output"]
 look(train_until_good)
 
 # %% [markdown]
-# Try two ranks, and three. What is the same each time? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A rank has crashed, and the others wait for it.
 # 2. A rank has so many more scans that it is late.
@@ -334,14 +346,13 @@ train_until_good = check(train_until_good)
 # ### 4.6 A curve for each number of ranks
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 6 lines
 #
-# A loss curve should not show how many ranks there are.
-#
-# > The same lines, the same seed, the same learning rate; but each number of ranks has its own curve. The last loss is 3.70 on one rank, 4.00 on two, 3.89 on four. On one rank it also moves with `pieces`: 3.69 for one backward a step, 3.70 for two. It is in the first step already: 5.5052 and 5.5050, and 5.5023 on four ranks.
+# > The same lines, the same seed, the same learning rate, and yet each number of ranks has a loss curve of its own. The last loss is 3.70 on one rank, 4.00 on two, 3.89 on four. On one rank it also moves with `pieces`: 3.69 for one backward a step, 3.70 for two. It shows in the first step already: 5.5052 for one backward, 5.5050 for two, and 5.5023 on four ranks.
 
 # %%
 def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
-    """A GPT on the lines of a program, `lines` a step; a rank has its part in `pieces` backwards.
+    """A GPT on the lines of a program, `lines` in a step.
 
+    Each rank has lines // R of them, in `pieces` backwards; lines % R are left out.
     -> {"losses": of each step, "weights"}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -367,11 +378,14 @@ def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
     return {"losses": torch.stack(losses), "weights": pack(model.parameters()).detach()}
 
 
+# %% [markdown]
+# **Look.** The first loss on one, two and four ranks:
+
 # %%
 [f"{launch(moving_curve, 1, ranks=ranks)[0]['losses'][0]:.4f}" for ranks in (1, 2, 4)]
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Means over different numbers of tokens are averaged as if these were equal.
 # 2. Sums in another order are rounded in another way.
@@ -385,13 +399,13 @@ check(clinic_moving_curve_cause=...)
 moving_curve = check(moving_curve)
 
 # %% [markdown]
-# Reported to Hugging Face's transformers in July 2023 for the pieces of gradient accumulation (issue 24725), mended in October 2024 (pull request 34191); and for the ranks by `average_tokens_across_devices` (34373), which is on by default in version 5.
+# This was reported to Hugging Face's transformers in July 2023, for the pieces of gradient accumulation (issue 24725), and mended in October 2024 (pull request 34191). For the ranks there is `average_tokens_across_devices` (34373), which is on by default in version 5.
 
 # %% [markdown]
 # ### 4.7 NaN on two of four
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 1 line
 #
-# > We train in float16, with torch's GradScaler. On one rank it goes well. On four the loss is NaN after a dozen steps: on two of the ranks first, a step later on all. A smaller `scale` puts it off; it does not cure it.
+# > We train in float16, with torch's GradScaler. On one rank it goes well. On four the loss is NaN after a dozen steps, on two of the ranks first and a step later on all. A smaller `scale` puts it off, but it does not cure it.
 
 # %%
 def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
@@ -421,14 +435,14 @@ def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
 
 
 # %% [markdown]
-# **Look.** One line runs the program. What else you print, count or compare is up to you:
+# **Look.** Each rank's losses, and its scale at the end:
 
 # %%
 for row in launch(half_digits, ranks=4):
     print([round(loss, 2) for loss in row["losses"]], row["scale"])
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A rank decides by its own gradients alone whether to skip a step.
 # 2. Gradients that are too small for float16 become 0, and something divides by 0.
@@ -445,13 +459,13 @@ half_digits = check(half_digits)
 # %% [markdown]
 # ### Further
 #
-# More patients, in the order of the labs that they need.
+# More patients, in any order that you like. A box that names no lab needs no more than 00 to 04.
 
 # %% [markdown]
 # #### Accumulating does not help
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 6 lines
 #
-# > Our network is slow, so we accumulate: eight micro-batches for each step. The losses are right to the last digit. But an epoch takes as long as with accumulate=1, and the network is busy all the time.
+# > Our network is slow, so we accumulate: eight micro-batches for each step. The losses are right to the last digit. But an epoch takes as long as it does with accumulate=1, and the network is busy all the time.
 
 # %%
 def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0, group=None):
@@ -488,11 +502,14 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
     return {"weights": dict(model.named_parameters()), "losses": losses}
 
 
+# %% [markdown]
+# **Look.** Nothing is wrong in what comes back. So count what it costs.
+
 # %%
 look(train_large_batch)
 
 # %% [markdown]
-# Nothing is wrong in what comes back. So count what it costs. The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each parameter is sent by a call of its own, not in large buckets.
 # 2. Gradients are sent after each micro-batch, not once in a step.
@@ -510,16 +527,16 @@ train_large_batch = check(train_large_batch)
 # #### It is always rank 3
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 4 lines
 #
-# > Losses and weights are right. But four GPUs are not even twice as fast as one: three of them stand still in all_reduce for a good part of each step, and rank 3 never does. We have put another card into its place, twice.
+# > Losses and weights are right. But four GPUs are not even twice as fast as one. Three of them stand still in all_reduce for a good part of each step, and rank 3 never does. We have replaced its card, twice.
 
 # %%
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
     """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
-    `micro` functions of like length are worked through together, so that little is padded; of each
-    the first `longest` bytes. A step's gradient is the mean over the tokens of all ranks. Returns
-    the weights, the steps' losses and the held-out loss, which are such means, too; the same on
-    every rank.
+    `micro` functions of about one length are worked through together, so that little is padded.
+    Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
+    ranks. Returns the weights, the steps' losses and the held-out loss, which are such means, too;
+    the same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     functions = re.split(r"\n(?=(?:    )?def )", inspect.getsource(argparse))
@@ -559,11 +576,14 @@ def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=N
             "held_out": (seen[0] / seen[1]).item()}
 
 
+# %% [markdown]
+# **Look.** A step takes the same time on all ranks, so the time of a step doesn't show for which rank the others wait. Look at what each rank does before it meets the others.
+
 # %%
 look(train_on_functions)
 
 # %% [markdown]
-# A rank that others wait for does not show in the time of a step: that is the same on all. Look at what each rank does before it meets the others. The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. It has more functions than the other ranks.
 # 2. It waits for its data.
@@ -579,11 +599,9 @@ train_on_functions = check(train_on_functions)
 
 # %% [markdown]
 # #### Steps that are too long
-# > difficulty 4/5 · importance 5/5 · 20 minutes · about 4 lines
+# > difficulty 4/5 · importance 5/5 · 20 minutes · about 4 lines · after lab 06
 #
-# Each step has a limit, and the program has a line for it.
-#
-# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls even faster, so nobody complained. But with clipping turned off (most=1e9), four ranks need another learning rate than one has.
+# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls even faster, so nobody complained. But when we turn clipping off (most=1e9), the learning rate that suits one rank does not suit four.
 
 # %%
 def long_steps(steps=30, lr=0.5, most=0.1, group=None):
@@ -616,11 +634,14 @@ def long_steps(steps=30, lr=0.5, most=0.1, group=None):
     return {"loss": loss.item(), "longest": longest, "weights": weights}
 
 
+# %% [markdown]
+# **Look.** The longest step on one, two and four ranks:
+
 # %% tags=["nbval-check-output"]
 [f"{launch(long_steps, ranks=ranks)[0]['longest']:.3f}" for ranks in (1, 2, 4)]
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each rank clips before the ranks' gradients have come together.
 # 2. The learning rate grows with the number of ranks.
@@ -634,15 +655,13 @@ check(clinic_long_steps_cause=...)
 long_steps = check(long_steps)
 
 # %% [markdown]
-# Replicas that agree are no proof: all may have made the same wrong step. A step against that of one process is one.
+# Replicas that agree prove nothing, because all of them may have taken the same wrong step. Hold a step against the same step of one process.
 
 # %% [markdown]
 # #### A saved model that is worse than its log
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 2 lines
 #
-# The log looks good. The file does not.
-#
-# > The training loss in our log, a mean over the ranks, looks as it always did. But the model that rank 0 saves has a loss of 1.72 on held-out images. Trained on one rank it has 1.19, and models saved by ranks 1, 2 or 3 would have 1.31. We use the same seed everywhere, of course.
+# > Our log has the mean of the ranks' training losses, and it looks as it always did. But the model that rank 0 saves has a loss of 1.72 on held-out images. A model trained on one rank has 1.19, and if ranks 1, 2 or 3 saved theirs, those would have 1.31. We use the same seed everywhere, of course.
 
 # %%
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
@@ -678,11 +697,14 @@ def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
             "mean": pack(mean.parameters()).detach(), "examples": examples}
 
 
+# %% [markdown]
+# **Look.** The held-out loss of each rank's model:
+
 # %% tags=["nbval-check-output"]
 [f"{each['loss']:.2f}" for each in launch(saved_model, ranks=4)]
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Rank 0 trains on fewer images than the others.
 # 2. Some gradients are not averaged over the ranks.
@@ -696,15 +718,13 @@ check(clinic_saved_model_cause=...)
 saved_model = check(saved_model)
 
 # %% [markdown]
-# `replicas_agree(model)` before the first step costs 16 bytes. Without a seed, ranks that torchrun starts begin with different random numbers, since each process draws its own seed; the ranks of one `launch` are forked from one process, and are equal by luck.
+# `replicas_agree(model)` before the first step costs 16 bytes. Suppose that nobody sets a seed. Ranks that torchrun starts then begin with different random numbers, because each process draws its own seed. Here you wouldn't notice: `launch` forks all its ranks from one process, so they happen to begin with the same ones.
 
 # %% [markdown]
 # #### Four ranks are no faster than one
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 3 lines
 #
-# Nothing hangs, nothing is wrong, and nothing is gained.
-#
-# > One rank goes twice through the digits in 30 steps of 96 images. We gave the job four ranks, 24 images each, and now it takes 120 steps for the same two epochs. The replicas agree, the loss falls well, no rank waits for another. Only: four ranks are no faster than one.
+# > One rank goes twice through the digits in 30 steps of 96 images. We gave the job four ranks, 24 images each, and now it takes 120 steps for the same two epochs. The replicas agree, the loss falls well, and no rank waits for another. But four ranks are no faster than one.
 
 # %%
 def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
@@ -736,11 +756,14 @@ def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
     return {"loss": loss, "weights": pack(model.parameters()).detach(), "seen": seen}
 
 
+# %% [markdown]
+# **Look.** How many steps an epoch takes on four ranks:
+
 # %% tags=["nbval-check-output"]
 len(launch(no_faster, ranks=4)[0]["seen"][0])
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A rank's share of a step should be 96 images, not 24.
 # 2. All ranks read the same images.
@@ -754,22 +777,21 @@ check(clinic_no_faster_cause=...)
 no_faster = check(no_faster)
 
 # %% [markdown]
-# A fingerprint of each rank's first batch, printed once, finds this in a second.
+# Print a fingerprint of each rank's first batch once, and you find this in a second.
 
 # %% [markdown]
 # #### Worse together
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines
 #
-# The same images, four times the ranks, and a worse loss.
-#
-# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with that of one process on the same 128 images. 16 epochs get there, but that gains nothing.
+# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with the gradient of one process on the same 128 images. 16 epochs get there, but then nothing is gained.
 
 # %%
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):
     """Softmax regression on digits, `batch` images a step on each rank.
 
-    The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and goes with their
-    number; in the first epoch it moves there evenly. It is multiplied by the share of steps left.
+    The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and a step of k times as
+    many has k times the rate. In the first epoch the rate climbs from `lr` to that, evenly. At all
+    times it is multiplied by the share of steps that are left.
     -> {"loss" at the end, "weights", "rates": the learning rate of each step}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -799,11 +821,14 @@ def worse_together(epochs=4, batch=32, lr=0.03, group=None):
     return {"loss": loss.item() / R, "weights": pack(model.parameters()).detach(), "rates": rates}
 
 
+# %% [markdown]
+# **Look.** The loss at the end, on one rank and on four:
+
 # %%
 [f"{launch(worse_together, ranks=ranks)[0]['loss']:.2f}" for ranks in (1, 4)]
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each rank sees only a quarter of the images.
 # 2. The gradients are averaged, and should be summed.
@@ -817,15 +842,13 @@ check(clinic_worse_together_cause=...)
 worse_together = check(worse_together)
 
 # %% [markdown]
-# Goyal et al. (arXiv 1706.02677): when the batch is multiplied by k, multiply the learning rate by k. What counts steps is divided by k: warm-up, decay, and how often one evaluates and saves.
+# Goyal et al. (arXiv 1706.02677): when the batch is multiplied by k, multiply the learning rate by k. Whatever counts steps is divided by k: warm-up, decay, and how often you evaluate and save.
 
 # %% [markdown]
 # #### Which score is right?
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 1 line
 #
-# The replicas agree. Their scores don't.
-#
-# > After the training each rank counts how many of the same 360 held-out images it has right: 315, 309, 310 and 311. Which one shall we publish? We broadcast all model.parameters() from rank 0 before we count, and it changes nothing. And a single process that trains on the same images has 322.
+# > After the training each rank counts how many of the same 360 held-out images it has right: 315, 309, 310 and 311. Which one shall we publish? If we broadcast all model.parameters() from rank 0 before we count, nothing changes. And a single process that trains on the same images gets 322.
 
 # %%
 def two_scores(steps=20, lr=0.3, width=8, group=None):
@@ -858,11 +881,14 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
             "weights": pack(model.parameters()).detach()}
 
 
+# %% [markdown]
+# **Look.** Each rank's score:
+
 # %% tags=["nbval-check-output"]
 [each["score"] for each in launch(two_scores, ranks=4)]
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each rank normalises by the statistics of its own images.
 # 2. The model is still in training mode when they count.
@@ -876,13 +902,13 @@ check(clinic_two_scores_cause=...)
 two_scores = check(two_scores)
 
 # %% [markdown]
-# DDP broadcasts rank 0's buffers before each forward, unless told otherwise: then the ranks agree, and evaluate with what rank 0 saw. Statistics of the whole batch need SyncBatchNorm, or a norm that knows no batch.
+# Unless you turn it off, DDP broadcasts rank 0's buffers before each forward. Then the ranks agree, but all of them evaluate with what rank 0 saw. For statistics of the whole batch you need SyncBatchNorm, or else a norm that doesn't look at the batch. torch's own SyncBatchNorm runs on GPUs only; lab 03's, imported above, runs here too.
 
 # %% [markdown]
 # #### Two ranks, one batch, two losses
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines · after lab 08
 #
-# > Since the wide layer is cut in two, the two ranks of a pair print different losses, from the first step on, and they have the same rows. The weights that both hold are alike at the start; at the end the head of rank 0 is not that of rank 1. Our checkpoint takes the first.
+# > Since we cut the wide layer in two, the two ranks of a pair print different losses from the first step on, although they read the same rows. At the start the weights that both of them hold are equal. At the end rank 0's head differs from rank 1's. Our checkpoint keeps rank 0's.
 
 # %%
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
@@ -923,14 +949,14 @@ def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** Which tensor is the last that two ranks of a pair have alike? The program has four ranks in two pairs: print in it, or return more than it does. A setting may show more than a print: `p`, `steps`.
+# **Look.** The four ranks are two pairs. A pair begins a step with equal tensors and ends it with two losses. Which tensor is the last one that is still equal on both ranks? Print in the program, or return more from it. Sometimes a setting shows more than a print does: try `p` and `steps`.
 
 # %%
 for rank, seen in enumerate(launch(wide_layer, ranks=4)):
     print(f"rank {rank}: the first losses", *(f"{loss:.4f}" for loss in seen["losses"][:3]))
 
 # %% [markdown]
-# **Why?** Which number proves it? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Gradients are averaged over the wrong ranks.
 # 2. Ranks that hold the same numbers drop different ones.
@@ -941,16 +967,16 @@ for rank, seen in enumerate(launch(wide_layer, ranks=4)):
 check(clinic_wide_layer_cause=...)
 
 # %% [markdown]
-# **Mend it** in the cell above. The pair must agree again, and more than that: the check reads what `F.dropout` drops on every rank, so keep both calls, as `F.dropout` or `nn.Dropout`. Then one process that drops the same is run beside it. In the check `tensor` is 1 and 3 as well.
+# **Mended.** It is not enough that the two ranks of a pair agree. The check reads what `F.dropout` drops on every rank, so keep both calls, as `F.dropout` or `nn.Dropout`, and it runs one process that drops the same beside yours. It also tries `tensor=1` and `tensor=3`.
 
 # %%
 wide_layer = check(wide_layer)
 
 # %% [markdown]
 # #### Good in training, bad in the file
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 5 lines
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 5 lines · after lab 09
 #
-# > In four stages the training loss goes down as it should. We save the stages, merge the files and evaluate. The matrix of the embedding and the head is one, so the file has it once, from the first stage. On the very rows that it was trained on, the merged model's loss is 1 above what training logged. A run on one rank has no such gap.
+# > In four stages the training loss goes down as it should. We save the stages, merge the files and evaluate. Embedding and head share one matrix, so the file has it once, from the first stage. On the rows that it was trained on, the merged model's loss is higher by 1 than the loss in the training log. A run on one rank has no such gap.
 
 # %%
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
@@ -996,7 +1022,7 @@ for name, weight in {n: w for stage in stages for n, w in stage["weights"].items
         print(f"{name} is up to {(weight - right).abs().max():.2g} off one rank's")
 
 # %% [markdown]
-# **Why?** Which number proves it? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each end trains a copy of the shared matrix by what it sees itself.
 # 2. The merged file lacks the blocks of some stage.
@@ -1007,16 +1033,16 @@ for name, weight in {n: w for stage in stages for n, w in stage["weights"].items
 check(clinic_staged_gpt_cause=...)
 
 # %% [markdown]
-# **Mend it** in the cell above. One to four stages must train what one process trains.
+# **Mended.** With one to four stages, the weights must be those that one process trains.
 
 # %%
 staged_gpt = check(staged_gpt)
 
 # %% [markdown]
 # #### Faster, and it diverges
-# > difficulty 4/5 · importance 5/5 · 15 minutes · about 4 lines
+# > difficulty 4/5 · importance 5/5 · 15 minutes · about 4 lines · after lab 06
 #
-# > Weights are gathered while the optimizer works, to save time. Since then the run diverges, at a learning rate at which it went well before; with a quarter of it it trains, but slowly. The held-out loss in the log is not that of the checkpoint of the same step. All ranks print the same numbers.
+# > To save time we gather the weights while the optimizer works. Since then the run diverges at a learning rate that was fine before. A quarter of that rate trains, but slowly. The held-out loss in the log is not the one that the checkpoint of the same step has. All ranks print the same numbers.
 
 # %%
 def gathered_model(steps=16, lr=1.0, seed=0, group=None):
@@ -1058,7 +1084,7 @@ def gathered_model(steps=16, lr=1.0, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** Is it the number of ranks? Is it the learning rate? Look at the first losses.
+# **Look.** Does it take four ranks to diverge? Does it take a large learning rate? Look at the first losses.
 
 # %%
 for ranks in (1, 4):
@@ -1066,7 +1092,7 @@ for ranks in (1, 4):
     print(f"ranks={ranks}:", *(f"{loss:.3f}" for loss in losses[:6]))
 
 # %% [markdown]
-# **Why?** Which number proves it? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. The forward uses weights from before the last step.
 # 2. The gathered shards come in an order that differs between ranks.
@@ -1077,16 +1103,16 @@ for ranks in (1, 4):
 check(clinic_gathered_model_cause=...)
 
 # %% [markdown]
-# **Mend it** in the cell above. All weights, all losses and all held-out losses must be those of one process. `coming` must be waited for, and the gather stays asynchronous if you like: work that does not need it may stand in between.
+# **Mended.** All weights, all losses and all held-out losses must be those of one process. The gather may stay asynchronous, with work that doesn't need it in between, but `coming` must be waited for.
 
 # %%
 gathered_model = check(gathered_model)
 
 # %% [markdown]
 # #### The loss that does not move
-# > difficulty 2/5 · importance 5/5 · 10 minutes · about 1 line
+# > difficulty 2/5 · importance 5/5 · 10 minutes · about 1 line · after lab 07
 #
-# > We moved a run to fully_shard. It has no error and no warning, and it has the speed that we hoped for. The loss stays where it begins, at that of a guess among 256 bytes, as long as we wait.
+# > We moved a run to fully_shard. There is no error and no warning, and it is as fast as we had hoped. But however long we wait, the loss stays where it began, at the loss of a guess among 256 bytes.
 
 # %%
 def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
@@ -1118,14 +1144,14 @@ def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** What does a step change? Is there a gradient when it is taken?
+# **Look.** What does a step change? Is there a gradient when the step is taken?
 
 # %%
 losses = launch(moved_gpt, ranks=4)[0]["losses"]
 print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 
 # %% [markdown]
-# **Why?** Which number proves it? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each rank trains for itself, and nothing is averaged.
 # 2. The gradients are zeroed before the step.
@@ -1136,16 +1162,16 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
-# **Mend it** in the cell above. All weights must be those of one process, and the two blocks and the rest must still be sharded.
+# **Mended.** All weights must be those of one process, and the two blocks and the rest must still be sharded.
 
 # %%
 moved_gpt = check(moved_gpt)
 
 # %% [markdown]
 # #### Half of the norm
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines · after lab 06
 #
-# > One rank logs a gradient norm above 1 at the first step, four ranks log about half of it. Seed, rows and the first loss are the same. From the second step on the losses differ, and the curve on four ranks is the rougher one at first.
+# > In the first step one rank logs a gradient norm above 1, and four ranks log about half of that. Seed, rows and the first loss are the same. From the second step on the losses differ, and at first the curve of four ranks is the rougher one.
 
 # %%
 def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
@@ -1189,7 +1215,7 @@ for ranks in (1, 4):
     print(f"ranks={ranks}:", *(f"{norm:.3f}" for norm in norms))
 
 # %% [markdown]
-# **Why?** Which number proves it? The cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Each rank clips by the norm of its own rows' gradient, before they are averaged.
 # 2. Each rank clips by the norm of its own shard.
@@ -1200,25 +1226,26 @@ for ranks in (1, 4):
 check(clinic_flat_model_cause=...)
 
 # %% [markdown]
-# **Mend it** in the cell above. Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`, also where the whole gradient is just short enough.
+# **Mended.** Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`. A gradient that is short enough stays as it is.
 
 # %%
 flat_model = check(flat_model)
 
 # %% [markdown]
 # #### A detector: `own_limit`
-# > difficulty 3/5 · importance 3/5 · 15 minutes · about 5 lines
+# > difficulty 3/5 · importance 3/5 · 15 minutes · about 5 lines · after "Half of the norm"
 #
-# You can recognise the disease above without reading the program, from the norms of its gradients alone.
+# The norms of the gradients alone tell you of the disease in "Half of the norm", so you needn't read the program.
 
 # %%
 def own_limit(norms, tolerance=1e-3):
     """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
 
-    It is the largest that is seen, and two ranks or more have it in the same step. Clipped by the
-    norm of all shards together, the squares of the ranks' norms add up to its square, so that no
-    two of them can have it.
-    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike
+    It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
+    same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
+    norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
+    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike; inf and
+           NaN count for nothing, and [] is a run without a step
     """
     raise NotImplementedError("exercise own_limit: about 5 lines")
 
@@ -1228,13 +1255,13 @@ own_limit = check(own_limit)
 
 # %% [markdown]
 # #### A detector: `steps_behind`
-# > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines
+# > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · after "Faster, and it diverges"
 #
-# Stale weights leave a trace, too. Note in each step a sum over the weights that the model used, and one over the weights that the optimizer held: the two lists are the same, but shifted.
+# The stale weights of "Faster, and it diverges" leave a trace, too. In each step note the sum of the weights that the model used, and the sum of those that the optimizer held. The two lists are the same, but shifted.
 
 # %%
 def steps_behind(used, held, tolerance=1e-9):
-    """How many steps older the weights are that the model uses than those that optimizers hold: the
+    """By how many steps the model's weights are older than those that the optimizers hold: the
     smallest number that explains all steps but a tenth. None where no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]
@@ -1249,9 +1276,9 @@ steps_behind = check(steps_behind)
 
 # %% [markdown]
 # #### Out of memory, always on GPU 0
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines · after lab 06
 #
-# > Out of memory after some hours, always on the same one of four GPUs. The others stay at what they took in the first step. The losses are good. Half the batch does not help: it ends at about the same step.
+# > We run out of memory after some hours, always on the same one of four GPUs. The others stay at what they took in the first step. The losses are good. Half the batch does not help: the run ends at about the same step.
 
 # %%
 def validated_digits(group=None, steps=8, batch=60):
@@ -1281,7 +1308,7 @@ def validated_digits(group=None, steps=8, batch=60):
 
 
 # %% [markdown]
-# **Look.** One line runs the program. What else you print, count or compare is up to you:
+# **Look.** The peak of each rank's memory, in a run of 4 steps and in one of 8:
 
 # %%
 def peak(steps):
@@ -1290,10 +1317,11 @@ def peak(steps):
     return curve.peak_bytes
 
 
-print([launch(peak, steps, ranks=4) for steps in (4, 8)])
+for steps in (4, 8):
+    print(f"{steps} steps:", *(f"{n:,}" for n in launch(peak, steps, ranks=4)), "bytes")
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Batches of other lengths leave gaps: the memory is fragmented.
 # 2. Each step leaves a copy of the held-out images on the GPU.
@@ -1311,9 +1339,9 @@ validated_digits = check(validated_digits)
 # #### One step, in every run
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 2 lines
 #
-# > In step 5 the loss jumps from 2.0 to 13.9, and at the end it is 6.7, where 1.3 is usual. It is this step in every run. With a tenth of the learning rate the loss jumps to 18.5. On one rank the jump comes in step 21.
+# > In step 5 the loss jumps from 2.0 to 13.9, and at the end it is 6.7, where 1.3 is usual. It happens in every run, always in this step. With a tenth of the learning rate the loss jumps to 18.5. On one rank the jump comes in step 21.
 #
-# `stored_shards()` gives a list of `Shard(content, sha256)`; a `batch()` is the images and labels of one. Everything else stands in the program.
+# `stored_shards()` returns a list of `Shard(content, sha256)`. A shard's `batch()` returns its images and labels. The program shows the rest.
 
 # %%
 def stored_digits(group=None, steps=12, shards=None):
@@ -1341,13 +1369,13 @@ def stored_digits(group=None, steps=12, shards=None):
 
 
 # %% [markdown]
-# **Look.** One line runs the program. What else you print, count or compare is up to you:
+# **Look.** The loss of each step:
 
 # %% tags=["nbval-check-output"]
 print([round(loss, 2) for loss in launch(stored_digits, ranks=4)[0]["losses"]])
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. A shard is not what was written: its bytes have changed.
 # 2. One rank's weights were changed, by a bit that flipped.
@@ -1358,14 +1386,17 @@ print([round(loss, 2) for loss in launch(stored_digits, ranks=4)[0]["losses"]])
 # %%
 check(clinic_stored_digits_cause=...)
 
+# %% [markdown]
+# **Mended.** The run goes on. Each of the other shards is still read by the same rank in the same step, and a step takes the mean over the images that it trains on.
+
 # %%
 stored_digits = check(stored_digits)
 
 # %% [markdown]
 # #### Better after the restart
-# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines · after lab 14
 #
-# > The job was stopped after step 8, and went on from its checkpoint. The loss of its first step was 0.48. We were pleased: a run without a stop has 0.58 there. But from the next step on that run is ahead, 0.40 against 0.49.
+# > The job was stopped after step 8 and went on from its checkpoint. Its first loss after that was 0.48, and we were pleased, because a run without a stop has 0.58 there. But from the next step on the run without a stop is ahead, 0.40 against our 0.49.
 
 # %%
 def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
@@ -1410,7 +1441,7 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 
 # %% [markdown]
-# **Look.** One line runs the program. What else you print, count or compare is up to you:
+# **Look.** The loss of each step without a stop, and with a stop after step 8:
 
 # %%
 for stops in ((), (8,)):
@@ -1418,10 +1449,10 @@ for stops in ((), (8,)):
     print(stops, [round(loss, 2) for loss in found[0]["losses"]])
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. After the restart all ranks train on the same images.
-# 2. An epoch that was stopped begins from its start: what it had trained on comes again.
+# 2. An epoch that was stopped begins from its start, and images that it has trained on come again.
 # 3. The checkpoint is older than the stop: some steps are done twice.
 # 4. The optimizer goes on without its momentum.
 # 5. The weights of one rank are not those that were saved.
@@ -1434,18 +1465,19 @@ resumed_digits = check(resumed_digits)
 
 # %% [markdown]
 # #### Most restarts go well
-# > difficulty 4/5 · importance 5/5 · 25 minutes · about 6 lines
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 6 lines · after labs 08 and 14
 #
-# > Our machines may be taken away at any moment. The last time the job went on from step 8, says rank 0. But the loss is 0.75 there, and 0.50 in a run that was never stopped. Most restarts go well.
+# > Our machines may be taken away at any moment. Last time, says rank 0, the job went on from step 8. But its loss there is 0.75, and in a run that was never stopped it is 0.50. Most restarts go well.
 #
-# The program divides the model, not the batch: each rank has some columns of the images and those rows of the weights. Softmax and its gradient are written out.
+# The program divides the model, not the batch: each rank has some columns of the images and the rows of the weights that belong to them. Softmax and its gradient are written out. Each rank's `TemporaryDirectory` plays the disk of its machine: the files of a rank are read by no other rank, and they are still there after the stop. On four ranks `first=4` is nobody, so all machines go together.
 
 # %%
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
     """{"losses": of each step, "rows": this rank's of the weights}.
 
-    The weights lie on the ranks in rows. After step `stop` the machines are taken away, that of
-    rank `first` a moment before the others. Then the job goes on, each rank from its own disk.
+    The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
+    of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank
+    from its own disk, which is a folder here.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses = digits(), []
@@ -1477,7 +1509,7 @@ def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
 
 
 # %% [markdown]
-# **Look.** One line runs the program. What else you print, count or compare is up to you:
+# **Look.** The losses when rank 1's machine goes first, and when all go together:
 
 # %%
 for first in (1, 4):
@@ -1485,7 +1517,7 @@ for first in (1, 4):
     print(first, [round(loss, 2) for loss in found[0]["losses"]])
 
 # %% [markdown]
-# **Why?** Measure, then put the number of the cause:
+# **Why?** Measure, put the number of the cause, then **mend it** in the program's cell:
 #
 # 1. Momentum is not saved: after a restart it begins from zero.
 # 2. One rank's rows are those of an earlier step than the others'.
@@ -1502,7 +1534,7 @@ split_digits = check(split_digits)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares what the ranks are about to call before each collective, so it is slow. It needs no report of ours. This is 4.1's program as you found it:
+# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares, before each collective, what the ranks are about to call. That makes it slow, but it needs no report of ours. This is 4.1's program as you found it:
 
 # %%
 from ranklab.clinic.all_cases import CASES
@@ -1515,7 +1547,7 @@ del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 # %% [markdown]
 # On GPUs NCCL's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` compares the dumps: the same idea as your `first_difference` (not run here).
 #
-# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. A plain script with torch's DDP, in which all ranks draw the same numbers:
+# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
 
 # %%
 from ranklab.engine import torchrun
@@ -1561,9 +1593,9 @@ visits = [project.visit(CASE[name], form, **mine)
 print(project.report(visits))
 
 # %% [markdown]
-# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. What is missed is `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
+# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. The two that are missed are forms of `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
 #
-# **Your turn.** Break a healthy program in your own way, write down which disease will be named, and with which number as evidence:
+# **Your turn.** Break a healthy program in your own way. First write down which disease will be named, and which number will be the evidence:
 
 # %%
 def my_patient(steps=12):
@@ -1588,7 +1620,7 @@ print(*diagnose(project.observe(my_patient)), sep="\n")
 # %% [markdown]
 # ## 7. Measure
 #
-# What observation costs: the same training with and without it, in turns. And what is written for each step:
+# What does observation cost? The same training runs with it and without it, in turns, and the last number says how much is written:
 
 # %%
 import statistics
@@ -1615,7 +1647,7 @@ print(f"without {plain:.2f} s, observed {watched:.2f} s: {watched / plain:.1f} x
 # %% [markdown]
 # ## 8. Interview questions
 #
-# Say your answer aloud before you unfold it. `ranklab drill --lab 16` asks these and more. And now the whole bank is yours: `ranklab interview` is a mock interview of 45 minutes, typed, scored by rubric, and it says which lab to open.
+# Say your answer aloud before you unfold it. `ranklab drill --lab 16` asks these and more. Now the whole bank is yours: `ranklab interview` is a mock interview of 45 minutes, typed and scored by rubric, and it says which lab to open.
 
 # %%
 questions("16_clinic")
@@ -1630,7 +1662,7 @@ questions("16_clinic")
 # python -m ranklab.projects.clinic
 # ```
 #
-# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU a step waits for it. It has not run on a GPU yet; it was rehearsed under a GPU's rules.
+# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. It has not run on a GPU yet, but it was rehearsed under a GPU's rules.
 
 # %% [markdown]
 # ## 10. What we left out
@@ -1639,4 +1671,4 @@ questions("16_clinic")
 # - **The network and the hardware**: labs 14 and 15.
 # - **Two diseases at once.** Mend one, and look again.
 #
-# This was the last lab. What you have built is a library that trains one model on many ranks in every way that is in use, and the means to show that it is right.
+# This was the last lab. You have built a library that trains one model on many ranks in every way that is in use, and the means to show that it is right.

@@ -18,10 +18,11 @@ class Finding(NamedTuple):
 
 
 def first_difference(calls):
-    """The number of the first call of a group that is not the same on all its ranks; None if they
-    are alike, as far as each rank has come.
+    """The number of the first call of a group that is not the same on all its ranks; None if there
+    is none.
 
-    calls  {rank: [what it called, ...]}; the lists may have different lengths
+    calls  {rank: [what it called, ...]}; a shorter list is no difference: its rank has only not
+           come as far, and the others are still compared
     lab    16
     """
     for number in range(max(map(len, calls.values()), default=0)):
@@ -52,10 +53,11 @@ def circle_of_waits(waits):
 def own_limit(norms, tolerance=1e-3):
     """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
 
-    It is the largest that is seen, and two ranks or more have it in the same step. Clipped by the
-    norm of all shards together, the squares of the ranks' norms add up to its square, so that no
-    two of them can have it.
-    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike
+    It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
+    same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
+    norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
+    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike; inf and
+           NaN count for nothing, and [] is a run without a step
     lab    16
     """
     limit = max((norm for step in norms for norm in step if math.isfinite(norm)), default=0)
@@ -65,7 +67,7 @@ def own_limit(norms, tolerance=1e-3):
 
 
 def steps_behind(used, held, tolerance=1e-9):
-    """How many steps older the weights are that the model uses than those that optimizers hold: the
+    """By how many steps the model's weights are older than those that the optimizers hold: the
     smallest number that explains all steps but a tenth. None where no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]

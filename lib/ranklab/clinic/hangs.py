@@ -93,7 +93,7 @@ def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
 
 
 def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
-    """Trains a classifier of digits until `good` of the held-out ones are read right.
+    """Trains a classifier of digits until it reads `good` of all held-out ones right.
 
     Each rank has its own scans, `batch` in a step; faint ones are left out. A step's gradient is
     the mean over the scans of all ranks that are left. Held-out digits are shared out, too.

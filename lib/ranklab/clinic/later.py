@@ -142,8 +142,9 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
     """{"losses": of each step, "rows": this rank's of the weights}.
 
-    The weights lie on the ranks in rows. After step `stop` the machines are taken away, that of
-    rank `first` a moment before the others. Then the job goes on, each rank from its own disk.
+    The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
+    of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank
+    from its own disk, which is a folder here.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses = digits(), []
@@ -248,8 +249,8 @@ CASES = (
          told="The job was stopped after step 8, and went on from its checkpoint. The loss of its "
          "first step was 0.48. We were pleased: a run without a stop has 0.58 there. But from the "
          "next step on that run is ahead, 0.40 against 0.49.",
-         causes=("An epoch that was stopped begins from its start: what it had trained on comes "
-                 "again.",
+         causes=("An epoch that was stopped begins from its start, and images that it has trained "
+                 "on come again.",
                  "After the restart all ranks train on the same images.",
                  "The checkpoint is older than the stop: some steps are done twice.",
                  "The optimizer goes on without its momentum.",

@@ -52,10 +52,10 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
     """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
-    `micro` functions of like length are worked through together, so that little is padded; of each
-    the first `longest` bytes. A step's gradient is the mean over the tokens of all ranks. Returns
-    the weights, the steps' losses and the held-out loss, which are such means, too; the same on
-    every rank.
+    `micro` functions of about one length are worked through together, so that little is padded.
+    Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
+    ranks. Returns the weights, the steps' losses and the held-out loss, which are such means, too;
+    the same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     functions = re.split(r"\n(?=(?:    )?def )", inspect.getsource(argparse))

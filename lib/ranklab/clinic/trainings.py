@@ -126,8 +126,9 @@ def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):
     """Softmax regression on digits, `batch` images a step on each rank.
 
-    The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and goes with their
-    number; in the first epoch it moves there evenly. It is multiplied by the share of steps left.
+    The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and a step of k times as
+    many has k times the rate. In the first epoch the rate climbs from `lr` to that, evenly. At all
+    times it is multiplied by the share of steps that are left.
     -> {"loss" at the end, "weights", "rates": the learning rate of each step}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -189,8 +190,9 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
 
 
 def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
-    """A GPT on the lines of a program, `lines` a step; a rank has its part in `pieces` backwards.
+    """A GPT on the lines of a program, `lines` in a step.
 
+    Each rank has lines // R of them, in `pieces` backwards; lines % R are left out.
     -> {"losses": of each step, "weights"}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
