@@ -2,10 +2,9 @@
 
 from mutants import mutant
 
-from ranklab.clinic.sharded import (
-    BLOCKS, CLIP, GATHER, HELD_OUT, KEEP, LOAD, NEW_ENDS, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP,
-    SUM_ENDS, flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
-)
+from ranklab.clinic.sharded import (BLOCKS, CLIP, GATHER, HELD_OUT, KEEP, LOAD, NEW_ENDS, OPTIMIZER,
+                                     OWN, ROOT, SEEDS, SEND, STEP, SUM_ENDS, flat_model,
+                                     gathered_model, moved_gpt, staged_gpt, wide_layer)
 
 AVERAGED = """            dist.all_reduce(end.weight.data, group=ends)
             end.weight.data /= 2
@@ -81,4 +80,5 @@ WRONG = [
                                           "        shard.grad *= 1 + 0 * (max_norm"),
            says="That of step 0 is right", called="the_log_is_mended"),
     mutant(flat_model, ALL_REDUCE, "dist.all_reduce(square)", says="in groups of 1 and 3"),
+    mutant(flat_model, ".clamp(max=1)", "", says="When is the gradient clipped"),
 ]
