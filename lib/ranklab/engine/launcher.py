@@ -29,10 +29,10 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
 
     ranks    how many; by default one for each GPU, or 4 where there are fewer than two GPUs
     nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
-    timeout  seconds from when all ranks are up, and those in which a rank waited for a core on top
-             (on Linux); after it a HangError says where each rank waits
+    timeout  seconds from when all ranks are up; those in which a rank waited for a core come on top
+             (on Linux). After it a HangError says where each rank waits
     stream   show output as it comes instead of at the end
-    stall    seconds after which ranks that all sleep in communication are a HangError; or None
+    stall    seconds after which ranks that all sleep in communication are a HangError; None: never
     rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
     preload  heavy modules that `fn` imports, such as "transformers": imported once, in the process
              that forks ranks; they must start no threads, and no edit of them is seen

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import uuid
 
-MOST_PATIENCE = 5  # how many times as long a launch may take where others use the cores
+MOST_PATIENCE = 5  # how many times as long a limit may be where others use the cores
 WORSE = 300  # of 1000: how much sooner than the notebook a rank goes when memory runs out
 NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer as an argument; "
                "print() shows what a debugger would")
@@ -73,7 +73,9 @@ def folder_of_workers():
 
 
 def patience():
-    """1 on an idle machine, more on a busy one: ranks that wait for a core are no deadlock."""
+    """1 on an idle machine, more on a busy one. For processes that launch did not start: its own
+    limit counts how long its ranks waited for a core.
+    """
     if not hasattr(os, "getloadavg"):  # Windows
         return 1
     return max(1, min(MOST_PATIENCE, os.getloadavg()[0] / os.cpu_count() - 1))

@@ -18,8 +18,9 @@ from ranklab.engine.stack import Stack
 # After the first failure others may report theirs: for as long again as it took, since on a busy
 # machine they may be that far behind; within these limits, in seconds.
 GRACE, LONGEST_GRACE = 0.1, 1.0
-LEAST_MORE = 0.1  # second: a limit does not grow by less
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
+
+LEAST_MORE = 0.1  # second: a limit does not grow by less
 
 PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
 START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
@@ -157,9 +158,7 @@ class WorkerGroup:
             self._wait(lambda: self.all_up or is_decided(), START_LIMIT)
             limit = self.job.timeout if self.all_up else START_LIMIT
             left = limit - (time.monotonic() - (self.all_up or self.started))
-            in_time = self._wait_or_see_a_stall(is_decided, left)
-            more = 0 if in_time else self._wait_on_for_the_starved(is_decided, limit)
-            in_time = in_time or is_decided()
+            in_time, more = self._wait_for_the_starved(is_decided, left, STARVED * limit)
         except KeyboardInterrupt:
             self._ask_where(self._running())
             seconds = time.monotonic() - self.started
@@ -216,16 +215,18 @@ class WorkerGroup:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
         return True
 
-    def _wait_on_for_the_starved(self, until, limit):
-        """Returns how many seconds more: as many as a rank was ready to run and got no core."""
-        given, most = 0, STARVED * limit
-        while not until():
+    def _wait_for_the_starved(self, until, limit, most):
+        """Waits `limit` seconds and those in which a rank was ready to run and got no core, at most
+        `most`. Returns (whether `until()` holds, how many more it waited).
+        """
+        given, more = 0, limit
+        while not self._wait_or_see_a_stall(until, more):
             queued = max(stall.seconds_in_queue(h.pid) for h in self._running())
-            if (more := min(queued, most) - given) < LEAST_MORE:
-                break
+            more = min(queued, most) - given
+            if more < LEAST_MORE:
+                return False, given
             given += more
-            self._wait_or_see_a_stall(until, more)
-        return given
+        return True, given
 
     def _are_stuck(self):
         """All have said that they wait for other ranks alone, and where; none has ended since."""

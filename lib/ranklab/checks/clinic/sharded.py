@@ -196,8 +196,8 @@ def check_flat_model(program):
         run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
                   f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else "", ROUNDED,
                   of=lambda found: {"the norm of step 0": found["norms"][0]})
-        run.equal(one.part("norms"), LENGTHENED, "That of step 0 is right. By which norm is the "
-                  "gradient clipped?", ROUNDED)
+        run.equal(one.part("norms"), LENGTHENED, "That of step 0 is right. When is the "
+                  "gradient clipped, and by which norm?", ROUNDED)
         run.equal(one, tolerance=ROUNDED)
         yield f"as one process, {run.where}"
 
