@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """A program that misbehaves, told by those who saw it.
+    """A program that misbehaves, with its mend and the causes to choose from.
 
     program  the mended one, the library's answer: a function that each rank calls, with group=None
     edits    (mended text, broken text) pairs: the program as it was found, the stub of the lab
     hidden   pairs for the same disease at another place, for `diagnose`
-    told     what a colleague says: symptoms, and no place to look at
     causes   sentences to choose from, the right one first; the lab shows them sorted by their text
     disease  the name that `ranklab diagnose` gives to it
     """
@@ -23,7 +22,6 @@ class Case:
     program: Callable
     edits: tuple[tuple[str, str], ...]
     hidden: tuple[tuple[str, str], ...]
-    told: str
     causes: tuple[str, ...]
     disease: str
 

@@ -136,9 +136,6 @@ CASES = (
             ("for digit in range(10):\n        count = torch.tensor(right.get(digit, 0),",
              "for digit in right:\n        count = torch.tensor(right[digit],")),
         hidden=(("    for step in", f"    {OWN_FIRST}{SEND}\n    for step in"),),
-        told="With one rank it runs. With more it stands still in the first step, each time. I "
-             "raised the timeout to an hour: then it stands still for an hour. My colleague got it "
-             "through once; then the ranks did not agree how many of each digit are read right.",
         causes=("All ranks make the same calls, but not in the same order.",
                 "A rank makes fewer calls than the others.",
                 "The tensor of one call has another size on each rank.",
@@ -166,9 +163,6 @@ CASES = (
         if not writes:
             dist.all_reduce(torch.ones((), device=device()), group=columns)
 """),),
-        told="Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in "
-             "the first step. I have counted the calls of each rank in a step, on paper, and for "
-             "both groups: the numbers are the same on all.",
         causes=("The ranks take their two groups in different orders.",
                 "In one group the ranks make their calls in different orders.",
                 "A rank leaves out a call that the others of its group make.",
@@ -188,9 +182,6 @@ CASES = (
 """)),
         hidden=(("        model.zero_grad()\n", "        if loss < 0.7 * clear.sum():\n            "
                  "break\n        model.zero_grad()\n"),),
-        told="It learns, and then it stands still, with another number of ranks at another step. "
-             "With one rank there is no trouble, however long it runs. The scans of last year "
-             "never did that, and nobody has touched the program since.",
         causes=("What a rank sees in its own data decides whether it makes a call.",
                 "All ranks make the same calls, but not in the same order.",
                 "A rank has crashed, and the others wait for it.",

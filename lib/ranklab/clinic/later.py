@@ -206,9 +206,6 @@ CASES = (
         ("        scaler.update()\n", "        scaler.update()\n"
          "        for i, p in enumerate(model.parameters()):\n"
          "            dist.broadcast(p.detach(), group=group, group_src=i % ranks)\n")),
-         told="We train in float16, with torch's GradScaler. On one rank it goes well. On four the "
-         "loss is NaN after a dozen steps: on two of the ranks first, a step later on all. A "
-         "smaller `scale` puts it off; it does not cure it.",
          causes=("A rank decides by its own gradients alone whether to skip a step.",
                  "Gradients that are too small for float16 become 0, and something divides by 0.",
                  "One rank begins with other weights, and the ranks drift apart.",
@@ -222,9 +219,6 @@ CASES = (
         (STEP, f"{STEP}        moved.append(sum((p - q).square().sum() for p, q in "
          "zip(model.parameters(), start)))\n"),
         ('"weights": weights}', '"weights": weights, "moved": [each.item() for each in moved]}')),
-         told="Out of memory after some hours, always on the same one of four GPUs. The others "
-         "stay at what they took in the first step. The losses are good. Half the batch does not "
-         "help: it ends at about the same step.",
          causes=("What is kept of each validation holds the graph that it came from, and its "
                  "activations.",
                  "Batches of other lengths leave gaps: the memory is fragmented.",
@@ -233,9 +227,6 @@ CASES = (
                  "The optimizer's state grows from step to step.")),
     Case(stored_digits, STORED, disease="corrupt_shard", hidden=(
         *STORED, ("stored_shards()", "stored_shards([(14, 1001, b'p')])")),
-         told="In step 5 the loss jumps from 2.0 to 13.9, and at the end it is 6.7, where 1.3 is "
-         "usual. It is this step in every run. With a tenth of the learning rate the loss jumps "
-         "to 18.5. On one rank the jump comes in step 21.",
          causes=("A shard is not what was written: its bytes have changed.",
                  "One rank's weights were changed, by a bit that flipped.",
                  "The gradient of this step overflows to infinity.",
@@ -246,9 +237,6 @@ CASES = (
         ("        torch.manual_seed(0)\n", "        torch.manual_seed(0)\n"
          "        shuffle = torch.Generator().manual_seed(0)\n"),
         ("            shuffle = torch.Generator().manual_seed(step // in_epoch)\n", "")),
-         told="The job was stopped after step 8, and went on from its checkpoint. The loss of its "
-         "first step was 0.48. We were pleased: a run without a stop has 0.58 there. But from the "
-         "next step on that run is ahead, 0.40 against 0.49.",
          causes=("An epoch that was stopped begins from its start, and images that it has trained "
                  "on come again.",
                  "After the restart all ranks train on the same images.",
@@ -257,9 +245,6 @@ CASES = (
                  "The weights of one rank are not those that were saved.")),
     Case(split_digits, SPLIT, disease="old_shard", hidden=(
         *SPLIT, ("every=4, stop=8, first=1", "every=3, stop=6, first=0")),
-         told="Our machines may be taken away at any moment. The last time the job went on from "
-         "step 8, says rank 0. But the loss is 0.75 there, and 0.50 in a run that was never "
-         "stopped. Most restarts go well.",
          causes=("One rank's rows are those of an earlier step than the others'.",
                  "Momentum is not saved: after a restart it begins from zero.",
                  "The data begin from their start again after a restart.",

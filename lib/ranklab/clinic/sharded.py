@@ -241,49 +241,30 @@ OWN_CLIP = """        norm = R * gradient.norm()
 CASES = (
     Case(wide_layer, ((SEEDS, "    torch.manual_seed(seed + rank)\n"), OWN),
          hidden=((SEEDS, ""), OWN), disease="dropout_seeds",
-         told="Since the wide layer is cut in two, the two ranks of a pair print different losses, "
-              "from the first step on, and they have the same rows. The weights that both hold "
-              "are alike at the start; at the end the head of rank 0 is not that of rank 1. Our "
-              "checkpoint takes the first.",
          causes=("Ranks that hold the same numbers drop different ones.",
                  "Gradients are averaged over the wrong ranks.",
                  "The two ranks of a pair read different rows.",
                  "The two halves of the wide layer are never added up.")),
     Case(staged_gpt, ((NEW_ENDS, ""), (SUM_ENDS, "")),
          hidden=((SUM_ENDS + STEP, STEP + SUM_ENDS),), disease="tied_weights",
-         told="In four stages the training loss goes down as it should. We save the stages, merge "
-              "the files and evaluate. The matrix of the embedding and the head is one, so the "
-              "file has it once, from the first stage. On the very rows that it was trained on, "
-              "the merged model's loss is 1 above what training logged. A run on one rank has no "
-              "such gap.",
          causes=("Each end trains a copy of the shared matrix by what it sees itself.",
                  "The two copies of the shared matrix differ from the start.",
                  "The middle stages get gradients that belong to other rows.",
                  "The merged file lacks the blocks of some stage.")),
     Case(gathered_model, ((STEP + GATHER, KEEP + SEND + STEP), (LOAD + HELD_OUT, HELD_OUT + LOAD)),
          hidden=((STEP + GATHER, KEEP + STEP + SEND),), disease="stale_weights",
-         told="Weights are gathered while the optimizer works, to save time. Since then the run "
-              "diverges, at a learning rate at which it went well before; with a quarter of it "
-              "it trains, but slowly. The held-out loss in the log is not that of the checkpoint "
-              "of the same step. All ranks print the same numbers.",
          causes=("The forward uses weights from before the last step.",
                  "The ranks' gradients are added up where their mean is due.",
                  "The learning rate is too large for this batch.",
                  "The gathered shards come in an order that differs between ranks.")),
     Case(moved_gpt, ((BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT),),
          hidden=((ROOT + OPTIMIZER, OPTIMIZER + ROOT),), disease="optimizer_before_sharding",
-         told="We moved a run to fully_shard. It has no error and no warning, and it has the speed "
-              "that we hoped for. The loss stays where it begins, at that of a guess among 256 "
-              "bytes, as long as we wait.",
          causes=("The optimizer has parameters that the model no longer uses.",
                  "The learning rate is too small for shards.",
                  "Each rank trains for itself, and nothing is averaged.",
                  "The gradients are zeroed before the step.")),
     Case(flat_model, ((CLIP, "        norm = nn.utils.clip_grad_norm_([shard], max_norm)\n"),),
          hidden=((SCATTER + CLIP, OWN_CLIP + SCATTER),), disease="shard_norm",
-         told="One rank logs a gradient norm above 1 at the first step, four ranks log about half "
-              "of it. Seed, rows and the first loss are the same. From the second step on the "
-              "losses differ, and the curve on four ranks is the rougher one at first.",
          causes=("Each rank clips by the norm of its own shard.",
                  "Each rank clips by the norm of its own rows' gradient, before they are averaged.",
                  "The gradient is divided by the number of ranks twice.",

@@ -118,9 +118,6 @@ SLOW = (
 """),),
         hidden=((SENT, ""), ("    losses = []\n", f"    losses, model = [], {WRAPPED}\n"),
                 ("dict(model.named", "dict(model.module.named")),
-        told="Our network is slow, so we accumulate: eight micro-batches for each step. The losses "
-             "are right to the last digit. But an epoch takes as long as with accumulate=1, "
-             "and the network is busy all the time.",
         causes=("Gradients are sent after each micro-batch, not once in a step.",
                 "One rank is slower than the others, and they wait for it.",
                 "Each parameter is sent by a call of its own, not in large buckets.",
@@ -136,9 +133,6 @@ SLOW = (
                 ("batch * step:batch * step + batch", "batch // ranks * step:][:batch // ranks"),
                 (f"for pile in {SHARE}", "for pile in piles"), (f"(loss_of, {SHARE})",
                                                                 "(loss_of, piles)")),
-        told="Losses and weights are right. But four GPUs are hardly twice as fast as one: "
-             "three of them stand still in all_reduce for a good part of each step, and rank 3 "
-             "never does. We have put another card into its place, twice.",
         causes=("Its functions are longer than those of the other ranks.",
                 "Its card, or its core, is slower than the others.",
                 "It has more functions than the other ranks.",

@@ -22,7 +22,7 @@ WRONG = [mutant(checkpointed, *edits, says=says) for *edits, says in (
     (BACKWARD, f"return {GRAD}", "can't be asked for it"),
     (BACKWARD, f"found = iter({GRAD.replace('kept', '[x for x in kept if x.requires_grad]')})",
      RETURN, "tuple(next(found) if x.requires_grad else None for x in kept)",
-     "weights inside function are no inputs"),
+     "weights inside function are not among its inputs"),
     (BACKWARD, BACKWARD.replace("gradients", "torch.ones_like(outputs)"),
      "gradients that backward receives, not ones"),
     (BACKWARD, "outputs.backward(*gradients)", "function may return a tuple"),

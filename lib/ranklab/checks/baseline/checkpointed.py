@@ -110,8 +110,8 @@ def _why_off(name, seen, grad, dropout):
     if "shift" in name and seen is None:
         return "Return the gradients of all inputs: tuple(x.grad for x in kept)."
     if seen is None or (not seen.any() and grad.any()):
-        return ("Weights inside function are no inputs of it: torch.autograd.backward(outputs, "
-                "gradients) fills their .grad, but torch.autograd.grad of the inputs alone does "
-                "not. And kept inputs must require a gradient if the originals did.")
+        return ("Weights inside function are not among its inputs: torch.autograd.backward("
+                "outputs, gradients) fills their .grad, but torch.autograd.grad of the inputs "
+                "alone does not. And kept inputs must require a gradient if the originals did.")
     return ("Use the gradients that backward receives, not ones; detach the kept inputs, or "
             "backward goes on into the layer before and counts it twice.")
