@@ -153,7 +153,8 @@ def _raises_as_stub(code):
 def _raised(error):
     failure = Failure.of(error)
     if any(frame.is_of_learner() for frame in failure.frames):
-        return Mistake(f"it raised {failure.headline()}\n{failure}", cause=failure.headline())
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        return Mistake(f"it raised {failure.headline()}{notes}\n{failure}", cause=failure.headline())
     return Mistake(f"what it returned can't be used: {failure.headline()}",
                    "Does it return what the first line of its docstring says?")
 

@@ -22,7 +22,7 @@ WRONG = [
     mutant(circle_of_waits, "sorted(waits) if", "sorted(waits, reverse=True) if",
            "if other > path[0] and other", "if other", says="Two wait for one another"),
     mutant(circle_of_waits, "waits.get(path[-1], ())", "waits[path[-1]]",
-           says="KeyError|2 waits for nobody", called="waits_for_nobody"),
+           says=r"KeyError: 2, for \{0: \{1\}", called="waits_for_nobody"),
     mutant(own_limit, "count >= 2", "count >= 1", says="once, are chance"),
     mutant(own_limit, "if math.isfinite(norm)), default=0)", "), default=0)",
            says="not finite say nothing"),

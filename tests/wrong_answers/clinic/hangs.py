@@ -47,9 +47,9 @@ WRONG += [mutant(program, *edits, says=says, called=called) for program, *edits,
      "group=group)\n", "", "however small", "gradients_only"),
     (train_large_batch, ADDED + SENT_ALL, "            if number % accumulate == accumulate - 1:\n"
      + IN_LOOP.replace("\n    ", "\n        ").replace("    ", "        ", 1) + ADDED
-     + "        dist.all_reduce(loss, group=group)\n", "last step has two", "whole_steps_only"),
+     + "        dist.all_reduce(loss, group=group)\n", "second step has two", "whole_steps_only"),
     (train_large_batch, "            dist.all_reduce(parameter.grad, group=group)\n", "",
-     "come together before each step", "sends_nothing"),
+     "Compare the gradient before", "sends_nothing"),
     (train_on_functions, f"for pile in {SHARE}", f"for pile in {IN_A_ROW}", "tokens in training",
      "evaluation_only"),
     (train_on_functions, f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})",

@@ -52,6 +52,8 @@ SCORES = [mutant(two_scores, *edits, says=says, called=called) for *edits, says,
     (SYNC, "", "    model.eval()\n", "", "scores agree, and yet", "in_training_mode"),
     (SYNC, "    model.stem = convert_sync_batch_norm(model.stem, group)\n", "the scores are",
      "one_of_two_layers"),
+    (SYNC, SYNC.replace("convert", "nn.SyncBatchNorm.convert").replace("batch_norm", "batchnorm"),
+     "on GPUs only", "of_torch"),
     ("convert_sync_batch_norm(model, group)", "convert_sync_batch_norm(model)",
      "width=4.*without `group`", "group_forgotten"),
 )]

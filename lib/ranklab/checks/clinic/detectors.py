@@ -12,7 +12,11 @@ def agree(fn, cases, args_of=lambda given: (given,)):
     """Each of (given, right, hint) gets its right value, and what is given stays as it was."""
     for given, right, hint in cases:
         kept = copy.deepcopy(given)
-        value = fn(*args_of(given))
+        try:
+            value = fn(*args_of(given))
+        except Exception as error:
+            error.add_note(f"for {shortened(kept)}")
+            raise
         expect(value == right and type(value) is type(right),
                f"for {shortened(kept)} it returns {value!r}, not {right!r}", hint)
         expect(given == kept, "what it is given is changed", "Work on copies.")
@@ -91,7 +95,7 @@ def check_own_limit(own_limit):
 
 
 def check_steps_behind(steps_behind):
-    held = [10.0 + 0.37 * step + 0.01 * step**2 for step in range(20)]
+    held = [round(10 + 0.37 * step + 0.01 * step**2, 2) for step in range(20)]
 
     def late(steps, spoilt=()):
         used = held[:1] * steps + held[:20 - steps]

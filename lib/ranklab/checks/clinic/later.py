@@ -22,8 +22,8 @@ def _runs(program, situations, one):
     cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
              for name, settings in situations.items()]
     return runs(program, getattr(later, program.__name__), *cases, one=one, failures={
-        STUCK: "All ranks must make the same calls. A rank that leaves something out still goes "
-               "through each collective, and adds zeros."})
+        STUCK: "All ranks that are there must make the same calls. A rank with nothing to give "
+               "still goes through each collective, with zeros."})
 
 
 # --- float16 --------------------------------------------------------------------------------------
@@ -147,9 +147,9 @@ SLIPS_OF_SHARDS = (
 def check_stored_digits(stored_digits):
     for run in _runs(stored_digits, _stores(), lambda size, _: (
             [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {})):
-        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard is left out, "
-                  "whatever its loss; one that is whole is trained on, whatever its loss. Its "
-                  "checksum tells. And NaN times 0 is NaN.")
+        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard takes no part, and "
+                  "each other one stays in its step and on its rank. The checksum tells which is "
+                  "damaged; the loss does not. And NaN times 0 is NaN.")
         run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME)
     yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
     yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"

@@ -144,7 +144,8 @@ def check_gathered_model(program):
         run.awaited()
         run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, tolerance=ROUNDED,
                   of=lambda found: {"the loss of step 1": found["losses"][1]})
-        run.equal(one.part("losses"), tolerance=ROUNDED)
+        run.equal(one.part("losses"), (), "With which weights does each step compute? Print their "
+                  "sum beside that of one process.", ROUNDED)
         run.equal(one.part("held_out"), SLIP_OF_HELD_OUT, tolerance=ROUNDED)
         run.equal(one.part("weights"), SLIP_OF_END, tolerance=ROUNDED)
         yield f"as one process, {run.where}"
@@ -193,8 +194,9 @@ def check_flat_model(program):
                      lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
                      {"steps": 3, "max_norm": 1e3, "seed": 1}):
         one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
+        hint = f"The ranks log {', '.join(logged)}: one gradient has one norm."
         run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
-                  f"The ranks log {', '.join(logged)}." if len(set(logged)) > 1 else "", ROUNDED,
+                  hint if len({*logged}) > 1 else "", ROUNDED,
                   of=lambda found: {"the norm of step 0": found["norms"][0]})
         run.equal(one.part("norms"), LENGTHENED, "That of step 0 is right. When is the "
                   "gradient clipped, and by which norm?", ROUNDED)

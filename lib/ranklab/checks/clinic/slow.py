@@ -15,8 +15,9 @@ from ranklab.clinic import slow
 # --- train_large_batch ----------------------------------------------------------------------------
 
 LARGE = {"micro_batches": 6, "accumulate": 4}, {"micro_batches": 3, "accumulate": 1, "seed": 1}
-LAST = ("The first turn has 6 micro-batches and accumulate=4: its last step has two. All ranks' "
-        "gradients must come together before each step.")
+MEAN = "A step's loss is the mean over all ranks, and over all micro-batches of the step."
+LAST = ("Compare the gradient before the optimizer's step with that of one process. Of 6 "
+        "micro-batches with accumulate=4 the second step has two.")
 
 
 def _sends_once(where, found):
@@ -36,6 +37,8 @@ def _sends_once(where, found):
 def check_train_large_batch(program):
     for run in runs(program, slow.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
                     one=lambda size, _: ((), {"batch": 2 * size})):
+        run.equal({"the loss of step 0": run.one["losses"][0]}, hint=MEAN,
+                  of=lambda found: {"the loss of step 0": found["losses"][0]})
         run.equal(run.one, hint=LAST)
         for place, found in enumerate(run.found):
             _sends_once(run.at(place), found)
