@@ -94,7 +94,8 @@ def test_the_monitor_adds_up_what_is_in_the_spans():
         "embedding to block 1", "block 2", "head"]
 
 
-def _asleep(plan, slow_stage):
+def _asleep(plan, slow_stage, longer):
+    training.SECONDS *= longer  # in this launch only
     parallel = types.SimpleNamespace(queue=WeightQueue(), stages=[dist.get_rank()],
                                      executor=PipelineExecutor)
     return training.asleep(parallel, plan, [1] * 4, slow_stage)
@@ -106,8 +107,9 @@ def test_an_emulated_run_shows_the_bubble_and_the_slow_stage(slow_stage):
     times = [2 if stage == slow_stage else 1 for stage in range(4)]
     said = bubble_fraction(simulate(plan, times, [2 * time for time in times]))
     assert slow_stage == 2 or said == pytest.approx(flush_bubble(4, 8))
-    for _ in range(4):  # a busy machine wakes a sleeping rank late
-        busy, (measured, *_) = monitor(sum(launch(_asleep, plan, slow_stage, ranks=4), []), plan)
+    for longer in (1, 2, 4, 8, 16):  # a busy machine wakes a sleeping rank late: that matters less
+        spans = launch(_asleep, plan, slow_stage, longer, ranks=4, timeout=120)
+        busy, (measured, *_) = monitor(sum(spans, []), plan)
         assert slow_stage == -1 or busy.index(max(busy)) == slow_stage
         off.append(abs(measured - said))
         if off[-1] < 0.05:
