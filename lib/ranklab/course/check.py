@@ -154,7 +154,8 @@ def _raised(error):
     failure = Failure.of(error)
     if any(frame.is_of_learner() for frame in failure.frames):
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        return Mistake(f"it raised {failure.headline()}{notes}\n{failure}", cause=failure.headline())
+        return Mistake(f"it raised {failure.headline()}{notes}\n{failure}",
+                       cause=failure.headline())
     return Mistake(f"what it returned can't be used: {failure.headline()}",
                    "Does it return what the first line of its docstring says?")
 
