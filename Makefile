@@ -8,7 +8,7 @@ VENV   ?= .venv
 TORCH  ?=
 # Where `make lab` serves; the next free port is taken when this one is busy.
 PORT   ?= 8888
-# Test files that run at the same time; empty means two more than there are cores.
+# Test files that run at the same time; empty means one more than there are cores.
 JOBS   ?=
 # Labs, "03 06": all wrong answers to their exercises, and nothing else; empty means all tests.
 STEMS  ?=
