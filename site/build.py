@@ -150,10 +150,11 @@ def plans(models=CHOSEN, nodes=NODES, sequences=(2048, 8192, 32768)):
 
 def planner_page(choices):
     """All of them searched, on all cores."""
-    print(f"the planner: {len(list(choices))} choices, some minutes of computing", flush=True)
+    number = len(list(choices))
+    print(f"the planner: {number} choices, some minutes of computing", flush=True)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         shown = fragment(choices, lambda *each: pool.map(*each, chunksize=8))
-    return PLANNER.format(len(list(choices)), shown)
+    return PLANNER.format(number, shown)
 
 
 def labs(answers):

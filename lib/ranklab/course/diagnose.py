@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from ranklab.clinic.diagnose import diagnose
 from ranklab.clinic.stopped import whereabouts
 from ranklab.clinic.symptoms import read
+from ranklab.course.program import words_of
 from ranklab.engine import torchrun
 
 WATCHED = "RANKLAB_DIAGNOSE"
@@ -35,7 +35,8 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
             folder, ended = what, ""
         else:
             folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ranklab-"))
-            ended = _run(_words(what), arguments, ranks, timeout, folder)
+            words = words_of(what, "no .py file, and no folder")
+            ended = _run(words, arguments, ranks, timeout, folder)
         runs, *others = [[read(path) for path in _launches(each)] if each else [()]
                          for each in (folder, before, beside)]
         if not all((runs, *others)):
@@ -51,22 +52,6 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
     if not beside:
         print("(Whether the learning rate fits the batch takes a second run: see --beside.)")
     return int(any(found) or bool(ended))
-
-
-def _words(what):
-    """The arguments with which Python runs this program: a file, or a module, also of this
-    folder."""
-    if what.endswith(".py") and Path(what).is_file():
-        return [what]
-    sys.path.insert(0, "")  # as `python -m` does, and a console script does not
-    try:
-        if find_spec(what) is not None:
-            return ["-m", what]
-    except (ImportError, ValueError, AttributeError):
-        pass
-    finally:
-        sys.path.pop(0)
-    raise ValueError(f"{what!r} is no module, no .py file, and no folder")
 
 
 def _run(words, arguments, ranks, timeout, folder):

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from ranklab.course.notebook import plain, read_cells, run_cells
+from ranklab.course.program import words_of
 
 CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang says more
 
@@ -22,7 +22,7 @@ def rehearse(what, arguments=()):
     error  ValueError: there is no such file or module, or the file is no notebook
     """
     if not what.endswith(".ipynb"):
-        return _rehearse_program(_words(what), arguments)
+        return _rehearse_program(words_of(what, "and no .py or .ipynb file"), arguments)
     path = Path(what)
     if not path.is_file():
         raise ValueError(f"there is no file {what}")
@@ -33,22 +33,6 @@ def rehearse(what, arguments=()):
         print(f"{path.name}, cell {number}, which begins with: {source.splitlines()[0]}\n{error}\n")
     print(f"{path.name}: {len(errors)} of {cells} cells with code raised under a GPU's rules")
     return int(bool(errors))
-
-
-def _words(what):
-    """The arguments with which Python runs this program: a file, or a module, also of this
-    folder."""
-    if what.endswith(".py") and Path(what).is_file():
-        return [what]
-    sys.path.insert(0, "")  # as `python -m` does, and a console script does not
-    try:
-        if find_spec(what) is not None:
-            return ["-m", what]
-    except (ImportError, ValueError, AttributeError):
-        pass
-    finally:
-        sys.path.pop(0)
-    raise ValueError(f"{what!r} is no module, and no .py or .ipynb file")
 
 
 def _rehearse_program(words, arguments):

@@ -6,7 +6,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ranklab.meter.memory import Memory, held_bytes
-from ranklab.meter.storage import of_modules, storages_of, tensors_of_op
+from ranklab.meter.storage import storages_of, tensors_in
 from ranklab.meter.watcher import Watcher
 
 
@@ -77,7 +77,7 @@ class MemoryCurve:
 
     def _see(self, *values):
         """The storages of all tensors among the values of an op; they count from now on."""
-        storages = [storage for tensor in tensors_of_op(values) for storage in storages_of(tensor)]
+        storages = [storage for tensor in tensors_in(values) for storage in storages_of(tensor)]
         for storage in storages:
             if storage._cdata not in self._seen:
                 self._seen[storage._cdata] = StorageWeakRef(storage)
@@ -88,8 +88,8 @@ class MemoryCurve:
         held, (model, optimizer, *extra) = set(), self._lookup
         # A model under FSDP2 shows its shards, and for a while the whole weights instead.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
-        parameters += [*of_modules(model, "parameters"), *self._shards]
-        sizes = held_bytes(parameters, of_modules(model, "buffers"), optimizer,
+        parameters += [*model.parameters(), *self._shards]
+        sizes = held_bytes(parameters, model.buffers(), optimizer,
                            *(x() if callable(x) else x for x in extra), seen=held)
         rest = 0
         for identity, reference in list(self._seen.items()):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # nothing is inside these
 HOLD_NONE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout}
@@ -38,38 +37,4 @@ def tensors_in(value):
             found.append(each)
         elif type(each) not in HOLD_NONE:
             found += tensors_in(each)
-    return found
-
-
-def tensors_of_op(values):
-    """All tensors among the arguments or results of an op: what tree_leaves finds, but sooner."""
-    found = []
-    for value in values:
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif kind is tuple or kind is list:
-            found += tensors_of_op(value)
-        elif kind is dict:
-            found += tensors_of_op(value.values())
-        elif kind not in HOLD_NONE:
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
-
-
-def of_modules(model, kind):
-    """model.parameters() or model.buffers(), but sooner; what two modules share is there twice.
-
-    kind  "parameters" or "buffers"
-    """
-    name = f"named_{kind}"
-    if getattr(type(model), name) is not getattr(torch.nn.Module, name):
-        return [*getattr(model, kind)()]  # a model that chooses what it shows
-    found, left, met = [], [model], set()
-    while left:
-        module = left.pop()
-        if module is not None and id(module) not in met:
-            met.add(id(module))
-            found += [x for x in getattr(module, f"_{kind}").values() if x is not None]
-            left += module._modules.values()
     return found

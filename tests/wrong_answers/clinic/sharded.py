@@ -59,6 +59,7 @@ WRONG = [
     mutant(gathered_model, STEP + GATHER, STEP, LOAD, "", LOSS, GATHER + LOAD + LOSS,
            says="held_out .* is that of the weights before the step", called="before_the_forward"),
     mutant(gathered_model, "        coming.wait()\n", "", says="wait"),
+    mutant(gathered_model, "[shard], lr,", "[shard], lr / 2,", says="With which weights does each"),
 
     mutant(moved_gpt, ROOT + OPTIMIZER, OPTIMIZER + ROOT, says="2 of 18 weights are what they"),
     mutant(moved_gpt, BLOCKS + ROOT + OPTIMIZER,

@@ -131,6 +131,7 @@ def check_staged_gpt(program):
 
 SLIP_OF_FORWARD = ("It is that of the first weights. Step 0 has changed the shards by then. Which "
                    "numbers does the forward use?", (STEP + GATHER, KEEP + SEND + STEP)),
+BY_WHICH = "With which weights does each step compute? Print their sum beside that of one process."
 SLIP_OF_HELD_OUT = ("It is that of the weights before the step. Training is right. Which numbers "
                     "does the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD)),
 SLIP_OF_END = ("They are those before the last step, which is lost.", (
@@ -142,10 +143,9 @@ def check_gathered_model(program):
                      lambda size, _: {"steps": 8, "lr": 0.3, "seed": size}):
         one = run.one
         run.awaited()
-        run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, tolerance=ROUNDED,
+        run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, BY_WHICH, ROUNDED,
                   of=lambda found: {"the loss of step 1": found["losses"][1]})
-        run.equal(one.part("losses"), (), "With which weights does each step compute? Print their "
-                  "sum beside that of one process.", ROUNDED)
+        run.equal(one.part("losses"), (), BY_WHICH, ROUNDED)
         run.equal(one.part("held_out"), SLIP_OF_HELD_OUT, tolerance=ROUNDED)
         run.equal(one.part("weights"), SLIP_OF_END, tolerance=ROUNDED)
         yield f"as one process, {run.where}"
