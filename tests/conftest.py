@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -45,13 +46,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def of_labs(item, stems):
-    """True for a test whose parameter is one of the labs, or an exercise of one."""
+    """True for a test whose file or parameter is named after one of the labs, or an exercise; with
+    all labs, for every test.
+    """
     from ranklab.course import labs
 
     chosen = [stem for stem in labs.written() if stem.startswith(tuple(stems))]
     names = {item.name for stem in chosen for item in labs.checks_of(stem).EXERCISES}
     parameter = item.name.rstrip("]").partition("[")[2]
-    return parameter.removesuffix(".md") in chosen or parameter.partition("__")[0] in names
+    files = tuple(f"test_{stem.partition('_')[2]}" for stem in chosen)
+    return (len(chosen) == len(labs.written()) or item.path.stem.startswith(files)
+            or parameter.removesuffix(".md") in chosen
+            or re.split("__|-", parameter)[0] in names)
 
 
 def turn(item):

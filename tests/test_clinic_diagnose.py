@@ -31,8 +31,8 @@ TWO_RUNS = "learning_rate"
 
 # --- the cases ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("form", ["mended", "found",
-                                  pytest.param("variant", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("form", ["found", *(pytest.param(form, marks=pytest.mark.sweep)
+                                             for form in ("mended", "variant"))])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case_has_its_disease_and_no_other_one(case, form):
     ranks = observe(FORMS[form](case))
@@ -227,7 +227,8 @@ def command(tmp_path, *words, status, ranks=("--ranks", "2")):
 
 
 @pytest.mark.parametrize("flags, disease", [
-    ("ddp", None), ("fsdp2", None), ("fsdp2 early", "optimizer_before_sharding")])
+    ("ddp", None), pytest.param("fsdp2", None, marks=pytest.mark.sweep),
+    ("fsdp2 early", "optimizer_before_sharding")])
 def test_a_plain_script_under_torchrun(flags, disease, tmp_path):
     said = command(tmp_path, "plain.py", *flags.split(), status=int(bool(disease)))
     assert "2 ranks, 8 steps" in said

@@ -13,7 +13,7 @@ from ranklab.clinic.case import changed
 from ranklab.clinic.later import CASES, half_digits
 from ranklab.meter import MemoryCurve
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.sweep]  # a story's numbers
 HALF, VALIDATED, STORED, RESUMED, SPLIT = CASES
 
 

@@ -15,7 +15,7 @@ from ranklab.clinic.sharded import CASES
 from ranklab.data import batch_at, held_out_batch, text_file
 from ranklab.models.gpt import GPT, GPTConfig
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.sweep]  # a story's numbers
 
 WIDE_LAYER, STAGED_GPT, GATHERED_MODEL, MOVED_GPT, FLAT_MODEL = CASES
 

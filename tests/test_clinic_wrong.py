@@ -7,7 +7,7 @@ from ranklab import launch
 from ranklab.clinic.all_cases import CASE
 from ranklab.meter import Traffic
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.sweep]  # a story's numbers
 
 
 def results(program, *settings, ranks=4):

@@ -13,7 +13,7 @@ from ranklab import launch
 from ranklab.collectives import mpi
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.collectives.watch import Message, Watch, marked
-from ranklab.engine import RankError, torchrun
+from ranklab.engine import RankError
 from ranklab.meter import Traffic
 from ranklab.plots import collectives as plots
 from ranklab.projects.collectives import links
@@ -276,12 +276,6 @@ def test_the_crossover_is_where_the_lines_meet():
     assert project.measured_crossover({"ring": (3.0, 1.0), "recursive_doubling": (1.0, 2.0)}) == 2.0
     lines = {"ring": (1.0, 1.0), "recursive_doubling": (3.0, 2.0)}
     assert project.measured_crossover(lines) is None
-
-
-def test_the_project_under_torchrun_prints_once():
-    output = torchrun("-m", "ranklab.projects.collectives", "--sizes", "1K", "--verbs",
-                      "broadcast", "--iters", "1", ranks=2)
-    assert output.count("algbw") == 1 and output.count(" tree ") == 1
 
 
 def test_mpi_gives_the_same_numbers_or_says_what_is_missing(monkeypatch):

@@ -79,7 +79,9 @@ MESHES = [{"ring": 3}, {"ring": 8}, {"ulysses": 4}, {"ring": 2, "ulysses": 2},
           {"data": 2, "ring": 2}, {"data": 2, "ulysses": 2}]
 
 
-@pytest.mark.parametrize("end", [None, END], ids=["one document", "packed documents"])
+@pytest.mark.parametrize("end", [
+    pytest.param(None, id="one document", marks=pytest.mark.sweep),
+    pytest.param(END, id="packed documents")])
 def test_training_equals_one_process(end):
     (loss, held_out, weights), = launch(of_one_process, end, ranks=1)
     for axes in MESHES:

@@ -3,7 +3,6 @@
 import pytest
 
 from ranklab.context_parallel import context_attention, zigzag_shard
-from ranklab.engine import torchrun
 from ranklab.projects import context_parallel as project
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
@@ -22,6 +21,7 @@ def test_all_methods_learn_the_same_and_send_what_is_said():
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
+@pytest.mark.sweep
 def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
     called = tmp_path / "called"
 
@@ -47,9 +47,3 @@ def test_goes_on_with_another_number_of_ranks(tmp_path):
     again = project.run(ranks=2, resume=True, method="ulysses", **how)
     assert again.steps == 4
     assert again.losses["long"] == pytest.approx(whole.losses["long"], abs=1e-4)
-
-
-def test_torchrun_runs_it_in_place():
-    said = torchrun("-m", "ranklab.projects.context_parallel", "--steps", "2", "--eval-batch",
-                    "4", "--no-compare", ranks=2)
-    assert said.count("held-out nats per token") == 1, said

@@ -3,7 +3,6 @@
 import pytest
 
 from ranklab import expert_parallel as ep
-from ranklab.engine import torchrun
 from ranklab.projects import expert_parallel as project
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
@@ -52,9 +51,3 @@ def test_goes_on_with_another_number_of_ranks(tmp_path):
     again = project.run(ranks=2, resume=True, ep=1, **how)
     assert again.steps == 4
     assert again.losses["experts"] == pytest.approx(whole.losses["experts"], abs=1e-4)
-
-
-def test_torchrun_runs_it_in_place():
-    said = torchrun("-m", "ranklab.projects.expert_parallel", "--steps", "2", "--batch", "4",
-                    "--eval-batch", "4", "--no-compare", ranks=2)
-    assert said.count("held out, experts") == 1, said

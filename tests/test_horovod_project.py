@@ -70,6 +70,7 @@ with open(f"{sys.argv[1]}/rank{hvd.rank()}", "w") as file:     # what ranks prin
 """
 
 
+@pytest.mark.sweep
 @needs_bert
 def test_weights_are_tuned_under_torchrun_and_a_script_without_shutdown_ends(tmp_path, monkeypatch):
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

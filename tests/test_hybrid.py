@@ -129,6 +129,7 @@ def _by_torch(text, *layouts):
             for trainer in trainers]
 
 
+@pytest.mark.sweep
 def test_torch_has_the_losses_of_one_process(text, alone):
     layouts = map(parse_layout, ("1x2x2,sp", "2x2x1,full", "2x1x2,virtual=2,recompute"))
     for of_rank in launch(_by_torch, text, *layouts, ranks=4, timeout=120):
@@ -140,6 +141,7 @@ def _by_deepspeed(text, layout):
     return train_with_deepspeed(new_model(text), text, settings(), layout, 2)
 
 
+@pytest.mark.sweep
 def test_deepspeed_has_the_losses_of_one_process(text, alone):
     for losses in launch(_by_deepspeed, text, Layout(2, 1, 2, zero=1), ranks=4, timeout=120):
         assert losses == pytest.approx(alone[:2], abs=2e-5)

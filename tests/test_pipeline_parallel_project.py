@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from ranklab import launch
-from ranklab.engine import torchrun
 from ranklab.models.gpt import count_parameters
 from ranklab.pipeline_parallel import (
     PipelineExecutor, bubble_fraction, flush_bubble, one_f_one_b_schedule, simulate, split_stages,
@@ -74,12 +73,6 @@ def test_goes_on_with_another_number_of_stages(tmp_path):
     assert again["ranks"][0]["loss"] == pytest.approx(whole["ranks"][0]["loss"], abs=1e-4)
 
 
-def test_torchrun_runs_it_in_place():
-    said = torchrun("-m", "ranklab.projects.pipeline_parallel", "--steps", "2", "--eval-batch",
-                    "16", "--schedule", "zb-h1", "--no-compare", ranks=2)
-    assert said.count("held out: ") == 1, said
-
-
 # --- the monitor ----------------------------------------------------------------------------------
 
 def test_the_monitor_adds_up_what_is_in_the_spans():
@@ -124,6 +117,7 @@ def _by_both():
             for name in SCHEDULES}
 
 
+@pytest.mark.sweep
 def test_torchs_pipelining_gives_the_same():
     for rank in launch(_by_both, ranks=4, timeout=170):
         for name, (ours, theirs) in rank.items():

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import launch
-from ranklab.engine import RankError, torchrun
+from ranklab.engine import RankError
 from ranklab.meter import Traffic
 from ranklab.projects.ranks import inspection as project
 from ranklab.ranks import (
@@ -134,9 +134,3 @@ def test_a_slow_rank_is_named():
 def test_a_missing_rank_is_named():
     with pytest.raises(RankError, match="rank 2 of 3 did not answer the roll call within 1 s"):
         project.run(ranks=3, missing=2, limit_s=1)
-
-
-def test_the_project_under_torchrun_prints_once():
-    output = torchrun("-m", "ranklab.projects.ranks", ranks=2)
-    assert output.count("rank node local") == 1
-    assert output.count(" right ") == 2

@@ -28,6 +28,10 @@ NOT_RUN_HERE = {
     "--micro-batch 4": "needs a GPU; test_baseline.py holds this size against the formula",
     "python -m ranklab.projects.zero --ranks 1 --size 1.3b --stage 2 --offload cpu "
     "--micro-batch 2": "needs a GPU; the line above it is the same, small",
+    "ranklab diagnose ranklab.projects.data_parallel": "test_clinic_projects.py: with one epoch",
+    "python -m ranklab.projects.ranks --ranks 4": "the line without --ranks is run",
+    "srun --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 python -m ranklab.projects.ranks":
+    "it is what labs/jobs/ranks.sbatch calls",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
     "ranklab work --merge 02": "test_work.py: it needs a copy and a newer lab beside it",

@@ -302,7 +302,9 @@ def trained(kind):
             memory_of(model, optimizer), saved.bytes)
 
 
-@pytest.mark.parametrize("kind", ["unused", "fsdp2", "tensor parallel"])
+@pytest.mark.parametrize("kind", [
+    "fsdp2", pytest.param("unused", marks=pytest.mark.sweep),
+    pytest.param("tensor parallel", marks=pytest.mark.sweep)])
 def test_training_has_the_same_values_traffic_and_memory(kind):
     for plain, rehearsed in zip(launch(trained, kind, ranks=2),
                                 launch(trained, kind, ranks=2, rehearse="gpu")):

@@ -64,6 +64,7 @@ def life_of(found, kind):
                 if kind in [fault.kind for fault in life.faults])
 
 
+@pytest.mark.sweep
 def test_it_ends_as_an_undisturbed_run(job, found, usual):
     struck = [fault for life in found.lives for fault in life.faults]
     assert sorted(struck) == sorted(FAULTS)

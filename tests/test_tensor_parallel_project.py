@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ranklab import device
-from ranklab.engine import launch, torchrun
+from ranklab.engine import launch
 from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
@@ -83,14 +83,6 @@ def test_a_checkpoint_of_four_ranks_goes_on_on_two_and_on_one(text, tmp_path):
                                                                          abs=1e-4)
         assert second.held_out == pytest.approx(whole.held_out, abs=1e-3)
     assert "one" in project.report(project.run(ranks=1, method="one", resume=True, **kept))
-
-
-def test_torchrun_runs_it_in_place(text):
-    options = [word for name, value in FEW.items()
-               for word in (f"--{name.replace('_', '-')}", str(value))]
-    done = torchrun("-m", "ranklab.projects.tensor_parallel", "--method", "naive", "--data", text,
-                    "--precision", "bf16", *options, ranks=2)
-    assert done.count("naive") == 2, done  # its row, and the last line
 
 
 # --- DTensor and Megatron-core --------------------------------------------------------------------

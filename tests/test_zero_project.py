@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ranklab.engine import torchrun
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects import zero as project
 from ranklab.projects.zero.__main__ import main, project as command
@@ -83,13 +82,6 @@ def test_a_checkpoint_goes_on_in_another_stage_on_other_ranks(text, tmp_path):
     second, = project.run(numbers=(3,), ranks=3, resume=True, **how)["rows"]
     assert (first.steps, second.steps) == (2, 4)
     assert second.held_out == pytest.approx(whole.held_out, rel=1e-4)
-
-
-def test_torchrun_runs_it_in_place(text):
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    done = torchrun("-m", "ranklab.projects.zero", "--stage", "3", "--steps", "1", "--data", text,
-                    "--precision", "bf16", "--recompute", "--offload", "cpu", *given, ranks=2)
-    assert done.count("stage 3") == done.count("Offloaded to cpu") == 1, done
 
 
 def test_a_deepspeed_config_becomes_the_projects(tmp_path):

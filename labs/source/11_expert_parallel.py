@@ -440,7 +440,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **Experts beside a dense model of equal FLOPs.** Two GPTs learn the same text, with your functions. One has an MLP of width 4 C in each block. The other has 16 experts of width 2 C, and a token meets two of them. So a token costs the same in both, except for the router. Experts are spread over all four ranks, and 200 steps take half a minute. Which model reads held-out text better?
+# **Experts beside a dense model of equal FLOPs.** Two GPTs learn the same text, with your functions. One has an MLP of width 4 C in each block. The other has 16 experts of width 2 C, and a token meets two of them. So a token costs the same in both, except for the router. Experts are spread over all four ranks, and 100 steps take a quarter of a minute. Which model reads held-out text better?
 
 # %%
 from ranklab.projects import expert_parallel as project
@@ -462,7 +462,7 @@ plots.loads({"with the loss": found.loads, "without": alone.loads})
 # %% [markdown]
 # A load of 8 is the most that is possible: then the expert is among the two of *every* token. This small model even reads a little better without balancing, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
-# **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `balance="bias"` (it moves slowly, so give it the 200 steps); `factor=1.25`; `top_k=1` (then an expert is 4 C wide, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
+# **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `balance="bias"` (it moves slowly, so give it 200 steps); `factor=1.25`; `top_k=1` (then an expert is 4 C wide, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
 
 # %%
 for change in ({}, {"ep": 2}):

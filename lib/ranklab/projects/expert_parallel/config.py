@@ -16,7 +16,7 @@ RANKS = 4
 class Config(TrainConfig):
     """How to train; checked when it is made. The defaults suit a laptop."""
 
-    steps: int = 200
+    steps: int = 100
     batch: int = 32
     micro_batch: int = 8
     eval_batch: int = 64
