@@ -10,7 +10,7 @@ TORCH  ?=
 PORT   ?= 8888
 # Test files that run at the same time; empty means one more than there are cores.
 JOBS   ?=
-# Labs, "03 06": all wrong answers to their exercises, and nothing else; empty means all tests.
+# Labs, "03 06": what make test leaves out of their tests, and nothing else; empty means all tests.
 STEMS  ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # An index that wants a login gets no answer, and setup.py says so.
@@ -49,7 +49,7 @@ lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run
 test: setup ## everything: the tests, with the unsolved labs, and every solution
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS))
 
-sweep: setup ## make test, and every wrong answer, every lab rehearsed for GPUs, every figure
+sweep: setup ## make test, and what it leaves out: all wrong answers, rehearsals, slides, figures
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
 
 soak: setup ## lab 14's training disturbed 100 times; it must end the same (half an hour)
