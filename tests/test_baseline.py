@@ -1,7 +1,6 @@
 """Lab 01's library and project: formulas against counts, recomputing, streams, the whole run."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from ranklab.checks.baseline.frugal_gradients import MOST, SCORED, _measured, le
 from ranklab.hardware import H100
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
+from ranklab.projects.baseline import __main__ as command
 from ranklab.projects.baseline import config
 from ranklab.projects.baseline import training as project
 
@@ -247,19 +247,22 @@ def test_a_large_vocabulary_is_trained_on_bytes_too(monkeypatch):
     assert found["flops"]["predicted"] == found["flops"]["counted"]
 
 
-def test_the_command_line(tmp_path):
-    def call(*options, **environ):
-        command = [sys.executable, "-m", "ranklab.projects.baseline", *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100,
-                              env={**os.environ, **environ})
-
+def test_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.txt").write_text("the cat sat on the mat\n" * 400)
     quick = ["--steps", "3", "--batch", "2", "--micro-batch", "1", "--eval-batch", "4",
              "--log-every", "1", "--data", str(tmp_path / "mine.txt")]
-    ran = call(*quick, "--recompute", "--loss-chunks", "2")
+    ran = subprocess.run([sys.executable, "-m", "ranklab.projects.baseline", *quick, "--recompute",
+                          "--loss-chunks", "2"], capture_output=True, text=True, timeout=100)
     assert "MFU" in ran.stdout and "held-out" in ran.stdout, ran.stderr
     assert "tokens/s=" in ran.stderr  # the progress bar
-    assert "one device" in call(*quick, WORLD_SIZE="2").stderr
-    assert "name it with --checkpoint" in call(*quick, "--resume").stderr
+
+    def refused(*options):
+        with pytest.raises(SystemExit):
+            command.main([*quick, *options])
+        return capsys.readouterr().err
+
+    assert "name it with --checkpoint" in refused("--resume")
     if not torch.cuda.is_available():
-        assert "sees no GPU" in call(*quick, "--device", "cuda").stderr
+        assert "sees no GPU" in refused("--device", "cuda")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "one device" in refused()

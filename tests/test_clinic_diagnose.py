@@ -227,8 +227,8 @@ def command(tmp_path, *words, status, ranks=("--ranks", "2")):
 
 
 @pytest.mark.parametrize("flags, disease", [
-    ("ddp", None), pytest.param("fsdp2", None, marks=pytest.mark.sweep),
-    ("fsdp2 early", "optimizer_before_sharding")])
+    pytest.param("ddp", None, marks=pytest.mark.sweep), ("fsdp2", None),
+    pytest.param("fsdp2 early", "optimizer_before_sharding", marks=pytest.mark.sweep)])
 def test_a_plain_script_under_torchrun(flags, disease, tmp_path):
     said = command(tmp_path, "plain.py", *flags.split(), status=int(bool(disease)))
     assert "2 ranks, 8 steps" in said

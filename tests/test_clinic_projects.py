@@ -32,8 +32,7 @@ def diagnosed(*words):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.sweep] * (name != "data_parallel"))
-    for name in FEWER])
+    pytest.param(name, marks=pytest.mark.sweep) for name in FEWER])
 def test_a_solved_project_has_none_of_the_diseases(name):
     code, said = diagnosed(f"ranklab.projects.{name}", *FEWER[name].split())
     seen = re.findall(r"(\d+) ranks, \d+ steps .*: (.*)", said)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ranklab.data_parallel import shard_sampler
-from ranklab.engine import torchrun
 from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.projects import data_parallel as project
@@ -70,13 +69,14 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys):
     assert path.stat().st_size > 5000
 
 
-def test_cifar_files_under_torchrun_train_on_the_ranks_there_are(tmp_path):
+def test_cifar_files_train(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         labels, pixels = rng.integers(0, 10, (24, 1)), rng.integers(0, 256, (24, 3072))
         (tmp_path / f"{name}.bin").write_bytes(np.c_[labels, pixels].astype(np.uint8).tobytes())
-    output = torchrun("-m", "ranklab.projects.data_parallel", "--data", "cifar10", "--folder",
-                      tmp_path, "--epochs", "2", "--batch", "24", "--base-batch", "24", "--width",
-                      "4", "--warmup", "1", "--seeds", "1", "--precision", "bf16", ranks=2)
-    assert output.count("speed-up") == 1 and "2 ranks" in output
-    assert "2 of 2" in output and "seed 0" in output  # in agreement; the progress bar
+    assert command.main(["--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch",
+                         "24", "--base-batch", "24", "--width", "4", "--warmup", "1", "--seeds",
+                         "1", "--precision", "bf16", "--ranks", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("speed-up") == 1 and "2 ranks" in said.out
+    assert "2 of 2" in said.out

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from ranklab import launch
 from ranklab.data.image_folder import Normalise
 from ranklab.ddp import compress_fp16_hook, scaling_efficiency
-from ranklab.engine import torchrun
 from ranklab.models.resnet import ResNet
 from ranklab.projects import ddp as project
+from ranklab.projects.ddp import __main__ as command
 from ranklab.projects.ddp.training import new_trainer, open_data
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
@@ -131,10 +131,11 @@ def test_the_project_runs_a_learners_hook_and_reports():
     assert re.search(r"top-1 \d+.\d% of 96 images", text)
 
 
-def test_the_project_under_torchrun_prints_once_and_goes_on_from_its_checkpoint(tmp_path):
+def test_the_command_prints_once_and_goes_on_from_its_checkpoint(tmp_path, capsys):
     path = str(tmp_path / "run")
-    first = torchrun("-m", "ranklab.projects.ddp", "--model", "resnet18", "--images", "64",
-                     "--held-out", "8", "--batch-per-rank", "8", "--checkpoint", path, ranks=2)
+    assert command.main(["--model", "resnet18", "--images", "64", "--held-out", "8",
+                         "--batch-per-rank", "8", "--checkpoint", path, "--ranks", "2"]) == 0
+    first = capsys.readouterr().out
     assert first.count("8 of 8 steps of 16 images") == first.count("epoch 2:") == 1
     again = project.run(ranks=2, resume=True, timeout=60, model="resnet18", images=64, held_out=8,
                         batch_per_rank=8, checkpoint=path)

@@ -117,6 +117,7 @@ def test_by_python_from_another_directory_without_a_main_guard(script, tmp_path)
     assert answer["refused"] == "launch: nodes=3 must divide ranks=8"
 
 
+@pytest.mark.sweep
 def test_by_torchrun_on_one_node(script, tmp_path):
     run_all([(torchrun(script, "--standalone", f"--nproc-per-node={RANKS}"),
               environment(tmp_path))], tmp_path)

@@ -47,8 +47,7 @@ def test_losses_bytes_and_accuracy_are_those_of_one_process_with_a_learners_comp
     plain, small = of_4[0]["runs"].values()
     assert plain["losses"] == pytest.approx(alone[0]["runs"]["none"]["losses"], rel=1e-4)
     assert plain["losses"] == pytest.approx(small["losses"], rel=1e-2)
-    for one in of_4:
-        assert one["runs"]["none"]["losses"] == plain["losses"]
+    assert all(one["runs"]["none"]["losses"] == plain["losses"] for one in of_4)
     assert plain["accuracy"] == alone[0]["runs"]["none"]["accuracy"]
     for seen, share in ((plain, 1.5), (small, 0.75)):
         assert seen["predicted_bytes"] == share * sum(plain["sizes"])

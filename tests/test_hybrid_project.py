@@ -37,6 +37,7 @@ def found(tmp_path_factory):
     return last
 
 
+@pytest.mark.sweep
 def test_it_ends_as_one_process(found):
     first, shape = found["ranks"][0], found["shape"]
     assert first["steps"] == 3
@@ -49,6 +50,7 @@ def test_it_ends_as_one_process(found):
         count_parameters(shape) + ends + norms)
 
 
+@pytest.mark.sweep
 def test_the_report_says_whose_functions_they_are_and_what_it_costs(found):
     said = project.report(found)
     assert "Yours: build_mesh, parallelize, tied_embedding_sync, mesh_grad_norm, reshard_" in said

@@ -12,6 +12,8 @@ NARROW = "--micro-batch 3 --batch 6 --eval-batch 6 --precision bf16"
 RUNS = {  # project: its options, {what its report has: how often}
     "ranks": ("", {"rank node local": 1, " right ": 2}),
     "collectives": ("--sizes 1K --verbs broadcast --iters 1", {"algbw": 1, " tree ": 1}),
+    "data_parallel": ("--epochs 1 --seeds 1 --warmup 0 --without mean", {"speed-up": 1}),
+    "ddp": ("--epochs 1 --images 64 --held-out 8 --batch-per-rank 8", {"epoch 1:": 1}),
     "zero": (f"--stage 3 --steps 1 --data {{text}} --recompute --offload cpu {NARROW}",
              {"stage 3": 1, "Offloaded to cpu": 1}),
     "fsdp": (f"--pretrain 0 --steps 3 --data {{alpaca}} {FEW}", {"peak, with activations": 1}),

@@ -1,8 +1,8 @@
 """Every cell's claim to run on GPUs, and every unsolved lab's to run: both by one run of labs/.
 
 The cells run under a GPU's rules, on the CPU. The worked answers, which are not in labs/, are
-judged under the same rules in test_wrong_answers.py. In every run the shortest lab; `make sweep`
-runs all, and CI those that changed.
+judged under the same rules in test_wrong_answers.py. `make sweep` runs all, and CI those that
+changed.
 """
 
 import json
@@ -90,8 +90,7 @@ SHORTER = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stem", [
-    pytest.param(stem, marks=[pytest.mark.sweep] if stem != "00_ranks" else [])
-    for stem in labs.written()])
+    pytest.param(stem, marks=pytest.mark.sweep) for stem in labs.written()])
 def test_an_unsolved_lab_runs_as_on_gpus(stem, tmp_path):
     cells = rehearsed(stem, tmp_path)
     raised = [(source, error) for source, error in cells if error]

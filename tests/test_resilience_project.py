@@ -75,6 +75,7 @@ def test_it_ends_as_an_undisturbed_run(job, found, usual):
     assert not Trial(0, CONFIG, found, usual, usual).is_good()  # another path adds otherwise
 
 
+@pytest.mark.sweep
 def test_each_fault_was_what_it_is_called(job, found):
     lives, layouts = found.lives, job[3]
     assert lives[0].ended == "rank 1 of 4 was killed by SIGKILL" and lives[1].first == 0

@@ -11,7 +11,7 @@ from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config, with_experts
 from ranklab.projects.hybrid.training import run
 
-TRAIN = {"steps": 3, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
+TRAIN = {"steps": 2, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
 HELD = ("parameters", "gradients", "optimizer_state")
 
 
