@@ -14,8 +14,8 @@ def join_uneven(batches, model):
 
     A rank with no batch left adds zeros to the mean, which is still over all ranks. Before each
     step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
-    of a rank that took all the steps. Optimizer state is not sent: momenta of a rank that stopped
-    early stay old. torch's Join on DDP does the same.
+    of a rank that took all the steps. Optimizer state is not sent: a rank that stopped early keeps
+    its old momentum. torch's Join on DDP does the same.
     cost   one all-reduce of 8 bytes a step; at the end one broadcast of the model
     error  no_sync inside the loop; a SyncBatchNorm in the model, on every rank
     lab    03

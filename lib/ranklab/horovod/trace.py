@@ -24,7 +24,7 @@ def timeline(events, path):
             trace.append({"ph": "M", "name": "process_name", "pid": rows[tensor], "tid": 0,
                           "args": {"name": tensor}})
         trace.append({"ph": "X", "name": phase, "pid": rows[tensor], "tid": 0,
-                      "ts": start * 1e6, "dur": (end - start) * 1e6})  # the format wants us
+                      "ts": start * 1e6, "dur": (end - start) * 1e6})  # microseconds
     with open(path, "w") as file:
         json.dump({"traceEvents": trace}, file)
 
