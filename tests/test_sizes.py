@@ -12,11 +12,11 @@ IN_ALL, PROJECT, TESTS = 4500, 350, 350  # with questions, figures, text, deck a
 # The check of one exercise; more where it names many mistakes: so many lines for each wrong answer.
 OF_A_FUNCTION, OF_A_CLASS, OF_A_WRONG_ANSWER = 60, 120, 7
 LARGER = {  # in all, project, tests
-    "02_collectives": (5060, 350, 350), "03_data_parallel": (5815, 365, 440),
-    "04_ddp": (4600, 350, 350), "05_horovod": (5500, 350, 560), "06_zero": (5625, 395, 445),
-    "08_tensor_parallel": (4940, 350, 370),
-    "07_fsdp": (4980, 375, 555),
-    "09_pipeline_parallel": (4790, 350, 350), "12_hybrid": (5180, 400, 590),
+    "02_collectives": (5055, 350, 350), "03_data_parallel": (5811, 365, 437),
+    "04_ddp": (4600, 350, 350), "05_horovod": (5500, 350, 560), "06_zero": (5617, 392, 436),
+    "08_tensor_parallel": (4935, 350, 360),
+    "07_fsdp": (4975, 375, 550),
+    "09_pipeline_parallel": (4785, 350, 350), "12_hybrid": (5180, 400, 585),
     # the lab of a tool: its command, its page, its exports, its scores and published runs
     "13_planner": (8120, 965, 995),
     "14_resilience": (5645, 500, 450),
