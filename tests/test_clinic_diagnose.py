@@ -235,6 +235,7 @@ def test_a_plain_script_under_torchrun(flags, disease, tmp_path):
     assert f"\n  {disease}\n" in said if disease else "none of the known diseases" in said
 
 
+@pytest.mark.sweep
 def test_a_plain_script_that_hangs_is_ended_and_judged_again_from_its_folder(tmp_path):
     first = command(tmp_path, "--timeout", "25", "--keep", "kept", "plain.py", "ddp", "skip",
                     status=1)

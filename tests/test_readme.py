@@ -33,6 +33,8 @@ NOT_RUN_HERE = {
     "srun --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 python -m ranklab.projects.ranks":
     "it is what labs/jobs/ranks.sbatch calls",
     "ranklab rehearse ranklab.projects.ranks": "test_rehearse.py: under torchrun, too",
+    "ranklab grade solutions/00_ranks.ipynb --csv build/grades.csv":
+    "test_grade.py grades notebooks, and test_class.py a class",
     "conda env create -f environment.yml": "test_pins.py: pip's part of it; conda may not be here",
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
     "ranklab work --merge 02": "test_work.py: it needs a copy and a newer lab beside it",

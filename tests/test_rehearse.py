@@ -433,6 +433,7 @@ def test_the_command_runs_a_module_also_under_torchrun(tmp_path):
     assert wrong.returncode == 1 and MIX in wrong.stderr
 
 
+@pytest.mark.sweep
 def test_the_command_runs_a_script_and_says_when_nothing_was_rehearsed(tmp_path):
     (tmp_path / "made.py").write_text(
         "import sys\nfrom ranklab import device, launch\n\n"
