@@ -15,11 +15,13 @@ import rules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Files that are too slow for `make check`.
-SLOW_FILES = ("test_wrong_answers", "test_grade", "test_engine_scripts", "test_engine_notebook",
-              "test_horovod_real", "test_horovod_project", "test_rehearse_labs",
-              "test_zero_peers", "test_fsdp_project",
-              "test_site")
+# Files that are too slow for `make check`, by how they begin or end.
+SLOW_BEGINS = tuple(f"test_{name}" for name in (
+    "wrong_answers", "hints", "grade", "engine_scripts", "engine_notebook", "engine_modules",
+    "horovod_real", "rehearse", "zero_peers", "site", "clinic", "compare", "hybrid",
+    "expert_parallel", "context_parallel", "pytest_plugin", "contributing", "planner_export",
+    "projects_in_place"))
+SLOW_ENDS = "_project"
 
 # Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.
 # The shortest tests come last.
@@ -33,7 +35,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if item.path.stem.startswith(SLOW_FILES):
+        if item.path.stem.startswith(SLOW_BEGINS) or item.path.stem.endswith(SLOW_ENDS):
             item.add_marker(pytest.mark.slow)
     by_name = config.option.keyword or any("::" in argument for argument in config.args)
     if not (config.option.sweep or by_name):
