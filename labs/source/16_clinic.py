@@ -1587,7 +1587,7 @@ from ranklab.projects import clinic as project
 
 mine = {"first_difference": first_difference, "circle_of_waits": circle_of_waits,
         "own_limit": own_limit, "steps_behind": steps_behind}
-chosen = ["train_with_owners", "train_on_a_grid", "flat_model", "gathered_model", "half_digits"]
+chosen = ["train_with_owners", "train_on_a_grid", "flat_model", "gathered_model"]
 visits = [project.visit(CASE[name], form, **mine)
           for name in chosen for form in ("variant", "mended")]
 print(project.report(visits))
