@@ -31,8 +31,8 @@ def diagnosed(*words):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.sweep) for name in FEWER])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", FEWER)
 def test_a_solved_project_has_none_of_the_diseases(name):
     code, said = diagnosed(f"ranklab.projects.{name}", *FEWER[name].split())
     seen = re.findall(r"(\d+) ranks, \d+ steps .*: (.*)", said)

@@ -32,12 +32,15 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
     assert "2 x 2 x 1 sp zero" in plot.read_text()
 
 
-def test_experts_are_spread_and_losses_agree(capsys):
-    assert main(["compare", "--experts", "4", "--layouts", "1x1x1,ep=2"]) == 0
+@pytest.mark.parametrize("layouts", ["1x1x1,ep=2", pytest.param(
+    "1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2", marks=pytest.mark.sweep)])
+def test_experts_are_spread_and_losses_agree(layouts, capsys):
+    words = layouts.split()
+    assert main(["compare", "--experts", "4", "--layouts", *words]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "expert" in said[1]
-    losses = [float(line[22:28]) for line in said[2:4]]
-    assert losses == pytest.approx([losses[0]] * 2, abs=1e-4)
+    losses = [float(line[22:28]) for line in said[2:3 + len(words)]]
+    assert losses == pytest.approx([losses[0]] * (1 + len(words)), abs=1e-4)
 
 
 def test_the_default_is_every_layout():

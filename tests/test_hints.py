@@ -31,7 +31,7 @@ PLACES = "first", "last"
 KINDS = [(slip, place) for place in PLACES for slip in SLIPS]
 # In `make test` every third exercise gets one of them, each another one.
 CASES = [pytest.param(item, *kind, id=f"{item.name}-{'-'.join(kind)}",
-                      marks=[pytest.mark.sweep] * ((i / 3) % len(KINDS) != k))
+                      marks=[pytest.mark.sweep] * bool(i % 3 or i // 3 % len(KINDS) != k))
          for i, item in enumerate(EXERCISES) for k, kind in enumerate(KINDS)]
 
 pytestmark = pytest.mark.timeout(120)

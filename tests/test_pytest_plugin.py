@@ -123,7 +123,7 @@ def test_each_test_ends_as_it_should(said):
 
 @pytest.mark.sweep
 def test_under_xdist_without_a_module_that_can_be_imported(project):
-    shown = run(project, "-n1", "--import-mode=importlib", "-k", "values or InAClass")
+    shown = run(project, "-n2", "--import-mode=importlib", "-k", "values or InAClass")
     assert "2 passed" in shown and "FAILED" not in shown, shown
 
 

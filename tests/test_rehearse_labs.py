@@ -89,8 +89,8 @@ SHORTER = {
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("stem", [
-    pytest.param(stem, marks=pytest.mark.sweep) for stem in labs.written()])
+@pytest.mark.sweep
+@pytest.mark.parametrize("stem", labs.written())
 def test_an_unsolved_lab_runs_as_on_gpus(stem, tmp_path):
     cells = rehearsed(stem, tmp_path)
     raised = [(source, error) for source, error in cells if error]

@@ -26,12 +26,12 @@ from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED, judge, judge_predi
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "labs" / "source"
-# In every run: one wrong answer of an exercise; and of the labs in SOME one right answer of another
-# kind, and one exercise's own answer on GPUs. All others are left to `make sweep`.
 # Given as code that is wrong: it is run, and seen failing.
 BROKEN = [case.name for case in CASES]
 TO_MEND = {"ring_shift", *BROKEN}
 LABS = [stem for stem in labs.written() if (SOURCES / f"{stem}.py").exists()]
+# In every run: one wrong answer of an exercise; and of these labs one right answer of another kind,
+# and one exercise's own answer on GPUs. All others are left to `make sweep`.
 SOME = LABS[::3]
 
 pytestmark = pytest.mark.timeout(120)

@@ -48,7 +48,7 @@ def _watching(function, answer):
     as_it_was.__kwdefaults__ = function.__kwdefaults__
 
     def see(*args, **kwargs):
-        if _is_of_learner(sys._getframe(1), args[:1], answer):
+        if _is_of_learner(sys._getframe(1), type(args[0]) if args else object, answer):
             raise LibrarysAnswer(answer.__name__)
         return as_it_was(*args, **kwargs)
 
@@ -70,9 +70,9 @@ def _functions(answer):
     return [part for part in parts if inspect.isfunction(part)]
 
 
-def _is_of_learner(frame, of_object, answer):
+def _is_of_learner(frame, kind, answer):
     """False where library code calls, and the check, or nobody, has called that library code."""
-    if isinstance(answer, type) and any(_is_theirs(type(one), answer) for one in of_object):
+    if isinstance(answer, type) and _is_theirs(kind, answer):
         return True
     by_library = False
     while frame := frame.f_back:
