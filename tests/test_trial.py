@@ -60,6 +60,13 @@ def test_a_class_is_watched_with_all_its_methods():
     assert Answer().x == 1 and Mine.size() == 3
 
 
+@pytest.mark.parametrize("name", ["mfu", "ring_all_reduce"])  # here, and on ranks
+def test_a_function_of_the_librarys_code_is_the_librarys(name):
+    answer = labs.find_exercise(name).answer
+    copy = types.FunctionType(answer.__code__, answer.__globals__, name, answer.__defaults__)
+    assert f"calls the library's own {name}" in str(judge(labs.find_exercise(name), copy))
+
+
 @pytest.mark.parametrize("got, says", [
     (torch.ones(2) * 3, "the mean is the sum$"), (torch.ones(2), None), (None, "is None$"),
     (torch.ones(2) * 2, "is 2 at element 0, not 1$"), (torch.ones(3), r"of shape \(3,\), not"),
