@@ -36,7 +36,7 @@ def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
     text = project.report(found)
     assert "Yours: attention, shard." in text
     assert "quarter more, the long sequence fits" in text
-    assert text.splitlines()[-1].startswith("at the end the long context is worth")
+    assert text.splitlines()[-1].startswith("trained on long sequences, it is better by ")
 
 
 def test_goes_on_with_another_number_of_ranks(tmp_path):

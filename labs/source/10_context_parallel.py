@@ -417,6 +417,8 @@ print(project.report(found))
 plots.by_position(found.by_position)
 
 # %% [markdown]
+# In the first part of a sequence both models see as many tokens before, so that gap is not due to the context. Only what the gap grows by in later parts is. Here that is little: the model is small, and 80 steps are few.
+#
 # **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `method="ulysses"`; `method="both"`; `ranks=4`; a `shard` of your own; `documents=True`, so that no token sees past the beginning of its file.
 
 # %%

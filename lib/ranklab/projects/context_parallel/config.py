@@ -16,8 +16,8 @@ class Config(TrainConfig):
 
     steps: int = 80
     lr: float = 6e-3
-    batch: int = 8  # long sequences
-    micro_batch: int = 8
+    batch: int = 16  # long sequences
+    micro_batch: int = 16
     eval_batch: int = option(64, "held-out sequences")
     method: str = option("ring", "of attention; both: Ulysses in pairs, a ring between them",
                          METHODS)
