@@ -1,5 +1,6 @@
 """What every check is made of: explain, and seeing whose answer it is."""
 
+import contextlib
 import textwrap
 import types
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from ranklab.checks import exercise, trial
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.library_guard import LibrarysAnswer, calls_watched
+from ranklab.checks.library_guard import LibrarysAnswer, calls_watched, is_made_of
 from ranklab.checks.trial import explain
 from ranklab.course import labs
 from ranklab.course.check import judge
@@ -65,6 +66,12 @@ def test_a_function_of_the_librarys_code_is_the_librarys(name):
     answer = labs.find_exercise(name).answer
     copy = types.FunctionType(answer.__code__, answer.__globals__, name, answer.__defaults__)
     assert f"calls the library's own {name}" in str(judge(labs.find_exercise(name), copy))
+
+
+def test_a_context_manager_has_contextlibs_code_and_is_the_learners():
+    answer = labs.find_exercise("no_sync").answer
+    mine = contextlib.contextmanager(lambda ddp: iter([None]))
+    assert mine.__code__ is answer.__code__ and not is_made_of(mine, answer)
 
 
 @pytest.mark.parametrize("got, says", [

@@ -25,6 +25,14 @@ class LibrarysAnswer(Mistake):
                          "Write the core yourself; the library's answer is what you rebuild here.")
 
 
+def is_made_of(learner_fn, answer):
+    """True for a function with the very code of `answer`. What a decorator returns has no code of
+    its own: that of contextlib is in every context manager.
+    """
+    return (inspect.isfunction(learner_fn) and inspect.isfunction(answer)
+            and not hasattr(answer, "__wrapped__") and learner_fn.__code__ is answer.__code__)
+
+
 @contextlib.contextmanager
 def calls_watched(answer):
     """Inside, a call of `answer`, a function or a class, by the learner's code raises

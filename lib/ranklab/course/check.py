@@ -17,7 +17,7 @@ from numbers import Real
 from ranklab.course import labs, progress
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
-from ranklab.checks.library_guard import LibrarysAnswer
+from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
 from ranklab.checks.trial import under_test
 from ranklab.course.outline import next_after
 from ranklab.course.show import show
@@ -97,8 +97,7 @@ def judge(exercise, learner_fn) -> Verdict:
         verdict.state = NOT_WRITTEN
         return verdict
     try:
-        own, theirs = (getattr(fn, "__code__", fn) for fn in (learner_fn, exercise.answer))
-        if own is theirs:
+        if is_made_of(learner_fn, exercise.answer):
             raise LibrarysAnswer(exercise.name)
         refuse_signature(exercise.answer, learner_fn)
         with under_test(exercise), _time_limit():
