@@ -368,7 +368,7 @@ def test_no_notebook_or_no_place_for_the_table_is_one_sentence(tmp_path, capsys)
     assert grade(tmp_path, None, 1) == 2
     assert capsys.readouterr().out == f"ranklab grade: there is no notebook in {tmp_path}\n"
     write(tmp_path, "a", "x = 1")
-    assert grade(tmp_path, tmp_path / "no" / "table.csv", 1) == 2
+    assert grade(tmp_path, tmp_path / "a.ipynb" / "table.csv", 1) == 2
     assert capsys.readouterr().out.startswith("ranklab grade: the table can't be written")
 
 
@@ -391,7 +391,7 @@ def test_a_folder_that_cannot_be_read_costs_its_own_row(tmp_path, monkeypatch, c
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert grade(tmp_path, tmp_path / "table.csv", 1) == 0
+    assert grade(tmp_path, tmp_path / "new" / "table.csv", 1) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1].split() == ["closed", "-", "unreadable:", "Permission", "denied"]
     assert out[2].startswith("open/a.ipynb")

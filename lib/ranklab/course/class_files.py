@@ -16,10 +16,11 @@ class ClassFile:
         self.stems = {getattr(notebook, "stem", None) for notebook in found.values()}
 
     def try_place(self):
-        """Why the file can't be written there, or None."""
+        """Why the file can't be written there, or None; its folder is made."""
         if self.path.exists() and not self.path.is_file():
             return self._problem(f"{self.path} is not a file")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             part_of(self.path).touch()
             part_of(self.path).unlink()
         except OSError as error:
