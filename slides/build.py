@@ -17,47 +17,12 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 OUT = HERE.parent / "build" / "slides"
+MEASURE = HERE / "measure.js"
 MARP = HERE / "node_modules" / ".bin" / "marp"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 SLACK = 2     # pixels: fonts differ a little from machine to machine
 LOW = 240     # pixels, a third of a slide: a figure below that is too small for a room
-
-# Runs in the page: a slide overflows where one of its elements reaches past the slide's own edge;
-# a figure is as high as its box, or as its width allows.
-MEASURE = """<script>
-// Marp shrinks wide code after loading, on a busy machine late: so what is bad is looked at again.
-window.addEventListener("load", () => setTimeout(() => look(7), 2000));
-const look = again => {
-  const slides = [...document.querySelectorAll("section")];
-  const past = (slide, node) => {
-    const outer = slide.getBoundingClientRect(), inner = node.getBoundingClientRect();
-    const scale = slide.offsetWidth / outer.width;
-    const over = {right: inner.right - outer.right, bottom: inner.bottom - outer.bottom};
-    const [side, size] = over.right > over.bottom ? ["right", over.right] : ["bottom", over.bottom];
-    return [side, Math.round(size * scale), (node.innerText || node.tagName).slice(0, 40)];
-  };
-  const worst = slide => [...slide.querySelectorAll("*")]
-      .filter(node => node.tagName == "svg" || !slide.contains(node.closest("svg")))
-      .map(node => past(slide, node)).sort((a, b) => b[1] - a[1])[0];
-  const broken = slide => [...slide.querySelectorAll("img")].filter(image => !image.naturalWidth)
-      .map(image => image.getAttribute("src"));
-  const shown = image => Math.round(Math.min(
-      image.offsetHeight, image.offsetWidth * image.naturalHeight / image.naturalWidth));
-  const low = slide => [...slide.querySelectorAll(":scope > p > img")].map(shown)
-      .filter(height => height < LOW);
-  const found = slides.map((slide, i) => (
-      {slide: i + 1, over: worst(slide), images: broken(slide), low: low(slide)}));
-  const bad = found.filter(one => one.images.length || one.low.length
-                                  || one.over && one.over[1] > SLACK);
-  if (bad.length && again)
-    return setTimeout(() => look(again - 1), 1000);
-  const report = document.createElement("pre");
-  report.id = "report";
-  report.textContent = JSON.stringify({slides: slides.length, bad: bad});
-  document.body.append(report);
-};
-</script>""".replace("SLACK", str(SLACK)).replace("LOW", str(LOW))
 
 
 class Missing(Exception):
@@ -144,33 +109,15 @@ def build(decks):
 
 
 def measure(deck, folder, chromium):
-    """{"slides": count, "bad": [...]} of one deck, as chromium lays it out."""
+    """What is bad in one deck, as chromium lays it out: measure.js says of what form."""
     page = folder / f"{deck.stem}.html"
     marp(deck, page, "--template", "bare")
-    page.write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
-    done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000",
-         "--window-size=1280,720", "--dump-dom", page.as_uri()],
-        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        timeout=200)
-    report = re.search(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
-    if not report:
-        raise SystemExit(f"{deck.name}: chromium printed no report (exit code {done.returncode})")
-    return json.loads(html.unescape(report.group(1)))
-
-
-def always_bad(deck, folder, chromium, pages=3):
-    """What is bad in each of some new pages.
-
-    Marp shrinks wide code when a frame is drawn. With its virtual time chromium may end before it
-    draws one, so that a deck which fits is bad in one page of many.
-    """
-    for _ in range(pages):
-        bad = measure(deck, folder, chromium)["bad"]
-        if not bad:
-            break
-    return bad
+    done = subprocess.run(["node", MEASURE, chromium, page.as_uri(), str(SLACK), str(LOW)],
+                          text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=200)
+    if done.returncode:
+        raise SystemExit(f"{deck.name}: chromium measured nothing:\n{done.stdout}")
+    return json.loads(done.stdout)
 
 
 def check(decks):
@@ -180,7 +127,7 @@ def check(decks):
         folder = pathlib.Path(name)
         copy_figures(folder)
         for deck in decks:
-            for one in always_bad(deck, folder, chromium):
+            for one in measure(deck, folder, chromium):
                 place = f"{deck.name} slide {one['slide']}"
                 problems += [f"{place}: no picture {image}" for image in one["images"]]
                 problems += [f"{place}: a figure is {height} px high, less than {LOW}: give "
