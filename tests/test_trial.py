@@ -72,6 +72,9 @@ def test_a_context_manager_has_contextlibs_code_and_is_the_learners():
     answer = labs.find_exercise("no_sync").answer
     mine = contextlib.contextmanager(lambda ddp: iter([None]))
     assert mine.__code__ is answer.__code__ and not is_made_of(mine, answer)
+    inner = answer.__wrapped__
+    copy = types.FunctionType(inner.__code__, inner.__globals__, "no_sync", inner.__defaults__)
+    assert is_made_of(contextlib.contextmanager(copy), answer)
 
 
 @pytest.mark.parametrize("got, says", [

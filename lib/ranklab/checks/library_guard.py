@@ -26,11 +26,11 @@ class LibrarysAnswer(Mistake):
 
 
 def is_made_of(learner_fn, answer):
-    """True for a function with the very code of `answer`. What a decorator returns has no code of
-    its own: that of contextlib is in every context manager.
+    """True for a function with the very code of `answer`, under the decorators of both: that of
+    contextlib is the same in every context manager.
     """
-    return (inspect.isfunction(learner_fn) and inspect.isfunction(answer)
-            and not hasattr(answer, "__wrapped__") and learner_fn.__code__ is answer.__code__)
+    mine, theirs = (getattr(inspect.unwrap(fn), "__code__", fn) for fn in (learner_fn, answer))
+    return mine is theirs
 
 
 @contextlib.contextmanager
