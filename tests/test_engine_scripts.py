@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from engine_tools import write
 
 from ranklab import launch
+from ranklab.engine.launcher import reserved_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -75,12 +75,6 @@ def environment(tmp_path, **more):
             "OMP_NUM_THREADS": "1", **more}
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def run_all(commands, folder):
     """All run at the same time, and end well; their errors, as text."""
     running = [subprocess.Popen(command, cwd=folder, env=environ, text=True,
@@ -127,10 +121,12 @@ def test_by_torchrun_on_one_node(script, tmp_path):
 @pytest.mark.slow
 def test_by_torchrun_on_two_nodes(script, tmp_path):
     options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=ranklab-test",
-               f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
+               "--local-addr=127.0.0.1"]
     environ = environment(tmp_path, GLOO_SOCKET_IFNAME="lo",
                           TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    run_all([(torchrun(script, *options), environ)] * 2, tmp_path)
+    with reserved_port() as port:
+        command = torchrun(script, *options, f"--rdzv-endpoint=127.0.0.1:{port}")
+        run_all([(command, environ)] * 2, tmp_path)
     check_all_ranks(tmp_path, [expected(0, node=0, local=0), expected(1, node=1, local=0)])
 
 
@@ -231,10 +227,11 @@ OF_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 def in_place(tmp_path, text):
     """What a script prints that torchrun has started as its only rank."""
     script = write(tmp_path / "in_place.py", text)
-    environ = environment(tmp_path, **OF_ONE_RANK, MASTER_PORT=str(free_port()), LOCAL_RANK="0",
-                          LOCAL_WORLD_SIZE="1")
-    done = subprocess.run([sys.executable, str(script)], env=environ, text=True,
-                          capture_output=True, timeout=100)
+    with reserved_port() as port:
+        environ = environment(tmp_path, **OF_ONE_RANK, MASTER_PORT=str(port), LOCAL_RANK="0",
+                              LOCAL_WORLD_SIZE="1")
+        done = subprocess.run([sys.executable, str(script)], env=environ, text=True,
+                              capture_output=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

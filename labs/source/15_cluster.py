@@ -65,9 +65,10 @@ lines = launch(lambda: f"{name}: rank {dist.get_rank()} of {dist.get_world_size(
 if dist.get_rank() == 0:
     print(*lines, sep="\\n")
 """)
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    meet_at = "127.0.0.1:%d" % free.getsockname()[1]
+port = socket.socket()  # held while we need it: the system gives it to nobody, but torch may listen
+port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+port.bind(("127.0.0.1", 0))
+meet_at = "127.0.0.1:%d" % port.getsockname()[1]
 
 # %% tags=["nbval-check-output"]
 def agent(host):
@@ -76,11 +77,11 @@ def agent(host):
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
          "--rdzv-backend=c10d", "--rdzv-id=lab15", f"--rdzv-endpoint={meet_at}",
          "--local-addr=127.0.0.1", program], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-agents = [agent(host) for host in range(2)]
-print("".join(sorted(each.communicate(timeout=120)[0] for each in agents)))
+said, errors = zip(*(each.communicate(timeout=120) for each in [agent(0), agent(1)]))
+print("".join(sorted(said)) or "".join(errors))
 
 # %% [markdown]
 # (The agents meet at torch's TCPStore, which listens on all addresses and has no password. On a cluster, keep its port behind a firewall.)

@@ -58,7 +58,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     cwd, call = _working_folder(), ship.dumps_call(fn, args)
     server, output = fork_server(), Output(ranks, stream, headings)
     try:
-        with ship.shared_file() as store, _reserved_port() as port, folder_of_workers() as folder:
+        with ship.shared_file() as store, reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
             with WorkerGroup(server, job, call, store, output, stall, preload) as group:
@@ -119,7 +119,7 @@ def default_ranks():
 
 
 @contextlib.contextmanager
-def _reserved_port():
+def reserved_port():
     """A free port, for rank 0's MASTER_PORT: inside, the kernel gives it to nobody by itself.
 
     Nothing listens there: the ranks of a launch meet in a file.
