@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 from ranklab.clinic import symptoms
@@ -172,10 +173,24 @@ def summed(scale=1):
         _step(model, optimizer, *_batch(), reduce)
 
 
+def attending(lengths):
+    """Attention by torch's two ways; flex_attention is an op of an unusual kind."""
+    model = DistributedDataParallel(nn.Linear(16, 16))
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        x = model(torch.randn(1, 2, lengths[dist.get_rank()], 16))
+        flex_attention(*[x.detach()] * 3)
+        F.scaled_dot_product_attention(x, x, x).sum().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("program, settings, expected", [
     (accumulating, {}, []), (two_optimizers_and_validation, {}, []),
     (unawaited, {"wait": True}, []), (unawaited, {}, ["stale_weights"]),
     (summed, {"scale": 3}, []), (summed, {}, ["wrong_reduction"]),
+    (attending, {"lengths": (512, 1024, 512)}, ["straggler"]),
+    (attending, {"lengths": (512, 32, 512)}, []),
 ])
 def test_programs_of_another_form(program, settings, expected):
     found = diagnose(observe(program, 3, **settings))

@@ -219,6 +219,12 @@ def test_the_environment_of_the_moment(monkeypatch):
     assert launch(seen, ranks=2) == [["now", None]] * 2
 
 
+def test_ranks_without_gpus_of_their_own_see_none():
+    """fully_shard would take the only GPU of a machine, whatever the ranks run on."""
+    seen = launch(lambda: (device().type, os.environ.get("CUDA_VISIBLE_DEVICES")), ranks=2)
+    assert all(gpus == "" for kind, gpus in seen if kind == "cpu")
+
+
 def test_torchs_debug_level_may_be_set_later(monkeypatch):
     def level():
         return dist.get_debug_level().name

@@ -261,6 +261,18 @@ def test_half_of_the_variables_of_torchrun_are_a_sentence(more, said, monkeypatc
         launch(print)
 
 
+def test_torchrun_says_what_a_rank_raised_and_hides_a_gpu_that_two_share(tmp_path, monkeypatch):
+    import torch
+
+    from ranklab.engine import torchrun
+
+    script = tmp_path / "sees.py"
+    script.write_text("import os\nraise ValueError(os.environ['CUDA_VISIBLE_DEVICES'] + '!')")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="ValueError: !"):
+        torchrun(script, ranks=2)
+
+
 def test_ranks_that_fall_back_on_the_cpu_say_so(monkeypatch, capsys):
     import torch
 

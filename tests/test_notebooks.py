@@ -113,6 +113,16 @@ def test_no_verdict_is_compared(source):
     assert not [text for text in compared if re.search(r"\bcheck\(", text)]
 
 
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.parent.name == "solutions"],
+                         ids=named)
+def test_what_is_compared_is_not_the_rounding_of_one_machine(path):
+    """The sixth digit of a sum is another on another processor, and on a GPU."""
+    compared = [output.get("text", "") for cell in nbformat.read(path, as_version=4).cells
+                if builder.COMPARED in cell.metadata.get("tags", ()) for output in cell.outputs]
+    numbers = re.findall(r"\d+\.\d+", " ".join(compared))
+    assert not [each for each in numbers if len(each.replace(".", "").lstrip("0")) > 5]
+
+
 # --- the harness: what must fail does -----------------------------------------------------------
 
 RIGHT = "from ranklab import check\n" + inspect.getsource(shard_range) + "check(shard_range)"

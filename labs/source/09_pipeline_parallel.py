@@ -643,7 +643,7 @@ from ranklab.projects.pipeline_parallel import peers
 for name in ("1f1b", "interleaved", "zb-v"):
     for tool, step in {"torch": peers.torch_pipelining, "ours": peers.ours}.items():
         losses, messages = peers.losses_by(step, name)
-        print(f"{name:12} {tool:6} losses", *(f"{loss:.5f}" for loss in losses),
+        print(f"{name:12} {tool:6} losses", *(f"{loss:.3f}" for loss in losses),
               "  messages that each rank sends in a step:", *messages)
 
 # %% [markdown]

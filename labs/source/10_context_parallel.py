@@ -55,7 +55,7 @@ parts = [(scores[at].softmax(0) @ v[at], scores[at].logsumexp(0))
          for at in (slice(0, 3), slice(3, 8))]
 (a, lse_a), (b, lse_b) = parts
 weight = torch.sigmoid(lse_a - lse_b)  # exp(lse_a) / (exp(lse_a) + exp(lse_b))
-print(f"whole {whole:.6f}, of two parts {weight * a + (1 - weight) * b:.6f}")
+print(f"whole {whole:.4f}, of two parts {weight * a + (1 - weight) * b:.4f}")
 
 # %% [markdown]
 # So a rank can look at one block of keys, forget it, and go on with the next. Here are two ranks, each with half of the tokens and without a mask. Each gets its second part from the other rank:
@@ -71,7 +71,7 @@ def two_ranks():
             work.wait()
     (a, lse_a), (b, lse_b) = [(s.softmax(0) @ u, s.logsumexp(0)) for s, u in (mine, theirs)]
     weight = torch.sigmoid(lse_a - lse_b)
-    return f"{weight * a + (1 - weight) * b:.6f}"
+    return f"{weight * a + (1 - weight) * b:.4f}"
 
 
 print(launch(two_ranks, ranks=2))
@@ -360,13 +360,13 @@ def sdpa(q, k, v):
 
 def side_by_side():
     torch.manual_seed(dist.get_rank())
-    qkv = [torch.randn(2, heads, 16, 8, device=device()) for heads in (8, 4, 4)]
+    qkv = [torch.randn(2, heads, 16, 8).to(device()) for heads in (8, 4, 4)]
     for attend in (ulysses_attention, deepspeed_ulysses):
         q, k, v = (x.clone().requires_grad_() for x in qkv)
         with Traffic() as traffic:
             out = attend(q, k, v, sdpa)
             out.square().sum().backward()
-        yield (f"out {out.detach().double().norm():.6f}, dk {k.grad.double().norm():.6f}, "
+        yield (f"out {out.detach().double().norm():.3f}, dk {k.grad.double().norm():.3f}, "
                f"{traffic.sent_bytes:,} bytes in {traffic.calls['all_to_all']} all-to-alls")
 
 
@@ -392,7 +392,7 @@ def llama_losses(ids):
     mine = y[:, shards.positions]
     share = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / y.numel()
     dist.all_reduce(share := share.detach())
-    return f"one process {whole.item():.5f}, ring {share.item():.5f}"
+    return f"one process {whole.item():.3f}, ring {share.item():.3f}"
 
 
 if importlib.util.find_spec("transformers"):

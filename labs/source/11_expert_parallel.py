@@ -225,7 +225,7 @@ def same_tokens():
         out = layer(x.chunk(R)[rank].to(device()))
     dist.all_reduce(total := out.detach().double().square().sum())
     numbers = sum(p.numel() for p in layer.parameters())
-    return f"{total.item():.6f}; a rank has {numbers} numbers and sends {traffic.sent_bytes} bytes"
+    return f"{total.item():.2f}; a rank has {numbers} numbers and sends {traffic.sent_bytes} bytes"
 
 
 for ranks in (1, 2, 4):
@@ -393,13 +393,13 @@ def side_by_side():
     vars(layer).update(parts)
     ep.spread_experts(layer, dist.group.WORLD)
     torch.manual_seed(dist.get_rank())
-    x = torch.randn(2, 8, 16, device=device())
+    x = torch.randn(2, 8, 16).to(device())
     for module in (layer, lambda x: theirs(x)[0]):
         y = x.clone().requires_grad_()
         with Traffic() as traffic:
             out = module(y)
             out.square().sum().backward()
-        yield (f"out {out.detach().double().norm():.5f}, dx {y.grad.double().norm():.5f}, "
+        yield (f"out {out.detach().double().norm():.3f}, dx {y.grad.double().norm():.2f}, "
                f"{traffic.sent_bytes:,} bytes: {dict(traffic.calls)}")
 
 
@@ -477,8 +477,8 @@ for change in ({}, {"ep": 2}):
 # %%
 def counted(liked, N=64, C=16, E=8):
     torch.manual_seed(dist.get_rank())
-    x = torch.randn(N, C, device=device(), requires_grad=True)
-    scores = torch.randn(N, E, device=device())
+    x = torch.randn(N, C).to(device()).requires_grad_()
+    scores = torch.randn(N, E).to(device())
     scores[:, 2] += liked
     chosen, weights = top_k_route(scores, 2)
     with Traffic() as traffic:

@@ -234,7 +234,7 @@ def train(path, first):
 
 
 losses = [launch(train, folder / "run.pt", first, ranks=1)[0] for first in (True, False)]
-print("the same losses, bit for bit:", losses[0] == losses[1], f"(the last: {losses[0][-1]:.3f})")
+print("the same losses, bit for bit:", losses[0] == losses[1])
 
 # %% [markdown]
 # ### 4.5 Fewer ranks, the same batch
@@ -466,7 +466,7 @@ runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0]
         "torchrun, a rank dies": peers.elastic_losses(folder / "elastic")}
 for name, found in runs.items():
     print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
-          f"{found['loss']:.6f}")
+          f"{found['loss']:.3f}")
 print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 
 # %% [markdown]

@@ -1662,7 +1662,7 @@ questions("16_clinic")
 # python -m ranklab.projects.clinic
 # ```
 #
-# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. It has not run on a GPU yet, but it was rehearsed under a GPU's rules.
+# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. Of the 20 programs that run on one rank, it noted the same on a GPU (an H200) as on a CPU: steps, calls, losses, FLOPs. With several GPUs it has only been rehearsed.
 
 # %% [markdown]
 # ## 10. What we left out

@@ -94,7 +94,7 @@ def _before_step(observer, optimizer):
         observer.step = dict(
             number=observer.steps, optimizer=observer.number_of(optimizer),
             calls=observer.numbers.get(observer.everyone, -1) + 1,
-            backwards=observer.backwards, seconds=observer.seconds,
+            backwards=observer.backwards, flops=observer.flops,
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[mark_of(p) for p in params] if whole else [],

@@ -3,13 +3,12 @@
 import itertools
 import math
 import sys
-import threading
-import time
 import weakref
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.flop_counter import flop_registry
 
 from ranklab.clinic.marks import is_here, mark_of, plain
 from ranklab.clinic.symptoms import Call, Lines, Loss
@@ -20,6 +19,10 @@ from ranklab.meter.watcher import Watcher
 GIVEN = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
 MESSAGES = ("send", "recv")
 MASKS = 16  # of a step
+ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts it on GPUs alone
+FLOPS = flop_registry | {
+    getattr(torch.ops.aten, f"{ATTENTION}_for_cpu{way}"):
+        flop_registry[getattr(torch.ops.aten, ATTENTION + way)] for way in ("", "_backward")}
 SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
                    "ranklab.clinic.hooks", "ranklab.clinic.calls", "ranklab.engine",
@@ -27,11 +30,11 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
 
 
 class Observer:
-    """What this thread computes is seen from now on, and what it sends is written at once."""
+    """What this thread and backward compute is seen from now on; what they send is written at once.
+    """
 
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
-        self.thread = threading.get_ident()
         self.optimizers, self.steps, self.pending = [], 0, []
         self.order, self.next_number = weakref.WeakKeyDictionary(), itertools.count()
         self.everyone = dist.group.WORLD.group_name
@@ -42,13 +45,12 @@ class Observer:
         self.passes = {}  # sampler -> (epoch, whether it shuffles), until a model has its examples
         self.model = None
         self.known = {}  # op -> what looks at it
-        self.last = time.thread_time()
         self.begin_step()
         Watcher(self, self.told, self.asked).__enter__()
 
     def begin_step(self):
         """From here on the next step is observed."""
-        self.backwards, self.seconds, self.largest = 0, 0.0, 0.0
+        self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
         self.local, self.embed, self.scattered = {}, set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
@@ -71,10 +73,8 @@ class Observer:
 
     def asked(self, func, args, kwargs):
         if func.namespace in NAMESPACES:
-            self._work_ends()
             for op in read_ops(func, args, kwargs):
                 self._write_call(op, func, args, kwargs)
-            self.last = time.thread_time()
 
     def _write_call(self, op, func, args, kwargs):
         given = dict(zip((one.name for one in func._schema.arguments), args)) | kwargs
@@ -124,13 +124,12 @@ class Observer:
     # --- after an op ------------------------------------------------------------------------------
 
     def told(self, func, args, kwargs, result):
-        if threading.get_ident() != self.thread:
-            return
-        self._work_ends()
-        if func not in self.known:
-            name = func._schema.name.removeprefix("aten::")
-            self.known[func] = getattr(self, f"_look_{name}", None)
-        look = self.known[func]
+        packet = getattr(func, "_overloadpacket", func)  # flex_attention has none
+        if packet in FLOPS and (self.in_backward or torch.is_grad_enabled()):  # else: validation
+            self.flops += FLOPS[packet](*args, **kwargs, out_val=result)
+        if packet not in self.known:
+            self.known[packet] = getattr(self, f"_look_{packet.__name__}", None)
+        look = self.known[packet]
         if look and all(is_here(x) for x in args[:2] if isinstance(x, torch.Tensor)):
             look(args, result)
         for tensor in (result,) if isinstance(result, torch.Tensor) else (
@@ -139,12 +138,6 @@ class Observer:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.alive:
                     self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.last = time.thread_time()
-
-    def _work_ends(self):
-        """Since the last op this thread has worked; without a gradient it was no training."""
-        if self.in_backward or torch.is_grad_enabled():
-            self.seconds += time.thread_time() - self.last
 
     def bytes_alive(self):
         self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}

@@ -48,7 +48,7 @@ class Step(NamedTuple):
     optimizer: int  # the number of the one that takes it
     calls: int  # collectives of all ranks before it
     backwards: int  # since the step before
-    seconds: float  # of the main thread at work on the CPU: not in validation, not waiting
+    flops: int  # of products that it has computed since; not in validation
     rate: float  # the largest learning rate
     names: list  # of the parameters
     weights: list  # Mark, before the step

@@ -8,7 +8,8 @@ import sys
 from datetime import timedelta
 
 from ranklab.engine import ship
-from ranklab.engine.rank import GROUP_GRACE, _leave_group, backend_and_device
+from ranklab.engine.rank import (
+    GROUP_GRACE, _leave_group, backend_and_device, hide_gpus_without_nccl)
 
 SLURM_PORTS = (15000, 20000)  # first port, how many: job and step choose one, alike on every node
 STEPS = 100  # of a job, before the ports of the next job begin
@@ -95,6 +96,7 @@ def make_group(rehearse=None, **options):
     chosen = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus())
     if local == 0:
         _say_if_gpus_are_left(chosen["backend"], ranks_here)
+    hide_gpus_without_nccl(chosen["backend"])
     _let_go_of_groups()
     dist.init_process_group(**chosen, **options)
     atexit.register(_leave_group)

@@ -132,6 +132,7 @@ def init_group(rank, job, store_fd):
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.
     chosen = backend_and_device(rank, job.ranks, job.rehearse)
+    hide_gpus_without_nccl(chosen["backend"])
     dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit, **chosen)
     _wait_for_all(store, job.ranks)
 
@@ -166,6 +167,12 @@ def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False):
 
         return install()
     return {"backend": "gloo"}
+
+
+def hide_gpus_without_nccl(backend):
+    """No library finds a GPU that ranks would have to share: fully_shard takes any that it sees."""
+    if "nccl" not in backend:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def gpu_of(index, ranks_on_machine, gpus, sees_own=False):

@@ -1,23 +1,30 @@
 """The same script under the real torchrun, on this machine: to show that nothing changes."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
+
+ELASTIC = "torch/distributed/elastic"  # torchrun's own words, after those of the ranks
 
 
 def torchrun(*command, ranks, timeout=120):
     """`torchrun --nproc-per-node RANKS COMMAND...` has run; returns what it printed.
 
-    error  RuntimeError with its last lines; TimeoutError, and its processes are ended
+    The ranks see GPUs if there is one for each of them, as under launch.
+    error  RuntimeError with what the ranks said last; TimeoutError, and its processes are ended
     lab    00
     """
     import psutil  # set here, not in every rank
+    import torch
 
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={ranks}", *map(str, command)]
     # torchrun says this itself, in six lines of warning, when it is not set.
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
+    if torch.cuda.device_count() < ranks:
+        environ["CUDA_VISIBLE_DEVICES"] = ""
     with subprocess.Popen(line, env=environ, text=True, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
@@ -31,6 +38,8 @@ def torchrun(*command, ranks, timeout=120):
                     with contextlib.suppress(psutil.Error):  # it has just ended
                         one.kill()
     if process.returncode:
+        lines = output.splitlines()
+        of_ranks = [*itertools.takewhile(lambda line: ELASTIC not in line, lines)] or lines
         raise RuntimeError(f"torchrun ended with exit code {process.returncode}:\n"
-                           + "\n".join(output.splitlines()[-20:]))
+                           + "\n".join(of_ranks[-20:]))
     return output
