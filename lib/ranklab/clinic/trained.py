@@ -109,7 +109,7 @@ def same_data(ranks):
         alike = sum([one.targets for one in x.losses] == [one.targets for one in y.losses]
                     and x.rows == y.rows for x, y in pairs)
         if pairs and alike >= MOST * len(pairs) and (replicas([a, b]) or _scatter_alike(a, b)):
-            return (f"ranks {a.number} and {b.number} add up their gradients, and had the same "
+            return (f"ranks {a.number} and {b.number} step by the same gradient, and had the same "
                     f"batch in {alike} of {len(pairs)} steps")
     for rank in ranks:
         epochs = defaultdict(list)
