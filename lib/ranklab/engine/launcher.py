@@ -25,7 +25,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
-    is the rank's device. Works from a notebook cell, with functions and classes defined there.
+    is its own GPU, or the CPU (then it sees no GPU). A notebook cell may define `fn` and classes.
 
     ranks    how many; by default one for each GPU, or 4 where there are fewer than two GPUs
     nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
