@@ -5,11 +5,9 @@ content leaves the page. What is missing on this machine is one sentence, with w
 """
 import argparse
 import fcntl
-import html
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys

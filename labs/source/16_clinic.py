@@ -1662,7 +1662,7 @@ questions("16_clinic")
 # python -m ranklab.projects.clinic
 # ```
 #
-# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. Of the 20 programs that run on one rank, it noted the same on a GPU (an H200) as on a CPU: steps, calls, losses, FLOPs. With several GPUs it has only been rehearsed.
+# The programs of this lab run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. Of the 20 programs that run on one rank, it noted as much on a GPU (an H200) as on a CPU: as many steps, calls, losses and FLOPs, and the same diseases. With several GPUs it has only been rehearsed.
 
 # %% [markdown]
 # ## 10. What we left out

@@ -30,8 +30,7 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
 
 
 class Observer:
-    """What this thread and backward compute is seen from now on; what they send is written at once.
-    """
+    """From now on what this thread and backward compute is seen, and what they send is written."""
 
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
