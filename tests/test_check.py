@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import answer, check, hint, ranks
-from ranklab.checks import exercise, trial
+from ranklab.checks import exercise, failures, trial
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.checks.trial import on_ranks
 from ranklab.course import labs, progress, show
@@ -262,6 +262,13 @@ def test_what_cannot_travel_is_a_mistake():
     lock = __import__("threading").Lock()
     text = judged(lambda loss, group=None: "nothing" if loss is None else lock)
     assert "can't be sent to the ranks" in text
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])  # the second once in 200
+def test_a_message_too_long_gets_its_hint_whatever_signal_ends_the_rank(signal):
+    words = "op.preamble.length <= op.nbytes. 10 vs 2. Received data size doesn't match"
+    assert failures.why_dead(f"was killed by {signal}: {words}") == failures.TOO_LONG
+    assert not failures.why_dead(f"was killed by {signal}")
 
 
 # --- the library's answer is out of reach ---------------------------------------------------------
