@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ranklab.checks.beside import expect, located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import LIMIT, on_ranks
 from ranklab.engine.surroundings import patience
 from ranklab.meter import Traffic
 
@@ -97,7 +97,8 @@ def check_roll_call(roll_call):
 def _tried(roll_call, seconds, cases):
     try:
         with hinted({"hang: .*": HANGS, "DistStoreError: Wait timeout.*": HANGS}):
-            return on_ranks(_trial, roll_call, seconds, cases, ranks=1)[0]
+            return on_ranks(_trial, roll_call, seconds, cases, ranks=1,
+                            timeout=LIMIT * max(1, seconds / SECONDS))[0]
     except Mistake as mistake:  # all ranks were threads of one
         mistake.what = mistake.what.replace("on 1 rank, rank 0 of 1", "a rank", 1)
         raise
