@@ -21,13 +21,13 @@ LARGER = {  # in all, project, tests
     "13_planner": (8120, 965, 995),
     "14_resilience": (5645, 500, 450),
     # a cluster inside this machine, an evaluator of PromQL, what eight systems are told
-    "15_cluster": (6710, 480, 610),
+    "15_cluster": (6735, 480, 610),
     # twenty-one programs, each with a check, and what finds their diseases in any program
-    "16_clinic": (8833, 350, 882),
+    "16_clinic": (8860, 350, 882),
 }
 LARGER_CHECKS = {
     "checkpointed": 94, "all_to_all_v": 94,
-    "read_nccl_log": 151, "nccl_environment": 114,  # much is said in a log, and in a topology
+    "read_nccl_log": 159, "nccl_environment": 114,  # much is said in a log, and in a topology
     "atomic_save": 153,  # it kills processes in many places, and looks at the order of calls
 }
 

@@ -137,7 +137,7 @@ plots.by_length(lengths, {
 # ### 4.2 Two results become one
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
 #
-# Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask the whole first block can lie in its future.
+# Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask a whole block can lie in its future. Make new tensors: the check looks whether the four that you got are unchanged.
 
 # %%
 def online_softmax_merge(out, lse, other, other_lse):

@@ -172,7 +172,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order there. A row that chose several experts here comes several
-    times. Ranks get `came` by asking: each tells every other rank how many rows each expert gets.
+    times. Ranks get `came` by asking: each tells every rank how many rows that rank's experts get.
     shape  x (N, C); chosen (N, k), -1 for none; rows (n, C)
     cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
     error  ValueError if R does not divide E
@@ -250,7 +250,7 @@ def load_balance_loss(logits, chosen):
 
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
-    shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...)
+    shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
     """
     E = logits.shape[-1]
     raise NotImplementedError("exercise 4.5: about 4 lines")
@@ -302,7 +302,7 @@ expert_gradients = check(expert_gradients)
 
 # %%
 def moe_traffic(counts, row_bytes):
-    """(R, R): the bytes that rank r sends rank s in a layer, forward and backward.
+    """(R, R), int64: the bytes that rank r sends rank s in a layer, forward and backward.
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)

@@ -103,7 +103,7 @@ check(planner_states_gb=...)
 # - `in_flight(plan, rank)`: how many micro-batches wait on that rank at the worst moment (lab 09).
 # - `buffer_bytes(model, plan, tool, numbers)`: gathered weights, buckets, messages. Its `numbers` is the first of the two kinds, because experts are not gathered.
 #
-# `plan.tokens` counts the tokens of a micro-batch on one context rank, and `plan.sharders` counts the ranks over which states are sharded. Two numbers are fitted to measurements: CUDA and NCCL take `constants.context_bytes`, and the gaps between tensors take `constants.gaps` times the bytes of activations and logits. You don't need `machine`. It is there because step_time has the same arguments.
+# `plan.tokens` counts the tokens of a micro-batch on one context rank, and `plan.sharders` counts the ranks over which states are sharded. Two numbers are fitted to measurements: CUDA and NCCL take `constants.context_bytes` (the field `context`), and the gaps between tensors (`allowance`) take `constants.gaps` times the bytes of activations and logits. You don't need `machine`. It is there because step_time has the same arguments.
 
 # %%
 from ranklab.planner.memory import (
@@ -118,8 +118,8 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
                  one layer keeps when it runs again without recomputation, and as much once more for
                  the gradients
-    logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12
-                 bytes in torchtitan, where torch's own loss has its gradient in float32
+    logits       8 bytes each on the last stage, shared by the tensor ranks: 16 bits, float32, a
+                 gradient in 16 bits; 12 in torchtitan: torch's own loss has it in float32
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     """
     if (tool or plan.tool) == "ours":
@@ -217,7 +217,7 @@ check(planner_a10_times=...)
 def cost_per_token(model, sequence, machine, mfu, price):
     """Dollars to train on one token, at this MFU, on one of these GPUs or on many.
 
-    mfu    of the bf16 peak, attention counted in full
+    mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars of a GPU for an hour
     error  ValueError if the MFU is 0 or less, or more than 1
     """
@@ -303,8 +303,8 @@ from ranklab.planner.search import refusal
 def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter):
     """[Found]: layouts of these tools that fit in a GPU, the fastest first.
 
-    Found is (plan, memory_per_gpu(...), step_time(...)). The check looks at the first one. It must
-    pass refuse(plan, model, machine, gpus, sequence, batch), fit, and be at most 2% slower than the
+    Found is (plan, memory_per_gpu(...), step_time(...)). Each must pass refuse(plan,
+    model, machine, gpus, sequence, batch) and fit; the first is at most 2% slower than the
     library's first.
     batch  sequences of a step, over all GPUs
     watch  shows progress: for plan in watch(plans)

@@ -354,7 +354,7 @@ def silent_corruption(parameters, group=None):
     same on every rank.
     parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
                 with NaN, strided or empty
-    cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
+    cost   one all-gather in all, with 8 bytes for each parameter; the tensors are not sent
     """
     raise NotImplementedError("exercise silent_corruption: about 12 lines")
 
@@ -392,8 +392,8 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
                  back to a checkpoint before them, and leave their batches out
     "Far above" means by more than `limit` times their usual spread, which is a standard deviation
     if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
-    that are not finite, do not hide a new spike. A rise of 1% is no spike, however calm the losses
-    were. Among the first 20 losses each finite one is good, because they fall steeply.
+    that are not finite, do not hide a new spike. A rise by 1% of abs(loss) is no spike, however
+    calm the losses were. Among the first 20 losses each finite one is good: they fall steeply.
     losses  a list of floats, not changed
     """
     raise NotImplementedError("exercise loss_spike: about 10 lines")

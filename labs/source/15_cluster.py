@@ -306,8 +306,8 @@ def read_nccl_log(text):
               all ranks once and comes back
     trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
     links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link
-              over a network has two lines, [receive] and [send]: keep the transport of [send]
-    warnings  each NCCL WARN once, in the log's order, with the rank of its process
+              over a network has two lines, [receive] and [send]; [send] tells more, if it is there
+    warnings  each (rank of its process, text of an NCCL WARN) once, in the log's order
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
               words differ between versions
     """

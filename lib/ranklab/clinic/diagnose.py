@@ -68,7 +68,8 @@ def own_limit(norms, tolerance=1e-3):
 
 def steps_behind(used, held, tolerance=1e-9):
     """By how many steps the model's weights are older than those that the optimizers hold: the
-    smallest number that explains all steps but a tenth. None where no number of steps does.
+    smallest number that explains all steps but a tenth, not counting the first ones, whose partner
+    would be before the run. None where no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]
     held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the

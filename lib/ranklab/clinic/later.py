@@ -140,7 +140,7 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
-    """{"losses": of each step, "rows": this rank's of the weights}.
+    """{"losses": of each step in the order done, "rows": this rank's of the weights}.
 
     The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
     of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank

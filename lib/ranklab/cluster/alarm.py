@@ -1,5 +1,6 @@
 """An alarm that names the sick rank from all metrics of a run, and the score of an alarm."""
 
+import math
 import warnings
 from dataclasses import dataclass, field
 
@@ -75,7 +76,7 @@ class Score:
     @property
     def mean_seconds(self):
         every = [each for of_kind in self.seconds.values() for each in of_kind]
-        return sum(every) / len(every)
+        return sum(every) / len(every) if every else math.nan
 
     def __str__(self):
         return (f"{self.mean_seconds:.0f} s to the alarm on average, {len(self.false)} false of "

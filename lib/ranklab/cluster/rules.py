@@ -26,11 +26,11 @@ def mfu_alert_rule(least, minutes):
     minutes  10 or more
     lab      15
     """
-    tokens = "sum by (run) (rate(train_tokens_total[5m]))"
-    flops = "max by (run) (train_flops_per_token)"
+    # Multiplied before the sum: a rank whose scrape has failed is missing below the line, too.
+    flops = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
     return {
         "alert": "LowMFU",
-        "expr": f"{tokens} * {flops} / sum by (run) (train_peak_flops) < {least}",
+        "expr": f"{flops} / sum by (run) (train_peak_flops) < {least}",
         "for": f"{minutes}m",
         "labels": {"severity": "warning"},
         "annotations": {"summary": "run {{ $labels.run }}: MFU {{ $value | humanizePercentage }}"},

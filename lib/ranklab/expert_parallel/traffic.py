@@ -6,7 +6,7 @@ from ranklab.models.gpt import count_parameters
 
 
 def moe_traffic(counts, row_bytes):
-    """(R, R): the bytes that rank r sends rank s in a layer, forward and backward.
+    """(R, R), int64: the bytes that rank r sends rank s in a layer, forward and backward.
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)

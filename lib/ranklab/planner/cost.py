@@ -10,7 +10,7 @@ DAY = 86400
 def cost_per_token(model, sequence, machine, mfu, price):
     """Dollars to train on one token, at this MFU, on one of these GPUs or on many.
 
-    mfu    of the bf16 peak, attention counted in full
+    mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars of a GPU for an hour
     error  ValueError if the MFU is 0 or less, or more than 1
     lab    13

@@ -23,7 +23,7 @@ def silent_corruption(parameters, group=None):
     same on every rank.
     parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
                 with NaN, strided or empty
-    cost   one all-gather of 8 bytes for each parameter; the tensors are not sent
+    cost   one all-gather in all, with 8 bytes for each parameter; the tensors are not sent
     lab    14
     """
     marks = []

@@ -18,8 +18,8 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
                  back to a checkpoint before them, and leave their batches out
     "Far above" means by more than `limit` times their usual spread, which is a standard deviation
     if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
-    that are not finite, do not hide a new spike. A rise of 1% is no spike, however calm the losses
-    were. Among the first 20 losses each finite one is good, because they fall steeply.
+    that are not finite, do not hide a new spike. A rise by 1% of abs(loss) is no spike, however
+    calm the losses were. Among the first 20 losses each finite one is good: they fall steeply.
     losses  a list of floats, not changed
     lab     14
     """

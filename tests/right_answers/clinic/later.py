@@ -17,6 +17,7 @@ WRONG = [mutant(getattr(later, name), *edits, says=says) for name, *edits, says 
      "        for each in found.values():\n"
      "            dist.all_reduce(each, dist.ReduceOp.MAX, group=group)\n", "found_inf is shared"),
     ("half_digits", MEAN, f"{MEAN}        scaler.unscale_(optimizer)\n", "unscaled after the sum"),
+    ("half_digits", MEAN, "", "scale(loss)", "scale(loss / ranks)", "divided before"),
     ("validated_digits", NO_GRAD, "            logits = model(held_out)\n", f"{LOSS})",
      f"{LOSS}.item())", f"{SURE})", f"{SURE}.item())", "[each.item() for each in losses]", "losses",
      "[each.item() for each in sure]", "sure", "numbers are kept"),

@@ -16,8 +16,8 @@ def mfu_alert_rule__mean_of_ranks(least, minutes):
 
 
 def mfu_alert_rule__always_below(least, minutes):
-    now = ("sum by (run) (rate(train_tokens_total[4m])) * on (run) "
-           "avg by (run) (train_flops_per_token) / on (run) sum by (run) (train_peak_flops)")
+    now = ("sum by (run) (rate(train_tokens_total[4m]) * on (run, rank, instance, job) "
+           "train_flops_per_token) / on (run) sum by (run) (train_peak_flops)")
     old = f"max by (run) (train_flops_per_token offset {minutes}m)"
     return {"alert": "LowMFU", "expr": f"max_over_time(({now})[{minutes}m:]) < {least} and {old} "
             "and on (run) train_peak_flops",

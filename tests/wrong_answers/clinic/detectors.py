@@ -27,6 +27,7 @@ WRONG = [
     mutant(own_limit, "if math.isfinite(norm)), default=0)", "), default=0)",
            says="not finite say nothing"),
     mutant(own_limit, "max(2, len(norms) / 10)", "1", says="Once in 31 steps"),
+    mutant(own_limit, "len(norms) / 10", "0", says="2 of 29 are no tenth", called="no_tenth"),
     mutant(own_limit, "norm >= limit * (1 - tolerance)", "norm == limit",
            says="alike up to `tolerance`"),
     mutant(steps_behind, "range(len(used) // 2)", "range(1, len(used) // 2)",

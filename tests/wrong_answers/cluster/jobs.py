@@ -35,6 +35,8 @@ WRONG += [mutant(train_job_manifest, *edits, says=says, called=called) for *edit
     ("-node-0-0.{job.name}:", "-node-0-0:", "meet at 'gpt-70b-node-0-0'", "no_subdomain"),
     ('["torchrun", f"--max', '["torchrun", f"--nnodes={job.nodes}", f"--max', "PET_NNODES",
      "nodes_told_twice"),
+    ('["torchrun", f"--max', '["torchrun", "--nnodes=1", f"--max', "An option overrides",
+     "one_node"),
     ("list(job.command)", '[" ".join(job.command)]', "ranks run|does not take", "one_word"),
 )]  # fmt: skip
 
@@ -48,5 +50,7 @@ WRONG += [mutant(storage_plan, *edits, says=says, called=called) for *edits, say
     ("(load.copies, ranks * load.copies)", "(1, ranks)", "reading each byte once", "read_once"),
     ("1 - load.interval / turn", "turn / load.interval - 1", "divided by the interval", "of_work"),
     ("saving * (not load.background)", "saving", "a save that nobody waits for", "always_lost"),
+    ("beside <= load", "beside + saving * (not load.background) <= load", "fits is False",
+     "all_saves_fit"),
     ("max(load.interval, beside)", "load.interval", "without waiting for data", "no_waiting"),
 )]  # fmt: skip

@@ -6,23 +6,27 @@ from ranklab.cluster.alarm import rule_alarm, sick_rank_alarm
 from ranklab.cluster.recordings import SECONDS, SICK, record
 from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
 
-TOKENS = "sum by (run) (rate(train_tokens_total[5m]))"
+FLOPS = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
 PEAK = "sum by (run) (train_peak_flops)"
 MEDIAN = "on (run) group_left quantile by (run) (0.5, {mean})"
 MEAN = "avg_over_time(train_step_seconds[1m])"
-MFU_EXPR = 'f"{tokens} * {flops} / sum by (run) (train_peak_flops) < {least}"'
+MFU_EXPR = 'f"{flops} / sum by (run) (train_peak_flops) < {least}"'
 STEP_EXPR = f'f"{{mean}} / {MEDIAN} > {{factor}}"'
 
 WRONG = [mutant(mfu_alert_rule, *edits, says=says, called=called) for *edits, says, called in (
-    (TOKENS, "rate(sum by (run) (train_tokens_total)[5m:15s])", "sum of rates", "rate_of_sum"),
-    (TOKENS, "sum by (run) (irate(train_tokens_total[5m]))", "Counters jump", "irate"),
+    (FLOPS, "rate(sum by (run) (train_tokens_total)[5m:15s]) * max by (run) "
+     "(train_flops_per_token)", "sum of rates", "rate_of_sum"),
+    (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * max by (run) (train_flops_per_token)",
+     "missing above and below the line", "missing_below"),
+    ("rate(train", "irate(train", "Counters jump", "irate"),
     (PEAK, "max by (run) (train_peak_flops)", "peaks of all GPUs", "one_gpu"),
     ('f"{minutes}m"', '"0s"', "false alarm.*waits", "at_once"),
-    (MFU_EXPR, 'f"sum(rate(train_tokens_total[5m])) * max(train_flops_per_token) / '
+    (MFU_EXPR, 'f"sum(rate(train_tokens_total[5m]) * train_flops_per_token) / '
                'sum(train_peak_flops) < {least}"', "those that `expr` leaves", "all_runs"),
     (PEAK, "sum by (run) (max_over_time(train_peak_flops[30m]))", "old instances", "old_gpus"),
     ("< {least}", "< bool {least}", "`bool` gives", "bool"),
-    ("max by (run) (train_flops", "(train_flops", "both of its sides have", "many_to_one"),
+    (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token",
+     "both of its sides have", "many_to_one"),
 )] + [mutant(straggler_rule, *edits, says=says, called=called) for *edits, says, called in (
     ("quantile by (run) (0.5, ", "avg by (run) (", "the median", "mean"),
     ("quantile by (run) (0.5, ", "min by (run) (", "Fast ranks make no", "fastest"),

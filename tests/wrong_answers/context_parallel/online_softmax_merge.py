@@ -19,6 +19,8 @@ WRONG = [mutant(online_softmax_merge, *edits, says=says, called=called)
      "goes with its own lse", "swapped"),
     ("weight * out + other_weight * other, both", "weight * out + other_weight * other, lse",
      "lse is", "old_lse"),
+    ("other_weight * other, both", "other_weight * other, both.nan_to_num(neginf=0.0)",
+     "lse is not -inf where", "zero_for_no_key"),
     ("return weight * out", "return out.mul_(weight)", "what it was given is changed", "in_place"),
     ("weight * out + other_weight * other, both", "weight * out + other_weight * other",
      r"does not return \(out, lse\)", "out_alone"),

@@ -24,7 +24,7 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
     (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows|bytes of a message",
      "does_not_ask"),
     ("by_expert = expert.argsort(stable=True)", "by_expert = expert.argsort(descending=True, "
-     "stable=True)", "rows", "experts_from_the_last"),
+     "stable=True)", "by_expert", "experts_from_the_last"),
     (EXPERT, "torch.arange(R, device=x.device).repeat(n_experts // R).repeat_interleave(theirs)",
      "rows|by_expert", "ranks_for_experts"),
     (SENT, "Sent(order, came, to, by_expert, theirs.view(R, -1).sum(0))", "to|came", "exchanged"),

@@ -17,6 +17,7 @@ def agree(fn, cases, args_of=lambda given: (given,)):
         except Exception as error:
             error.add_note(f"for {shortened(kept)}")
             raise
+        value = value.item() if hasattr(value, "item") else value  # of numpy or torch
         expect(value == right and type(value) is type(right),
                f"for {shortened(kept)} it returns {value!r}, not {right!r}", hint)
         expect(given == kept, "what it is given is changed", "Work on copies.")
@@ -40,10 +41,12 @@ def check_first_difference(first_difference):
         ({0: [a, b, a], 1: [a, b, b]}, 2, "Count from 0."),
         ({2: [a, b, a], 5: [a, b, a], 7: [a, c, a]}, 1, "All ranks are to be looked at, also the "
          "last one; their numbers need not be 0, 1, 2."),
-        ({0: [a, a, b], 1: [a, c, c]}, 1, "The first one counts.")))
+        ({0: [a, a, b], 1: [a, c, c]}, 1, "The first one counts."),
+        ({0: [a, b, c], 1: [a, b, b], 2: [c, b, c]}, 0, "The first one counts, of any two.")))
     yield "the first call that is not the same, whichever rank differs"
     agree(first_difference, (
         ({0: [a, b, c], 1: [a, b]}, None, alike), ({0: [a], 1: [a, b], 2: [a, c]}, 1, alike),
+        ({0: [a, b], 1: [a], 2: [a, c]}, 1, alike),
         ({0: [], 1: [a, a], 2: [a, b]}, 1, alike)))
     yield "lists of different lengths"
 
@@ -60,6 +63,7 @@ def check_circle_of_waits(circle_of_waits):
     yield "the ranks in the order of their waits, the smallest first"
     agree(circle_of_waits, (
         ({0: {3}, 3: {5}, 5: {3}}, [3, 5], "0 only leads to the circle: it is not in it."),
+        ({0: {5}, 5: {3}, 3: {5}}, [3, 5], "The smallest of the circle stands first."),
         ({0: {1, 2}, 1: {4}, 2: {5}, 5: {0}}, [0, 2, 5], "A rank may wait for several, and the "
          "first way may lead nowhere."),
         ({1: {2, 3}, 2: {3}, 3: {4}, 4: {2}}, [2, 3, 4], "Go back where a way ends, and try the "
@@ -86,11 +90,17 @@ def check_own_limit(own_limit):
         (own, 1.0, "Two ranks or more have the same norm in one step, and none has more."),
         ([[0.25, 0.25]] * 3 + [[0.1, 0.2]] * 5, 0.25, "Later steps are within the limit."),
         ([[1.0, 0.9995], [0.9994, 0.9996]], 1.0, "Norms are rounded: alike up to `tolerance`."),
+        ([[1000.0, 999.5], [999.6, 1000.0]], 1000.0, "`tolerance` is a part of the limit."),
         ([[float("nan"), 0.5, 0.5], [0.5, 0.5, float("inf")]], 0.5,
          "Norms that are not finite say nothing.")))
     yield "the limit, also where some steps are below it, or a norm is not finite"
-    agree(own_limit, (([[1.0, 1.0]] + free[:1] * 20, None, "Two alike, once, are chance."),
-                      ([[2.0, 2.0]] + [[1.0, 0.5]] * 30, None, "Once in 31 steps is chance.")))
+    once = [[1.0, 1.0, 0.4, 0.2]] + free[:1] * 20
+    agree(own_limit, ((once, None, "Two alike, once, are chance."),
+                      ([[2.0, 2.0]] + [[1.0, 0.5]] * 30, None, "Once in 31 steps is chance."),
+                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 27, None, "2 of 29 are no tenth."),
+                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 18, 0.5, "2 of 20 are a tenth."),
+                      ([[0.3, 0.3], [0.2, 0.2], [0.9, 0.1]], None, "The limit is one for the run: "
+                       "its largest norm. Who has that?")))
     yield "None for what happens once"
 
 
@@ -103,15 +113,21 @@ def check_steps_behind(steps_behind):
 
     hint = "used[step] is held[step - behind]: the smallest number that fits nearly all steps."
     pairs = [((late(behind), held), behind, hint) for behind in (0, 1, 3)]
+    pairs += [(([-x for x in late(1)], [-x for x in held]), 1, "Numbers may be below 0: abs()."),
+              (([5.0] * 10, [5.0] * 10), 0, hint)]
     agree(steps_behind, pairs, lambda given: given)
     yield "0 where nothing is stale, and how many steps otherwise"
     tenth = "A tenth of the steps may differ: evaluations, a first step."
     agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, tenth),
-                         ((late(0, spoilt=(0, 9)), held), 0, tenth)), lambda given: given)
+                         ((late(0, spoilt=(0, 9)), held), 0, tenth),
+                         ((late(0, spoilt=(3, 9, 12)), held), None, "3 of 20 are more than that.")),
+          lambda given: given)
     yield "a tenth of the steps may differ"
     other = [x + 0.5 for x in held]
     agree(steps_behind, (((other, held), None, "Nothing fits: None."),
                          (([x * (1 + 1e-12) for x in held], held), 0, "Equal up to `tolerance`."),
+                         (([1e5 * x * (1 + 1e-12) for x in held], [1e5 * x for x in held]), 0,
+                          "`tolerance` is a part of the number."),
                          (([x * (1 + 1e-6) for x in held], held), None, "`tolerance` is small.")),
           lambda given: given)
     yield "None where nothing fits; equal up to the tolerance"

@@ -53,10 +53,14 @@ def check_half_digits(half_digits):
     for run in _runs(half_digits, HALVES, lambda size, _: (
             [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
         one = run.one
+        if run.found[0]["scale"] != one["scale"]:  # perhaps it divides before backward: fewer halve
+            parts = ALL_PARTS.format(run.size).replace("scale(loss)", f"scale(loss / {run.size})")
+            before = run.alone((OWN_PART, parts), ("p.grad /= ranks", "p.grad /= 1"))
+            one = before if run.found[0]["scale"] == before["scale"] else one
         for place, found in enumerate(run.found):
             losses, ends = torch.tensor(found["losses"]), (
-                f"{run.at(place)}: the scale ends at {found['scale']:g}, in one process at "
-                f"{one['scale']:g}")
+                f"{run.at(place)}: the scale ends at {found['scale']:g}; one process that "
+                f"takes the ranks' parts in turn has {one['scale']:g}")
             bad = (~losses.isfinite()).nonzero()
             expect(not len(bad), f"{run.at(place)}: the loss is not finite from step "
                    f"{int(bad[0, 0]) if len(bad) else 0} on", "A rank has stepped with a gradient "

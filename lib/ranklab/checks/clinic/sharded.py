@@ -140,7 +140,7 @@ SLIP_OF_END = ("They are those before the last step, which is lost.", (
 
 def check_gathered_model(program):
     for run in _runs(program, {"steps": 8, "lr": 1.0, "seed": 0},
-                     lambda size, _: {"steps": 8, "lr": 0.3, "seed": size}):
+                     lambda size, _: {"steps": 6, "lr": 0.3, "seed": size}):
         one = run.one
         run.awaited()
         run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, BY_WHICH, ROUNDED,

@@ -107,18 +107,18 @@ def check_no_faster(program):
                    "sampler.set_epoch.")
         order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
         one = run.alone(*BY_ORDER, order=order)
-        run.equal(one.part("weights", "loss"), hint="Averaged as before, a "
-                  "step is that of one process on the images of all ranks.")
+        run.equal(one.part("weights", "loss"), hint="A step is the mean over its images. In the "
+                  "last one the ranks may have different numbers of them.")
         if run.size == 4:
             first = order[0][0]
             expect(first != sorted(first), f"{run.where}: the images are not shuffled", "")
-            yield "four ranks: each image on one of them, in as many steps as one process takes"
+            yield "four ranks share each batch, and read all images but for a part of a batch"
     yield "one rank, three in a group; each epoch has an order of its own"
 
 
 NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
 SLIPS_OF_RATE = (
-    (AS_FOUND, NOT_GROWN, TOO_LONG),
+    ("The rates are those of the program as it was found.", NOT_GROWN, TOO_LONG),
     ("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: its "
      "schedule counts the steps of one rank.", TOO_LONG),
     ("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),

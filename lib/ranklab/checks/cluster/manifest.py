@@ -1,5 +1,6 @@
 """The check of train_job_manifest: by the CRDs' schemas, and field by field."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ from ranklab.cluster.manifest import invalid
 JOB = "spec.replicatedJobs.0.template.spec."
 POD = f"{JOB}template.spec."
 TOLD = "Kubeflow tells torchrun by PET_NNODES, PET_MASTER_ADDR and others."
+MEETING = "--?(nnodes|nproc|rdzv|node.rank|master|standalone|local.addr)"
 PODS = "A Job's completions and parallelism give a pod for each node, all at once."
 
 
@@ -26,9 +28,7 @@ def of_train_job(job):
     """({field: (value, hint)}, {torchrun's option: (value, hint)})"""
     return {"spec.runtimeRef.name": ("torch-distributed", ""),
             "spec.trainer.numNodes": (job.nodes, "Nodes, each of them a pod."),
-            "spec.trainer.numProcPerNode": (job.gpus, "Ranks of one node.")}, {
-            "--nnodes": (1, TOLD), "--nproc-per-node": (1, TOLD),
-            "--rdzv-backend": ("static", TOLD), "--rdzv-endpoint": ("", TOLD)}
+            "spec.trainer.numProcPerNode": (job.gpus, "Ranks of one node.")}, {}
 
 
 def of_job_set(job):
@@ -55,7 +55,8 @@ def check_manifest(manifest, job, kind):
            "this: a field has another name or another type, or is missing.")
     fields, (right, told) = {"spec.replicatedJobs.0.replicas": 1} | leaves(manifest), special(job)
     compare(kind, fields, {"kind": (kind, ""), "metadata.name": (job.name, "")} | right | {
-        f"{spec}activeDeadlineSeconds": (60 * job.minutes, "Seconds, not minutes."),
+        f"{spec}activeDeadlineSeconds": (60 * job.minutes, "Seconds, not minutes, "
+                                            f"in {spec[:-1]}."),
         f"{at}image": (job.image, ""), f"{at}{resources}requests.cpu": (
             job.cpus * job.gpus, "job.cpus for each GPU of the pod."),
         f"{at}{resources}limits.nvidia.com/gpu": (job.gpus, "Of one pod; without it, no GPU.")})
@@ -67,6 +68,9 @@ def check_manifest(manifest, job, kind):
     words = [fields[key] for part in ("command", "args") for key in fields
              if key.startswith(f"{at}{part}.")]
     expect(words[:1] == ["torchrun"], f"{kind}: it runs {words[:3]}", "The first word is torchrun.")
+    own = [each for each in words[: -len(job.command)] if re.match(MEETING, str(each))]
+    expect(kind == "JobSet" or not own, f"{kind}: torchrun has {' '.join(own)}",
+           f"{TOLD} An option overrides that.")
     host, _, port = check_torchrun(kind, words[1:], job, told)["rdzv_endpoint"].rpartition(":")
     first = f"{job.name}-node-0-0.{job.name}"
     expect(kind == "TrainJob" or (host == first and port.isdigit()), "JobSet: ranks meet at "

@@ -101,8 +101,13 @@ RUNS = {
     "only the second node's lines": (HOSTS[:2], 4, turning(8, 4, 2), "IB", "P2P/CUMEM", "",
                                      HOSTS[:1]),
     "three warnings": (HOSTS[:2], 2, turning(4, 2, 1), "IB", "P2P/CUMEM", "", (), (
-        (3, LOST), (3, LOST), (2, "Cuda failure 'out of memory'"), (3, "Net: other"))),
+        (3, LOST), (3, LOST), (2, "Cuda failure 'out of memory'"), (3, "Net: other"),
+        (1, "Net: other"))),
 }
+ODD = [(1, "WARN early"), *((rank, f"INFO comm 0x1 rank {rank} nRanks 3") for rank in range(3)),
+       *((a, f"INFO Channel 0{channel}/0 : {a}[{a}] -> {b}[{b}] via SHM") for channel, a, b in (
+           (0, 0, 1), (0, 1, 2), (1, 0, 1), (1, 1, 0), (1, 2, 0))),  # neither is a ring
+       *((0, f"INFO Using network {name}") for name in ("Socket", "IB"))]
 CAPTURED = {  # name: what is known of it
     "four_hosts": dict(network="Socket", rings={0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}, warnings=()),
     "forty_hosts": dict(rings={0: tuple(range(40)), 1: tuple(range(40))}, warnings=()),
@@ -139,6 +144,9 @@ def check_read_nccl_log(read_nccl_log):
     for name, known in CAPTURED.items():
         _is(f"logs/{name}.txt", read_nccl_log(read_log(name)), NcclLog(**known), known)
         yield f"logs/{name}.txt: {', '.join(known)}"
+    text = "\n".join(f"gpu-00:1{rank}:2{rank} [{rank}] NCCL {line}" for rank, line in ODD)
+    right = NcclLog("IB", rings={}, warnings=((1, "early"),))
+    _is("paths that are no rings", read_nccl_log(text), right, ["network", "rings", "warnings"])
     _is("an empty log", read_nccl_log(""), NcclLog(), HINTS)
     text = "[rank1]:[E1] [PG 0 Rank 1] last enqueued NCCL work: 7, last completed NCCL work: 6.\n"
     _is("torch's line twice", read_nccl_log(text + text.replace("7", "9")),

@@ -17,8 +17,9 @@ FOR = ("`for` waits: what is over before then raises no alert. But a long range 
        "or the start of a run, for as long as the range.")
 FAILS = ("If a scrape fails, the newest sample is gone, and `for` begins again. Look at a range, "
          "as avg_over_time(x[1m]) does.")
-SUM = ("A rank whose scrape has failed is missing in a sum of counters, and rate() takes that for "
-       "a restart. Take the sum of rates, and no sample of a single moment.")
+SUM = ("A rank whose scrape has failed has no sample at that moment. rate() of a sum of counters "
+       "takes that for a restart: take the sum of rates. And let the rank be missing above and "
+       "below the line, or in neither: sum by (run) (rate(...) * train_flops_per_token).")
 BY_RUN = "A server sees many runs, so aggregate by (run), and match on (run)."
 GONE = "A rank that is gone has no samples. If the others hang, their counters stand still."
 ENDED = "The run has ended by then. It has no samples any more, and needs no alert."
@@ -44,8 +45,8 @@ MFU_CASES = [  # (case, series, [({label: value}, onset, end or None)], hint, ar
      "The series of the old instances end, and others begin. Don't count the GPUs of both."),
     ("two runs, b at 0.2 from minute 20 on", lambda: trained(FALL, run="b", series=trained(
         (0, [START, (60, 0.5)]), ranks=8)), [({"run": "b"}, 20, None)], BY_RUN),
-    ("MFU 0.2 from minute 20 on, where scrapes fail", lambda: trained(FALL, fails=True),
-     [({"run": "a"}, 20, None)], SUM),
+    ("MFU 0.25 from minute 20 on, where scrapes fail", lambda: trained(
+        (0, [START, (20, WELL), (60, 0.25)]), fails=True), [({"run": "a"}, 20, None)], SUM),
     ("least=0.5, minutes=20, MFU 0.6, 0.4 from minute 20 on", lambda: trained(
         (0, [START, (20, 0.6), (80, 0.4)])), [({"run": "a"}, 20, None)], ARGUMENTS, 0.5, 20),
     ("minutes=30, a pause of 10 minutes", lambda: trained(
@@ -117,7 +118,8 @@ def obeyed(case, rule, series, wanted, minutes, hint):
         mine = [key for key in at if labels.items() <= dict(key).items()]
         said = f"{case}: the alert with {', '.join(map(' '.join, labels.items()))}"
         if mine and first[mine[0]] < onset + minutes / 3:  # a false alarm
-            hint = FOR if seconds(rule.get("for", 0)) < 20 * minutes else hint
+            over = onset - 1 > max(t for t in at[mine[0]] if t < onset + minutes / 3)
+            hint = FOR if over or seconds(rule.get("for", 0)) < 20 * minutes else hint
             break
         if not mine or first[mine[0]] > onset + 2 * minutes:
             other = [dict(key) for key in at if not labels.keys() <= dict(key).keys()]
@@ -185,7 +187,7 @@ RULES = (
         "From the counters of a run's ranks get tokens a second, times FLOPs, over the peaks.",
         "First rate() of each series, then sum by (run), because a sum of counters hides restarts. "
         "`for` keeps pauses and the start silent.",
-        "sum by (run) (rate(train_tokens_total[5m])) * max by (run) (train_flops_per_token) / "
+        "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token) / "
         "sum by (run) (train_peak_flops) < {least}")),
     Exercise(rules.straggler_rule, check_straggler_rule, hints=(
         "What do you compare a rank with? What makes one bad step, or a failed scrape, harmless?",

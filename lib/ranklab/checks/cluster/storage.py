@@ -17,6 +17,7 @@ CASES = {
     "more data than links take": (Load(*SMALL, data=6e10), TECTONIC),
     "more data than the server gives": (Load(*SMALL, data=8e9), SLOW),
     "data and saves": (Load(*SMALL, background=True, data=4.4e9), SLOW),
+    "data, then saves": (Load(*SMALL, data=4.4e9), SLOW),
     "many files": (Load(256, 8, 1e10, 1e9, 300.0, 64), SLOW),
     "one file": (Load(256, 8, 5e8, 1e7, 300.0, sharded=False), SLOW),
 }

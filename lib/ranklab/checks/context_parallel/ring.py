@@ -3,11 +3,13 @@
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from ranklab.checks.beside import beside, expect, on_groups
 from ranklab.checks.context_parallel.attention import (
     FAILURES, Shards, block_by_block, first_call, in_one_process, inputs,
 )
+from ranklab.checks.context_parallel.merge import FINITE
 from ranklab.context_parallel import block_gradients
 
 EARLY = ("Start the hop of the block, then compute with the block, and only then wait: the next "
@@ -20,14 +22,17 @@ BACKWARD = ("k and v go R - 1 times. Their gradients go R times: with the block,
 
 
 def _forward(ring_attention, ranks):
-    shards = Shards(ranks)
+    shards, types, nans = Shards(ranks), [], []
 
-    def first(traffic):
-        ring_attention(*shards.mine(inputs(0)[:3]), shards.watched(traffic), ranks.group)
+    def first(traffic, waits, dtype=torch.float32):
+        found = ring_attention(*shards.mine(inputs(0, dtype)[:3]), shards.watched(traffic, waits),
+                               ranks.group)
+        types.extend(x.dtype for x in found)
 
     def call(turn):
         q, k, v = shards.mine(inputs(turn)[:3])
         out, lse = ring_attention(q, k, v, shards.visible, ranks.group)
+        nans.append(bool(out.isnan().any()))
         return {"out": out, "lse": lse, "q": q, "k": k, "v": v}
 
     def right(turn):
@@ -37,8 +42,15 @@ def _forward(ring_attention, ranks):
     hops = ranks.size - 1
     yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, FORWARD)
     yield partial(_overlaps, ranks, shards.looks)
-    yield from beside(str(ranks), ranks, call, right, slips=partial(_forward_slips, shards),
-                      advice=lambda name: OWNER)
+    yield from first_call(f"{ranks}, bfloat16", partial(first, dtype=torch.bfloat16), hops,
+                          hops * shards.block_bytes // 2, FORWARD)
+    yield partial(expect, set(types) == {torch.float32}, f"{ranks}, bfloat16: out and lse are "
+                  f"{types[-2:]}", "Whatever the type of q: float32.")
+    looks = list(beside(str(ranks), ranks, call, right, slips=partial(_forward_slips, shards),
+                        advice=lambda name: OWNER))
+    yield partial(expect, nans != [False, True], f"{ranks}: scores reach 120, and out is nan "
+                  "somewhere", FINITE)
+    yield from looks
 
 
 def _forward_slips(shards, name, turn):
@@ -59,9 +71,13 @@ def _forward_slips(shards, name, turn):
 
 
 def _overlaps(ranks, looks):
-    late = [step for step, sent in enumerate(looks[: ranks.size - 1]) if sent < step + 1]
+    late = [step for step, (sent, _) in enumerate(looks[: ranks.size - 1]) if sent < step + 1]
+    early = [step for step, (_, under_way) in enumerate(looks[: ranks.size - 1]) if not under_way]
     expect(not late, f"{ranks}: block {late and late[0]} is computed before the next one is on its "
            "way", EARLY)
+    # On a GPU a wait returns at once: only the stream waits.
+    expect(not early or dist.get_backend() != "gloo", f"{ranks}: the next block is waited for "
+           f"before block {early and early[0]} is computed", EARLY)
 
 
 def check_ring_attention(ring_attention):
@@ -80,8 +96,9 @@ def _backward(ring_attention_backward, ranks):
         return dict(zip(("grad_out", "q", "k", "v", "out", "lse"), shards.mine(
             [grad_out, *qkv, found["out"], found["lse"]])))
 
-    def first(traffic):
-        ring_attention_backward(*given(0).values(), shards.watched(traffic), ranks.group)
+    def first(traffic, waits, dtype=torch.float32):
+        mine = {name: x.to(dtype) if name in "qkv" else x for name, x in given(0).items()}
+        ring_attention_backward(*mine.values(), shards.watched(traffic, waits), ranks.group)
 
     def call(turn):
         mine = given(turn)
@@ -93,6 +110,8 @@ def _backward(ring_attention_backward, ranks):
         return {name: shards.of_all(whole) for name, whole in found.items()}
 
     yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, BACKWARD)
+    yield from first_call(f"{ranks}, bfloat16", partial(first, dtype=torch.bfloat16), hops,
+                          (hops + ranks.size) * shards.block_bytes // 2 if hops else 0, BACKWARD)
     yield from beside(str(ranks), ranks, call, right, slips=partial(_backward_slips, shards),
                       advice=lambda name: f"{OWNER} {ADDED}")
 

@@ -64,7 +64,8 @@ def lengths_of(seed, tokens=TOKENS):
 
 def check_shard_documents(plan):
     cases = [(lengths_of(seed), ranks) for seed in range(3) for ranks in (2, 4, 8)]
-    cases += [([64] * 64, 4), ([4096], 4), ([8, 4088], 2), ([1000, 24, 3072], 8), ([16], 1)]
+    cases += [([64] * 64, 4), ([4096], 4), ([8, 4088], 2), ([1000, 24, 3072], 8), ([16], 1),
+              ([8] * 512, 4), ([1000, 20, 3], 3)]
     for lengths, ranks in cases:
         where = f"documents of {lengths[:4]}{' ...' * (len(lengths) > 4)} tokens, {ranks} ranks"
         given = list(lengths)

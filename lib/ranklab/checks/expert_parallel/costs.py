@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.checks.beside import GROUP, beside, expect, on_groups, refused
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.expert_parallel import place_experts, placement_score, scan
@@ -114,6 +114,8 @@ def _is_plan(where, plan, E, R, slots):
 # --- chunked_scan ---------------------------------------------------------------------------------
 
 B, T, C = 2, 24, 3
+CAME = ("h is the scan of this part, and a[0] ... a[t] times the state that came. Send the last h "
+        "with that share in it. a may be 0 or less: it has no logarithm.")
 AFTER = 10  # operations that may follow when the state has come: a scan of the part takes more
 
 
@@ -167,7 +169,7 @@ def _scan(chunked_scan, ranks):
 
     messages = (ranks.index > 0) + (ranks.index < ranks.size - 1)  # a recv and a send
     yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name:
-                      "It is an argument: work on a copy." if name != "h" else "", sends=(
+                      "It is an argument: work on a copy." if name != "h" else CAME, sends=(
                           messages, 4 * B * C * messages))
     yield partial(expect, seen[0] <= AFTER, f"{ranks}: {seen[0]} operations run after the state "
                   "has come", "So each rank waits until all ranks before it have scanned. "
@@ -175,7 +177,7 @@ def _scan(chunked_scan, ranks):
 
 
 def check_chunked_scan(chunked_scan):
-    on_groups(_scan, chunked_scan)
+    on_groups(_scan, chunked_scan, failures={"ValueError: .*is not part of group.*": GROUP})
     yield "the states of one process, on 1, 2, 3 and 4 ranks"
     yield ("one message of a state from each rank but the last; each rank scans its own part "
            "before that")

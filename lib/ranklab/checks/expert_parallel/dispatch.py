@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.checks.beside import GROUP, beside, expect, on_groups, refused
 from ranklab.engine import device
 from ranklab.expert_parallel import Sent, dispatch_tokens
 
@@ -14,7 +14,10 @@ FAILURES = {
     "RuntimeError: .*[Ss]plit sizes.*": "Rows are cut where the ranks' experts begin and end: "
     "`to` has sums over counts.view(R, E/R), and `came` the same of the others' counts.",
     "ValueError: .*(unpack|sequence item).*": "Return rows and a Sent.",
+    "RuntimeError: .*(inLengthPerRank|not equal to group size).*": GROUP,
 }
+BACK = {**FAILURES, "RuntimeError: .*[Ss]plit sizes.*": "On the way back the sizes change places: "
+        "sent.came[r] rows go to rank r, and sent.to[r] come from it."}
 ADVICE = {
     "rows": "Sort by expert, then by rank, then by their order there. What came is sorted by rank "
             "first, so by_expert sorts it again, stably.",
@@ -31,11 +34,11 @@ ADVICE = {
 
 def _given(rank, turn, members):
     """(x, chosen, weights) of a rank: ranks have unequal numbers of tokens, the last of several
-    none; some tokens have no expert. The second turn is bfloat16, with three choices and not two.
+    none; some tokens have no expert. The first turn is bfloat16; the second has three choices.
     """
     random = torch.Generator().manual_seed(100 * turn + rank)
     n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * (rank + turn) % 4
-    x = torch.randint(-9, 10, (n, C), generator=random).to((torch.float32, torch.bfloat16)[turn])
+    x = torch.randint(-9, 10, (n, C), generator=random).to((torch.bfloat16, torch.float32)[turn])
     chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : 2 + turn]
     chosen[chosen == EMPTY] = -1
     weights = torch.rand(n, 2 + turn, generator=random) + 0.1
@@ -56,7 +59,7 @@ def _expected(turn, ranks):
     """What dispatch_tokens gives each member of the group, by loops."""
     members, R = ranks.members, ranks.size
     given, rows = [_given(rank, turn, members) for rank in members], _everywhere(turn, members)
-    found = {name: [] for name in ("rows", *Sent._fields, "dx")}
+    found = {name: [] for name in (*Sent._fields, "rows", "dx")}
     for me in range(R):
         here = [row for row in rows if row[0] // (E // R) == me]
         sent = [row for row in rows if row[1] == me]  # sorted by expert
@@ -100,7 +103,7 @@ def _dispatch(dispatch_tokens, ranks):
         return {"rows": rows, **lists, "dx": x.grad}
 
     chosen = _given(ranks.members[ranks.index], 0, ranks.members)[1]
-    nbytes = 8 * E + 2 * 4 * C * max(int((chosen >= 0).sum()), len(_everywhere(0, ranks.members)))
+    nbytes = 8 * E + 2 * C * (int((chosen >= 0).sum()) + len(_rows(0, ranks, ranks.index)))
     looks = list(beside(str(ranks), ranks, call, lambda turn: _expected(turn, ranks),
                         advice=lambda name: ADVICE.get(name, ""), sends=(3, nbytes)))
     yield partial(expect, all(calls.values()), f"{ranks}: not rows and a Sent",
@@ -191,7 +194,7 @@ def _combine(combine_tokens, ranks, dtype):
                 "with the inputs": (out + x, "Add up the experts' outputs, and nothing else.")}
 
     mine = sum(index == me for _, index, *_ in _everywhere(0, ranks.members))
-    there, back = 8 * E + 4 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)
+    there, back = 8 * E + 2 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)
     yield from beside(f"{ranks}, {str(dtype)[6:]}", ranks, call, right, slips=slips,
                       advice=lambda name: HOME[name] if dtype == torch.float32 else
                       "In float32 it is right: multiply and add up in float32.",
@@ -204,6 +207,6 @@ def _both_types(combine_tokens, ranks):
 
 
 def check_combine_tokens(combine):
-    on_groups(_both_types, combine, at_once=True, failures=FAILURES)
+    on_groups(_both_types, combine, at_once=True, failures=BACK)
     yield "each token's weighted sum, home again, on 4, 3, 2 and 1 ranks; zeros without an expert"
     yield "gradients of rows and weights as in one process; bfloat16 is added up in float32"

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.beside import beside, on_groups
-from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.checks.failures import LEFT, MISMATCH, STUCK
 from ranklab.engine import device
 
 OWN = (0,), (1,), (2,), (3,), (0, 2), (1, 3)  # all ranks make all of these groups
@@ -13,8 +13,8 @@ NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no grad
 ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
          "zeros there.")
 ALL = "Sum experts over `own`, the rest over `group`, on all ranks; zeros if there is none."
-FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, "AttributeError: 'NoneType' object has no .*": ZEROS,
-            "TypeError: .*NoneType.*": ZEROS}
+FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, STUCK: ZEROS, "TypeError: .*NoneType.*": ZEROS,
+            "AttributeError: 'NoneType' object has no .*": ZEROS}
 
 
 def _given(name, rank, turn):

@@ -12,6 +12,7 @@ TIES = "equal logits", "bfloat16"
 STABLE = ("Of equal scores the first counts as better. topk promises nothing about equals: "
           "argsort(descending=True, stable=True).")
 IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
+ZEROS = "The best k probabilities may all be 0, and 0 / 0 is nan. Take the softmax of the k logits."
 
 
 def _logits(shape, seed, dtype=torch.float32):
@@ -59,7 +60,9 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
         "logits": (raw / raw.sum(-1, keepdim=True) if renormalize else raw, "A softmax makes "
                    "weights of them."),
         **{slip: (w, "The bias chooses, but never weighs.") for slip, w in biased.items()},
-    }, IN_FLOAT32)
+        **({"a softmax of probabilities": (best.softmax(-1), "The softmax goes over the k "
+                                           "logits.")} if renormalize else {}),
+    }, IN_FLOAT32 if logits.dtype == torch.bfloat16 else ZEROS if weights.isnan().any() else "")
     expect(weights.requires_grad, f"{name}: weights have no gradient", "The router learns through "
            "the weights alone: compute them from `logits` by torch's operations.")
     factors = _logits(weights.shape, 9)
