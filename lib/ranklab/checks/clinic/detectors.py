@@ -58,8 +58,8 @@ def check_circle_of_waits(circle_of_waits):
     yield "[] where there is none"
     agree(circle_of_waits, (
         ({0: {1}, 1: {0}}, [0, 1], "Two wait for one another."),
-        ({4: {2}, 2: {7}, 7: {4}}, [2, 7, 4], "The smallest rank stands first, and each waits for "
-         "the next one.")))
+        ({4: {2}, 2: {7}, 7: {4}}, [2, 7, 4], "A circle has any length. The smallest rank stands "
+         "first, and each waits for the next one.")))
     yield "the ranks in the order of their waits, the smallest first"
     agree(circle_of_waits, (
         ({0: {3}, 3: {5}, 5: {3}}, [3, 5], "0 only leads to the circle: it is not in it."),

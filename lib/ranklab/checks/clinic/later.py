@@ -182,6 +182,9 @@ def check_resumed_digits(resumed_digits):
                    "in a run without a stop", "What comes after a stop begins with the batch that "
                    "is next in its epoch. A checkpoint must say, or tell by its step, which that "
                    "is: in any epoch, also with a smaller last batch, and after a second stop.")
+            mine, due = len(found["seen"]), len(rights[place]["seen"])
+            expect(mine == due, f"{run.at(place)}: it trains on {mine} images, and on {due} without "
+                   "a stop", "The rest of the epoch is left, to its last image.")
         run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
         run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
                   "saved?")
@@ -206,10 +209,10 @@ def check_split_digits(split_digits):
         for place, found in enumerate(run.found):
             start = stop + len(one["losses"]) - len(found["losses"])
             expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
-                f"Some rank has no state of step {start}. Which is the newest that all have, and "
-                "is it still there?") if start > right else "The newest state that all ranks have "
-                "is a newer one." if start else "Start from zero only where there is no state "
-                "that all ranks have.")
+                f"Without the rank that is lost: the break comes before its save of step {start}. "
+                "Which is the newest that all have, and is it still there?") if start > right else (
+                "The newest state that all ranks have is a newer one.") if start else (
+                "Start from zero only where there is no state that all ranks have."))
         run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
                   f"step {right}, but not with what all ranks had then: rows and momentum of one "
                   "step, on every rank.")
