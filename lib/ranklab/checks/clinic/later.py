@@ -183,7 +183,7 @@ def check_resumed_digits(resumed_digits):
                    "is next in its epoch. A checkpoint must say, or tell by its step, which that "
                    "is: in any epoch, also with a smaller last batch, and after a second stop.")
             mine, due = len(found["seen"]), len(rights[place]["seen"])
-            expect(mine == due, f"{run.at(place)}: it trains on {mine} images, and on {due} without "
+            expect(mine == due, f"{run.at(place)}: it trains on {mine} images; on {due} without "
                    "a stop", "The rest of the epoch is left, to its last image.")
         run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
         run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
