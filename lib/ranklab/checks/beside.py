@@ -30,6 +30,7 @@ from ranklab.meter import Traffic
 GROUPINGS = ((0, 1, 2, 3),), ((0,), (1, 2, 3)), ((0, 2), (1, 3))
 GROUP = ("Pass `group` on to every collective, to get_rank and to get_world_size. A rank in an "
          "argument counts inside the group: group_src, group_dst.")
+OUTSIDE = {"ValueError: .*is not part of group.*": GROUP}  # it was taken for a number of all ranks
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
 IN_GROUPS = GROUPINGS[1:2]  # where all ranks were looked at before
 TURNS = 0, 1
@@ -77,7 +78,7 @@ def on_groups(trial, fn, *args, failures=None, ranks=4, groupings=None, at_once=
     error      the Mistake of the first look that fails; in a group it gets `group_hint`, too
     """
     groupings = groupings or (GROUPINGS if ranks == 4 else ((tuple(range(ranks)),),))
-    with hinted(failures or {}):
+    with hinted((failures or {}) | OUTSIDE):
         seen = on_ranks(_on_rank, trial, fn, args, groupings, at_once, group_hint, ranks=ranks,
                         **launch)
         found = [(number, rank) for rank, (number, mistake, _) in enumerate(seen) if mistake]

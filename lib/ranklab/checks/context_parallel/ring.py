@@ -48,7 +48,7 @@ def _forward(ring_attention, ranks):
                   f"{types[-2:]}", "Whatever the type of q: float32.")
     looks = list(beside(str(ranks), ranks, call, right, slips=partial(_forward_slips, shards),
                         advice=lambda name: OWNER))
-    yield partial(expect, nans != [False, True], f"{ranks}: scores reach 120, and out is nan "
+    yield partial(expect, nans != [False, True], f"{ranks}: scores reach 290, and out is nan "
                   "somewhere", FINITE)
     yield from looks
 
