@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import statistics
 import subprocess
 import sys
 
@@ -11,7 +10,6 @@ import nbformat
 import pytest
 from conftest import ROOT
 
-from ranklab.clinic.all_cases import CASES
 from ranklab.course import build as builder, labs
 from ranklab.engine.surroundings import patience
 from ranklab.ranks import shard_range
@@ -22,8 +20,6 @@ SECTIONS = ["1. Story", "2. Picture", "3. Smallest working code", "4. Build it",
             "5. The real thing", "6. Project", "7. Measure", "8. Interview questions",
             "9. On real GPUs", "10. What we left out"]
 BOX = re.compile(r"^> difficulty \d/5 \W importance \d/5 \W \d+ minutes \W about \d+ lines?", re.M)
-CELL_LINES, STUB_LINES, MEDIAN_LINES, IN_A_ROW = 25, 45, 8, 3  # a stub's given parts are long
-TO_MEND = {case.broken_source().strip() for case in CASES}  # programs that are given, whole
 SOLUTION_BYTES = 400_000
 
 
@@ -51,19 +47,6 @@ def test_headings_in_order(source):
     assert [text for level, text in found if level == 2] == SECTIONS
     numbers = [text.split()[0] for level, text in found if level == 3 and text.startswith("4.")]
     assert numbers == [f"4.{i + 1}" for i in range(len(numbers))] and len(numbers) >= 3
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=named)
-def test_cells_are_small_and_explained(source):
-    cells = cells_of(source)
-    code = [cell.source for cell in cells if cell.cell_type == "code"]
-    sizes = [len(source.splitlines()) for source in code]
-    for source, size in zip(code, sizes):
-        is_stub = 'NotImplementedError("exercise ' in source or source.strip() in TO_MEND
-        assert size <= (STUB_LINES if is_stub else CELL_LINES), source
-    assert statistics.median(sizes) <= MEDIAN_LINES
-    kinds = "".join("c" if cell.cell_type == "code" else "m" for cell in cells)
-    assert "c" * (IN_A_ROW + 1) not in kinds, "more than three code cells without text between"
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)

@@ -1,4 +1,4 @@
-"""README.md says what is true: its commands run, its links lead somewhere, its table is current."""
+"""README.md says what is true: its commands run, its links lead somewhere, its verdict is check's."""
 
 import os
 import re
@@ -10,7 +10,6 @@ from conftest import ROOT
 from test_contributing import FILES as EXAMPLE
 
 from ranklab import cli
-from ranklab.course import labs
 
 README = (ROOT / "README.md").read_text()
 TEXTS = ("README.md", "YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md")
@@ -117,18 +116,6 @@ def test_ranklab_and_make_commands_exist(name, capsys):
         cli.main(["--help"])
     known = set(capsys.readouterr().out.split())
     assert set(re.findall(r"(?:^|`)ranklab ([a-z]+)", text, re.M)) <= known
-
-
-def test_table_lists_every_lab_and_marks_the_planned_ones():
-    rows = re.findall(r"^\| \[?(\d\d_\w+)\]?(\(labs/\w+\.ipynb\))?( \(planned\))? \|", README, re.M)
-    assert sorted(stem for stem, _, _ in rows) == list(labs.STEMS)
-    minutes = sum(map(int, re.findall(r"^\| \[\d\d_.*\| (\d+) \| [^|]*\|$", README, re.M)))
-    assert f"about {minutes / 60:.0f} hours" in README
-    for stem, link, planned in rows:
-        written = (ROOT / "labs" / "source" / f"{stem}.py").exists()
-        assert bool(planned) != written, f"{stem} is {'written' if written else 'planned'}"
-        assert bool(link) == written
-        assert not link or link == f"(labs/{stem}.ipynb)"
 
 
 def test_the_verdict_is_what_check_says_of_the_code_above_it(tmp_path):

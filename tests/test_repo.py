@@ -1,10 +1,9 @@
-"""Rules of the repository: one stem in every folder, arrows one way, sizes, no private places."""
+"""Rules of the repository: one stem in every folder, arrows one way, no private places."""
 
 import ast
 import re
 import subprocess
 import sys
-import warnings
 
 import pytest
 from conftest import ROOT, repository_files
@@ -28,8 +27,7 @@ LAYERS = (
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
-FILE_LINES, FUNCTION_LINES, COLUMNS = 250, 40, 100              # what we aim at
-FILE_LINES_MOST, FUNCTION_LINES_MOST, TEST_LINES_MOST = 300, 50, 500
+COLUMNS = 100
 
 
 def part_of(path):
@@ -168,37 +166,16 @@ def test_no_file_for_leftovers():
         assert path.stem not in ("utils", "util", "helpers", "helper", "misc", "common"), path
 
 
-# --- sizes ------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------
 
 def code_files():
     names = [name for name in repository_files() if name.endswith(".py")]
     return [ROOT / name for name in names if not name.startswith("labs/")]
 
 
-def test_files_and_functions_are_short():
-    long = []
-    for path in code_files():
-        if path.is_relative_to(ROOT / "tests" / "wrong_answers"):
-            continue                                           # a collection, read one at a time
-        text, is_test = path.read_text(), path.is_relative_to(ROOT / "tests")
-        found = [(named(path), text.count("\n"), FILE_LINES,
-                  TEST_LINES_MOST if is_test else FILE_LINES_MOST)]
-        found += [(f"{named(path)}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1,
-                   FUNCTION_LINES, FUNCTION_LINES_MOST) for node in ast.walk(ast.parse(text))
-                  if isinstance(node, ast.FunctionDef)]
-        for place, lines, aim, most in found:
-            if lines > most:
-                long.append(f"{place}: {lines} lines, at most {most}")
-            elif lines > aim and not is_test:
-                warnings.warn(f"{place}: {lines} lines, aim at {aim}", stacklevel=1)
-    assert not long, "\n" + "\n".join(long)
-
-
 @pytest.mark.parametrize("path", sorted(LIB.glob("projects/*/__main__.py")), ids=named)
 def test_the_runner_runs_every_project(path):
-    text = path.read_text()
-    code = text.splitlines()[parse(path).body[0].end_lineno:]
-    assert len([line for line in code if line]) <= 20 and "import Project" in text
+    assert "import Project" in path.read_text()
 
 
 def test_lines_fit_and_code_is_ascii():
