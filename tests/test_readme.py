@@ -1,4 +1,4 @@
-"""README.md says what is true: its commands run, its links lead somewhere, its verdict is check's."""
+"""README.md says what is true: its commands run, its links lead somewhere."""
 
 import os
 import re
