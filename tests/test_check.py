@@ -5,6 +5,7 @@ import fractions
 import html
 import re
 import sys
+import time
 import types
 
 import cloudpickle
@@ -19,7 +20,7 @@ from ranklab import answer, check, hint, ranks
 from ranklab.checks import exercise, failures, trial
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.checks.trial import on_ranks
-from ranklab.course import labs, progress, show
+from ranklab.course import alive, labs, progress, show
 from ranklab.course.check import (
     FAILED, LIBRARYS, PASSED, Verdict, is_stub, judge, judge_prediction,
 )
@@ -150,13 +151,19 @@ def test_a_call_by_a_name_that_it_lacks_is_told_as_the_signature():
 
 
 def test_unknown_names_say_so_and_go_on(capsys):
+    def shard_rang():
+        pass
+
     assert check(test_unknown_names_say_so_and_go_on) is test_unknown_names_say_so_and_go_on
     assert check(5) == 5
     assert check(nonsense=3) is None
+    assert check() is None
+    assert check(shard_rang) is shard_rang
     hint("nonsense")
     answer("nonsense")
     out = capsys.readouterr().out
-    assert out.count("no exercise is called") == 2
+    assert out.count("no exercise is called") == 3
+    assert "gave it: shard_range?" in out and "check: put your function" in out
     assert out.count("no prediction is called nonsense") == 1
     assert out.count("No exercise or prediction is called 'nonsense'") == 2
 
@@ -350,6 +357,26 @@ def test_a_number_that_is_off_by_one_is_told_so(name, value, sentence, monkeypat
     assert (state, sentence in line) == (FAILED if sentence else PASSED, True), line
 
 
+@pytest.mark.parametrize("right, value, state, words", [
+    (24.74, 25, PASSED, "25 h, 24.74 rounded."), (26.54, 27, PASSED, ""), (1.575, 1.6, PASSED, ""),
+    (24.74, 24, FAILED, "too small"), (24.74, 25.2, FAILED, "too large"), (24.74, 20, FAILED, ""),
+    (1234, 1200, PASSED, "1200 h, 1234 rounded."), (1234, 1000, FAILED, "")])
+def test_usual_rounding_is_right(right, value, state, words):
+    prediction = Prediction("hours", "right", lambda: right, "h", tolerance=0.005)
+    told, line = judge_prediction(prediction, value)
+    assert (told, words in line) == (state, True), line
+
+
+def test_what_is_counted_is_not_rounded_and_a_fraction_is_not_asked_to_be_whole():
+    count = Prediction("count", "1234", lambda: 1234, tolerance=0)
+    assert judge_prediction(count, 1200) == (FAILED, 'FAIL  1200 is too small. hint("count") has '
+                                             'more.')
+    share = Prediction("share", "7 / 4", lambda: 1.75, tolerance=0)
+    assert "whole" not in judge_prediction(share, 3.5)[1]
+    percent = Prediction("percent", "85", lambda: 85, "%")
+    assert judge_prediction(percent, 0.85)[1] == "FAIL  0.85 is a share. In % it is 85"
+
+
 @pytest.mark.parametrize("value, words", [
     (1048576, "1,048,576 B"), (1048576.4, "1,048,576 B"), (0.25, "0.25 B"), (1e300, "1e+300 B")])
 def test_a_predicted_number_is_shown_as_a_person_would_write_it(value, words):
@@ -488,6 +515,20 @@ def test_an_endless_loop_in_this_process_ends(monkeypatch, exercises):
 
     verdict = judge(exercises, endless)
     assert verdict.state == FAILED and "was not done after 0.2 s" in str(verdict)
+
+
+def test_a_check_that_takes_long_says_where_it_is(monkeypatch):
+    told = []
+    monkeypatch.setattr(alive, "EVERY", 0.1)
+    monkeypatch.setattr(alive, "_screen", lambda: told.append)
+
+    def slow():
+        time.sleep(1)
+
+    with alive.signs_of_life("slow"):
+        slow()
+    assert told[0].startswith("slow: still checking after 0 s") and ", in slow" in told[0]
+    assert told[-1] == ""
 
 
 def test_every_answer_can_be_called():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from engine_tools import eventually, python_run, ranks_alive, write
 
 from ranklab import device, launch
+from ranklab.engine import worker_group
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -363,6 +364,19 @@ def test_stream_with_a_progress_bar(tmp_path, monkeypatch):
     assert any(line.startswith("[rank 1]") and line.endswith("halfway") for line in lines), lines
     assert [line[:13] for line in lines if "[rank 0]" in line] == ["[rank 0] 100%"], lines
     assert not any("[rank" in line[1:] for line in lines), lines
+
+
+def test_watch_is_told_where_ranks_are(monkeypatch):
+    monkeypatch.setattr(worker_group, "WATCHED", 0.5)
+    told = []
+
+    def compute():
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+
+    launch(compute, ranks=2, timeout=20, watch=told.append)
+    assert told and "rank 0  is at" in told[0] and "in compute" in told[0]
 
 
 def test_a_bar_without_stream_leaves_its_last_state(capfd):

@@ -11,7 +11,7 @@ import torch
 from ranklab.checks import exercise, trial
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.library_guard import LibrarysAnswer, calls_watched, is_made_of
-from ranklab.checks.trial import explain
+from ranklab.checks.trial import explain, is_near
 from ranklab.course import labs
 from ranklab.course.check import judge
 
@@ -91,6 +91,36 @@ def test_explain_says_what_it_is_instead(got, says):
     with pytest.raises(Mistake, match=says) as mistake:
         explain("the mean", got, torch.ones(2), slips, "Look.")
     assert mistake.value.hint == ("Divide." if "sum" in says else "Look.")
+
+
+INF, NAN = torch.inf, torch.nan
+
+
+@pytest.mark.parametrize("got, right, through, roundings, near", [
+    ([1.0, -1e9], [1.0, -INF], None, 0, False), ([1.0, -INF], [1.0, -INF], None, 0, True),
+    ([1.0, INF], [1.0, -INF], None, 0, False), ([5.0, -INF], [1.0, -INF], None, 0, False),
+    ([1.0, NAN], [1.0, NAN], None, 0, True), ([1.0, 2.0], [1.0, NAN], None, 0, False),
+    ([1.0, NAN], [1.0, 2.0], None, 0, False), ([INF], [3.0], None, 0, False),
+    ([1 + 1e-7], [1.0], torch.float32, 0, True), ([1 + 1e-7], [1.0], None, 0, False),
+    ([1 + 3e-5], [1.0], torch.float32, 0, False), ([1 + 3e-5], [1.0], torch.float32, 600, True),
+])
+def test_what_is_near(got, right, through, roundings, near):
+    got, right = (torch.tensor(each, dtype=torch.float64) for each in (got, right))
+    assert is_near(got, right, through, roundings) == near
+
+
+def test_numbers_that_differ_are_told_with_digits_that_show_it():
+    with pytest.raises(Mistake, match="^it is 0.14291201 at element 0, not 0.142912$"):
+        explain("it", *torch.tensor([[0.14291201], [0.142912]], dtype=torch.float64))
+    with pytest.raises(Mistake, match="^it is -1e.09 at element 1, not -inf$"):
+        explain("it", torch.tensor([0.0, -1e9]), torch.tensor([0.0, -INF]))
+
+
+def test_an_error_of_the_learners_names_the_input():
+    cell = in_file("<a cell>", "def shard_range(n, rank, size): return n // (size - 1)")
+    with pytest.raises(ZeroDivisionError) as raised, trial.inputs_named("shard_range"):
+        cell.shard_range(5, 0, 1)
+    assert raised.value.__notes__ == ["in shard_range(n=5, rank=0, size=1)"]
 
 
 SIGNATURES = [  # of a function that is to be as f(x, out=None, *, group=None); what is said

@@ -10,7 +10,10 @@ differ from the library's: all must pass.
 import collections
 import importlib.util
 import inspect
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -129,6 +132,23 @@ def test_the_text_of_the_library_passes_as_on_gpus(exercise, monkeypatch):
     assert verdict.holds and not verdict.mistake
     for sentence in verdict.holds:
         assert sentence and "\n" not in sentence and not sentence.endswith("."), sentence
+
+
+KERNELS = {  # what a process computes with: this CPU's best, AVX2's, and those of the oldest CPU
+    "this CPU's": {},
+    "AVX2's": dict(ATEN_CPU_CAPABILITY="avx2", MKL_CBWR="AVX2", ONEDNN_MAX_CPU_ISA="AVX2"),
+    "the oldest": dict(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE",
+                       ONEDNN_MAX_CPU_ISA="SSE41")}
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stem", LABS)
+def test_the_answers_of_the_library_pass_with_all_kernels(stem):
+    for name, environ in KERNELS.items():
+        done = subprocess.run([sys.executable, "on_kernels.py", stem], cwd=ROOT / "tests",
+                              env=os.environ | environ, timeout=280, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name} kernels: {done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("stem, exercise", [

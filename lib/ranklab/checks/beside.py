@@ -146,7 +146,8 @@ def expect(is_so, what, hint):
         raise Mistake(what, hint)
 
 
-def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, sends=None):
+def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, sends=None,
+           **on_the_way):
     """Looks at call(0) and call(1), where right(0) and right(1) are what one process gets.
 
     call   turn -> {name: tensor} on this rank: results, and the inputs, which are to stay as they
@@ -157,6 +158,7 @@ def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, send
            usual ones: its own, zeros, R or 1/R times right, another rank's, the other turn's
     advice  name -> the hint for all else
     sends  (calls, bytes) of one call at most, as this rank gives them to collectives or sends
+    on_the_way  through, roundings: see is_near()
     """
     values, seen = [], []
     for turn in TURNS:
@@ -171,7 +173,7 @@ def beside(where, ranks, call, right, *, own=None, slips=None, advice=None, send
             named = (slips(name, turn) if slips else {}) | _usual(name, turn, ranks, rights, owns)
             hint = advice(name) if advice else ""
             yield partial(_is, f"{where}: {name}", values[turn].get(name),
-                          rights[turn][name][ranks.index], named, hint)
+                          rights[turn][name][ranks.index], named, hint, **on_the_way)
     if sends:
         yield partial(_sends, where, seen[0][0], *sends)
 
@@ -198,12 +200,12 @@ def _usual(name, turn, ranks, rights, owns):
     return named
 
 
-def _is(where, got, right, slips, hint):
+def _is(where, got, right, slips, hint, **on_the_way):
     """None is right where `right` is None."""
     if right is None:
         return expect(got is None, f"{where} is there", hint)
     slips = {what: (_on_cpu(wrong), advice) for what, (wrong, advice) in slips.items()}
-    return explain(where, got, _on_cpu(right), slips, hint)
+    return explain(where, got, _on_cpu(right), slips, hint, **on_the_way)
 
 
 def _on_cpu(value):

@@ -7,8 +7,11 @@
 import contextlib
 import contextvars
 import importlib
+import inspect
 import math
+import re
 import sys
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -17,25 +20,73 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
 from ranklab.checks.library_guard import LibrarysAnswer, calls_watched
 from ranklab.engine import HangError, RankError, launch, ship
+from ranklab.engine.report import PACKAGE
 
 LIMIT = 10  # seconds for one launch of a check, on an idle machine
 STALL = 1  # second, after which ranks that all wait for each other are told so
 GROUPS = (0,), (1, 2, 3)  # of four ranks: one alone, and three whose numbers begin at 1
-# Of the largest number: sums of a few hundred terms, in any order, stay within it.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+# How many roundings in a row may lie on the way to a right answer, each of half an eps: sums of a
+# few hundred terms, in any order, on any CPU. Kernels add up 16-bit numbers in float32, so few of
+# their own remain. In float64 there is room: who went through float32 is 60 times further off.
+ROUNDINGS = {torch.float64: 2**23, torch.float32: 2**8, torch.float16: 6, torch.bfloat16: 6}
+
+INPUT = 60  # characters of an argument, where an error names it
 
 _under_test = contextvars.ContextVar("the Exercise that is being checked", default=None)
+_watch = contextvars.ContextVar("who is told where ranks are while they run", default=None)
 
 
 @contextlib.contextmanager
-def under_test(exercise):
-    """Inside, here and on ranks, the learner's code that calls the library's answer is told so."""
-    token = _under_test.set(exercise)
+def under_test(exercise, watch=None):
+    """Watch the learner's code, here and on ranks: a call of the library's answer is told to the
+    learner, and an error names the arguments of their function.
+
+    watch  called every 10 s that ranks run, with a text that says where they are
+    """
+    tokens = (_under_test, _under_test.set(exercise)), (_watch, _watch.set(watch))
     try:
-        with calls_watched(exercise.answer):
+        with calls_watched(exercise.answer), inputs_named(exercise.name):
             yield
     finally:
-        _under_test.reset(token)
+        for variable, token in tokens:
+            variable.reset(token)
+
+
+@contextlib.contextmanager
+def inputs_named(name):
+    """Add a note to an error that passes: with which arguments the learner's `name` was called."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        called = next((frame for frame in frames if _is_of(frame.f_code, name)), None)
+        if called:
+            arguments = inspect.getargvalues(called)
+            names = [*arguments.args, *filter(None, [arguments.varargs, arguments.keywords])]
+            error.add_note(f"in {called.f_code.co_qualname}(" + ", ".join(
+                f"{each}={_short(arguments.locals[each])}" for each in names
+                if each in arguments.locals and each != "self") + ")")
+        raise
+
+
+def _is_of(code, name):
+    """Return whether it is the code of the learner's function `name`, or of a method of theirs."""
+    return (code.co_qualname == name or code.co_qualname.startswith(f"{name}.")
+            ) and not code.co_filename.startswith(PACKAGE)
+
+
+def _short(value):
+    """`value` as an error names it; of a tensor, shape and type."""
+    if isinstance(value, torch.Tensor) and value.numel() > 8:
+        return f"<{tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}>"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a repr of the learner's, perhaps
+        text = f"<{type(value).__name__}>"
+    text = re.sub(r"<(?:function )?([\w.]+)[^<>]* at 0x\w+>", r"<\1>", text)
+    return text if len(text) <= INPUT else f"{text[:INPUT - 4]} ..."
 
 
 def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
@@ -50,7 +101,7 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
                       "can't travel: an open file, a lock, a generator.") from None
     try:
         return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=timeout, stall=STALL,
-                      preload=preload)
+                      preload=preload, watch=_watch.get())
     except HangError as hang:
         doing = hang.failures
         raise Mistake(f"{where} it does not end: {hang}", why_hang(doing),
@@ -71,7 +122,7 @@ def _run(call, answer):
         trial, args = ship.loads(call)
         return trial(*args)
     module, name = answer
-    with calls_watched(getattr(importlib.import_module(module), name)):
+    with calls_watched(getattr(importlib.import_module(module), name)), inputs_named(name):
         trial, args = ship.loads(call)
         return trial(*args)
 
@@ -109,30 +160,54 @@ def rank_name(rank, ranks):
     return f"rank {rank} of {ranks}"
 
 
-def is_near(got, right):
-    """True for tensors of one shape and type, or for two numbers, that differ by rounding only."""
+def rounding(*dtypes, roundings=0):
+    """Return by which share of the largest number two right answers may differ.
+
+    dtypes     all types on the way; the narrowest decides
+    roundings  more of them than ROUNDINGS allows: where exp() is taken of scores up to s, an error
+               of half an eps in a score is s of them in the result
+    """
+    narrowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    return (ROUNDINGS[narrowest] + roundings) * torch.finfo(narrowest).eps / 2
+
+
+def is_near(got, right, through=None, roundings=0):
+    """Return whether two tensors of one shape and type, or two numbers, differ by rounding only.
+
+    Infinities must be equal; NaN equals NaN. Numbers are compared as formulas in float64 give them.
+
+    through    a type on the way that is narrower than the result: a float64 parameter whose
+               gradient came from float32 layers
+    roundings  see rounding()
+    """
     if not isinstance(right, torch.Tensor):
-        return isinstance(got, (int, float)) and math.isclose(got, right, rel_tol=1e-6)
+        return isinstance(got, (int, float)) and math.isclose(
+            got, right, rel_tol=rounding(through, roundings=roundings) if through else 1e-6)
     if not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (right.shape, right.dtype):
         return False
     if not right.is_floating_point() or not right.numel():
         return torch.equal(got, right)
-    got, tolerance = got.detach().double(), TOLERANCE[right.dtype]
-    right = right.detach().double()
-    return bool((got - right).abs().max() <= tolerance * right.abs().max())
+    tolerance = rounding(right.dtype, *filter(None, [through]), roundings=roundings)
+    got, right = got.detach().double(), right.detach().double()
+    finite = right.isfinite()
+    if not got[~finite].allclose(right[~finite], 0, 0, equal_nan=True):
+        return False
+    got, right = got[finite], right[finite]
+    return not right.numel() or bool((got - right).abs().max() <= tolerance * right.abs().max())
 
 
-def explain(where, got, right, slips=None, hint=""):
-    """Returns when `got` is `right` but for rounding; else a Mistake says what it is instead.
+def explain(where, got, right, slips=None, hint="", **on_the_way):
+    """Return when `got` is `right` but for rounding; else raise a Mistake that says what it is.
 
-    slips  {"the sum over ranks": (R * right, "Divide by R."), ...}: what usual mistakes get, and a
-           hint about each; the first that fits is named. One that is right is passed over
-    hint   for all others
+    slips       {"the sum over ranks": (R * right, "Divide by R."), ...}: what usual mistakes get,
+                and a hint about each; the first that fits is named, unless it is right
+    hint        for all others
+    on_the_way  through, roundings: see is_near()
     """
-    if is_near(got, right):
+    if is_near(got, right, **on_the_way):
         return
     for name, (wrong, advice) in (slips or {}).items():
-        if is_near(got, wrong) and not is_near(wrong, right):
+        if is_near(got, wrong, **on_the_way) and not is_near(wrong, right, **on_the_way):
             raise Mistake(f"{where} is {name}", advice)
     raise Mistake(f"{where} is {_instead(got, right)}", hint)
 
@@ -141,12 +216,24 @@ def _instead(got, right):
     if not isinstance(got, type(right)) and not isinstance(got, (int, float)):
         return "None" if got is None else f"a {type(got).__name__}"
     if not isinstance(right, torch.Tensor):
-        return f"{got:.6g}, not {right:.6g}"
+        return "{}, not {}".format(*told_apart(got, right))
+    if not isinstance(got, torch.Tensor):
+        return f"the number {got:.6g}, not a tensor"
     if got.shape != right.shape:
         return f"of shape {tuple(got.shape)}, not {tuple(right.shape)}"
     if got.dtype != right.dtype:
         return f"{got.dtype}, not {right.dtype}"
-    apart = (got.detach().double() - right.detach().double()).abs().nan_to_num(torch.inf)
+    got, right = got.detach().flatten(), right.detach().flatten()
+    apart = (got.double() - right.double()).abs().nan_to_num(torch.inf)
+    apart[(got == right) | (got.isnan() & right.isnan())] = 0  # inf - inf is NaN
     at = int(apart.argmax())
-    return (f"{got.flatten()[at].item():.6g} at element {at}, not "
-            f"{right.flatten()[at].item():.6g}")
+    return "{} at element {}, not {}".format(*told_apart(got[at].item(), right[at].item(), at))
+
+
+def told_apart(got, right, *between):
+    """Return two numbers as text, with six digits or as many as show that they differ."""
+    for digits in range(6, 18):
+        texts = f"{got:.{digits}g}", f"{right:.{digits}g}"
+        if texts[0] != texts[1] or got == right:
+            break
+    return texts[0], *between, texts[1]

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import difflib
 import dis
 import inspect
 import math
@@ -15,6 +16,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
+from ranklab.course.alive import signs_of_life
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
@@ -67,15 +69,23 @@ def check(learner_fn=None, /, **predictions):
     for name, value in predictions.items():
         _check_prediction(name, value)
     if learner_fn is None:
+        if not predictions:
+            print("check: put your function, or a prediction, between the brackets.")
         return None
     name = getattr(learner_fn, "__name__", repr(learner_fn))
     exercise = labs.find_exercise(name)
     if exercise is None:
-        print(f"check: no exercise is called {name}. Keep the name that the lab gave it.")
+        _no_such("exercise", name)
         return learner_fn
     verdict = judge(exercise, learner_fn)
     _show_and_record(name, verdict.state, str(verdict))
     return learner_fn if verdict.state == PASSED else exercise.answer
+
+
+def _no_such(kind, name):
+    near = difflib.get_close_matches(name, labs.names(), n=1)
+    print(f"check: no {kind} is called {name}. Keep the name that the lab gave it"
+          + (f": {near[0]}?" if near else "."))
 
 
 def _show_and_record(name, state, text):
@@ -100,7 +110,7 @@ def judge(exercise, learner_fn) -> Verdict:
         if is_made_of(learner_fn, exercise.answer):
             raise LibrarysAnswer(exercise.name)
         refuse_signature(exercise.answer, learner_fn)
-        with under_test(exercise), _time_limit():
+        with signs_of_life(exercise.name) as tell, under_test(exercise, tell), _time_limit():
             verdict.holds.extend(exercise.check(learner_fn))
     except Mistake as mistake:
         verdict.mistake = mistake
@@ -156,8 +166,7 @@ def _raises_as_stub(code):
 def _raised(error):
     failure = Failure.of(error)
     if any(frame.is_of_learner() for frame in failure.frames):
-        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        return Mistake(f"it raised {failure.headline()}{notes}\n{failure}",
+        return Mistake(f"it raised {failure.headline()}\n{failure}",
                        cause=failure.headline())
     return Mistake(f"what it returned can't be used: {failure.headline()}",
                    "Does it return what the first line of its docstring says?")
@@ -166,7 +175,7 @@ def _raised(error):
 def _check_prediction(name, value):
     prediction = labs.find_prediction(name)
     if prediction is None:
-        print(f"check: no prediction is called {name}. Keep the name that the lab gave it.")
+        _no_such("prediction", name)
         return
     state, text = judge_prediction(prediction, value)
     _show_and_record(name, state, f"{name}\n  {text}")
@@ -190,10 +199,23 @@ def judge_prediction(prediction, value):
             return FAILED, f"FAIL  {number}{unit}: {confusion}"
     if math.isclose(given, right, rel_tol=tolerance):
         return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
-    if tolerance == 0 and given != round(given):
+    if tolerance and _is_rounded(given, right):
+        return PASSED, f"ok    {number}{unit}, {shown(right)} rounded. {prediction.why}".rstrip()
+    if tolerance == 0 and right == round(right) and given != round(given):
         return FAILED, f"FAIL  {number}{unit}: a whole number is wanted"
+    if prediction.unit == "%" and tolerance and math.isclose(100 * given, right, rel_tol=tolerance):
+        return FAILED, f"FAIL  {number} is a share. In {unit.strip()} it is {shown(100 * given)}"
     way = "too small" if given < right else "too large"
     return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") has more.'
+
+
+def _is_rounded(given, right, digits=2):
+    """Return whether `given` is `right` rounded to so many digits, as one says 25 for 24.74."""
+    if not right:
+        return False
+    unit = 10.0 ** (math.floor(math.log10(abs(right))) - digits + 1)
+    return (math.isclose(given, round(given / unit) * unit, rel_tol=1e-9)
+            and abs(given - right) <= unit / 2 * (1 + 1e-9))
 
 
 def _as_float(value):

@@ -17,7 +17,7 @@ def show(text):
     A notebook also keeps the plain text, for whatever can't show HTML.
     """
     text = wrap(text)
-    display = _notebooks_display()
+    display = notebooks_display()
     if display is None:
         print(text)
     else:
@@ -54,8 +54,8 @@ def _escaped(text):
     return html.escape(text, quote=False)
 
 
-def _notebooks_display():
-    """IPython's display inside a Jupyter kernel; None in a terminal, a script or a test."""
+def notebooks_display():
+    """Return IPython's display inside a Jupyter kernel; None in a terminal, a script or a test."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython

@@ -21,7 +21,7 @@ LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31
 
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
-           rehearse=None, preload=(), headings=False):
+           rehearse=None, preload=(), headings=False, watch=None):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -37,6 +37,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     preload  heavy modules that `fn` imports, such as "transformers": imported once, in the process
              that forks ranks; they must start no threads, and no edit of them is seen
     headings each rank's output stands under a heading, not behind its rank in every line
+    watch    called every 10 s with a text that says where each rank is
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
@@ -61,7 +62,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
         with ship.shared_file() as store, reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
                       rehearse)
-            with WorkerGroup(server, job, call, store, output, stall, preload) as group:
+            with WorkerGroup(server, job, call, store, output, stall, preload, watch) as group:
                 results = group.results()
                 group.release()
     except ServerStuck:

@@ -103,6 +103,7 @@ class Failure:
     message: str
     frames: tuple[Frame, ...]
     cause: "Failure | None" = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, error):
@@ -111,7 +112,8 @@ class Failure:
         if len(chain) > CAUSES:
             chain[half:-half] = [Exception(f"... {len(chain) - CAUSES} errors more ...")]
         for one in chain:
-            failure = cls(type(one).__name__, _message(one), _frames(one), failure)
+            notes = tuple(map(str, getattr(one, "__notes__", ())))
+            failure = cls(type(one).__name__, _message(one), _frames(one), failure, notes)
         return failure
 
     def headline(self):
@@ -127,7 +129,7 @@ class Failure:
         if len(lines) > SHOWN:  # endless recursion
             half = SHOWN // 2
             lines[half:-half] = [f"  ... {len(lines) - SHOWN} lines more ..."]
-        text = "\n".join(lines)
+        text = "\n".join([*lines, *(f"  {note}" for note in self.notes)])
         if self.cause:
             text = f"{self.cause}\n  {self.cause.headline()}\n  which led to\n{text}"
         return text

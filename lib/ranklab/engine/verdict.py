@@ -5,6 +5,7 @@ from ranklab.engine.report import (Failure, HangError, RankError, Value, describ
 from ranklab.engine.stack import Stack
 
 LOST = "lost the connection to a rank that had gone"
+UNCONNECTED = "Pair is not connected"  # gloo, of a peer that has gone, or of a send to itself
 FEW = 8  # ranks; up to here a report has a line for each, beyond it one for each place
 
 
@@ -12,7 +13,7 @@ def failure(handles):
     """The error of a launch in which a rank raised or died: the first to blame, then the others."""
     died = [h for h in handles if h.is_settled() and h.report is None]
     raised = [h for h in handles if isinstance(h.report, Failure)]
-    raised.sort(key=lambda h: not is_cause(h))
+    raised.sort(key=lambda h: (not is_cause(h), UNCONNECTED in h.report.message))
     reasons = {h.rank: _reason(h) for h in died + raised}
     first = (died + raised)[0]
     of = f"rank {first.rank} of {len(handles)}"

@@ -33,13 +33,14 @@ RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
+WATCHED = 10  # seconds after which `watch` is told where the ranks are, again and again
 ASKED = 2  # times: a rank that is asked once may be about to read the message that wakes it
 
 
 class WorkerGroup:
     """The ranks of one launch. Use as a context manager: at its end no rank is left."""
 
-    def __init__(self, server, job, call, store, output, stall=None, preload=()):
+    def __init__(self, server, job, call, store, output, stall=None, preload=(), watch=None):
         self.connection = server.connect()
         self.lines = Lines(self.connection)
         self.known = server.modules
@@ -47,11 +48,12 @@ class WorkerGroup:
         self.call = call
         self.store = store  # the file in which the ranks meet
         self.output = output
-        self.stall, self.preload = stall, preload
+        self.stall, self.preload, self.watch = stall, preload, watch
         self.handles = []
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
         self.all_up = None  # when all ranks were up
+        self.told = self.started  # when `watch` was
 
     def __enter__(self):
         try:
@@ -209,11 +211,19 @@ class WorkerGroup:
             now = time.monotonic()
             if now >= end:
                 return False
+            self._tell(now)
             if watch.all_asleep([h.pid for h in self.handles], now):
                 stuck = stuck + 1 if self._are_stuck() else 0
                 if stuck == ASKED:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
         return True
+
+    def _tell(self, now):
+        """Tell `watch`, every WATCHED seconds, where the ranks are."""
+        if self.watch and now - self.told >= WATCHED:
+            self.told = now
+            self._ask_where(self._running())
+            self.watch(verdict.whereabouts(self.handles))
 
     def _wait_for_the_starved(self, until, limit, most):
         """Waits `limit` seconds and those in which a rank was ready to run and got no core, at most

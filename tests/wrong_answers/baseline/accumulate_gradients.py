@@ -24,7 +24,7 @@ WRONG = [mutant(accumulate_gradients, *edits, says=says) for *edits, says in (
      "return mean", "mean.backward()\n    return mean.detach()", "before the next forward"),
     (ADDS, "mean = mean + loss_sum(x, y).detach() / count", "through loss_sum once"),
     (ADDS, "mean = mean + loss", r"loss.detach\(\)"),
-    ("return mean", "return mean * count", "the mean loss is"),
+    ("return mean", "return mean * count", "the loss that it returned is"),
     ("return mean", "", "Return the mean loss"),
     ("return mean", "targets[targets == IGNORE] = 0\n    return mean",
      "inputs or targets have changed"),

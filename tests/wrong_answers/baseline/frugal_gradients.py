@@ -20,7 +20,7 @@ WRONG = [mutant(frugal_gradients, *edits, says=says) for *edits, says in (
     (GOES_ON, f"block(h).backward(gradient, retain_graph=True)\n            kept_on = block(h)\n"
      "            block(kept_on)", "not three times"),
     ("mean = mean + loss.detach()", "mean = mean + loss", "Add up loss.detach"),
-    ("return mean", "return mean / len(inputs)", "the mean loss is"),
+    ("return mean", "return mean / len(inputs)", "the loss that it returned is"),
     ('t, "sum") / count', 't) / len(inputs)', "Divide"),
     ("count, mean = ", "model.zero_grad()\n    count, mean = ", "caller's business"),
 )]  # fmt: skip

@@ -42,9 +42,8 @@ def compare_step(case, step, make_model, inputs, targets, slips, hint):
     expect(loss is not None, f"{case}: it returned None", "Return the mean loss of the batch.")
     expect(not getattr(loss, "requires_grad", False), f"{case}: the loss it returned holds its "
            "graph", "Add up loss.detach(), or the graph of every piece stays in memory.")
-    expect(abs(float(loss) - right.item()) < 1e-4, f"{case}: it returned {float(loss):.4f}; the "
-           f"mean loss is {right.item():.4f}", "Return the mean over all targets that count, in "
-           "the whole batch.")
+    explain(f"{case}: the loss that it returned", float(loss), right.item(), through=torch.float32,
+            hint="Return the mean over all targets that count, in the whole batch.")
     expect(torch.equal(x, inputs) and torch.equal(y, targets), "inputs or targets have changed",
            "Split them; do not write into them.")
     step(model, x, y)

@@ -83,7 +83,7 @@ def _trial(join_uneven, ranks):
 
     looks = list(beside(f"{ranks}, with {of_turns[0]} and then {of_turns[1]} "
                         "batches", ranks, call, right, slips=slips,
-                        advice=lambda name: ADVICE))
+                        advice=lambda name: ADVICE, through=torch.float32))
     yield from [*noted, *looks]
     wrapped = _wrapped(ranks)
     with Traffic() as traffic:

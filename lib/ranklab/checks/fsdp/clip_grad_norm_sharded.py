@@ -71,13 +71,13 @@ def _compare(where, ranks, norm, gradients, dtype, scale, most):
         "after clipping": (right.clamp(max=most), "Return the norm before."),
     }, "Squares add up, of all gradients on all ranks; then comes the root. Compute in float32 or "
        "float64: in float16 a square above 65504 is infinite.")
-    kind = torch.float32 if dtype == torch.float64 else dtype  # the factor may have 32 bits
     for got, before in zip(gradients, _gradients(dist.get_rank(), dtype, scale)):
-        scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(kind) for factor
+        scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(dtype) for factor
                                   in (min(1, most / right), min(1, most / own), most / right))
-        explain(f"{where}: a gradient", got.to(kind), scaled, {
-            "as before": (before.to(kind), "gradient *= factor, in place, for each, by the norm "
+        explain(f"{where}: a gradient", got, scaled, {
+            "as before": (before, "gradient *= factor, in place, for each, by the norm "
                           "of all. `parameters` may be a generator: one walk uses it up."),
             "scaled by this rank's own norm": (by_own, "All scale alike: by the norm of all."),
             "longer than before": (longer, "What is short enough stays: clamp(max=1.0)."),
-        }, "All gradients times max_norm / norm, where that is below 1; 0 where all are 0.")
+        }, "All gradients times max_norm / norm, where that is below 1; 0 where all are 0.",
+            through=torch.float32)  # the factor may have 32 bits

@@ -105,10 +105,9 @@ def _asks(fn, ranks):
 def _steps(fn, ranks, *compression):
     """Two steps beside one process that computes the gradients of all ranks, and takes the mean."""
     rank, R, net, one, at_step, owns = dist.get_rank(), ranks.size, Net(), Net(), {}, []
-    dtype = torch.float16 if compression else torch.float32  # as exact as it can be
     optimizer, alone = fn(net.sgd(), net.named_parameters(), *compression), one.sgd()
     optimizer.register_step_pre_hook(lambda *_: at_step.update(
-        {f"p.grad of {name}": p.grad if p.grad is None else p.grad.to(dtype)
+        {f"p.grad of {name}": p.grad if p.grad is None else p.grad.clone()
          for name, p in net.trained.items()}))
 
     def call(turn):
@@ -127,11 +126,12 @@ def _steps(fn, ranks, *compression):
         for name, p in one.trained.items():
             p.grad = sum(each[name] for each in of_rank) / R
         alone.step()
-        owns.append({f"p.grad of {name}": own.to(dtype) for name, own in of_rank[rank].items()})
-        return {f"p.grad of {name}": [p.grad.to(dtype)] * R for name, p in one.trained.items()}
+        owns.append({f"p.grad of {name}": own for name, own in of_rank[rank].items()})
+        return {f"p.grad of {name}": [p.grad.clone()] * R for name, p in one.trained.items()}
 
     yield from beside(f"{ranks}{', Compression.fp16' * bool(compression)}", ranks, call, right,
-                      own=lambda turn: owns[turn], advice=lambda name: WAIT)
+                      own=lambda turn: owns[turn], advice=lambda name: WAIT,
+                      through=torch.float16 if compression else torch.float32)
 
 
 def _trial(fn, ranks):

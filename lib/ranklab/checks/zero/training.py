@@ -109,15 +109,10 @@ def _compare_gradients(wrapped, mean, own, ranks):
         if part.parameter in rights:
             name, *both = rights[part.parameter]
             of_shard = slice(part.start, part.start + len(part.master))
-            both = [x if x is None else _narrow(x.flatten()[of_shard], part.parameter)
+            both = [x if x is None else x.flatten()[of_shard].to(part.parameter)
                     for x in both]
             _compare_gradient(f"the optimizer's gradient of `{name}`", part.master.grad, *both,
                               ranks)
-
-
-def _narrow(tensor, like):
-    """On its device, and as exact: where `like` has 64 bits, its layer's input came from 32."""
-    return tensor.to(like.device, torch.float32 if like.dtype == torch.float64 else like.dtype)
 
 
 def _compare_gradient(where, got, mean, own, ranks):
@@ -131,7 +126,7 @@ def _compare_gradient(where, got, mean, own, ranks):
            "set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is not None}.")
     must_be_there([got], "the optimizer's gradient lies in memory that was freed")
     own = 0 * mean if own is None else own
-    explain(where, _narrow(got, mean), mean, {
+    explain(where, got.to(mean), mean, {
         f"the sum, {ranks} times the mean": (ranks * mean, DIVIDE),
         f"the mean divided by {ranks} again": (mean / ranks, DIVIDE),
         "this rank's own": (own, SCATTER),
@@ -139,17 +134,18 @@ def _compare_gradient(where, got, mean, own, ranks):
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
                   "bucket.own, and does finish() wait before it passes it on?"),
     }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat, added to "
-       "what the backwards before have left.")
+       "what the backwards before have left.", through=torch.float32)
 
 
 def _compare_weights(state, model, before):
     """This rank has all weights of `model`, the one process's."""
     for name, right in model.named_parameters():
-        seen, right, old = (_narrow(x.detach(), right) for x in (state[name], right, before[name]))
+        seen, right, old = (x.detach().to(right) for x in (state[name], right, before[name]))
         stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
         explain(f"`{name}`", seen, right, {"not stepped, or in part only": (
             stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "
             "has stepped what it owns, and all others need it." if right.itemsize >= 4 else
             "The optimizer steps float32 masters: bucket.update_shard() rounds them into the "
             "shard, before it is gathered.")},
-            "The gradients were right: each shard goes into its own place of bucket.weights.")
+            "The gradients were right: each shard goes into its own place of bucket.weights.",
+            through=torch.float32)

@@ -1,0 +1,65 @@
+"""A sign of life while a check runs long: how long, and at which line the learner's code is."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+
+from ranklab.course.show import notebooks_display
+from ranklab.engine.report import ENGINE, Frame
+
+EVERY = 10  # seconds
+
+
+@contextlib.contextmanager
+def signs_of_life(name):
+    """Inside, say every 10 s that the check of `name` runs, until it ends; yield what launch tells.
+
+    In a notebook one line that changes, and is gone at the end; in a terminal lines on stderr.
+    Elsewhere, and where solutions are built, nothing.
+    """
+    say = _screen()
+    if say is None:
+        yield None
+        return
+    started, over, main = time.monotonic(), threading.Event(), threading.main_thread().ident
+
+    def tell(where):
+        seconds = time.monotonic() - started
+        say(f"{name}: still checking after {seconds:.0f} s\n{where}".rstrip())
+
+    def look():
+        while not over.wait(EVERY):
+            frames = [Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+                      for frame, line in traceback.walk_stack(sys._current_frames().get(main))]
+            if not any(frame.file.startswith(ENGINE) for frame in frames):  # else launch tells
+                own = [frame for frame in frames if frame.is_of_learner()]
+                tell(str(own[0]) if own else "")
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        say("")
+
+
+def _screen():
+    """Return a function that shows a text in the place of the one before, or None."""
+    if os.environ.get("RANKLAB_ANSWERS") == "1":  # solutions are built: they keep what is shown
+        return None
+    if display := notebooks_display():
+        shown = []
+
+        def say(text):
+            if shown:
+                shown[0].update({"text/plain": text}, raw=True)
+            elif text:
+                shown.append(display({"text/plain": text}, raw=True, display_id=True))
+
+        return say
+    if sys.stderr.isatty():
+        return lambda text: text and print(text, file=sys.stderr)
+    return None
