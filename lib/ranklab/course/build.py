@@ -30,8 +30,8 @@ COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compare
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 # Below each lab's title, because its first cell of code fails where ranklab is missing.
-MISSING = ("In Colab, or where a cell says `No module named 'ranklab'`, first run the cell that "
-           "README.md has for Colab, under Start: it installs ranklab from the repository.")
+MISSING = ("> *`No module named 'ranklab'`?* First run the cell that README.md has for Colab, under "
+           "Start.")
 SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
                       re.M | re.S)
 

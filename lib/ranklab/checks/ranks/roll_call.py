@@ -129,7 +129,9 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     said = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2
-        expect(waited <= limit, f"rank {rank} waited {waited:.1f} s {said}",
+        late = f", which called {start * seconds:.1f} s after the first," if start else ""
+        expect(waited <= limit, f"rank {rank}{late} has its list {start * seconds + waited:.1f} s "
+               f"after the first call, {said}",
                f"All are here, so return at once. {WAKE}" if not missing else LATER if start else
                "Wait once, for all ranks together and not for each in turn, and with a limit: "
                "store.wait(keys, timedelta(seconds=seconds)).")
