@@ -836,7 +836,7 @@ for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_fl
 #
 # On nodes of eight, the model is kind to sixteen ranks. It leaves out:
 #
-# - **Sums in the switch.** Eight H100s in a node have NVLS, too. A bus bandwidth of about 480 GB/s is usual with it, and 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
+# - **Sums in the switch.** Eight H100s in a node also have NVLS. A bus bandwidth of about 480 GB/s is usual with it, and 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
 # - **Narrow products.** With tp=16 each of q, k and v has 256 outputs on a rank. Such a product does 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, but an H100 needs 295 to be busy (lab 01). With tp=8 it does 431.
 # - **Other traffic.** The gradients of the data-parallel copies use the same cards.
 # - **Heads.** tp must divide their number.

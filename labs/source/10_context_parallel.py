@@ -399,7 +399,7 @@ if importlib.util.find_spec("transformers"):
     print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4)[0])
 
 # %% [markdown]
-# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both. For `a2a+p2p` it demands `--hierarchical-context-parallel-sizes 8 4`, too: here 8 ranks trade heads, and 4 form a ring.
+# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both. For `a2a+p2p` it also demands `--hierarchical-context-parallel-sizes 8 4`: here 8 ranks trade heads, and 4 form a ring.
 #
 # How many ranks may trade? In your function and in Transformer Engine their number must divide the key heads. DeepSpeed's `DistributedAttention` also needs a key head for each rank. But its `UlyssesSPAttentionHF`, for models of transformers, sends a key head to several ranks where there are more ranks than key heads, so its limit is the number of **query** heads (0.19.8).
 

@@ -191,7 +191,7 @@ def describe_exit(code):
 
 
 def count_ranks(size):
-    """ "1 rank", "4 ranks" """
+    """Return "1 rank", or "4 ranks"."""
     return f"{size} rank{'s' * (size != 1)}"
 
 
