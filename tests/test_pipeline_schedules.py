@@ -181,7 +181,7 @@ def test_illegal_shapes(make, sentence):
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("F0 F1 B0 B1", "the schedule has 1 ranks, not 2"),
+    ("F0 F1 B0 B1", "the schedule has 1 rank, not 2"),
     ("F0 F1 B0 B1\nF0 B0 B1", "F1.1 is there 0 times, not once"),
     ("F0 F1 F0 B0 B1\nF0 B0 F1 B1", "F0.0 is there 2 times, not once"),
     ("F0 F1 B0 B1\nF0 B0 F1", "micro-batch 1 on stage 1 has 0 B, 0 I and 0 W"),

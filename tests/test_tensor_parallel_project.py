@@ -14,7 +14,7 @@ from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects import tensor_parallel as project
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
-from ranklab.projects.tensor_parallel.links import CARD, NVLINK, ring_link
+from ranklab.projects.tensor_parallel.links import CARD, GB200, NVLINK, ring_link, switch_link
 from ranklab.projects.tensor_parallel.training import METHODS, MODELS
 from ranklab.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ranklab.tensor_parallel.megatron import parallel_linears
@@ -139,3 +139,11 @@ def test_a_ring_through_whole_nodes_has_all_of_their_cards():
     assert 30 * two_nodes.alpha == pytest.approx(28 * NVLINK.alpha + 2 * CARD.alpha)
     assert ring_link(16, cards=1).beta == ring_link(2, node=1, cards=1).beta == CARD.beta
     assert ring_link(8) == ring_link(32, node=72) == NVLINK
+
+
+def test_a_switch_takes_one_latency_for_an_all_reduce_however_many_ranks():
+    assert GB200.link == 2 / NVLINK.beta  # 900 GB/s, by the planner's table
+    for ranks in (2, 16, 72):
+        link = switch_link(ranks, GB200.link)
+        assert 2 * (ranks - 1) * link.alpha == pytest.approx(25e-6)
+        assert link.beta == 1 / GB200.link

@@ -343,7 +343,7 @@ _ = launch(come, 0, 3, ranks=5)
 # %% [markdown]
 # Rank 3 is alive, and yet it is on its own list. That is right. The others have gone on without it, so if rank 3 believed
 # that it takes part, it would wait for them forever. A launcher that lets ranks come and go must do the same: first all
-# agree on which ranks take part (lab 14, planned).
+# agree on which ranks take part (lab 14).
 
 # %% [markdown]
 # ### Further
@@ -602,7 +602,7 @@ questions("00_ranks")
 # ```
 #
 # Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
-# values, and we did not measure them: this lab has not been run on a GPU machine yet.
+# values, and we did not measure them: this lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out

@@ -728,7 +728,7 @@ for R in (1, 2, 3, 4):
     gathered = 2 * block_rows + (all_rows - block_rows)  # in rows of each rank
     predicted = 16 * all_rows, (R - 1) * 4 * (gathered + all_rows)
     found = launch(counted, ranks=R)[0]
-    print(f"{R} ranks", *(f"{p:11,} {c:11,}" for p, c in zip(predicted, found)))
+    print(f"ranks {R}", *(f"{p:11,} {c:11,}" for p, c in zip(predicted, found)))
     assert predicted == found
 
 # %% [markdown]
@@ -798,7 +798,7 @@ questions("07_fsdp")
 # - **Optimizers that look at a whole matrix** (Muon, Shampoo) see only rows. They must gather each matrix first, as a DTensor can (`full_tensor()`).
 # - **Streams.** FSDP2 runs gathers, reduce-scatters and the copies around them in their own CUDA streams. Ours copies in the stream that computes.
 # - **float8 gathers** (torchao, `enable_fsdp_float8_all_gather`) halve the bytes of bf16 once more.
-# - **Checkpoints.** The project saves rows by name and position, so you can resume on any number of ranks (more in lab 14, planned).
+# - **Checkpoints.** The project saves rows by name and position, so you can resume on any number of ranks (more in lab 14).
 #   `torch.distributed.checkpoint` does it for DTensors.
 #
 # Next: **08_tensor_parallel**: a layer that is never gathered, because each rank computes its part.

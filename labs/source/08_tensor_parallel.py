@@ -823,11 +823,20 @@ for name, times in seconds.items():
     print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
 # %% [markdown]
-# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs, while two groups of eight do *two* batches in 133 ms. And 32 ranks gain nothing over 16, even with NVLink between all of them, as in a GB200 NVL72 with its 72 GPUs. Most of their step is messages: 38 ms of bytes and 41 ms of **latency**, because each of the 130 all-reduces has 2 steps.
+# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs, while two groups of eight do *two* batches in 133 ms. And 32 ranks gain nothing over 16, even if NVLink joined all of them. Most of their step is messages: 38 ms of bytes and 41 ms of **latency**, because each of the 133 all-reduces has 2 steps.
 #
-# And this model is kind to sixteen ranks. It leaves out:
+# That is a model of H100s, and of rings. There are racks in which NVLink joins 72 GPUs (GB200 NVL72), at 900 GB/s each. And inside an NVLink domain NCCL can let the switches add up the numbers (NVLink SHARP, or NVLS). Its own cost model gives such an all-reduce one latency of 25 us, whatever R is (`src/graph/tuning.cc`). Here is the step on GB200s, also at half their peak:
+
+# %% tags=["nbval-check-output"]
+for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_flops / 2).items():
+    print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
+
+# %% [markdown]
+# By a ring, 32 ranks are slower than 16, because faster GPUs and links do not shorten the steps. By the switch they need 31 ms instead of 39: again a fifth less for twice the GPUs. The latency is gone, but the bytes stay. And the model promises them the full 900 GB/s. On all 72 GPUs of such a rack, a bus bandwidth of 835 GB/s was measured with messages of 4 GB, and 586 with 512 MB (coreweave/nccl-tests, pull request 43). An all-reduce of this model has 67 MB.
 #
-# - **Sums in the switch.** Inside a node, NVLink's switches can add up the numbers themselves (NVLink SHARP, or NVLS). A bus bandwidth of about 480 GB/s is usual with them, and 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
+# On nodes of eight, the model is kind to sixteen ranks. It leaves out:
+#
+# - **Sums in the switch.** Eight H100s in a node also have NVLS. A bus bandwidth of about 480 GB/s is usual with it, and 370 with a ring (nccl-tests issue 212). On 248 nodes of eight GPUs it was about 350, at times below 300 (nccl-tests issue 283).
 # - **Narrow products.** With tp=16 each of q, k and v has 256 outputs on a rank. Such a product does 1 / (1/256 + 1/4096 + 1/8192) = 234 FLOPs a byte, but an H100 needs 295 to be busy (lab 01). With tp=8 it does 431.
 # - **Other traffic.** The gradients of the data-parallel copies use the same cards.
 # - **Heads.** tp must divide their number.

@@ -191,7 +191,7 @@ ring_attention = check(ring_attention)
 #
 # A query's gradient stays on its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and each block takes along the sum of the gradients that it has collected so far. A rank can compute its part from one block alone, because exp(score - lse) with the final lse is the probability among *all* keys.
 #
-# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. They are float32, whatever the type of k, because many parts are added up.
+# `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. They are float32, whatever the type of k, because many parts are added up. (Transformer Engine sends them in the type of k: fewer bytes, more rounding.)
 
 # %%
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
@@ -399,7 +399,9 @@ if importlib.util.find_spec("transformers"):
     print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4)[0])
 
 # %% [markdown]
-# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both.
+# torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both. For `a2a+p2p` it also demands `--hierarchical-context-parallel-sizes 8 4`: here 8 ranks trade heads, and 4 form a ring.
+#
+# How many ranks may trade? In your function and in Transformer Engine their number must divide the key heads. DeepSpeed's `DistributedAttention` also needs a key head for each rank. But its `UlyssesSPAttentionHF`, for models of transformers, sends a key head to several ranks where there are more ranks than key heads, so its limit is the number of **query** heads (0.19.8).
 
 # %% [markdown]
 # ## 6. Project
@@ -452,7 +454,7 @@ for R in (2, 4, 8):
           f"{cp.ulysses_bytes(64, 8, 8, 8, R, element=4):20,} {ulysses:8,}")
 
 # %% [markdown]
-# The ring's bytes level off, because all keys pass through each rank, whatever R is. With Ulysses a rank sends less when there are more ranks. So why use the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the number of key heads, 8 in Llama 3.
+# The ring's bytes level off, because all keys pass through each rank, whatever R is. With Ulysses a rank sends less when there are more ranks. So why use the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the key heads (8 in Llama 3 8B), or with copies of them at the query heads (32).
 #
 # And the time? We compute it by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more, the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next rank in another node. A step of the ring takes as long as its computing or its message, whichever is longer.
 
@@ -464,6 +466,8 @@ plots.by_ranks(ranks, layer_seconds(131_072, **llama, ranks=ranks))
 
 # %% [markdown]
 # Up to 16 ranks the ring costs nothing. On 32, a rank has 4,096 tokens, too few to hide a message through one card, so more ranks gain nothing. There it helps to run Ulysses inside a node and a ring between the nodes, because then all eight cards carry a part.
+#
+# This is a model of context parallelism alone. With tp=8 inside each node, as in section 1, 32 GPUs are only four context ranks of 32,768 tokens, and each GPU of a node has a ring and a card of its own. The model also leaves out that NCCL's kernels take some SMs from attention.
 
 # %% [markdown]
 # ## 8. Interview questions
@@ -487,6 +491,8 @@ questions("10_context_parallel")
 # - **Kernels.** `block_attention` is written to be read: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and they also return `lse`, which is all that a ring needs.
 # - **Ring or all-gather.** Llama 3 first gathered all keys and values, and then computed. With grouped queries they are small beside the queries, masks of documents are easier, and the gather takes little time beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). Llama 3 used zigzag's parts, too.
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
+# - **Out of memory, and not by attention.** Take Llama 3 70B with 131,072 tokens and cp 8, so 16,384 tokens on a rank. Attention keeps 0.6 GB a layer. But while a checkpointed layer is computed again, the three wide tensors of its MLP (gate, up, product) are 2.8 GB. The inputs of all 80 layers are 21.5 GB. The logits are 8.4 GB in float32, and so is their gradient. The MLP and the loss look at one token at a time, so they can be computed in pieces of the sequence, one after the other. DeepSpeed has `TiledMLP` and `TiledFusedLogitsLoss` for that, and Arctic Long Sequence Training (ALST, arXiv 2506.13996) adds them to Ulysses and moves the layers' inputs to the CPU. The Trainer of transformers (5.23) takes DeepSpeed's Ulysses by `ParallelismConfig(sp_size=8, sp_backend="deepspeed")`, but not the tiles: the docstring of `TiledMLP` shows how to patch a model, and a comment in its backward says that DDP and FSDP need more. `use_liger_kernel=True` is another way to a loss without logits. Tensor parallelism divides the logits as well (lab 08).
+# - **Packed documents.** Fast kernels take the documents' borders, `cu_seqlens`, instead of a mask: flash-attn's varlen functions, torch's `varlen_attn`, the `thd` format of Transformer Engine. With cp, Transformer Engine cuts each document in zigzag, so each must be padded to a multiple of 2 R tokens. And a short document pays for messages that it does not need. So Megatron-LM has `--hybrid-context-parallel`: a document gets as many ranks as `--max-seqlen-per-dp-cp-rank` demands, rounded up to a power of two (but there are no pipeline stages then). It is not the `a2a+p2p` that an older page of Megatron-Bridge called "hybrid".
 # - **The other axes.** Context ranks hold the same weights, so gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` shows cp beside the axes of lab 12. The sequence parallelism of lab 08 is something else: it divides tokens between the matrices, and gathers them before each.
 #
 # What to expect (published, not measured by us): Llama 3 405B with sequences of 131,072 and cp 16 reached 380 TFLOP/s a GPU, 38% MFU. With 8,192 tokens and cp 1, on as many GPUs, it was 400 and 41% (Table 4). This lab has not been run on several GPUs yet.

@@ -229,7 +229,7 @@ def same_tokens():
 
 
 for ranks in (1, 2, 4):
-    print(f"{ranks} ranks: sum of squares", launch(same_tokens, ranks=ranks)[0])
+    print(f"ranks {ranks}: sum of squares", launch(same_tokens, ranks=ranks)[0])
 
 # %% [markdown]
 # No, because the fewer experts a rank has, the more of its rows leave it: 1/2 on two ranks, 3/4 on four, and nearly all on many.
@@ -435,7 +435,7 @@ if importlib.util.find_spec("transformers"):
     print(launch(mixtral, ranks=4)[1])
 
 # %% [markdown]
-# In Megatron-LM you write `--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8`, with `--moe-router-load-balancing-type aux_loss` (`seq_aux_loss` counts in each sequence, as here), `--moe-router-pre-softmax` for Switch's weights, and `--moe-expert-capacity-factor`, counted over a rank's tokens. If you combine expert and tensor parallelism, it demands sequence parallelism (Megatron Core's MoE guide).
+# In Megatron-LM you write `--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8`, with `--moe-router-load-balancing-type aux_loss` (`seq_aux_loss` counts in each sequence, as here), `--moe-router-pre-softmax` for Switch's weights, and `--moe-expert-capacity-factor`, counted over a rank's tokens. If you combine expert and tensor parallelism, it demands sequence parallelism (`MoELayer` raises without it).
 
 # %% [markdown]
 # ## 6. Project
@@ -460,7 +460,7 @@ print(project.report(alone))
 plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %% [markdown]
-# A load of 8 is the most that is possible: then the expert is among the two of *every* token. This small model even reads a little better without balancing, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. Megatron Core's MoE guide warns that a dropless model may run out of memory in its first 100 to 300 steps.
+# A load of 8 is the most that is possible: then the expert is among the two of *every* token. This small model even reads a little better without balancing, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. The MoE guide of Megatron Core 0.9 to 0.15 warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
 # **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `balance="bias"` (it moves slowly, so give it 200 steps); `factor=1.25`; `top_k=1` (then an expert is 4 C wide, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
 
@@ -530,12 +530,16 @@ questions("11_expert_parallel")
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one kernel, and `ep.MoE` uses it where it can.
-# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured 153 GB/s inside a node of H800s, and between nodes about the 50 GB/s of each GPU's card (DeepEP's first version).
+# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured, on H800s, 43 GB/s a GPU with 2 nodes, 58 with 4 and 51 with 8 (DeepEP's first version). But this count has the rows for the GPU's own node, too, and no card carries those. With even loads they are 1/2, 1/4 and 1/8 of all. So 22, 44 and 45 GB/s went through each card of 50.
 # - **Hiding it.** The expert needs its rows now, so there is little to hide behind. An expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, so that one computes while the other sends (DualPipe, lab 09). Megatron has `--overlap-moe-expert-parallel-comm`.
 # - **The other axes.** Ranks with different experts take different rows, so they are a part of the data-parallel ranks. In lab 12's layouts `ep=2` multiplies the ranks: `1x1x1,ep=2` is two ranks, each with its own rows. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
-# - **Number formats.** Router and combine stay in float32, but rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
+# - **Which dispatcher?** In Megatron-LM `--moe-token-dispatcher-type` is `allgather` by default: each rank gets all tokens of the group, which suits few ranks, or a large k. `alltoall` is what you have built. `flex` calls a library, which `--moe-flex-dispatcher-backend` names: `deepep`, `hybridep` (NVIDIA's; fewer SMs), or `ncclep`. For NVLink across hosts Megatron's documentation names HybridEP alone. Both DeepEP and HybridEP must be installed, and want `--moe-router-dtype fp32`. Megatron-Bridge's guide starts with `alltoall`, and then compares.
+# - **In one rack.** EP 64 fits into the 72 GPUs of an NVL72. 4,096 tokens of DeepSeek-V3 are 940 MB of rows there and back, in bf16. By NVLink (900 GB/s) they take 1.0 ms, by a card of 50 GB/s 18.5. Megatron-Bridge's benchmark of DeepSeek-V3 on 256 GB200s has EP 64, 4 pipeline stages and tp 1.
+# - **Folding.** Experts use the same GPUs as attention, but not the same groups. In a pipeline stage tp x cp x dp (attention) must equal etp x ep x edp (experts), and that is all (arXiv 2504.14960). With tp 4, cp 2 and dp 8, a stage has 64 GPUs, and `--expert-tensor-parallel-size 1` allows ep 64. The default of this flag is tp: then each expert is cut into 4, and ep is 16 at most. So in Megatron ep need not divide the data-parallel ranks. In this course it must.
+# - **A benchmark may hide the loads.** `--moe-router-force-load-balancing` replaces the router's logits by random numbers. Then, with 4,096 tokens on each of 64 ranks and 8 of 256 experts for each, the fullest rank has 1.6% more rows than the mean (simulated), and its time and memory show nothing of your router. Megatron-Bridge says in a footnote that all its MoE benchmarks are run so. `--moe-router-force-biased 1.0` makes loads uneven on purpose. Run both, and believe neither: then measure your own router, after its first thousand steps.
+# - **Number formats.** This lab's router and sums are float32. Megatron's router has the type of x unless you pass `--moe-router-dtype fp32`, as its guide advises, and with `alltoall` results travel and add up in bf16. Rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #
-# What to expect (published, not measured by us): 468 TFLOP/s a GPU for Mixtral 8x7B in bf16 (Megatron Core's MoE guide, which does not name the GPU there). This lab has not been run on several GPUs yet.
+# What to expect (published, not measured by us): 468 TFLOP/s a GPU for Mixtral 8x7B in bf16, 47% of an H100's peak (Megatron Core 0.9, by its MoE guide up to 0.15; nodes of 8 H100s). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. What we left out

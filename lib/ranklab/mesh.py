@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device
+from ranklab.engine.report import count_ranks
 
 SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
@@ -103,7 +104,7 @@ class Mesh:
     def __str__(self):
         sizes = " x ".join(f"{name} {size}" for name, size in self.axes.items())
         width = max(map(len, ("axis", *self.axes)))
-        lines = [f"{self.size} ranks: {sizes}", f"{'axis':{width}}  groups"]
+        lines = [f"{count_ranks(self.size)}: {sizes}", f"{'axis':{width}}  groups"]
         return "\n".join(lines + [f"{axis:{width}}  {self._groups_line(axis)}"
                                   for axis in self.axes])
 

@@ -25,7 +25,7 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
 
 def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
     """Bytes that a rank sends of one sequence: k and v R - 1 times forward and R - 1 times
-    backward, and in backward R times their gradients in float32.
+    backward, and in backward R times their gradients in float32 (Transformer Engine: as k and v).
     """
     if ranks == 1:
         return 0
@@ -47,7 +47,8 @@ def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_nod
 
     A step of the ring takes as long as its computing or its message, whichever is longer. If the
     ranks fill several nodes, a ring leaves a node through one card, and an all-to-all through all
-    of them. Ulysses ends when the ranks no longer divide the heads of k and v.
+    of them. Ulysses ends when the ranks no longer divide the heads of k and v. There is no tensor
+    parallelism, and messages take no SMs from attention.
     """
     flops = 7 * n_head * head_size * tokens**2  # half of (4 + 10) per pair: causal
     found = {"ring": [], "Ulysses": [], "computing": []}

@@ -15,6 +15,7 @@ from ranklab.clinic.stopped import whereabouts
 from ranklab.clinic.symptoms import read
 from ranklab.course.program import words_of
 from ranklab.engine import torchrun
+from ranklab.engine.report import count_ranks
 
 WATCHED = "RANKLAB_DIAGNOSE"
 
@@ -90,7 +91,7 @@ def _judge(ranks, launch, of, before, beside):
     """
     found = diagnose(ranks, before, beside)
     print((f"launch {launch} of {of}: " if of > 1 else "") +
-          f"{len(ranks)} ranks, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
+          f"{count_ranks(len(ranks))}, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
           f"{max(len(r.calls) for r in ranks)} collectives and messages: "
           + ("" if found else "none of the known diseases is seen"))
     for disease, evidence in found:

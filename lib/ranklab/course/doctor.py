@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ranklab.course import labs
+from ranklab.engine.report import count_ranks
 from ranklab.machine import cores, gpu_count, memory
 
 OLDEST_PYTHON = (3, 11)
@@ -144,7 +145,7 @@ def ranks():
         started = time.perf_counter()
         seen = launch(time_all_reduce, timeout=90)
         one, seconds = seen[0], time.perf_counter() - started
-        yield (f"launch         {len(seen)} ranks with {one['backend']} on {one['device']}, "
+        yield (f"launch         {count_ranks(len(seen))} with {one['backend']} on {one['device']}, "
                f"{seconds:.1f} s with the first start and the measurements below")
     except Exception as error:  # any error here would break every lab
         yield Advice(f"launch fails: {type(error).__name__}: {error}")

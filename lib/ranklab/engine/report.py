@@ -192,6 +192,11 @@ def describe_exit(code):
     return f"was killed by {name}" + (MEMORY if name == "SIGKILL" else "")
 
 
+def count_ranks(size):
+    """Return "1 rank", or "4 ranks"."""
+    return f"{size} rank{'s' * (size != 1)}"
+
+
 def rank_names(ranks):
     """ "rank 3", "ranks 0, 2", "ranks 0 to 31, 33" """
     runs = []

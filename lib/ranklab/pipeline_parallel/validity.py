@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from ranklab.engine.report import count_ranks
 from ranklab.pipeline_parallel.actions import KINDS, Action, places, walk
 
 
@@ -15,7 +16,7 @@ def problems(schedule, ranks, micro_batches):
     lab    09
     """
     if len(schedule) != ranks:
-        return [f"the schedule has {len(schedule)} ranks, not {ranks}"]
+        return [f"the schedule has {count_ranks(len(schedule))}, not {ranks}"]
     found = (_strange(schedule, micro_batches)
              or _places(schedule) + _counts(schedule, micro_batches)
              or _order(schedule))

@@ -5,6 +5,7 @@ import math
 
 from matplotlib.patches import FancyBboxPatch
 
+from ranklab.engine.report import count_ranks
 from ranklab.plots.boxes import arrow, disc
 from ranklab.plots.gantt import boxed
 from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, line,
@@ -46,7 +47,7 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
                 continue
             bars(ax, row, len(part), rank, barh=True, left=part[0])
             boxed(ax, part[0] + len(part) / 2, row, f"{rank}: {len(part)}", pad=1, fontsize=9)
-    ax.set_yticks(range(len(sizes)), [f"{size} ranks" for size in sizes])
+    ax.set_yticks(range(len(sizes)), [count_ranks(size) for size in sizes])
     ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n))
     ax.invert_yaxis()
     ax.grid(False)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain, refuses
+from ranklab.engine.report import count_ranks
 
 
 def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
@@ -29,7 +30,7 @@ def check_alpha_beta_time(fn):
         for ranks in (1, 2, 3, 4, 8, 13, 1024):
             for nbytes in (1e8, 1000, 0):
                 case = algorithm, nbytes, ranks, *link
-                explain(f"{algorithm}, {ranks} ranks, {nbytes:g} bytes: the time", fn(*case),
+                explain(f"{algorithm}, {count_ranks(ranks)}, {nbytes:g} bytes: the time", fn(*case),
                         seconds_of_steps(*case), _slips_of_time(*case), "Count the steps one after "
                         "the other, and what one rank sends in each of them.")
     yield "right for the ring, the tree, doubling and the server; 1 to 1024 ranks; 0 B to 100 MB"

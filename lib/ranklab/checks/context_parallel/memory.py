@@ -4,6 +4,7 @@ from functools import partial
 
 from ranklab.checks.beside import refused
 from ranklab.checks.trial import explain
+from ranklab.engine.report import count_ranks
 
 # tokens, n_head, n_kv_head, head_size, ranks, element
 SHAPES = (4096, 32, 8, 128, 4, 2), (1536, 12, 4, 64, 3, 4), (1024, 8, 8, 96, 1, 2)
@@ -15,7 +16,7 @@ def check_attention_memory(attention_memory):
         q, lse, key = H * D * mine * e, 4 * H * mine, KV * D * mine * e
         right = 2 * q + 2 * key + lse
         got = attention_memory(tokens, H, KV, D, R, e)
-        where = f"{tokens:,} tokens, {H} heads of {D}, {KV} of k, {R} ranks, {e} bytes"
+        where = f"{tokens:,} tokens, {H} heads of {D}, {KV} of k, {count_ranks(R)}, {e} bytes"
         explain(where, got, right, {
             "that of all ranks together": (R * right, "Each rank has 1/R of the tokens."),
             "without the result": (right - q, "Backward needs the result, too: its product with "

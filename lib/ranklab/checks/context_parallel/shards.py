@@ -9,6 +9,7 @@ from ranklab.checks.beside import expect, refused
 from ranklab.context_parallel.shard import (
     contiguous_shard, pairs_of, plan_score, shard_documents, zigzag_shard,
 )
+from ranklab.engine.report import count_ranks
 
 TOKENS, MOST = 8192, 1.1  # of the mean: pairs of the fullest rank
 
@@ -28,7 +29,7 @@ def _is_plan(where, positions, tokens, ranks):
 
 def check_zigzag_shard(shard):
     for tokens, ranks in ((16, 2), (16, 1), (24, 3), (64, 4), (160, 5)):
-        where, got = f"{tokens} tokens, {ranks} ranks", shard(tokens, ranks)
+        where, got = f"{tokens} tokens, {count_ranks(ranks)}", shard(tokens, ranks)
         _is_plan(where, got, tokens, ranks)
         parts = torch.arange(tokens).view(2 * ranks, -1)
         right = torch.stack([parts[[r, 2 * ranks - 1 - r]].flatten() for r in range(ranks)])

@@ -8,6 +8,7 @@ from torch.utils.data import DistributedSampler
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, is_near
+from ranklab.engine.report import count_ranks
 
 SIZES = ((12, 4), (7, 1), (10, 3), (1797, 4), (101, 8), (3, 8), (1, 4))  # (n, ranks)
 
@@ -47,13 +48,15 @@ def _compare_shards(shards, n, ranks):
                "ints: .tolist() makes one of a tensor.")
         expect(all(isinstance(index, int) for index in shard), f"the list holds {shard[:2]}",
                "list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().")
-        expect(len(shard) == each, f"n={n}, {ranks} ranks: rank {rank} gets {len(shard)} samples; "
-               f"{each} is right", "Every rank must get the same number, n / ranks rounded up, or "
-               "some ranks wait forever. Fill the order up from its own beginning, more than once "
-               "if n is smaller than ranks.")
+        expect(len(shard) == each, f"n={n}, {count_ranks(ranks)}: rank {rank} gets {len(shard)} "
+               f"samples; {each} is right",
+               "Every rank must get the same number, n / ranks rounded up, or some ranks wait "
+               "forever. Fill the order up from its own beginning, more than once if n is smaller "
+               "than ranks.")
     missing = sorted({*range(n)} - {*sum(shards, [])})
-    expect(not missing, f"n={n}, {ranks} ranks: samples {missing[:5]} belong to nobody", "All "
-           "ranks must shuffle alike (the same seed, without the rank), then take different parts.")
+    expect(not missing, f"n={n}, {count_ranks(ranks)}: samples {missing[:5]} belong to nobody",
+           "All ranks must shuffle alike (the same seed, without the rank), then take different "
+           "parts.")
 
 
 def _compare_with_torch(shard_sampler, drop_last, of_length):

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.checks.trial import explain
 from ranklab.engine import device
+from ranklab.engine.report import count_ranks
 from ranklab.expert_parallel import place_experts, placement_score, scan
 from ranklab.expert_parallel.place import score_of
 
@@ -21,7 +22,7 @@ def check_moe_traffic(moe_traffic):
                 there[r, e * R // E] += int(counts[r, e]) * row
         away = there - torch.diag(there.diag())
         right = 2 * (away + away.T)
-        where = f"{R} ranks, {E} experts, {row} bytes a row"
+        where = f"{count_ranks(R)}, {E} experts, {row} bytes a row"
         explain(where, moe_traffic(given, row), right, {
             "with what stays": (2 * (there + there.T), "A row for an expert of its own rank is not "
                                 "sent."),

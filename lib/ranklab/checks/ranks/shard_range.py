@@ -5,6 +5,7 @@ import operator
 import numpy as np
 
 from ranklab.checks.exercise import Mistake
+from ranklab.engine.report import count_ranks
 
 SIZES = (1, 2, 3, 4, 8)
 
@@ -13,7 +14,7 @@ def check_shard_range(shard_range):
     for n in (5, 7, 8, 10, 24, 1001, 1, 0):
         for size in reversed(SIZES):
             parts = [_as_list(shard_range(n, rank, size)) for rank in range(size)]
-            _compare_parts(parts, n, f"n={n} on {as_text(size)}")
+            _compare_parts(parts, n, f"n={n} on {count_ranks(size)}")
     yield "range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice"
     yield "lengths differ by at most one, the longer parts first, each part contiguous"
 
@@ -71,8 +72,3 @@ def _compare_parts(parts, n, case):
 def _some(items):
     """The first few of `items`, as text."""
     return ", ".join(map(str, items[:4])) + (", ..." if len(items) > 4 else "")
-
-
-def as_text(size):
-    """As the checks of this lab say how many ranks there are."""
-    return "1 rank" if size == 1 else f"{size} ranks"

@@ -5,6 +5,7 @@ That a real step holds and sends as much, section 7 of the lab shows by the lear
 
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain, refuses
+from ranklab.engine.report import count_ranks
 
 FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the first stage that shards them
 NO_STAGE = {f"stage={stage}": (stage, 12, 2) for stage in (4, -1)}
@@ -36,7 +37,8 @@ def check_zero_memory(zero_memory):
 
 def _compare_states(got, stage, parameters, ranks, *nbytes):
     nbytes = nbytes or (2, 2, 12)
-    where = f"stage {stage}, {parameters:g} parameters on {ranks} ranks, {nbytes} bytes a number"
+    where = (f"stage {stage}, {parameters:g} parameters on {count_ranks(ranks)}, {nbytes} bytes "
+             "a number")
     expect(all(hasattr(got, kind) for kind in FROM), f"{where}: it returned {got!r}",
            "Return States(parameters, gradients, optimizer_state).")
     for (kind, first), width in zip(FROM.items(), nbytes):
@@ -69,8 +71,8 @@ def check_zero_traffic(zero_traffic):
 def _compare_sent(got, stage, nbytes, ranks, resident):
     once, has_own = (ranks - 1) / ranks, "A rank has its own R-th part already: (R-1)/R."
     right = once * (3 * nbytes - resident if stage == 3 else 2 * nbytes)
-    explain(f"stage {stage}, {nbytes:,.10g} bytes on {ranks} ranks, {resident} resident: sent",
-            got, right, {
+    where = f"stage {stage}, {nbytes:,.10g} bytes on {count_ranks(ranks)}, {resident} resident"
+    explain(f"{where}: sent", got, right, {
         "what an all-reduce sends": (2 * once * nbytes, "Stage 3 sends more than an all-reduce: "
                                      "parameters travel twice, for forward and for backward, and "
                                      "gradients once."),

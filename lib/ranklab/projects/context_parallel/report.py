@@ -1,5 +1,6 @@
 """What the long context has shown, as text."""
 
+from ranklab.engine.report import count_ranks
 from ranklab.projects.context_parallel.config import SHARE
 
 
@@ -8,8 +9,8 @@ def report(found):
     shape, config, R = found.shape, found.config, len(found.ranks)
     kept = max(seen["kept"] for seen in found.ranks)
     first = found.ranks[0]
-    lines = [f"{found.steps} steps of {config.batch} x {shape.n_ctx} tokens on {R} ranks, by "
-             f"{config.method}", found.authors,
+    lines = [f"{found.steps} steps of {config.batch} x {shape.n_ctx} tokens on {count_ranks(R)}, "
+             f"by {config.method}", found.authors,
              f"a rank sends for attention in a step: counted {first['sent']:,} bytes, "
              f"said {first['said']:,}",
              f"a sequence of {shape.n_ctx} tokens keeps for backward, on the fullest rank: "

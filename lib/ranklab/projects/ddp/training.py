@@ -11,6 +11,7 @@ from ranklab.data.image_folder import Augment, ImageFolder, SyntheticImages
 from ranklab.data_parallel.training import DataParallel
 from ranklab.ddp import compress_fp16_hook, diagnose
 from ranklab.engine import device, is_main_process, launch
+from ranklab.engine.report import count_ranks
 from ranklab.image_trainer import ImageTrainer
 from ranklab.meter import Timeline, merged_trace
 from ranklab.models.resnet import ResNet
@@ -96,7 +97,7 @@ def report(found):
         f"model     {config.model} of width {config.width}, {found['parameters']:,} parameters, "
         f"{config.image} x {config.image} pixels, {config.precision}",
         f"training  {found['steps']:,} of {found['of_steps']:,} steps of {images:,} images: "
-        f"{found['ranks']} ranks with {config.batch_per_rank} each",
+        f"{count_ranks(found['ranks'])} with {config.batch_per_rank} each",
         found["authors"],
     ]
     if speed > 0:  # not where nothing was logged

@@ -1,5 +1,6 @@
 """What the experts have shown, as text."""
 
+from ranklab.engine.report import count_ranks
 from ranklab.expert_parallel import moe_parameters
 
 
@@ -9,7 +10,7 @@ def report(found):
     everything, active = moe_parameters(shape)
     most = [max(load) for load in found.loads[-1][1]] if found.loads else []
     first = found.ranks[0]
-    lines = [f"{found.steps} steps of {config.batch} x {shape.n_ctx} tokens on {R} ranks, "
+    lines = [f"{found.steps} steps of {config.batch} x {shape.n_ctx} tokens on {count_ranks(R)}, "
              f"{shape.n_expert} experts over {config.ep or R}, top {shape.top_k}", found.authors,
              f"{everything:,} numbers, of which a token meets {active:,}",
              f"rank 0 sends rows and counts in one more step: counted {first['sent']:,} bytes, "

@@ -1,5 +1,6 @@
 """What the fine-tuning has shown, as text."""
 
+from ranklab.engine.report import count_ranks
 from ranklab.fsdp.memory import predicted_costs
 
 NO_TRANSFORMERS = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this "
@@ -16,7 +17,7 @@ def report(found):
         f"model     {config.model or 'a Llama from scratch'}: {model:,} parameters, "
         f"{len(blocks)} blocks of {max(blocks, default=0):,} at most",
         f"data      {name}: {train:,} to train on, {held_out:,} held out",
-        f"training  {config.engine}, {found['ranks']} ranks, {config.steps} steps of "
+        f"training  {config.engine}, {count_ranks(found['ranks'])}, {config.steps} steps of "
         f"{config.batch} examples, {config.precision}, {found['speed']:,.0f} examples/s",
         found["authors"], *costs(found), f"\n{'held out':28}{'loss (nats)':>14}{'exact match':>14}",
     ]

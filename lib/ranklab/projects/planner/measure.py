@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ranklab import hardware
 from ranklab.collectives.hierarchical import node_groups
 from ranklab.engine import device, is_main_process, launch
+from ranklab.engine.report import count_ranks
 from ranklab.planner.links import CARDS, RING
 from ranklab.planner.machine import Machine
 
@@ -66,7 +67,7 @@ def measure_report(ranks=None, write=None):
         Path(write).parent.mkdir(parents=True, exist_ok=True)
         Path(write).write_text(json.dumps(vars(found), indent=1) + "\n")
     return "\n".join([
-        f"{found.name}, {found.node} ranks in a node",
+        f"{found.name}, {count_ranks(found.node)} in a node",
         f"matrix products   {found.bf16 / 1e12:10.3f} TFLOP/s, of a peak of "
         f"{found.peak_flops / 1e12:.3f}",
         f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, "

@@ -4,10 +4,12 @@ import functools
 
 from ranklab.collectives import Link
 from ranklab.hardware import H100
+from ranklab.planner.machine import machine
 from ranklab.projects.tensor_parallel.costs import step_seconds
 
 NVLINK = Link(5e-6, 1 / H100.nvlink_bandwidth)  # alphas are of the order of NCCL's, tuning.cc
 CARD = Link(1e-5, 1 / H100.network_bandwidth)  # one network card, of one GPU
+GB200 = machine("GB200-NVL72")  # 72 GPUs in one NVLink domain
 
 
 def ring_link(ranks, node=8, cards=8):
@@ -26,12 +28,26 @@ def ring_link(ranks, node=8, cards=8):
                 max(NVLINK.beta, CARD.beta / cards))
 
 
-LINKS = {  # (ranks) -> what their ring is made of
+def switch_link(ranks, bandwidth):
+    """Return the Link of a mean ring step where NVLink's switch adds up the numbers (NVLS).
+
+    The 2 (ranks-1) steps together take one latency: 25 us, whatever their number (NCCL's own cost
+    model, hwLatencies in src/graph/tuning.cc). The bytes are counted as a ring's.
+    bandwidth  bytes/s of each rank
+    """
+    return Link(25e-6 / max(1, 2 * (ranks - 1)), 1 / bandwidth)
+
+
+LINKS = {  # (ranks) -> what their ring is made of; the GPUs are H100s
     "no messages": lambda ranks: Link(0, 0),
     "NVLink joins all": functools.partial(ring_link, node=72),
     "8 a node, 8 cards": ring_link,
     "8 a node, 1 card": functools.partial(ring_link, cards=1),
     "1 a node, 1 card": functools.partial(ring_link, node=1, cards=1),
+}
+RACK = {  # the same for GB200s in one rack
+    "a ring": lambda ranks: Link(NVLINK.alpha, 1 / GB200.link),
+    "sums in the switch": lambda ranks: switch_link(ranks, GB200.link),
 }
 
 

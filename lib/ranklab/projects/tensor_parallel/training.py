@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device, launch
+from ranklab.engine.report import count_ranks
 from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.options import option
@@ -167,7 +168,7 @@ def report(found):
     columns = "held", "formula", "messages", "formula", "sent", "formula"
     head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
     lines = [f"{config.steps} steps of {config.batch} x {found['shape'].n_ctx} tokens of "
-             f"{found['text']}, {config.precision}, {found['ranks']} ranks",
+             f"{found['text']}, {config.precision}, {count_ranks(found['ranks'])}",
              f"{found['authors']}\n",
              f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
     for row in rows:

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from ranklab.baseline import activation_bytes
+from ranklab.engine.report import count_ranks
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import count_parameters
 from ranklab.projects.zero.config import MODELS
@@ -29,7 +30,8 @@ def report(found):
         f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
-        f"tokens of {found['text']}, {config.precision}, {ranks} ranks", f"{found['authors']}\n",
+        f"tokens of {found['text']}, {config.precision}, {count_ranks(ranks)}",
+        f"{found['authors']}\n",
         lined_up(["rank 0, bytes", *(name.partition("_")[0] for name in columns), "tokens/s",
                   "held out"], table)]
     if config.offload:
