@@ -116,11 +116,11 @@ check(cluster_starts=...)
 # | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
 # | the same, under `srun --wait=330` | the other hosts have 330 s |
 #
-# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. The command itself must look for its last checkpoint when it starts.
+# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script, too. So the signal must come earlier than the longest save needs: a minute earlier, here. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
 #
 # Four more traps:
 #
-# - Since Slurm 22.05 srun does not inherit `--cpus-per-task` from sbatch. If you don't repeat it, 8 ranks and their data loaders share one CPU.
+# - From Slurm 22.05 to 23.02 srun did not inherit `--cpus-per-task` from sbatch, so 8 ranks and their data loaders shared one CPU unless the script repeated it. Since 23.11 srun inherits it again. Repeat it anyway: it does no harm, and you may not know which version the next cluster has.
 # - Slurm writes a list of hosts as `gpu[07,12-13],big2`. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one name a line.
 # - Two jobs of four GPUs may share a host of eight. If both use the same port, the second job meets the first. `$SLURM_JOB_ID` is known only when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
 # - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write it so that bash reads the original text.
@@ -141,7 +141,8 @@ def sbatch_script(job):
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds: all ranks get a SIGTERM this long before the end
+              with job.save_seconds + 60: all ranks get a SIGTERM this long before the end. The
+              minute after the longest save is for srun to end and for the requeue
     export    job.environment, whose values may hold any characters;
               TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
               GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface

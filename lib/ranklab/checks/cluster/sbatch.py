@@ -20,8 +20,8 @@ def check_options(found, job):
         ("cpus-per-task", job.cpus * job.gpus, "The task of a node is all of its ranks."),
         ("time", job.minutes, "A number alone is minutes."), ("requeue", "", READ),
         ("open-mode", "append", "Without it a requeue truncates the output of the previous life."),
-        ("signal", f"TERM@{job.save_seconds}", "All processes of all tasks must get it. With B: "
-         "the batch shell alone does."))})
+        ("signal", f"TERM@{job.save_seconds + 60}", "All processes of all tasks must get it, a "
+         "minute earlier than a save needs. With B: the batch shell alone does."))})
     expect("%j" in found.get("--output", ""), f"#SBATCH: --output is {found.get('--output')!r}",
            "Without %j all jobs of one name write into one file.")
 
@@ -33,8 +33,8 @@ def check_start(ran, job, number):
     expect(at < len(ran.words) and "" not in asked, f"{where}: srun {' '.join(ran.words)}; the "
            f"shell says {ran.said!r}", "srun OPTIONS torchrun OPTIONS COMMAND" * bool(ran.words))
     compare(f"{where}: srun", asked, {
-        "--cpus-per-task": (job.cpus * job.gpus, "Since Slurm 22.05 srun does not take it over "
-                            "from sbatch, so all ranks of a node would share one CPU."),
+        "--cpus-per-task": (job.cpus * job.gpus, "In Slurm 22.05 to 23.02 srun does not take it "
+                            "over from sbatch, and all ranks of a node would share one CPU."),
         "--kill-on-bad-exit": (0, "torchrun ends with 1 after a SIGTERM. With 1 the first host "
                                   "that has saved ends the others while they save."),
         "--wait": (job.save_seconds + 30, "How long the others may run when one has ended.")})
