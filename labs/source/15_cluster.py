@@ -653,7 +653,7 @@ from ranklab.cluster.promtool import promtool_on
 print(promql.missing() or promtool_on(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
 
 # %% [markdown]
-# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node. Here a stand-in exports metrics with the same names.
+# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, a list for dcgm-exporter, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node; here a stand-in exports metrics with the same names. Start it there with `-f dcgm-metrics.csv`. In its default list the corrected memory errors, `ECC_SBE_VOL_TOTAL`, are only a comment (default-counters.csv and dcp-metrics-included.csv, d5e5f51), so the panel would stay empty and an alarm on dying memory would be blind. On an H100 or B200 also watch the remapped rows: the GPU replaces bad rows of its memory by spare ones and counts them. `ROW_REMAP_FAILURE` is 1 when it could not.
 #
 # **TensorBoard** reads files, so it needs no server beside the training. Here a trainer's History is written and read back:
 
