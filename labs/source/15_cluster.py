@@ -103,7 +103,7 @@ check(cluster_starts=...)
 # %% [markdown]
 # Slurm gives a job its nodes and runs the *batch script* on the first of them. sbatch reads the `#SBATCH` lines before bash runs, and stops at the first command, so these lines can't use the shell. In the script, `srun` starts a *task* on each node. Here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: everything is done, something failed, or the time is up. In the last two cases there should be a checkpoint, and the job should go back into the queue.
 #
-# The difficult part is the signals: which process gets which signal, and how long may it live after that? This is what the man pages and a real Slurm 22.05 with two nodes say. KillWait is a setting of Slurm, 30 s by default:
+# The difficult part is the signals: which process gets which signal, and how long may it live after that? This is what the man pages say, and what we saw on one real Slurm with two nodes: 22.05.8 of 2022, which Debian 12 ships. Read it as a report about this version, not as a law. Details change between versions (the first trap below did, twice), so try the rows that you rely on with a job of two minutes on your own cluster. KillWait is a setting of Slurm, 30 s by default:
 #
 # | what happens | what the ranks see |
 # |---|---|
@@ -789,7 +789,7 @@ questions("15_cluster")
 # python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Two things cost most of the first day, and they differ from cloud to cloud. The first is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+# Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Three things cost most of the first days, and they differ from cloud to cloud. The first is *capacity*: 32 nodes of H100 can hardly be had on demand, so reserve them first. On AWS this is a capacity block or a capacity reservation, on SageMaker a training plan, on Google Cloud a reservation or its Dynamic Workload Scheduler; each job file shows the field as a comment. The second is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The third thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 
