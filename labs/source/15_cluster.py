@@ -116,7 +116,7 @@ check(cluster_starts=...)
 # | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
 # | the same, under `srun --wait=330` | the other hosts have 330 s |
 #
-# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script, too. So the signal must come earlier than the longest save needs: a minute earlier, here. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
+# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script, too. So the signal comes a minute earlier than the longest save needs. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
 #
 # Four more traps:
 #
@@ -790,6 +790,15 @@ questions("15_cluster")
 # ```
 #
 # Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Three things cost most of the first days, and they differ from cloud to cloud. The first is *capacity*: 32 nodes of H100 can hardly be had on demand, so reserve them first. On AWS this is a capacity block or a capacity reservation, on SageMaker a training plan, on Google Cloud a reservation or its Dynamic Workload Scheduler; each job file shows the field as a comment. The second is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The third thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+#
+# **Accept the nodes before you train on them.** With nccl-tests, `all_reduce_perf -b 1G -e 16G -f 2`, write down the *busbw* of four things:
+#
+# - **Each node alone.** 8 H200 reach 473 to 482 GB/s from 4 to 16 GiB, and 366 without NVLS, the sum in the NVSwitch (`NCCL_NVLS_ENABLE=0`). H100 has the same NVLink, 450 GB/s on paper. The lowest node is the suspect.
+# - **Every pair.** 32 nodes have 496 pairs, which are 31 rounds of 16 pairs at once. A bad cable or port is slow in all pairs of its node, a bad uplink in the pairs that cross it. Meta's gcm does this as a health check: `check-nccl --pairwise`, or `--pairwise-quick` with each node once.
+# - **Two, four, eight, all nodes.** Four nodes of 8 H200, with 8 cards of 400 Gb/s each, reached 365 GB/s as a ring and 310 as NVLSTree, 91% and 78% of the 400 GB/s of their cards. We know no published number for 32 nodes of H100, so agree on one with the seller before you sign. Read NCCL's log in each run: only for a ring is busbw what the cards send.
+# - **One rail at a time.** `NCCL_TESTS_SPLIT="MOD 8"` runs eight operations at once, each with one GPU of each node, so a slow rail stands out.
+#
+# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.) Then the place of the job counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. Nothing of this paragraph was run by us.
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 
