@@ -94,7 +94,7 @@ for life in (1, 2):
 check(resilience_interval_minutes=...)
 
 # %% [markdown]
-# With short intervals you pay for checkpoints. With long intervals you pay for lost work. Let C be the seconds that a checkpoint costs the run and M the mean time between failures. Young (1974) balanced the two costs to first order: sqrt(2 C M). That is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C. If C is 2 M or more, nothing helps, and the interval is M.
+# With short intervals you pay for checkpoints. With long intervals you pay for lost work. Let C be the seconds that a checkpoint costs the run and M the mean time between failures. Young (1974) balanced the two costs to first order: sqrt(2 C M), 19.3 minutes for the run above. That is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C, here 18.6 minutes. For a plan the two are the same. If C is 2 M or more, nothing helps, and the interval is M.
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
@@ -103,6 +103,7 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
     checkpoint_seconds  the job stands still this long while it saves
     mean_seconds        mean time between failures, which come at random, whatever the job does and
                         however long ago the last one was
+    Both may be far below a second, so the result is not rounded.
     error  ValueError if one of them is not above 0
     source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
            17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
@@ -286,9 +287,10 @@ def find_straggler(seconds, threshold=1.2, recent=32):
     """The ranks that are slow now, the slowest first; [] if there is none.
 
     A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
-    the same step, in most of the last `recent` steps. So there is no alarm for noise, for a pause
-    now and then (garbage collection, a checkpoint), or for a step in which all ranks are slow. At
-    most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
+    the same step, in more than half of the last `recent` steps. So there is no alarm for noise, for
+    a pause now and then (garbage collection, a checkpoint), or for a step in which all ranks are
+    slow. At most half of the ranks are slow. Of two ranks, the slower one is compared with the
+    other.
     seconds  (steps, ranks): until the rank reached the collective of the step; not changed
     error    ValueError if it does not have two dimensions, or is empty
     """
