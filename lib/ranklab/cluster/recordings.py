@@ -10,8 +10,9 @@ after what is published:
                  700 W prints 87 C as the most to work at and 89 C for the slowdown
     names        those of NVIDIA's dcgm-exporter (labs/jobs/monitoring/dcgm-metrics.csv) and
                  node_exporter
-All rates, spreads and delays are our own choice, also how far the clock falls with the heat. A detector that is good here has not been shown
-to be good on a real cluster; what it must tell apart is as there.
+All rates, spreads and delays are our own choice, also how far the clock falls with the heat. A
+detector that is good here has not been shown to be good on a real cluster; what it must tell apart
+is as there.
 """
 
 from types import SimpleNamespace
