@@ -143,7 +143,8 @@ def obeyed(case, rule, series, wanted, minutes, hint):
         said = f"{case}: the alert with {', '.join(map(' '.join, labels.items()))}"
         if mine and first[mine[0]] < onset + minutes / 3:  # a false alarm
             over = onset - 1 > max(t for t in at[mine[0]] if t < onset + minutes / 3)
-            hint = FOR if over or seconds(rule.get("for", 0)) < 20 * minutes else hint
+            is_early = over or seconds(rule.get("for", 0)) < 20 * minutes
+            hint = FOR if is_early else hint * (not is_patient(rule, minutes))
             break
         if not mine or first[mine[0]] > onset + 2 * minutes:
             other = [dict(key) for key in at if not labels.keys() <= dict(key).keys()]
