@@ -483,12 +483,12 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # %% [markdown]
 # **How not to restart.** A restart that takes 12 minutes is made of many parts: the scheduler, containers, imports, CUDA, NCCL, reading the checkpoint. Each of these ways saves some of them. Four of them are in nvidia-resiliency-ext 0.7.0 (its guide, tag v0.7.0-main). We ran only `ft_launcher` of 0.4.1, because later wheels need glibc 2.39, and those of 0.7.0 Python 3.12 or 3.14.
 #
-# - *In-process restart.* `inprocess.Wrapper` calls your training function again in the same processes, on the ranks that are still healthy. So there is no new job, no interpreter, no imports and no CUDA context. In return the function must stand being called twice and should load a checkpoint each time, and the timeout of NCCL's watchdog must be longer than the wrapper's own. A rank that hangs with Python's lock held is killed anyway, and by default the loss of rank 0's node ends the job.
+# - *In-process restart.* `inprocess.Wrapper` calls your training function again in the same processes, on the ranks that are still healthy. So there is no new job, no interpreter, no imports and no CUDA context. In return the function must allow a second call and should load a checkpoint each time, and the timeout of NCCL's watchdog must be longer than the wrapper's own. A rank that hangs with Python's lock held is killed anyway, and by default the loss of rank 0's node ends the job.
 # - *Hot spares in the allocation.* `ft_launcher --nnodes=32:34` trains on 32 of 34 nodes, and the other two stand by. Your `recovery_policy` knows what they cost.
 # - *Local checkpoints.* `LocalCheckpointManager` saves each rank's part on its node's SSD or RAM disk, with copies on other ranks (`CliqueReplicationStrategy`), as Gemini does below. The shared file system then needs a save only now and then.
 # - *Straggler reports.* Its detector gives each rank a score from 0 to 1, against the fastest rank and against the rank's own best. Your `find_straggler` compares with the median.
 # - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out. Then 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
-# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree after which step they save, or one of them waits for ever. `ranklab/stop_signal.py` does that.
+# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree after which step they save. Otherwise one of them waits in a collective that the others have left. `ranklab/stop_signal.py` does that.
 #
 # **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one of each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.
 #
@@ -545,7 +545,7 @@ print(project.report([changed], find_straggler, goodput))
 # %% [markdown]
 # ## 7. Measure
 #
-# The goodput of a run at three sizes, predicted by your formula and simulated, at Llama 3's rate of failures and at that of Meta's research clusters. The interval is yours, a checkpoint takes one minute, and a restart takes ten.
+# The goodput of a run at three sizes, predicted by your formula and simulated, at the failure rates of Llama 3 and of Meta's research clusters. The interval is yours, a checkpoint takes one minute, and a restart takes ten.
 
 # %% tags=["nbval-check-output"]
 for gpus, research in ((1024, 7.9), (16384, 1.8), (131072, 14 / 60)):

@@ -116,7 +116,7 @@ check(cluster_starts=...)
 # | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
 # | the same, under `srun --wait=330` | the other hosts have 330 s |
 #
-# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script, too. So the signal comes a minute earlier than the longest save needs. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
+# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script as well. So the signal comes a minute earlier than the longest save needs. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
 #
 # Four more traps:
 #
