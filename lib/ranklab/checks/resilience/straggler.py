@@ -93,7 +93,8 @@ def check_find_straggler(find_straggler):
                                                        recent=8), [5], hint)
     yield "threshold and recent are taken as given"
     for shape in ((0, 4), (4, 0), (4,)):
-        refused(f"seconds of shape {shape}", partial(find_straggler, torch.ones(shape)))()
+        with naming(where := f"seconds of shape {shape}"):
+            refused(where, partial(find_straggler, torch.ones(shape)))()
     yield "no steps, no ranks or another shape are a ValueError"
 
 
