@@ -37,7 +37,8 @@ def test_scripts_are_fine_for_shellcheck_and_bash():
         text = sbatch_script(job)
         assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
         if shutil.which("shellcheck"):
-            done = subprocess.run(["shellcheck", "-"], input=text, text=True, capture_output=True)
+            done = subprocess.run(["shellcheck", "--exclude=SC2016", "-"], input=text, text=True,
+                                  capture_output=True)  # SC2016: the job's words keep their $
             assert done.returncode == 0, done.stdout
 
 

@@ -26,7 +26,7 @@ from ranklab.cluster.exporter import DCGM, METRICS
 from ranklab.cluster.poller import Poller
 from ranklab.cluster.promql import Evaluator, NotCovered, as_vector, parse
 from ranklab.cluster.promtool import promtool
-from ranklab.cluster.recordings import recordings
+from ranklab.cluster.recordings import CLOCK, ECC, TEMP, recordings
 from ranklab.cluster.rules import mfu_alert_rule, silent_host_rule, straggler_rule
 from ranklab.cluster.stories import stepped, trained
 from ranklab.projects.cluster import watched
@@ -186,6 +186,15 @@ def test_each_panel_of_the_dashboard_shows_metrics_that_exist():
         Evaluator({})(parse(text), 0)
         seen |= {*re.findall(r"\b(?:train|DCGM)_\w+", text)}
     assert {"train_tokens_total", "train_step_seconds"} <= seen <= {*METRICS, *DCGM}
+
+
+def test_dcgm_exporters_list_switches_on_what_the_lab_watches():
+    """The default list has some of these as comments only."""
+    lines = [[part.strip() for part in line.split(",")]
+             for line in (FILES / "dcgm-metrics.csv").read_text().splitlines()
+             if not line.startswith("#")]
+    assert {name: (kind, text) for name, kind, text in lines} == DCGM
+    assert {CLOCK, ECC, TEMP} <= {*DCGM}
 
 
 def test_scalars_come_back_from_tensorboards_files(tmp_path):

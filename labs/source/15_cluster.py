@@ -103,7 +103,7 @@ check(cluster_starts=...)
 # %% [markdown]
 # Slurm gives a job its nodes and runs the *batch script* on the first of them. sbatch reads the `#SBATCH` lines before bash runs, and stops at the first command, so these lines can't use the shell. In the script, `srun` starts a *task* on each node. Here a task is a torchrun, which starts the node's ranks. A job ends in one of three ways: everything is done, something failed, or the time is up. In the last two cases there should be a checkpoint, and the job should go back into the queue.
 #
-# The difficult part is the signals: which process gets which signal, and how long may it live after that? This is what the man pages and a real Slurm 22.05 with two nodes say. KillWait is a setting of Slurm, 30 s by default:
+# The difficult part is the signals: which process gets which signal, and how long may it live after that? This is what the man pages say, and what we saw on one real Slurm with two nodes: 22.05.8 of 2022, which Debian 12 ships. Read it as a report about this version, not as a law. Details change between versions (the first trap below did, twice), so try the rows that you rely on with a job of two minutes on your own cluster. KillWait is a setting of Slurm, 30 s by default:
 #
 # | what happens | what the ranks see |
 # |---|---|
@@ -116,11 +116,11 @@ check(cluster_starts=...)
 # | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
 # | the same, under `srun --wait=330` | the other hosts have 330 s |
 #
-# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. The command itself must look for its last checkpoint when it starts.
+# After a SIGTERM torchrun gives its ranks 30 s, or longer if you set `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`. When they have saved, torchrun ends with 1, and so does srun. The script sees a failure like any other, and requeues the job. All of this must happen before the time is up, because then Slurm ends the script as well. So the signal comes a minute earlier than the longest save needs. No wait is needed after `scontrol requeue`: slurmctld has put the job back before the command returns, and it ignores how the old script ends after that (`_job_requeue_op` and `job_complete` in Slurm's source, 284c3b9). The command itself must look for its last checkpoint when it starts.
 #
 # Four more traps:
 #
-# - Since Slurm 22.05 srun does not inherit `--cpus-per-task` from sbatch. If you don't repeat it, 8 ranks and their data loaders share one CPU.
+# - From Slurm 22.05 to 23.02 srun did not inherit `--cpus-per-task` from sbatch, so 8 ranks and their data loaders shared one CPU unless the script repeated it. Since 23.11 srun inherits it again. Repeat it anyway: it does no harm, and you may not know which version the next cluster has.
 # - Slurm writes a list of hosts as `gpu[07,12-13],big2`. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one name a line.
 # - Two jobs of four GPUs may share a host of eight. If both use the same port, the second job meets the first. `$SLURM_JOB_ID` is known only when the script runs, so bash computes the port: `$((20000 + SLURM_JOB_ID % 10000))`.
 # - A value may hold blanks, quotes or `$`. `shlex.quote(text)` and `shlex.join(words)` write it so that bash reads the original text.
@@ -141,7 +141,8 @@ def sbatch_script(job):
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds: all ranks get a SIGTERM this long before the end
+              with job.save_seconds + 60: all ranks get a SIGTERM this long before the end. The
+              minute after the longest save is for srun to end and for the requeue
     export    job.environment, whose values may hold any characters;
               TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
               GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
@@ -207,17 +208,19 @@ def nccl_environment(topology):
 
     For one node it is {}. For several nodes:
     NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
-                        common (RoCE is "IB", too), otherwise "Socket". So NCCL fails if that
+                        common (also for RoCE), otherwise "Socket". So NCCL fails if that
                         network is missing, and does not quietly take a slower one
     NCCL_SOCKET_IFNAME  selects all of the fastest common interfaces: sockets use them for the data
-    GLOO_SOCKET_IFNAME  the name of one of these; gloo has no "="
+    GLOO_SOCKET_IFNAME  the names of one or more of these, with commas; gloo has no "="
     NCCL_IB_HCA         with "IB": selects the common ports of one link, InfiniBand or Ethernet,
                         because the two can't talk to each other: the one with more Gb/s on a node
     NCCL_IB_TC          with "IB", if a traffic class is given
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
-    A device is common if jobs may use it and it is up, with the same name (and port) on every node.
+    A device is common if jobs may use it and it is up, with the same name on every node. Of an HCA
+    port the number and the link must be the same as well: mlx5_0:1 that is InfiniBand on one node
+    and Ethernet on another is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
-    follows. NCCL_DEBUG may be set, too.
+    follows. NCCL_DEBUG may be set as well.
     error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
     """
     raise NotImplementedError("exercise 4.2: about 20 lines")
@@ -652,7 +655,7 @@ from ranklab.cluster.promtool import promtool_on
 print(promql.missing() or promtool_on(straggler_rule(1.2, 5), story, range(0, 2401, 15)))
 
 # %% [markdown]
-# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node. Here a stand-in exports metrics with the same names.
+# `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, a list for dcgm-exporter, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node; here a stand-in exports metrics with the same names. Start it there with `-f dcgm-metrics.csv`. In its default list the corrected memory errors, `ECC_SBE_VOL_TOTAL`, are only a comment (default-counters.csv and dcp-metrics-included.csv, d5e5f51), so the panel would stay empty and an alarm on dying memory would be blind. On an H100 or B200 also watch the remapped rows: the GPU replaces bad rows of its memory by spare ones and counts them. `ROW_REMAP_FAILURE` is 1 when it could not.
 #
 # **TensorBoard** reads files, so it needs no server beside the training. Here a trainer's History is written and read back:
 
@@ -788,7 +791,16 @@ questions("15_cluster")
 # python labs/jobs/validate.py                       # asks the tools that are installed
 # ```
 #
-# Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Two things cost most of the first day, and they differ from cloud to cloud. The first is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The second thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+# Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Three things cost most of the first days, and they differ from cloud to cloud. The first is *capacity*: 32 nodes of H100 can hardly be had on demand, so reserve them first. On AWS this is a capacity block or a capacity reservation, on SageMaker a training plan, on Google Cloud a reservation or its Dynamic Workload Scheduler; each job file shows the field as a comment. The second is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The third thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
+#
+# **Accept the nodes before you train on them.** With nccl-tests, `all_reduce_perf -b 1G -e 16G -f 2`, write down the *busbw* of four things:
+#
+# - **Each node alone.** 8 H200 reach 473 to 482 GB/s from 4 to 16 GiB, and 366 without NVLS, the sum in the NVSwitch (`NCCL_NVLS_ENABLE=0`). H100 has the same NVLink, 450 GB/s on paper. The lowest node is the suspect.
+# - **Every pair.** 32 nodes have 496 pairs, which are 31 rounds of 16 pairs at once. A bad cable or port is slow in all pairs of its node, a bad uplink in the pairs that cross it. Meta's gcm does this as a health check: `check-nccl --pairwise`, or `--pairwise-quick` with each node once.
+# - **Two, four, eight, all nodes.** Four nodes of 8 H200, with 8 cards of 400 Gb/s each, reached 365 GB/s as a ring and 310 as NVLSTree, 91% and 78% of the 400 GB/s of their cards. We know no published number for 32 nodes of H100, so agree on one with the seller before you sign. Read NCCL's log in each run: only for a ring is busbw what the cards send.
+# - **One rail at a time.** `NCCL_TESTS_SPLIT="MOD 8"` runs eight operations at once, each with one GPU of each node, so a slow rail stands out.
+#
+# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.) Then the place of the job counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. Nothing of this paragraph was run by us.
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 

@@ -130,7 +130,7 @@ def find_straggler__by_quantiles(seconds, threshold=1.2, recent=32):
         raise ValueError("(steps, ranks)")
     last = seconds.double()[-recent:]
     ratio = last / last.quantile(0.5, dim=1, keepdim=True, interpolation="lower")
-    typical = ratio.quantile(0.5, dim=0)
+    typical = ratio.quantile(0.5, dim=0, interpolation="lower")
     return [r for r in typical.argsort(descending=True).tolist() if typical[r] > threshold]
 
 

@@ -22,7 +22,7 @@ METRICS = {  # name: (kind, help)
     "train_flops_per_token": ("gauge", "Of the model, forward and backward."),
     "train_peak_flops": ("gauge", "FLOP/s that this rank's device could do."),
 }
-DCGM = {  # of dcgm-exporter's etc/default-counters.csv and etc/dcp-metrics-included.csv
+DCGM = {  # what dcgm-exporter exports by labs/jobs/monitoring/dcgm-metrics.csv, name by name
     "DCGM_FI_DEV_SM_CLOCK": ("gauge", "SM clock frequency (in MHz)."),
     "DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature (in C)."),
     "DCGM_FI_DEV_POWER_USAGE": ("gauge", "Power draw (in W)."),
@@ -30,6 +30,11 @@ DCGM = {  # of dcgm-exporter's etc/default-counters.csv and etc/dcp-metrics-incl
     "DCGM_FI_DEV_FB_USED": ("gauge", "Framebuffer memory used (in MiB)."),
     "DCGM_FI_DEV_XID_ERRORS": ("gauge", "Value of the last XID error encountered."),
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("counter", "Total number of single-bit volatile ECC errors."),
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": (
+        "counter", "Rows of memory remapped after correctable errors."),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": (
+        "counter", "Rows remapped after uncorrectable errors."),
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": ("gauge", "Whether remapping a row has failed."),
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gauge", "Ratio of cycles the tensor pipe is active."),
 }
 

@@ -9,7 +9,7 @@ class Job:
 
     command   what each rank's Python runs: ("-m", "ranklab.projects.hybrid", "--size", "10b")
     minutes   the scheduler ends the job after this time
-    save_seconds  how long a save may take after a signal
+    save_seconds  how long a save may take after a signal; a minute more must fit into the job
     restarts  how often torchrun may restart all ranks on the same nodes
     requeues  how often the scheduler may start the whole job again
     interface name of the interface between nodes; "": NCCL or gloo choose
@@ -35,6 +35,6 @@ class Job:
                              f"minutes={self.minutes} must be at least 1")
         if not self.command or min(self.save_seconds, self.restarts, self.requeues) < 0:
             raise ValueError("a job needs a command, and none of its numbers may be below 0")
-        if self.save_seconds >= 60 * self.minutes:
-            raise ValueError(f"a save of {self.save_seconds} s does not fit into a job of "
-                             f"{self.minutes} minutes")
+        if self.save_seconds + 60 >= 60 * self.minutes:
+            raise ValueError(f"a save of {self.save_seconds} s and a minute to requeue do not fit "
+                             f"into a job of {self.minutes} minutes")

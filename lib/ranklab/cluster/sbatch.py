@@ -10,7 +10,8 @@ def sbatch_script(job):
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds: all ranks get a SIGTERM this long before the end
+              with job.save_seconds + 60: all ranks get a SIGTERM this long before the end. The
+              minute after the longest save is for srun to end and for the requeue
     export    job.environment, whose values may hold any characters;
               TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
               GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
@@ -34,7 +35,7 @@ def sbatch_script(job):
     return f"""#!/bin/bash
 #SBATCH --job-name={shlex.quote(job.name)} --output=%x-%j.log --open-mode=append --requeue
 #SBATCH --nodes={job.nodes} --ntasks-per-node=1 --gpus-per-node={job.gpus} --cpus-per-task={cpus}
-#SBATCH --time={job.minutes} --signal=TERM@{job.save_seconds}
+#SBATCH --time={job.minutes} --signal=TERM@{job.save_seconds + 60}
 {exports}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait={job.save_seconds + 30} torchrun \\

@@ -11,6 +11,7 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
     checkpoint_seconds  the job stands still this long while it saves
     mean_seconds        mean time between failures, which come at random, whatever the job does and
                         however long ago the last one was
+    Both may be far below a second, so the result is not rounded.
     error  ValueError if one of them is not above 0
     source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
            17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more

@@ -10,7 +10,7 @@ def sbatch_script__lines_of_sh(job):
                "cpus-per-task": job.cpus * job.gpus, "time": job.minutes, "open-mode": "append",
                "job-name": f'"{job.name}"', "output": "logs/%j.txt  # of each job", "mem": 0}
     lines = ["#!/bin/sh", *(f"#SBATCH --{name} {value}" for name, value in options.items()), "",
-             "# a comment", f"#SBATCH --requeue --signal TERM@{job.save_seconds}", "set -eu"]
+             "# a comment", f"#SBATCH --requeue --signal TERM@{job.save_seconds + 60}", "set -eu"]
     named = [*job.environment, ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{job.save_seconds}")]
     named += [(f"{name}_SOCKET_IFNAME", job.interface) for name in ("NCCL", "GLOO")
               if job.interface]
@@ -41,7 +41,7 @@ def sbatch_script__arrays_of_bash(job):
 #SBATCH --gpus-per-node={job.gpus}
 #SBATCH --cpus-per-task={job.gpus * job.cpus}
 #SBATCH --time={job.minutes}
-#SBATCH --signal=TERM@{job.save_seconds}
+#SBATCH --signal=TERM@{job.save_seconds + 60}
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%j.out

@@ -10,6 +10,8 @@ WRONG = [mutant(sbatch_script, *edits, says=says, called=called) for *edits, say
     ("--ntasks-per-node=1 --gpus", "--ntasks-per-node={job.gpus} --gpus", "A task is a torchrun",
      "a_task_for_each_gpu"),
     ("--signal=TERM@{", "--signal=B:TERM@{", "With B: the batch shell alone", "batch_shell_alone"),
+    ("TERM@{job.save_seconds + 60}", "TERM@{job.save_seconds}", "--signal is 'TERM@240', not "
+     "'TERM@300'", "no_room_after_the_save"),
     ("srun --cpus-per-task={cpus}", "srun", "srun does not take it over", "no_cpus"),
     ("{shlex.join(job.command)}", "{' '.join(job.command)}", "the shell says .*matching",
      "no_quotes"),

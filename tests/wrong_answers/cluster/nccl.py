@@ -11,6 +11,9 @@ WRONG = [
     mutant(nccl_environment, "for name, each in usable[0].items() if all(name in node for node in "
            "usable)]", "for name, each in usable[0].items()]", says="a port is down.*mlx5_3:1.*"
            "all nodes must have what one node uses", called="one_node"),
+    mutant(nccl_environment, "lambda each: (each.label, each.link)", "lambda each: each.label",
+           says="InfiniBand on one node and RoCE on the other.*also selects mlx5_0:1",
+           called="by_name_alone"),
     mutant(nccl_environment, '"=" + ",".join(port.label', '",".join(port.label',
            says="A name is a prefix: mlx5_1 also begins mlx5_10", called="prefixes"),
     mutant(nccl_environment, "max(by_link.values(), key=lambda ports: sum(port.gbit for port in "

@@ -25,6 +25,10 @@ WRONG = [mutant(mfu_alert_rule, *edits, says=says, called=called) for *edits, sa
                'sum(train_peak_flops) < {least}"', "those that `expr` leaves", "all_runs"),
     (PEAK, "sum by (run) (max_over_time(train_peak_flops[30m]))", "old instances", "old_gpus"),
     ("< {least}", "< bool {least}", "`bool` gives", "bool"),
+    ("< {least}", "> {least}", "false alarm.* is 0.4053 then, and the rule asks for > 0.3 ->",
+     "turned_round"),
+    ('f"{minutes}m"', 'f"{3 * minutes}m"', "not there by minute 40; .* is 0.2027 then, and the "
+     "rule asks for < 0.3 ->", "three_times_too_late"),
     (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token",
      "both of its sides have", "many_to_one"),
 )] + [mutant(straggler_rule, *edits, says=says, called=called) for *edits, says, called in (
@@ -39,9 +43,9 @@ WRONG = [mutant(mfu_alert_rule, *edits, says=says, called=called) for *edits, sa
     ("{factor}", "1.2", "Both arguments", "factor"),
 )] + [mutant(sick_rank_alarm, *edits, says=says, called=called) for *edits, says, called in (
     ("usual = np.sort(x, axis=1)[:, R // 2, None]", "usual = np.sort(x[:1], axis=1)[:, R // 2, "
-     "None]", "all slow.*other ranks", "own_past"),
-    ("before = x[-8:], np.median(x[:-8], axis=0)", "before = x[-8:], 0", "imbalance.*own past",
-     "others_only"),
+     "None]", "all slow: the file system", "own_past"),
+    ("before = x[-8:], np.median(x[:-8], axis=0)", "before = x[-8:], 0",
+     "imbalance: the last ranks have", "others_only"),
     ("steady = np.sort(now, axis=0)[1]", "steady = np.sort(now, axis=0)[-1]", "decide by several",
      "one_scrape"),
     ("np.minimum((more > 0)", "np.maximum((more > 0)", "ECC once.*do not go on", "count_of_errors"),

@@ -18,6 +18,8 @@ WRONG = [mutant(find_straggler, *edits, says=says, called=called) for *edits, sa
      "lower_quartile"),
     (USUAL, "seconds.quantile(0.5, dim=1, keepdim=True)", "one of 2 slow", "between_two"),
     (OVER, "(seconds / usual).quantile(0.7, dim=0)", "in 2 of 5 steps", "a_third_of_the_steps"),
+    (OVER, "(seconds / usual).quantile(0.5, dim=0)", "in half of the last 32 steps",
+     "half_of_the_steps"),
     (OVER, "seconds.median(dim=0).values / seconds.median(dim=0).values.median()",
      "in 3 of 5 steps", "medians_of_ranks"),
     (USUAL, "seconds[:8].median()", "all ranks slow", "the_past"),

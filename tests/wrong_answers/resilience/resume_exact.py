@@ -15,6 +15,10 @@ WRONG = [mutant(resume_exact, *edits, says=says, called=called) for *edits, says
      "run.scheduler)", "the weights: another value", "no_model"),
     ("    run.steps_done = saved[\"steps_done\"]\n", "", "steps_done: another value", "no_steps"),
     ("    loader.generator.set_state(drawn)\n", "", "the loader's generator", "no_generator"),
+    ("    loader.generator.set_state(drawn)\n", "    loader.generator.manual_seed(0)\n    for _ in "
+     "range(-(-run.steps_done * loader.batch // loader.samples)):\n        "
+     "torch.randperm(loader.samples, generator=loader.generator)\n", "seed 3.*the loader's "
+     "generator", "wound_forward_from_seed_0"),
     ("loader.order, loader.position, drawn = saved", "loader.order, _, drawn = saved",
      "the loader's position", "no_position"),
     ("loader.order, loader.position, drawn = saved", "_, loader.position, drawn = saved",

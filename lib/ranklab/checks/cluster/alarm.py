@@ -19,12 +19,12 @@ MISSED = {"hot GPU": "Its clock falls below the other GPUs' clocks, and its step
           "slow loader": "A whole host is slower than before, which may be half of a small run.",
           "slow host CPU": "8% are enough, against the other ranks and against its own past."}
 FALSE = {"calm": "Noise and pauses: decide by several scrapes, not by one.",
-         "imbalance": "Compare a rank with its own past, too.",
+         "imbalance": "",  # the sentence about the kind says it
          "slow start": "It gets better, so alarm only if something gets worse.",
          "neighbours": "Single long steps pass: wait until most scrapes of some minutes are long.",
          "warm rack": "Warm is not sick: what does the heat do to the clock?",
          "ECC once": "The errors do not go on: in how many scrapes are there new ones?",
-         "all slow": "Compare with the other ranks of the same scrape.",
+         "all slow": "",
          "restart": "A counter that has fallen began again at 0; first steps compile."}
 
 

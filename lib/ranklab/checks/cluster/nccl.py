@@ -39,6 +39,7 @@ MIXED = (*(Hca(f"mlx5_{i}", 100, "Ethernet") for i in range(4)),
 SLOW_FIRST = Hca("mlx5_0", 100), Hca("mlx5_1", 400, "Ethernet"), Hca("mlx5_2", 400, "Ethernet")
 TWO_PORTS = tuple(Hca(f"mlx5_{i}", 200, *port) for i in (0, 1)
                   for port in (("InfiniBand", 1), ("Ethernet", 2, "storage")))
+ROCE_ON_ONE = (Hca("mlx5_0", 400, "Ethernet"), *COMPUTE[1:])
 CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other variables)
     "8 ports on rails, 4 for storage": (Topology(
         _nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE,
@@ -55,6 +56,8 @@ CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other va
         Topology(_nodes(SLOW_FIRST, SLOW_FIRST)), "eth1", SLOW_FIRST[1:], {}),
     "cards of two ports": (Topology(_nodes(TWO_PORTS, TWO_PORTS), fabric="rails"), "eth1",
                            TWO_PORTS[::2], {"NCCL_CROSS_NIC": "0"}),
+    "a port is InfiniBand on one node and RoCE on the other": (
+        Topology(_nodes(COMPUTE, ROCE_ON_ONE)), "eth1", COMPUTE[1:], {}),
     "one port": (Topology(_nodes(COMPUTE[:1], COMPUTE[:1]), fabric="rails"), "eth1", COMPUTE[:1],
                  {}),
     "Ethernet alone, two fast interfaces": (Topology(
@@ -91,12 +94,11 @@ def _fits(name, found, topology, interfaces, hcas, others):
                "The environment holds text, such as '0', and no variable without need.")
     given = found.get("NCCL_NET", "")
     expect(given.lower() == network.lower(), f"{name}: NCCL_NET is {given!r}, not {network!r}",
-           'RoCE is "IB", too.' if given else "Without it NCCL takes what a node has, and "
-           "quietly falls back to TCP.")
+           "" if given else "Without it NCCL takes what a node has, and quietly falls back to TCP.")
     _selects(name, topology, "NCCL_SOCKET_IFNAME", found, "interfaces", interfaces)
     gloo = found.get("GLOO_SOCKET_IFNAME", "")
     expect(gloo and {*gloo.split(",")} <= {*interfaces}, f"{name}: GLOO_SOCKET_IFNAME is "
-           f"{gloo!r}; it should be a name of {interfaces}", "Gloo takes plain names, without =.")
+           f"{gloo!r}; it should have names of {interfaces}", "Gloo takes plain names, without =.")
     if ports:
         _selects(name, topology, "NCCL_IB_HCA", found, "hcas", ports)
     for variable, value in others.items():
@@ -104,8 +106,10 @@ def _fits(name, found, topology, interfaces, hcas, others):
                f"not {value!r}", "See its line in the docstring.")
     known = {"NCCL_NET", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", *others}
     more = sorted(found.keys() - known - ({"NCCL_IB_HCA"} if ports else set()))
+    hint = TOO_MUCH.get(next(iter(more), ""), NOT_ASKED)
+    is_wiring = more[:1] == ["NCCL_CROSS_NIC"]  # that hint is about InfiniBand and RoCE
     expect(not more, f"{name}: {', '.join(f'{each}={found[each]}' for each in more)} is set, and "
-           "must not be", TOO_MUCH.get(next(iter(more), ""), NOT_ASKED))
+           "must not be", "" if is_wiring and not ports else hint)
 
 
 def _selects(name, topology, variable, found, kind, wanted):

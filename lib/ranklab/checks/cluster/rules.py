@@ -77,12 +77,16 @@ STEP_CASES = [
 ]
 
 
-def judged(rule_of, cases, names, usual):
-    """What a rule gets right, sentence by sentence; `names` must be in an annotation."""
+def judged(rule_of, cases, names, usual, sign):
+    """What a rule gets right, sentence by sentence; `names` must be in an annotation.
+
+    sign  "<" or ">": the comparison that a rule for this is made of
+    """
     expect(not missing(), missing(), "Without it the check can't judge a rule.")
     for case, series, wanted, hint, *args in cases:
         args = args or usual
-        obeyed(case, rule_of(*args), series(), wanted, args[1], hint)
+        rule = rule_of(*args)
+        obeyed(case, rule, series(), wanted, args[1], hint * (not is_turned(rule, sign)))
         yield case + (": it fires" if wanted else ": silent")
     rule = rule_of(*usual)
     texts = [str(text) for text in (rule.get("annotations") or {}).values()]
@@ -93,6 +97,26 @@ def judged(rule_of, cases, names, usual):
         expect(any(re.search(pattern, text) for text in texts), f"no annotation has the {name} in "
                f"it: {texts}", "{{ $labels.run }}, {{ $value }}; in an f-string { is {{.")
     yield f"a severity; {', '.join(names)} in an annotation"
+
+
+def is_patient(rule, minutes):
+    """True where `for` or a range is longer than `minutes`: then the formula may well be right."""
+    try:
+        times = [rule.get("for", 0), *re.findall(r"\[(\w+)[:\]]", rule["expr"])]
+        return any(seconds(each) > 60 * minutes for each in times)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def is_turned(rule, sign):
+    """True where the whole expression is a comparison the other way round."""
+    try:
+        node = parse(rule["expr"])
+        while type(node).__name__ == "ParenExpr":
+            node = node.expr
+        return str(node.op) in COMPARE and not str(node.op).startswith(sign)
+    except Exception:
+        return False
 
 
 def obeyed(case, rule, series, wanted, minutes, hint):
@@ -119,7 +143,8 @@ def obeyed(case, rule, series, wanted, minutes, hint):
         said = f"{case}: the alert with {', '.join(map(' '.join, labels.items()))}"
         if mine and first[mine[0]] < onset + minutes / 3:  # a false alarm
             over = onset - 1 > max(t for t in at[mine[0]] if t < onset + minutes / 3)
-            hint = FOR if over or seconds(rule.get("for", 0)) < 20 * minutes else hint
+            is_early = over or seconds(rule.get("for", 0)) < 20 * minutes
+            hint = FOR if is_early else hint * (not is_patient(rule, minutes))
             break
         if not mine or first[mine[0]] > onset + 2 * minutes:
             other = [dict(key) for key in at if not labels.keys() <= dict(key).keys()]
@@ -127,7 +152,7 @@ def obeyed(case, rule, series, wanted, minutes, hint):
                          "by (run), or by (run, rank).") if other else there(
                 evaluate, node, 60 * (onset + minutes))
             raise Mistake(f"{said} is not there by minute {onset + 2 * minutes}; {seen}",
-                          why or hint)
+                          why or hint * (not is_patient(rule, minutes)))
         expect(len(mine) == 1, f"{said} is there {len(mine)} times: {[dict(key) for key in mine]}",
                "Raise one alert for each run or rank: aggregate the rest away.")
         own, last = at.pop(mine[0]), until or times[-1] / 60 + 1
@@ -171,15 +196,16 @@ def there(evaluate, node, t):
         return f"`{node}` has no value, and both of its sides have", (
             "Their labels differ: match on (run), with group_left where one side has many.")
     values = sorted(as_vector(evaluate(node.lhs, t)).values())
-    return f"`{node.lhs}` is {', '.join(f'{x:.4g}' for x in values[-8:])} then", ""
+    asked = f", and the rule asks for {node.op} {node.rhs}" * (str(node.op) in COMPARE)
+    return f"`{node.lhs}` is {', '.join(f'{x:.4g}' for x in values[-8:])} then{asked}", ""
 
 
 def check_mfu_alert_rule(mfu_alert_rule):
-    yield from judged(mfu_alert_rule, MFU_CASES, ("run", "value"), (0.3, 10))
+    yield from judged(mfu_alert_rule, MFU_CASES, ("run", "value"), (0.3, 10), "<")
 
 
 def check_straggler_rule(straggler_rule):
-    yield from judged(straggler_rule, STEP_CASES, ("run", "rank", "value"), (1.2, 5))
+    yield from judged(straggler_rule, STEP_CASES, ("run", "rank", "value"), (1.2, 5), ">")
 
 
 RULES = (
@@ -199,7 +225,8 @@ RULES = (
 
 PREDICTIONS_OF_RULES = (
     Prediction(
-        "cluster_mfu_percent", unit="%", solution="100 * 100_000 * 42e9 / (16 * 989e12)",
+        "cluster_mfu_percent", unit="%", tolerance=0.02,
+        solution="100 * 100_000 * 42e9 / (16 * 989e12)",
         answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
         hint="How many FLOPs are done in a second, and how many could be done?",
         mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
@@ -207,7 +234,7 @@ PREDICTIONS_OF_RULES = (
                   100_000 * 42e9 / (16 * 989e12): "that is a share, not percent"},
         why="A rule with `< 0.3` fires."),
     Prediction(
-        "cluster_deviations", unit="deviations", solution="math.sqrt(8 - 1)",
+        "cluster_deviations", unit="deviations", tolerance=0.02, solution="math.sqrt(8 - 1)",
         answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
         hint="Seven ranks take 0, one takes 1: the mean is 1/8. What is the deviation?",
         mistakes={7 / 8**0.5: "that is the deviation of a sample, but Prometheus' stddev is that "

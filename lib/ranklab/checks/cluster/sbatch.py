@@ -1,10 +1,12 @@
 """The check of sbatch_script: its options are read, and its text is run by a shell."""
 
+import re
+
 from ranklab.checks.beside import expect
 from ranklab.checks.cluster import batch_run
 from ranklab.checks.cluster.torchrun import LARGE, SMALL, check_torchrun, compare, variables
 
-READ = "Give the long option before the first command: sbatch reads no further."
+READ = "Give it before the first command: sbatch reads no further."
 LIVES = (
     (LARGE, 3, "Usual reasons: $? holds srun's exit code for the next command only; after set -e "
                "a script ends when srun fails; the limit is job.requeues, not job.restarts."),
@@ -12,16 +14,22 @@ LIVES = (
     (LARGE, 4, "Requeue job.requeues times, and no more."), (SMALL, None, "job.requeues may be 0."))
 
 
-def check_options(found, job):
+def check_options(script, job):
+    found = batch_run.header(script)
+
+    def unread(name):
+        """READ if the option stands in a later #SBATCH line."""
+        return READ * bool(re.search(rf"^#SBATCH.*--{name}\b", script, re.M))
+
     compare("#SBATCH", found, {f"--{name}": (value, hint) for name, value, hint in (
-        ("job-name", job.name, READ), ("nodes", job.nodes, READ),
+        ("job-name", job.name, unread("job-name")), ("nodes", job.nodes, unread("nodes")),
         ("ntasks-per-node", 1, "A task is a torchrun, which starts all ranks of its node."),
-        ("gpus-per-node", job.gpus, READ),
+        ("gpus-per-node", job.gpus, unread("gpus-per-node")),
         ("cpus-per-task", job.cpus * job.gpus, "The task of a node is all of its ranks."),
-        ("time", job.minutes, "A number alone is minutes."), ("requeue", "", READ),
+        ("time", job.minutes, "A number alone is minutes."), ("requeue", "", unread("requeue")),
         ("open-mode", "append", "Without it a requeue truncates the output of the previous life."),
-        ("signal", f"TERM@{job.save_seconds}", "All processes of all tasks must get it. With B: "
-         "the batch shell alone does."))})
+        ("signal", f"TERM@{job.save_seconds + 60}", "All processes of all tasks must get it, a "
+         "minute earlier than a save needs. With B: the batch shell alone does."))})
     expect("%j" in found.get("--output", ""), f"#SBATCH: --output is {found.get('--output')!r}",
            "Without %j all jobs of one name write into one file.")
 
@@ -33,8 +41,8 @@ def check_start(ran, job, number):
     expect(at < len(ran.words) and "" not in asked, f"{where}: srun {' '.join(ran.words)}; the "
            f"shell says {ran.said!r}", "srun OPTIONS torchrun OPTIONS COMMAND" * bool(ran.words))
     compare(f"{where}: srun", asked, {
-        "--cpus-per-task": (job.cpus * job.gpus, "Since Slurm 22.05 srun does not take it over "
-                            "from sbatch, so all ranks of a node would share one CPU."),
+        "--cpus-per-task": (job.cpus * job.gpus, "In Slurm 22.05 to 23.02 srun does not take it "
+                            "over from sbatch, and all ranks of a node would share one CPU."),
         "--kill-on-bad-exit": (0, "torchrun ends with 1 after a SIGTERM. With 1 the first host "
                                   "that has saved ends the others while they save."),
         "--wait": (job.save_seconds + 30, "How long the others may run when one has ended.")})
@@ -57,7 +65,7 @@ def check_start(ran, job, number):
 def check_sbatch_script(sbatch_script):
     scripts = {job: sbatch_script(job) for job in (LARGE, SMALL)}
     for job, script in scripts.items():
-        check_options(batch_run.header(script), job)
+        check_options(script, job)
     yield "#SBATCH lines ask for nodes, one task on each, GPUs, CPUs, time, signal, requeue, output"
     ports = [check_start(batch_run.run(scripts[job], job, number), job, number)
              for job, number in ((LARGE, 4711), (LARGE, 59965520), (SMALL, 59949999))]

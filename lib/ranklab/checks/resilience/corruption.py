@@ -117,8 +117,8 @@ def _look(found, right, hint, sent, kept):
     expect(len(sent) <= 1, f"{len(sent)} collectives; one is enough", "Put all hashes into one "
            "tensor of int64: one all-gather.")
     for name in sorted(right.keys() ^ found.keys()):
-        raise Mistake(f"{name} differs, and is not named" if name in right else
-                      f"{name} is named, and does not differ", hint)
+        raise Mistake(f"{name} differs, and is not named", hint) if name in right else Mistake(
+            f"{name} is named, and does not differ")
     for name, due in right.items():
         expect(found[name] == due, f"{name}: {found[name]}, not {due}", f"{hint} List the "
                "ranks outside the majority, numbered inside the group; [] if no more than half "

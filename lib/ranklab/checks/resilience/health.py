@@ -120,7 +120,8 @@ def _look(where, found, right, hint, probe, calls):
 
 
 def check_health_check(health_check):
-    on_groups(_trial, health_check, failures=FAILURES)
+    # Two ranks are looked at in a group only: what is wrong there need not be the group.
+    on_groups(_trial, health_check, failures=FAILURES, group_hint="")
     yield "wrong products and memories, slow products, the slow link: named on every rank"
     yield "a rank with two slow links is slow itself; a link measured slow on one side is slow"
     yield "one message a link, at most 3 in a row; on 4, 3, 2 and 1 ranks"

@@ -14,7 +14,7 @@ from ranklab.resilience import Run
 
 # Five steps an epoch, the last one smaller: of odd numbers numpy keeps one for the next step.
 SAMPLES, BATCH, WIDTH, MORE = 39, 8, 5, 7
-MOMENTS = 0, 5, 7  # before the first step, at the end of an epoch, inside one
+MOMENTS = {0: 3, 5: 0, 7: 11}  # steps: seed; before the first step, at an epoch's end, inside one
 COPY = "state_dict gives the tensors themselves, and the next step changes them: copy.deepcopy."
 TWICE = "load_state_dict may keep the very tensors that it gets, and change them: copy them first."
 KEEP = {
@@ -65,9 +65,9 @@ def _same(where, found, right, hint=""):
 
 
 def _trial(resume_exact, ranks):
-    for steps in MOMENTS:
-        where = f"saved after {steps} steps"
-        run, _ = _run(0, steps)
+    for steps, seed in MOMENTS.items():
+        where = f"seed {seed}, saved after {steps} steps"
+        run, _ = _run(seed, steps)
         before = _moment(run)
         saved = resume_exact(run)
         yield partial(_same, f"{where}, while it saves", _moment(run), before,

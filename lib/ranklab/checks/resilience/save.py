@@ -44,18 +44,18 @@ def _fresh(atomic_save):
     return path
 
 
-def _holds(where, path, right, hint):
+def _holds(where, path, right, hint, left=LEFT):
     found, names = content(path), sorted(os.listdir(path.parent))
     expect(found == right, f"{where}: the file is {found}, not {right}", hint)
-    expect(names == [path.name], f"{where}: the folder has {names}", LEFT)
+    expect(names == [path.name], f"{where}: the folder has {names}", left)
 
 
 def _plain(atomic_save):
     path = _fresh(atomic_save)
-    _holds("a first save", path, "the old one", BESIDE)
+    _holds("a first save", path, "the old one", BESIDE, left="")
     node = path.stat().st_ino
     atomic_save(NEW, str(path))
-    _holds("a second save, to a str", path, "the new one", BESIDE)
+    _holds("a second save, to a str", path, "the new one", BESIDE, left="")
     expect(path.stat().st_ino != node, "the old file is written over in place", "A kill in the "
            f"middle leaves a torn file. {BESIDE}")
     here = os.getcwd()
