@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import pack, unpack
+from ranklab.flat import as_bytes, pack, unpack
 from ranklab.horovod.adaptive_sum import adasum
 
 REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,
@@ -148,11 +148,6 @@ class Executor:
 
     def _barrier(self, handles):
         pass  # it was agreed on: so all ranks are here
-
-
-def as_bytes(x):
-    """View contiguous `x` as bytes: gloo and NCCL lack int16, among others."""
-    return x.view(-1).view(torch.uint8)
 
 
 def scale(x, factor):
