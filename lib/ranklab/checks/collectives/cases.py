@@ -6,7 +6,6 @@ no other collective is needed as an oracle. What a verb sent comes back to the c
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
