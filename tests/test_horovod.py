@@ -74,6 +74,69 @@ def test_gradients_flow_back_through_allreduce_by_the_same_all_reduce():
     assert hvd_ranks(flows, ranks=3) == [[2.0 + 6.0 + 2.0] * 2] * 3
 
 
+DIFFERENTIABLE = {  # what a rank calls: the same in one process, of which loss of all ranks
+    "grouped_allreduce": (lambda x: torch.cat(hvd.grouped_allreduce([x.sum(0), x[0]], op=hvd.Sum)),
+                          lambda xs: torch.cat([sum(x.sum(0) for x in xs), sum(x[0] for x in xs)]),
+                          sum),
+    "allgather": (hvd.allgather, torch.cat, lambda losses: sum(losses) / 3),
+    "grouped_allgather": (lambda x: torch.cat(hvd.grouped_allgather([x, x * x])),
+                          lambda xs: torch.cat([*xs, *(x * x for x in xs)]),
+                          lambda losses: sum(losses) / 3),
+    "broadcast": (lambda x: hvd.broadcast(x[0], 1), lambda xs: xs[1][0],
+                  lambda losses: sum(losses) / 3),
+}
+
+
+def test_gradients_are_those_of_one_process():
+    def loss(y, rank):
+        return ((y + rank + 1).square() * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum()
+
+    def inputs():  # rank r has r + 1 rows
+        return [mine(r, 2 * (r + 1)).view(-1, 2).requires_grad_() for r in range(3)]
+
+    def gradients():
+        xs = [inputs()[hvd.rank()] for _ in DIFFERENTIABLE]
+        for x, (call, _, _) in zip(xs, DIFFERENTIABLE.values()):
+            loss(call(x), hvd.rank()).backward()
+        return [x.grad for x in xs]
+
+    by_rank = hvd_ranks(gradients, ranks=3)
+    for i, (name, (_, alone, total)) in enumerate(DIFFERENTIABLE.items()):
+        xs = inputs()
+        total([loss(alone(xs), rank) for rank in range(3)]).backward()
+        for rank, x in enumerate(xs):
+            right = torch.zeros_like(x) if x.grad is None else x.grad  # broadcast, not the root
+            torch.testing.assert_close(by_rank[rank][i], right, msg=lambda m: f"{name}: {m}")
+
+
+def test_any_type_is_gathered_and_broadcast_and_inference_mode_is_no_trap():
+    types = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int64,
+             torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
+
+    def travels():
+        rank, R = hvd.rank(), hvd.size()
+        for dtype in types:
+            x = (torch.arange(4) % 2 * (rank + 1)).to(dtype)
+            whole = torch.cat([torch.arange(4) % 2 * (r + 1) for r in range(R)]).to(dtype)
+            torch.testing.assert_close(hvd.allgather(x).float(), whole.float())
+            last = hvd.broadcast(x.view(2, 2).t(), R - 1)
+            assert last.dtype == dtype
+            assert last.t().flatten().tolist() == whole[-4:].tolist()
+        one, other = hvd.allgather_async(x), hvd.broadcast_async(x, 1)
+        assert hvd.synchronize(one).tolist() == whole.tolist()
+        assert hvd.synchronize(other).tolist() == whole[4:8].tolist()
+        pair = [torch.ones(2), torch.ones(3)]
+        assert hvd.grouped_allreduce_(pair, op=hvd.Sum) is pair
+        assert pair[1].tolist() == [R] * 3
+        with torch.inference_mode():
+            assert hvd.allreduce(torch.ones(2) * rank).tolist() == [(R - 1) / 2] * 2
+            assert len(hvd.allgather(torch.ones(rank))) == R * (R - 1) / 2
+        assert hvd.cross_rank() == 0
+        return hvd.allgather_object({"rank": rank, "text": "x" * rank})
+
+    assert hvd_ranks(travels, ranks=3) == [[{"rank": r, "text": "x" * r} for r in range(3)]] * 3
+
+
 # --- errors: one sentence on every rank, and nothing waits for ever -------------------------------
 
 def optimizer_of(names=("w",), **options):
@@ -97,6 +160,11 @@ REFUSED = {  # a sentence: on rank r, what is refused with it
     "op=9 is not one of hvd.Average": lambda r: hvd.allreduce(ONES, op=9),
     "root_rank=3 is not one of the 3 ranks": lambda r: hvd.broadcast(ONES, 3),
     "this one has no dimension": lambda r: hvd.allgather(torch.tensor(1.0)),
+    "does not take torch.int16: give it a wider type": lambda r: hvd.allreduce(ONES.short()),
+    "op=hvd.Max is not built for complex": lambda r: hvd.allreduce(ONES + 0j, op=hvd.Max),
+    r"elements of this tensor share memory, as x.expand": lambda r: hvd.allreduce_(
+        torch.ones(1).expand(3)),
+    "sparse and quantized tensors are not built": lambda r: hvd.broadcast(ONES.to_sparse(), 0),
     "3 is not a power of two": lambda r: hvd.allreduce(ONES, op=hvd.Adasum),
     "give it model.named_parameters": lambda r: hvd.DistributedOptimizer(
         torch.optim.SGD([ONES]), [ONES]),

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import traceback
+import weakref
 
 import nbformat
 import numpy
@@ -17,6 +18,7 @@ from engine_tools import command_line
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ranklab import device, launch
 from ranklab.course import rehearse
@@ -319,7 +321,9 @@ def one_gpus_program(path):
     model = nn.Linear(4, 4)
     optimizers = [torch.optim.AdamW(model.parameters(), **how) for how in
                   ({"fused": True}, {"foreach": True}, {"foreach": False})]
+    somebody = weakref.ref(model.weight), WeakTensorKeyDictionary({model.weight: 1})
     model.to(d)  # its parameters are those that the optimizers hold
+    assert somebody[0]() is model.weight and model.weight in somebody[1]
     with torch.autocast(d.type, dtype=torch.bfloat16):
         y = checkpoint(model, here(2, 4), use_reentrant=False)
         assert y.dtype == torch.bfloat16 and y.softmax(-1).dtype == torch.float32

@@ -121,6 +121,8 @@ def corrupted(data, wrong):
         return {"weight": torch.autograd.grad(model(x).square().mean(), model.weight)[0]}
 
     same = silent_corruption(dict(model.named_parameters()))
+    tokens = torch.full((2, 3), dist.get_rank()).short().t()  # gloo itself has no int16
+    assert recompute_step(lambda batch: {"tokens": batch}, tokens) == {}
     return same, recompute_step(gradients, data[0][8 * dist.get_rank():][:8], src=1)
 
 

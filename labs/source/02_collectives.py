@@ -208,7 +208,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`, in x's type; `x` itself is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor, on a single rank too.
+    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank, too.
     A rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)

@@ -8,6 +8,11 @@ def pack(tensors):
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
+def as_bytes(x):
+    """View contiguous `x` as bytes: so it can be broadcast where gloo lacks its type, as int16."""
+    return x.view(-1).view(torch.uint8)
+
+
 def pieces(flat, tensors):
     """The parts of `flat` where pack() puts `tensors`, as views in their shapes."""
     parts = flat.split([tensor.numel() for tensor in tensors])

@@ -129,7 +129,7 @@ class Parallel:
         return new_optimizer(groups)
 
     def total(self, value):
-        """The sum over ranks of a tensor that is a share of something."""
+        """The sum over ranks of a tensor that is a share of something; it brings no gradient."""
         return value
 
     def total_of(self, shares):

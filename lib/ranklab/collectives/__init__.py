@@ -12,6 +12,9 @@
 
 Every function takes `group=None` (all ranks), leaves its input unchanged and returns its result.
 Ranks in arguments (`src`, `dst`, `server`) count inside the group. Lab 02 builds all of this.
+
+They are for buffers. As with torch.distributed's own, no gradient crosses between ranks: autograd
+sees only this rank's part. Functions with gradients are in tensor_parallel/regions.py.
 """
 
 from ranklab.collectives.cost import (

@@ -15,7 +15,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor, on a single rank too.
+    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank, too.
 
     shape  any shape of n elements -> (n/R,)
     cost   sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages
@@ -31,7 +31,9 @@ def ring_reduce_scatter(x, group=None, out=None):
         arriving = sums[i] if sums else torch.empty_like(mine[i])
         sendrecv(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)
         partial = arriving.add_(mine[i])
-    return partial if R > 1 else partial.clone()
+    if R == 1:  # it is a part of x still
+        partial = sums[0].copy_(partial) if sums else partial.clone()
+    return partial
 
 
 def ring_all_gather(shard, group=None, out=None):

@@ -4,6 +4,7 @@
     ring_attention_backward  once more round; a block's gradients travel with it, and then home
     context_attention        both, as one function for autograd
 
+Through ring_attention alone autograd gives k and v only this rank's part of their gradients.
 Messages are those of lab 02 (collectives).
 """
 

@@ -37,7 +37,10 @@ class Trade(torch.autograd.Function):
 
 
 def trade(x, cut, join, group=None):
-    """all_to_all of x: the rank-th part along `cut` of all ranks' x, joined along `join`."""
+    """all_to_all of x: the rank-th part along `cut` of all ranks' x, joined along `join`.
+
+    It brings no gradient back: Trade does.
+    """
     R = dist.get_world_size(group)
     parts = torch.stack(x.chunk(R, dim=cut))  # (R, ...): part r goes to rank r
     came = torch.empty_like(parts)

@@ -1,6 +1,7 @@
 """A tensor that pretends to be on a GPU, and the rules that it obeys: for rehearse.py."""
 
 import functools
+import types
 import typing
 
 import torch
@@ -93,6 +94,13 @@ def is_marked(tensor):
     return hasattr(tensor.untyped_storage(), "on_gpu")
 
 
+# torch's own refuses a tensor of which somebody holds a weakref: it could mean the object or what
+# the object was. Here it means the object, which stays, as on a GPU.
+swap_tensors = types.FunctionType(
+    torch.utils.swap_tensors.__code__,
+    vars(torch.utils) | {"weakref": types.SimpleNamespace(getweakrefs=lambda tensor: [])})
+
+
 def set_data(tensor, new):
     """tensor.data = new, also between the CPU and the GPU.
 
@@ -118,7 +126,7 @@ def set_data(tensor, new):
         if getattr(tensor, hooks) is not None:
             setattr(other, hooks, getattr(tensor, hooks))
     kept = {name: value for name, value in vars(tensor).items() if name not in OURS}
-    torch.utils.swap_tensors(tensor, other)
+    swap_tensors(tensor, other)
     vars(tensor).update(kept | vars(tensor))
 
 

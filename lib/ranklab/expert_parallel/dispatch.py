@@ -71,7 +71,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def all_to_all_rows(x, to, came, group=None):
-    """all_to_all of rows in unequal numbers."""
+    """all_to_all of rows in unequal numbers. It brings no gradient back: AllToAll does."""
     out = x.new_empty(sum(came), *x.shape[1:])
     dist.all_to_all_single(out, x.contiguous(), came, to, group=group)
     return out

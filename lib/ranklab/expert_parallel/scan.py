@@ -1,4 +1,7 @@
-"""A state-space model's scan over tokens that are on several ranks."""
+"""A state-space model's scan over tokens that are on several ranks: forward only.
+
+No gradient goes from one rank to the rank before it, so do not train with chunked_scan.
+"""
 
 import torch
 import torch.distributed as dist

@@ -15,7 +15,9 @@ what step() waits for. Around them:
 
 Lab 05 builds its ideas. It uses sendrecv and the model of time from collectives. It leaves out
 the old argument average=, step(closure), the response cache, join, process sets, alltoall,
-reducescatter, sparse tensors, elastic runs, tuning while a model trains.
+reducescatter, sparse tensors, grouped calls that return a handle, SyncBatchNorm, the timeline's
+mark_cycles, elastic runs, tuning while a model trains, and the questions about the build
+(mpi_enabled, nccl_built, ...).
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
@@ -26,26 +28,29 @@ from ranklab.horovod.negotiation import (
     Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum, negotiate,
 )
 from ranklab.horovod.ops import (
-    allgather, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier, broadcast,
-    broadcast_, broadcast_async_, grouped_allreduce, poll, synchronize,
+    allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
+    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,
+    grouped_allreduce, grouped_allreduce_, poll, synchronize,
 )
 from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimizer
 from ranklab.horovod.parameters import (
-    broadcast_object, broadcast_optimizer_state, broadcast_parameters,
+    allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters,
 )
 from ranklab.horovod.trace import timeline
 from ranklab.horovod.world import (
-    counted, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size,
-    start_timeline, stop_timeline,
+    counted, cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown,
+    size, start_timeline, stop_timeline,
 )
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer",
-    "HorovodInternalError", "Max", "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two",
-    "allgather", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "barrier",
-    "broadcast", "broadcast_", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "compress_fp16", "counted", "cross_size", "distributed_optimizer",
-    "dot_products", "fuse_tensors", "gather_halves", "grouped_allreduce", "init", "is_initialized",
-    "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size", "start_timeline",
-    "stop_timeline", "synchronize", "timeline", "tune_fusion",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max",
+    "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two", "allgather",
+    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "compress_fp16", "counted", "cross_rank", "cross_size", "distributed_optimizer",
+    "dot_products", "fuse_tensors", "gather_halves", "grouped_allgather",
+    "grouped_allreduce", "grouped_allreduce_", "init", "is_initialized",
+    "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size",
+    "start_timeline", "stop_timeline", "synchronize", "timeline", "tune_fusion",
 ]

@@ -4,13 +4,13 @@ A message costs its latency however small it is, and a ring pays it 2(R-1) times
 are ready at the same time are copied into one buffer, reduced together, and copied back.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import pack, unpack
+from ranklab.flat import as_bytes, pack, unpack
 from ranklab.horovod.adaptive_sum import adasum
 
 REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,
@@ -56,7 +56,7 @@ class Executor:
         for batch in self._batches(handles):
             names, kind = [handle.request.name for handle in batch], batch[0].request.kind
             self._note(names, "QUEUE", known)
-            with self._after_computing(batch):
+            with self._after_computing(batch), self._writable(batch):
                 getattr(self, f"_{kind}")(batch)
             self._note(names, kind.upper(), known)
             yield batch
@@ -99,6 +99,13 @@ class Executor:
             yield
         stream.synchronize()  # a finished handle's output may be read anywhere
 
+    @staticmethod
+    def _writable(handles):
+        """Tensors made in torch.inference_mode() can only be changed in it."""
+        is_inference = any(handle.tensor is not None and handle.tensor.is_inference()
+                           for handle in handles)
+        return torch.inference_mode() if is_inference else nullcontext()
+
     def _allreduce(self, handles):
         request, group = handles[0].request, self.group
         names, tensors = zip(*((handle.request.name, handle.tensor) for handle in handles))
@@ -128,14 +135,14 @@ class Executor:
         longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
         longest[: len(tensor)] = tensor
         out = tensor.new_empty(len(rows) * max(rows), *tensor.shape[1:])
-        dist.all_gather_single(out, longest, group=self.group)
+        dist.all_gather_single(as_bytes(out), as_bytes(longest), group=self.group)
         handle.output = torch.cat([part[:n] for part, n in zip(out.chunk(len(rows)), rows)]
                                   if max(rows) else [out])
 
     def _broadcast(self, handles):
         handle, = handles
-        whole = handle.tensor.contiguous()
-        dist.broadcast(whole, handle.request.root, group=self.group)
+        whole = handle.tensor.resolve_conj().resolve_neg().contiguous()
+        dist.broadcast(as_bytes(whole), handle.request.root, group=self.group)
         if whole is not handle.tensor:
             handle.tensor.copy_(whole)
 

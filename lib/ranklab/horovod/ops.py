@@ -1,16 +1,25 @@
 """The collectives that a script calls. All end in one request to the background thread.
 
 A function with `async` in its name returns a handle at once, for poll() and synchronize(). A
-trailing underscore means that the tensor itself is changed. Tensors are matched by name; those
-without one are numbered, so all ranks must ask for them in the same order. Gradients flow back
-through allreduce alone.
+trailing underscore means that the tensor itself is changed; neither kind has a gradient. Tensors
+are matched by name; those without one are numbered, so all ranks must ask for them in the same
+order.
+
+Gradients flow back as in Horovod 0.28.1, in backward() of every rank: through allreduce by the
+same all-reduce (right for Average and Sum: the gradient of the sum of the ranks' losses), through
+allgather and broadcast by an average (the gradient of the mean of the ranks' losses).
+
+Any type can be gathered or broadcast; allreduce takes those that gloo and NCCL can both add up.
 """
 
 import torch
 
 from ranklab.horovod.compression import Compression
-from ranklab.horovod.negotiation import OPS, Adasum, Average, Handle, Request
-from ranklab.horovod.world import background
+from ranklab.horovod.negotiation import OPS, Adasum, Average, Handle, Request, Sum
+from ranklab.horovod.world import background, rank
+
+REDUCED = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16,
+           torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def allreduce_async_(tensor, average=None, name=None, op=Average, prescale_factor=1.0,
@@ -33,47 +42,97 @@ def allreduce_(tensor, *args, **options):
     return tensor
 
 
-def allreduce(tensor, average=None, name=None, compression=Compression.none, op=Average,
-              prescale_factor=1.0, postscale_factor=1.0):
-    """The average over the ranks, through which gradients flow; options as for allreduce_async_."""
-    small, ctx = compression.compress(tensor)
-    reduced = _Allreduce.apply(small, average, name, op, prescale_factor, postscale_factor)
-    return compression.decompress(reduced, ctx)
+def allreduce(tensor, *args, **options):
+    """Return the average over the ranks; options as for grouped_allreduce.
 
-
-class _Allreduce(torch.autograd.Function):
-    """Backward is the same all-reduce; as in Horovod for any `op`, right for Average and Sum."""
-
-    @staticmethod
-    def forward(ctx, tensor, average, name, *op_and_factors):
-        ctx.op_and_factors = op_and_factors
-        return synchronize(allreduce_async(tensor, average, name, *op_and_factors))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        reduced = synchronize(allreduce_async(gradient, None, None, *ctx.op_and_factors))
-        return reduced, None, None, None, None, None
+    The gradient is the same all-reduce of the gradients.
+    """
+    return grouped_allreduce([tensor], *args, **options)[0]
 
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=Average,
                       prescale_factor=1.0, postscale_factor=1.0):
-    """The averages of several tensors: they become ready together, and are fused if they fit."""
-    small, ctxs = zip(*(compression.compress(tensor.detach()) for tensor in tensors))
-    handles = _reduce([each.clone() for each in small], average, name, op, prescale_factor,
-                      postscale_factor)
-    return [compression.decompress(synchronize(handle), ctx) for handle, ctx in zip(handles, ctxs)]
+    """Return the averages of several tensors: they become ready together, and fuse if they fit.
+
+    Options as for allreduce_async_, and `compression` of what travels. The gradients are averaged
+    (or what `op` says) in the same way.
+    """
+    small, ctxs = zip(*(compression.compress(tensor) for tensor in tensors))
+    reduced = _Allreduce.apply((average, name, op, prescale_factor, postscale_factor), *small)
+    return [compression.decompress(each, ctx) for each, ctx in zip(reduced, ctxs)]
+
+
+def grouped_allreduce_(tensors, average=None, name=None, op=Average, prescale_factor=1.0,
+                       postscale_factor=1.0):
+    """Put the averages into several tensors, and return them; options as for allreduce_async_."""
+    for handle in _reduce(tensors, average, name, op, prescale_factor, postscale_factor):
+        synchronize(handle)
+    return tensors
+
+
+class _Allreduce(torch.autograd.Function):
+    """Backward is the same all-reduce, as in Horovod for any `op`."""
+
+    @staticmethod
+    def forward(ctx, options, *tensors):
+        ctx.op_and_factors = options[2:]
+        return tuple(grouped_allreduce_([each.detach().clone() for each in tensors], *options))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        copies = [gradient.clone() for gradient in gradients]
+        return None, *grouped_allreduce_(copies, None, None, *ctx.op_and_factors)
 
 
 def allgather(tensor, name=None):
-    """The tensors of all ranks, one after the other; their first dimensions may differ."""
-    if tensor.dim() == 0:
-        raise ValueError("allgather puts tensors one after the other, and this one has no "
-                         "dimension: give it x.view(1)")
-    return synchronize(_submit("allgather", [tensor], name)[0])
+    """Return the tensors of all ranks, one after the other; their first dimensions may differ.
+
+    The gradient is the average over the ranks, of which each takes its own rows.
+    """
+    return grouped_allgather([tensor], name)[0]
+
+
+def allgather_async(tensor, name=None):
+    """Return a handle, whose result is the tensors of all ranks, one after the other."""
+    return _gather([tensor], name)[0]
+
+
+def grouped_allgather(tensors, name=None):
+    """Return what allgather returns, for each of several tensors."""
+    return list(_Allgather.apply(name, *tensors))
+
+
+class _Allgather(torch.autograd.Function):
+    """Backward averages all rows, as in Horovod, and each rank takes its own."""
+
+    @staticmethod
+    def forward(ctx, name, *tensors):
+        handles = _gather(tensors, name)
+        outputs = tuple(synchronize(handle) for handle in handles)
+        ctx.rows = [handle.rows for handle in handles]
+        return outputs
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        averages = grouped_allreduce_([gradient.clone() for gradient in gradients])
+        return None, *(average.split(rows)[rank()] for average, rows in zip(averages, ctx.rows))
+
+
+def broadcast(tensor, root_rank, name=None):
+    """Return rank root_rank's tensor.
+
+    The gradient is the average over the ranks on rank root_rank, and zero on the others.
+    """
+    return _Broadcast.apply(tensor, root_rank, name)
+
+
+def broadcast_async(tensor, root_rank, name=None):
+    """Return a handle, whose result is rank root_rank's tensor."""
+    return broadcast_async_(tensor.detach().clone(), root_rank, name)
 
 
 def broadcast_async_(tensor, root_rank, name=None):
-    """A handle: `tensor` will hold rank root_rank's."""
+    """Return a handle: `tensor` will hold rank root_rank's."""
     ranks = background().ranks
     if root_rank not in range(ranks):
         raise ValueError(f"root_rank={root_rank} is not one of the {ranks} ranks")
@@ -86,9 +145,18 @@ def broadcast_(tensor, root_rank, name=None):
     return tensor
 
 
-def broadcast(tensor, root_rank, name=None):
-    """Rank root_rank's tensor."""
-    return broadcast_(tensor.detach().clone(), root_rank, name)
+class _Broadcast(torch.autograd.Function):
+    """Backward averages on all ranks, as in Horovod, and only root_rank's input has it."""
+
+    @staticmethod
+    def forward(ctx, tensor, root_rank, name):
+        ctx.root_rank = root_rank
+        return synchronize(broadcast_async(tensor, root_rank, name))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        average = allreduce_(gradient.clone())
+        return average if rank() == ctx.root_rank else average.zero_(), None, None
 
 
 def barrier():
@@ -128,13 +196,28 @@ def _reduce(tensors, average, name, op, prescale, postscale):
         raise ValueError(f"op={op} is not one of {', '.join('hvd.' + name for name in OPS)}")
     if op == Adasum and ranks & (ranks - 1):
         raise ValueError(f"Adasum combines ranks in pairs: {ranks} is not a power of two")
-    return _submit("allreduce", tensors, name, op=OPS[op], prescale=float(prescale),
+    for tensor in tensors:
+        if tensor.dtype not in REDUCED:
+            raise ValueError(f"allreduce does not take {tensor.dtype}: give it a wider type, for "
+                             "example x.int() or x.float()")
+        if tensor.is_complex() and op not in (Average, Sum):
+            raise ValueError(f"op=hvd.{OPS[op]} is not built for complex numbers")
+        return _submit("allreduce", tensors, name, op=OPS[op], prescale=float(prescale),
                    postscale=float(postscale))
+
+
+def _gather(tensors, name):
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError("allgather puts tensors one after the other, and this one has no "
+                         "dimension: give it x.view(1)")
+    return _submit("allgather", tensors, name)
 
 
 def _submit(kind, tensors, name, **how):
     """The handles, one for each tensor; the background thread has all of them."""
     thread = background()
+    for tensor in tensors:
+        _refuse(tensor, kind)
     name, handles = thread.next_name() if name is None else name, []
     for i, tensor in enumerate(tensors):
         about = {} if tensor is None else {
@@ -143,3 +226,16 @@ def _submit(kind, tensors, name, **how):
         handles.append(Handle(Request(full, kind, **about, **how), tensor))
     thread.submit(*handles)
     return handles
+
+
+def _refuse(tensor, kind):
+    """Raise here, on the calling rank, what would end the background thread of every rank."""
+    if tensor is None:
+        return
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError("sparse and quantized tensors are not built here: give it x.to_dense() "
+                         "or x.dequantize()")
+    if kind != "allgather" and any(
+            n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride())):
+        raise ValueError("elements of this tensor share memory, as x.expand(...) makes them, so "
+                         "it can't hold the result: give it x.clone()")

@@ -7,7 +7,7 @@ import cloudpickle
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ranklab.horovod.ops import broadcast_, broadcast_async_, synchronize
+from ranklab.horovod.ops import allgather, broadcast_, broadcast_async_, synchronize
 from ranklab.horovod.world import rank
 
 
@@ -52,3 +52,14 @@ def broadcast_object(obj, root_rank=0, name="broadcast_object"):
     data = torch.frombuffer(mine or bytearray(length.item()), dtype=torch.uint8)
     broadcast_(data, root_rank, f"{name}.t")
     return obj if on_root else cloudpickle.loads(data.numpy().tobytes())
+
+
+def allgather_object(obj, name="allgather_object"):
+    """Return the objects of all ranks, as a list.
+
+    Cost: their pickles, and 8 bytes for each length
+    """
+    data = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    lengths = allgather(torch.tensor([len(data)]), f"{name}.sz").tolist()
+    return [cloudpickle.loads(part.numpy().tobytes())
+            for part in allgather(data, f"{name}.t").split(lengths)]

@@ -160,6 +160,11 @@ def cross_size():
     return size() // local_size()
 
 
+def cross_rank():
+    """Return the number of this rank's node."""
+    return rank() // local_size()
+
+
 def start_timeline(file_path):
     """From now on rank 0 keeps what happens to each tensor, for the trace `file_path`."""
     if rank() == 0:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device
+from ranklab.flat import as_bytes
 
 
 def silent_corruption(parameters, group=None):
@@ -50,6 +51,7 @@ def recompute_step(gradients_of, batch, src=0, group=None):
     gradients_of  batch -> {name: tensor}; without random numbers, on one kind of machine
     cost          one broadcast of the batch, one forward and backward
     """
-    batch = batch.clone()  # of the same shape on all ranks; the caller's batch is not changed
-    dist.broadcast(batch, group=group, group_src=src)
+    # Of the same shape on all ranks; the caller's batch is not changed.
+    batch = batch.clone(memory_format=torch.contiguous_format)
+    dist.broadcast(as_bytes(batch), group=group, group_src=src)
     return silent_corruption(gradients_of(batch), group)

@@ -8,6 +8,9 @@ Each function does one thing forward and another one backward, and g is f the ot
     reduce_from_region  all-reduce         nothing          g
     gather_tokens       all-gather         reduce-scatter   f, where each rank has its tokens
     scatter_tokens      reduce-scatter     all-gather       g, where each rank has its tokens
+
+all_reduce_sum, all_gather_tokens and reduce_scatter_tokens are what RegionFunction runs: called
+alone, they bring no gradient back from other ranks.
 """
 
 import torch

@@ -19,6 +19,9 @@ WRONG = [
            says="`out` is as it was: nothing was written"),
     mutant(ring_all_reduce, "x.new_empty(x.shape)", "torch.empty_like(x)",
            says="keeps its strides"),
+    mutant(ring_all_reduce, "ring_reduce_scatter(x, group, out)",
+           "ring_reduce_scatter(x.float(), group, out.float()).to(x)",
+           says="what is right, rounded to float32"),
     mutant(ring_all_reduce, "    if out is None:", "    group = group if out is None else None\n"
            "    if out is None:", says="with `out` as well"),
 ]

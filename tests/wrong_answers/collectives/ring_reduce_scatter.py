@@ -7,7 +7,7 @@ from mutants import mutant
 from ranklab.collectives import ring_reduce_scatter, sendrecv
 
 EXCHANGE = "sendrecv(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)"
-ADD, RETURN = "arriving.add_(mine[i])", "return partial if R > 1 else partial.clone()"
+ADD, RETURN = "arriving.add_(mine[i])", "return partial"
 
 WRONG = [
     mutant(ring_reduce_scatter, "range(1, R)", "range(1, R - 1)", RETURN, "return partial.clone()",
@@ -31,7 +31,9 @@ WRONG = [
            says=r"of shape \(48,\), not \(12,\)"),
     mutant(ring_reduce_scatter, RETURN, f"if out is None:\n        {RETURN}",
            says="the result is None"),
-    mutant(ring_reduce_scatter, RETURN, "return partial", says="x itself, not a new tensor"),
+    mutant(ring_reduce_scatter, "sums[0].copy_(partial) if sums else partial", "partial",
+           says="rank 0 of 1.*`out` is as it was.*On one rank copy x there"),
+    mutant(ring_reduce_scatter, "if R == 1:", "if False:", says="x itself, not a new tensor"),
 ]
 
 

@@ -22,10 +22,10 @@ WRONG = [
            "else src))", says="are ranks inside the group"),
     mutant(tree_broadcast, f"if {SENDS}", "if R > 1", f"elif {RECEIVES}", "if R > 1",
            says="only one of the two may send first"),
-    mutant(tree_broadcast, "dist.send(out,", "dist.send(out.float(),",
-           "dist.recv(out,", "wide = out.float()\n            dist.recv(wide,",
-           "(rank - have) % R)", "(rank - have) % R)\n            out.copy_(wide)",
-           says="in its own type"),
+    *(mutant(tree_broadcast, "dist.send(out,", f"dist.send(out.{wide}(),",
+             "dist.recv(out,", f"wide = out.{wide}()\n            dist.recv(wide,",
+             "(rank - have) % R)", "(rank - have) % R)\n            out.copy_(wide)", says=says)
+      for wide, says in (("double", "in its own type"), ("float", "rounded to float32"))),
 ]
 
 

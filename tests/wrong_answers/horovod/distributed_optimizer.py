@@ -22,6 +22,10 @@ WRONG = [
            says="a lambda in a loop sees the last"),
     mutant(answer, "if p not in handles", "if False",
            says=r"does not ask for \['seldom', 'unused'\].*zeros where this rank has no"),
+    *(mutant(answer, "if p not in handles",
+             f'if p not in handles and p in {{*optimizer.param_groups[{group}]["params"]}}',
+             says=rf"does not ask for \['{lacks}'\]") for group, lacks in enumerate(
+                 ("seldom", "unused"))),
     mutant(answer, REFUSES, "if False:", "handles.clear()", "pass",
            says="handles of the last step still there"),
     mutant(answer, REFUSES, "if False:", "handles.clear()", "pass", ASKED,

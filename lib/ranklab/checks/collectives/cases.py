@@ -6,7 +6,6 @@ no other collective is needed as an oracle. What a verb sent comes back to the c
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -78,10 +77,13 @@ class Case(NamedTuple):
         # Small whole numbers: the sum of 8 ranks is exact in bfloat16 too, in any order.
         x = (torch.arange(self.n) * 7 + rank * 5 + 3 * turn) % 13 - 6
         x = x.to(getattr(torch, self.dtype))
+        if self.dtype in FINE:
+            x = x * FINE[self.dtype]
         return x.reshape(2, -1).t() if self.strided else x
 
 
-TYPES = [Case(24, dtype=dtype) for dtype in ("float32", "bfloat16", "int64")]
+TYPES = [Case(24, dtype=dtype) for dtype in ("float32", "float64", "bfloat16", "int64")]
+FINE = {"float64": 1 + 2.0**-26, "int64": 2**40 + 1}  # times whole numbers: lost in float32
 MARKS = Case(24, "float64", "marks")
 # Lengths that R does not divide, shorter than R, and a matrix that is not contiguous.
 UNEVEN_CASES = [*map(Case, (1001, 7, 2, 1, 0)), Case(24, strided=True)]
@@ -180,9 +182,10 @@ def _looks(fn, ranks, case, verb, prepared):
             return {"as it was: nothing was written there": (wrong, ADVICE["`out`"])}
         if name != "the result" or not isinstance(got, torch.Tensor):
             return {}
-        got = got.detach().cpu()
-        return verb.slips(Result(got, results[ranks.index], verb.xs(case, ranks, turn), ranks,
-                                 case, calls[turn][2]))
+        got, wanted = got.detach().cpu(), results[ranks.index]
+        narrow = {"what is right, rounded to float32": (wanted.float().to(wanted), ADVICE["type"])}
+        return (narrow if case.dtype in FINE and case.kind == "numbers" else {}) | verb.slips(
+            Result(got, wanted, verb.xs(case, ranks, turn), ranks, case, calls[turn][2]))
 
     def advice(name):
         got, wanted = calls[0][0], right(0)["the result"][ranks.index]

@@ -62,12 +62,13 @@ SCATTER = Verb(
 def check_ring_reduce_scatter(fn):
     for ranks in WORLD_SIZES:
         run(fn, SCATTER, [MARKS, *TYPES], ranks)
-    yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
+    yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; four types"
     seen = run(fn, SCATTER, [Case(48), *UNEVEN_CASES], 4, UNEVEN)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
     _one_pass(seen[0])
     yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
     run(fn, SCATTER, INTO, 4, UNEVEN)
+    run(fn, SCATTER, [Case(6, has_out=True)], 1)
     stays_in_group(fn, SCATTER)
     yield "in the `out` that is given; inside a group it talks to nobody outside"
 
@@ -111,7 +112,7 @@ GATHER = Verb(
 def check_ring_all_gather(fn):
     for ranks in WORLD_SIZES:
         run(fn, GATHER, [Case(3, kind="normal"), *TYPES], ranks)
-    yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; three types"
+    yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; four types"
     cases = [Case(48), *UNEVEN_CASES, Case(1001, kind=IN_PLACE)]
     seen = run(fn, GATHER, [case._replace(has_out=True) for case in cases], 4, UNEVEN)
     run(fn, GATHER, [Case(6, has_out=True)], 1)
@@ -139,7 +140,7 @@ ALL_REDUCE = Verb(lambda xs, case: [sum(xs)] * len(xs), _of_whole)
 def check_ring_all_reduce(fn):
     for ranks in WORLD_SIZES:
         run(fn, ALL_REDUCE, [MARKS, *TYPES], ranks)
-    yield "right on 1, 2, 3, 8 ranks; float32, bfloat16, int64"
+    yield "right on 1, 2, 3, 8 ranks; four types"
     hint = HAND_ON if uses(fn, "ring_all_gather") else UNEVEN
     seen = run(fn, ALL_REDUCE, [Case(48), *UNEVEN_CASES, Case(1001, kind="normal")], 4, hint)
     yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"

@@ -38,7 +38,7 @@ def check_tree_broadcast(fn):
         for of_ranks in seen:
             _messages(of_ranks, ranks)
         _rounds(seen[0], ranks)
-    yield "every rank has rank src's x, for several src, on 1, 2, 5, 8 ranks; three types"
+    yield "every rank has rank src's x, for several src, on 1, 2, 5, 8 ranks; four types"
     nothing_sent(run(fn, BROADCAST, UNEVEN_CASES, 3))
     yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
     stays_in_group(fn, BROADCAST, has_out=False, hint=f"{GROUP} {ROOT}")
@@ -84,7 +84,7 @@ ODD_DOUBLING = Verb(DOUBLING.right, lambda result: of_sum(result, dict.fromkeys(
 def check_recursive_doubling(fn):
     for ranks in (2, 8, 1):
         run(fn, DOUBLING, [MARKS, *TYPES], ranks)
-    yield "right on 1, 2, 8 ranks; float32, bfloat16, int64"
+    yield "right on 1, 2, 8 ranks; four types"
     on_7 = run(fn, ODD_DOUBLING, [MARKS, *TYPES], 7, ODD)
     yield "right on 7 ranks, which is no power of two"
     cases = [*UNEVEN_CASES, Case(1001, kind="normal"), Case(48)]

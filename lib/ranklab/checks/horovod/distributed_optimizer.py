@@ -58,9 +58,10 @@ class Net(nn.Module):
             self.unused.grad = torch.full_like(self.unused, rank + 1)
 
     def sgd(self):
-        """With momentum, and two groups of different learning rates."""
-        every = list(self.parameters())
-        return torch.optim.SGD([{"params": every[:3]}, {"params": every[3:], "lr": 0.05}], lr=0.1,
+        """With momentum, and two groups of different learning rates; `unused` is in the first."""
+        seldom, *others = self.parameters()
+        return torch.optim.SGD([{"params": others[:3]},
+                                {"params": [seldom, *others[3:]], "lr": 0.05}], lr=0.1,
                                momentum=0.9)
 
 
