@@ -1546,7 +1546,7 @@ look(CASE["train_with_owners"].broken())
 del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 
 # %% [markdown]
-# On GPUs NCCL's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` compares the dumps: the same idea as your `first_difference` (not run here).
+# On GPUs torch's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`), and writes them to a file when the watchdog's time is up (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`). A dump is a pickle of one rank. Its `entries` are the calls, each with its group, its number in that group (`collective_seq_id`), a name such as `nccl:all_reduce`, the sizes and types of what goes in and comes out, the state (scheduled, started or completed) and the stack of Python lines. `pg_config` has the ranks of each group, and `pg_status` the numbers of the last call that was enqueued, started and completed. `torchfrtrace FOLDER` reads a file of every rank, puts calls of the same group and number side by side, and prints the first that differ in kind, size, type or state: the same idea as your `first_difference`. It has not been run here, because it needs NCCL's dumps: torch 2.13 records on gloo as well, but `torchfrtrace` stops at such a file.
 #
 # **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
 
@@ -1671,5 +1671,10 @@ questions("16_clinic")
 # - **Fragmentation** of a GPU's memory: a CPU's allocator has none that we could show.
 # - **The network and the hardware**: labs 14 and 15.
 # - **Two diseases at once.** Mend one, and look again.
+# - **The ranks agree and the kernels do not.** On a GPU a number may be wrong because of *when* it was read, and a CPU with gloo has no streams in which we could show it. What follows is read from torch 2.13, not measured.
+#   - *A missing wait.* With `async_op=True` a collective runs on a stream of its own. Until `wait()` nothing orders your kernels behind it, and they read what is there. The allocator has the same blind spot: it knows only the stream on which a tensor was made, so it may hand out memory that another stream still reads. For its own collectives torch keeps the tensors until `wait()`; for a stream of yours call `tensor.record_stream(stream)`, or make the first stream wait. The sign is a result that changes from run to run, and is stable with `CUDA_LAUNCH_BLOCKING=1`.
+#   - *NaN from elsewhere.* After one all-reduce every rank has the NaN. `TORCH_NCCL_NAN_CHECK=1` looks at what each rank gives to a collective, and raises on the rank that gives one. It does not stop at infinity.
+#   - *CUDA graphs.* A replay runs the captured kernels on the captured addresses, and no Python. A new batch that is not copied into the captured tensor is never read, and an `if`, a hook, or our observer never runs.
+#   - *A recompute that differs.* `torch.utils.checkpoint` compares shape, type and device of what it computes again, not the values. It restores torch's random state, but not the state of Python's `random`, of NumPy, or of a layer that counts its calls.
 #
-# This was the last lab. You have built a library that trains one model on many ranks in every way that is in use, and the means to show that it is right.
+# This was the last lab. You have built a library that trains one model on many ranks with data, tensor, pipeline, context and expert parallelism, with ZeRO and FSDP, and with several of these at once; and the means to show that it is right. It has no method that lets ranks drift apart on purpose, such as Local SGD or DiLoCo, nothing asynchronous, and no expert groups folded into tensor groups.
