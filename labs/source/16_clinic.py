@@ -181,11 +181,11 @@ train_with_owners = check(train_with_owners)
 
 # %%
 def first_difference(calls):
-    """The number of the first call of a group that is not the same on all its ranks; None if there
-    is none.
+    """Return the number, counted from 0, of the first call that is not the same on all ranks.
 
-    calls  {rank: [what it called, ...]}; a shorter list is no difference: its rank has only not
-           come as far, and the others are still compared
+    None where there is no such call.
+    calls  {rank: [what it called, ...]} of a group; a shorter list is no difference: its rank has
+           only not come as far, and the others are still compared
     """
     raise NotImplementedError("exercise 4.2: about 6 lines")
 
@@ -594,6 +594,9 @@ look(train_on_functions)
 # %%
 check(clinic_train_on_functions_cause=...)
 
+# %% [markdown]
+# **Mended.** No rank has more than 1.25 times its fair share of the work, in training and in evaluation. Count the work in tokens, padding included, or in FLOPs: it is enough that one of the two is fair.
+
 # %%
 train_on_functions = check(train_on_functions)
 
@@ -667,7 +670,8 @@ long_steps = check(long_steps)
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
     """An MLP on digits, and the running mean of its weights, which rank 0 saves.
 
-    seed  of this rank's random numbers; the ranks may be given different ones
+    seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
+          weights that one of them draws by its seed
     -> {"start": the first weights, "weights": the last, "mean": of them, "loss": of the mean on
     held-out images, "examples": eight labels, for the log of rank 0}
     """
@@ -1162,7 +1166,7 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
-# **Mended.** All weights must be those of one process, and the two blocks and the rest must still be sharded.
+# **Mended.** All weights must be those of one process, the two blocks and the rest must still be sharded, and the optimizer must have the model's parameters and no others.
 
 # %%
 moved_gpt = check(moved_gpt)
@@ -1677,4 +1681,4 @@ questions("16_clinic")
 #   - *CUDA graphs.* A replay runs the captured kernels on the captured addresses, and no Python. A new batch that is not copied into the captured tensor is never read, and an `if`, a hook, or our observer never runs.
 #   - *A recompute that differs.* `torch.utils.checkpoint` compares shape, type and device of what it computes again, not the values. It restores torch's random state, but not the state of Python's `random`, of NumPy, or of a layer that counts its calls.
 #
-# This was the last lab. You have built a library that trains one model on many ranks with data, tensor, pipeline, context and expert parallelism, with ZeRO and FSDP, and with several of these at once; and the means to show that it is right. It has no method that lets ranks drift apart on purpose, such as Local SGD or DiLoCo, nothing asynchronous, and no expert groups folded into tensor groups.
+# This was the last lab. You have built a library that trains one model on many ranks with data, tensor, pipeline, context and expert parallelism, with ZeRO and FSDP, and with several of these at once; and the means to show that it is right. It has no method that lets ranks drift apart on purpose, such as Local SGD or DiLoCo, no asynchronous training but lab 09's PipeDream, and no expert groups folded into tensor groups.
