@@ -63,8 +63,8 @@ def check_train_with_owners(program):
 ONE_ORDER = ("All ranks take the groups in one order. This one ends with gloo, and on GPUs it is "
              "not safe: torch's new_group says so, and NCCL's guide.")
 WRITER = "Replica r's norms are logged by its rank number r % tensor, and by no other."
-ALL_WAIT = ("All wait. Which group does each rank call first, for whom does it wait there, and "
-            "where does that rank wait?")
+ALL_WAIT = ("Which group does each rank call first, for whom does it wait there, and where does "
+            "that rank wait?")
 
 
 # By the number of ranks, 1 to 4, so many are a replica.
