@@ -17,6 +17,7 @@ START = """\
         dist.broadcast(p.detach(), group=group, group_src=0)
     mean = copy.deepcopy(model)
 """
+EXAMPLES = "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n"
 SAMPLER = """\
     sampler = DistributedSampler(data, R, rank, seed=seed)
     loader = DataLoader(data, batch // R, sampler=sampler)
@@ -36,9 +37,7 @@ WRONG = [mutant(answer, *edits, says="right", called=called) for answer, *edits,
      "    mean = copy.deepcopy(model)\n", "one_message"),
     (saved_model, START.splitlines()[1], START.splitlines()[1].replace("src=0", "src=R - 1"),
      "of_the_last_rank"),
-    (saved_model, "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n", "",
-     START, f"{START}    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n",
-     "examples_drawn_later"),
+    (saved_model, EXAMPLES, "", START, START + EXAMPLES, "examples_drawn_later"),
     (saved_model, "torch.randperm(len(y))", "torch.randperm(len(y), generator=torch.Generator())",
      "examples_by_a_generator"),
     (no_faster, SAMPLER, "", LOOP, "        order = torch.randperm(len(x), generator=torch."

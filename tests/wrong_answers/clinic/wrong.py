@@ -25,8 +25,8 @@ SAVED = [mutant(saved_model, *edits, says=says, called=called) for *edits, says,
     (START, "", "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n",
      "    examples = y[torch.randperm(len(y))[:8]].tolist()\n", "with seed.*ranks differ",
      "all_draw_examples"),
-    (START, "    for p in model.parameters():\n        nn.init.zeros_(p)\n", "is not what a process",
-     "zeros"),
+    (START, "    for p in model.parameters():\n        nn.init.zeros_(p)\n",
+     "is not what a process", "zeros"),
     (START, "    for p in model.parameters():\n        dist.all_reduce(p.detach(), group=group)\n"
      "        p.detach().div_(R)\n", "is not what a process", "the_mean_of_all"),
     (START, "    for p in model.parameters():\n        dist.all_reduce(p.detach(), group=group)\n"

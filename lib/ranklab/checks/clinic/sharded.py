@@ -162,7 +162,8 @@ def _given(optimizer):
 
 def check_moved_gpt(program):
     for run in _runs(program, sharded.moved_gpt, {"steps": 3, "seed": 0},
-                     lambda size, _: {"steps": 3, "seed": size}, watch=partial(traffic_and, _given)):
+                     lambda size, _: {"steps": 3, "seed": size},
+                     watch=partial(traffic_and, _given)):
         for place, found in enumerate(run.found):
             weights = found["weights"]
             if near(weights, run.one["weights"], ROUNDED):
