@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import linecache
+import re
 import textwrap
 
 import nbformat
@@ -131,6 +132,57 @@ def test_the_solution_has_the_librarys_text_and_the_working(root):
     assert "print(\"before\", double.__name__)" in text, "what is around the stub stays"
     assert "check(big_number=2 ** 3 / 4, other=...)" in text
     assert "def half(x):\n    y = x / 2\n    return y\n\n\nprint(half(double(3)))" in text
+
+
+BROKEN = '''\
+
+# %%
+def double(x):
+    """Twice x: the library's text."""
+    return add(x, 2)
+
+# %% [markdown]
+# **Look.**
+
+# %% tags=["nbval-check-output"]
+double(3)
+
+# %%
+check(big_number=...)
+
+# %%
+print("not a look")
+
+# %%
+double = check(double)
+'''
+
+
+def test_a_program_to_be_mended_stays_and_is_looked_at_then_the_marked_one(root):
+    change(root, SOURCE[SOURCE.index("# %% tags"):SOURCE.index("# %%\ndef half")], BROKEN)
+    cells = [cell for cell in solution_notebook(root, STEM).cells if cell.cell_type == "code"]
+    found, look, _, _, mended, again, check = [
+        cell for cell in cells if re.search("double|big_number=|not a look", cell.source)][1:8]
+    assert "return add(x, 2)" in found.source and "<- new" not in found.source
+    assert look.source == again.source == "double(3)" and check.source == "double = check(double)"
+    assert "tags" not in look.metadata and again.metadata["tags"] == ["nbval-check-output"]
+    assert mended.source.splitlines()[2:] == ["    return mul(2, x)  # why not  # <- new"]
+    assert "add(x, 2)" in code(lab_notebook(root, STEM)), "the learner mends it in place"
+    assert "mul" not in code(lab_notebook(root, STEM)).replace("import mul", "")
+    change(root, "from operator import mul\n", "")
+    with pytest.raises(BuildError, match="the answer double uses mul"):
+        solution_notebook(root, STEM)
+
+
+def test_marks_stand_in_comments_and_within_the_columns():
+    full = f"    y = {'x + ' * 22}x"
+    text = builder.marked("def f(x):\n    y = x\n    return y", f"def f(x):\n{full}\n    return y")
+    assert text.splitlines()[1:3] == ["    # new:", full] and len(full) < 101
+    left_out = builder.marked("def f(x):\n    if x:\n        x += 1\n    return x",
+                              "def f(x):\n    return x")
+    assert left_out.splitlines()[1:3] == ["    # gone: if x:", "        # gone: x += 1"]
+    with pytest.raises(BuildError, match="a mark is not in a comment"):
+        builder.marked('"""a"""', '"""a\nb"""')
 
 
 def test_advice_leaves_the_stub_and_is_found_by_name(root):

@@ -6,10 +6,10 @@ import jupytext
 import pytest
 from conftest import ROOT
 
-from ranklab.clinic.all_cases import CASES
-from ranklab.clinic.case import made
+from ranklab.clinic.all_cases import CASE, CASES
+from ranklab.clinic.case import changed, edited, made
 from ranklab.course import labs
-from ranklab.course.check import FAILED, judge
+from ranklab.course.check import FAILED, PASSED, judge
 from ranklab.projects.clinic.ward import FORMS, report, visit
 
 TEXT = (ROOT / "labs" / "source" / "16_clinic.py").read_text()
@@ -38,6 +38,30 @@ def test_an_untouched_program_is_refused_without_a_word_of_its_cause(case):
     verdict = judge(exercise, made(case.program, f"# mine\n\n{case.broken_source()}"))
     assert exercise.answer is case.program and verdict.state == FAILED and not verdict.holds
     assert "as you found it" in verdict.mistake.what
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["gathered_model", pytest.param(
+    "stored_digits", marks=pytest.mark.sweep)])
+def test_a_program_may_have_another_name(name):
+    """As where a learner keeps the broken one beside it."""
+    exercise, case = labs.find_exercise(name), CASE[name]
+
+    def judged(text):
+        renamed = text.replace(f"def {name}(", "def mended(")
+        return judge(exercise, made(case.program, f"{renamed}\n\n{name} = mended\n"))
+
+    right = judged(f"# mine\n\n{edited(case.program, ())}")
+    assert right.state == PASSED, right
+    assert "as you found it" in judged(case.broken_source()).mistake.what
+
+
+@pytest.mark.timeout(120)
+def test_the_report_of_a_hang_says_that_a_rank_may_be_in_a_later_call():
+    exercise = labs.find_exercise("train_with_owners")
+    half = changed(exercise.answer, CASE["train_with_owners"].edits[1:])
+    verdict = judge(exercise, half)
+    assert "a rank that is done with one call is already in the next one" in verdict.mistake.what
 
 
 @pytest.mark.timeout(120)

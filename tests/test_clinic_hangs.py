@@ -2,7 +2,7 @@
 
 import pytest
 
-from ranklab.checks.clinic.slow import tokens_counted
+from ranklab.checks.clinic.slow import work_counted
 from ranklab.clinic.case import changed
 from ranklab.clinic.hangs import CASES
 from ranklab.engine import HangError, launch
@@ -35,9 +35,9 @@ def sent(program, **settings):
 def tokens(program):
     """Of each rank, in training and evaluation."""
     def counted():
-        with tokens_counted() as found:
+        with work_counted() as found:
             program()
-        return found.total()
+        return found["tokens"].total()
     return launch(counted, ranks=4)
 
 

@@ -64,6 +64,9 @@ from ranklab.plots import clinic as plots
 plots.symptoms()
 
 # %% [markdown]
+# Look at the column "not as one process": 15 of the 21 differ from one process, and 7 of these show nothing else. They neither hang nor fail, and the ranks agree.
+
+# %% [markdown]
 # ## 3. Smallest working code
 #
 # Here is the smallest case. The colleague says:
@@ -181,11 +184,11 @@ train_with_owners = check(train_with_owners)
 
 # %%
 def first_difference(calls):
-    """The number of the first call of a group that is not the same on all its ranks; None if there
-    is none.
+    """Return the number, counted from 0, of the first call that is not the same on all ranks.
 
-    calls  {rank: [what it called, ...]}; a shorter list is no difference: its rank has only not
-           come as far, and the others are still compared
+    None where there is no such call.
+    calls  {rank: [what it called, ...]} of a group; a shorter list is no difference: its rank has
+           only not come as far, and the others are still compared
     """
     raise NotImplementedError("exercise 4.2: about 6 lines")
 
@@ -594,6 +597,9 @@ look(train_on_functions)
 # %%
 check(clinic_train_on_functions_cause=...)
 
+# %% [markdown]
+# **Mended.** No rank has more than 1.25 times its fair share of the work, in training and in evaluation. Count the work in tokens, padding included, or in FLOPs: it is enough that one of the two is fair.
+
 # %%
 train_on_functions = check(train_on_functions)
 
@@ -667,7 +673,8 @@ long_steps = check(long_steps)
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
     """An MLP on digits, and the running mean of its weights, which rank 0 saves.
 
-    seed  of this rank's random numbers; the ranks may be given different ones
+    seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
+          weights that one of them draws by its seed
     -> {"start": the first weights, "weights": the last, "mean": of them, "loss": of the mean on
     held-out images, "examples": eight labels, for the log of rank 0}
     """
@@ -1162,7 +1169,7 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
-# **Mended.** All weights must be those of one process, and the two blocks and the rest must still be sharded.
+# **Mended.** All weights must be those of one process, the two blocks and the rest must still be sharded, and the optimizer must have the model's parameters and no others.
 
 # %%
 moved_gpt = check(moved_gpt)
@@ -1546,7 +1553,7 @@ look(CASE["train_with_owners"].broken())
 del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 
 # %% [markdown]
-# On GPUs NCCL's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` compares the dumps: the same idea as your `first_difference` (not run here).
+# On GPUs torch's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`), and writes them to a file when the watchdog's time is up (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`). A dump is a pickle of one rank. Its `entries` are the calls, each with its group, its number in that group (`collective_seq_id`), a name such as `nccl:all_reduce`, the sizes and types of what goes in and comes out, the state (scheduled, started or completed) and the stack of Python lines. `pg_config` has the ranks of each group, and `pg_status` the numbers of the last call that was enqueued, started and completed. `torchfrtrace FOLDER` reads a file of every rank, puts calls of the same group and number side by side, and prints the first that differ in kind, size, type or state: the same idea as your `first_difference`. It has not been run here, because it needs NCCL's dumps: torch 2.13 records on gloo as well, but `torchfrtrace` stops at such a file.
 #
 # **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
 
@@ -1586,8 +1593,9 @@ diagnose_command(str(script), ranks=2)
 # %%
 from ranklab.projects import clinic as project
 
-mine = {"first_difference": first_difference, "circle_of_waits": circle_of_waits,
-        "own_limit": own_limit, "steps_behind": steps_behind}
+# The library's detector stands in for one whose cells you have not run.
+detectors = "first_difference", "circle_of_waits", "own_limit", "steps_behind"
+mine = {name: globals()[name] for name in detectors if name in globals()}
 chosen = ["train_with_owners", "train_on_a_grid", "flat_model", "gathered_model"]
 visits = [project.visit(CASE[name], form, **mine)
           for name in chosen for form in ("variant", "mended")]
@@ -1671,5 +1679,10 @@ questions("16_clinic")
 # - **Fragmentation** of a GPU's memory: a CPU's allocator has none that we could show.
 # - **The network and the hardware**: labs 14 and 15.
 # - **Two diseases at once.** Mend one, and look again.
+# - **The ranks agree and the kernels do not.** On a GPU a number may be wrong because of *when* it was read, and a CPU with gloo has no streams in which we could show it. What follows is read from torch 2.13, not measured.
+#   - *A missing wait.* With `async_op=True` a collective runs on a stream of its own. Until `wait()` nothing orders your kernels behind it, and they read what is there. The allocator has the same blind spot: it knows only the stream on which a tensor was made, so it may hand out memory that another stream still reads. For its own collectives torch keeps the tensors until `wait()`; for a stream of yours call `tensor.record_stream(stream)`, or make the first stream wait. The sign is a result that changes from run to run, and is stable with `CUDA_LAUNCH_BLOCKING=1`.
+#   - *NaN from elsewhere.* After one all-reduce every rank has the NaN. `TORCH_NCCL_NAN_CHECK=1` looks at what each rank gives to a collective, and raises on the rank that gives one. It does not stop at infinity.
+#   - *CUDA graphs.* A replay runs the captured kernels on the captured addresses, and no Python. A new batch that is not copied into the captured tensor is never read, and an `if`, a hook, or our observer never runs.
+#   - *A recompute that differs.* `torch.utils.checkpoint` compares shape, type and device of what it computes again, not the values. It restores torch's random state, but not the state of Python's `random`, of NumPy, or of a layer that counts its calls.
 #
-# This was the last lab. You have built a library that trains one model on many ranks in every way that is in use, and the means to show that it is right.
+# This was the last lab. You have built a library that trains one model on many ranks with data, tensor, pipeline, context and expert parallelism, with ZeRO and FSDP, and with several of these at once; and the means to show that it is right. It has no method that lets ranks drift apart on purpose, such as Local SGD or DiLoCo, no asynchronous training but lab 09's PipeDream, and no expert groups folded into tensor groups.

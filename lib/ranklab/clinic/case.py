@@ -44,12 +44,14 @@ class Case:
         return edited(self.program, self.edits)
 
     def is_as_found(self, program):
-        """True where nothing but comments and empty lines differ; False where its text is unknown.
+        """True where only its name, comments and empty lines differ; False where its text is
+        unknown.
         """
         try:
-            text = textwrap.dedent(inspect.getsource(program))
-            return ast.dump(ast.parse(text)) == ast.dump(ast.parse(self.broken_source()))
-        except (OSError, TypeError, SyntaxError):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(program)))
+            tree.body[0].name = self.name
+            return ast.dump(tree) == ast.dump(ast.parse(self.broken_source()))
+        except (AttributeError, OSError, TypeError, SyntaxError):
             return False
 
     def broken(self):

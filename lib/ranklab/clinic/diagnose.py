@@ -18,11 +18,11 @@ class Finding(NamedTuple):
 
 
 def first_difference(calls):
-    """The number of the first call of a group that is not the same on all its ranks; None if there
-    is none.
+    """Return the number, counted from 0, of the first call that is not the same on all ranks.
 
-    calls  {rank: [what it called, ...]}; a shorter list is no difference: its rank has only not
-           come as far, and the others are still compared
+    None where there is no such call.
+    calls  {rank: [what it called, ...]} of a group; a shorter list is no difference: its rank has
+           only not come as far, and the others are still compared
     lab    16
     """
     for number in range(max(map(len, calls.values()), default=0)):

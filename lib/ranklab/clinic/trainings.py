@@ -60,7 +60,8 @@ def long_steps(steps=30, lr=0.5, most=0.1, group=None):
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
     """An MLP on digits, and the running mean of its weights, which rank 0 saves.
 
-    seed  of this rank's random numbers; the ranks may be given different ones
+    seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
+          weights that one of them draws by its seed
     -> {"start": the first weights, "weights": the last, "mean": of them, "loss": of the mean on
     held-out images, "examples": eight labels, for the log of rank 0}
     """

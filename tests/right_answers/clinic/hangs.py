@@ -18,6 +18,7 @@ NO_SYNC = """            is_last = number == numbers[-1]
                 part = model(x, y) / len(numbers)
                 part.backward()
 """
+BY_FLOPS = "in_a_row(piles, rank, ranks)"
 COUNTS = """    for digit in range(10):
         count = torch.tensor(right.get(digit, 0), device=device())
         dist.all_reduce(count, group=group)
@@ -31,7 +32,16 @@ GRADIENTS = """        for part in parts:
             dist.all_reduce(part.grad, group=columns)
 """
 
-WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib) for *edits, called in (
+
+def in_a_row(piles, rank, ranks):
+    """The sorted piles in as many rows of about equal FLOPs."""
+    work = [pile.numel() * (224 + pile.shape[1]) for pile in piles]
+    middle = [sum(work[:number]) + each / 2 for number, each in enumerate(work)]
+    return [pile for pile, at in zip(piles, middle) if int(at * ranks / sum(work)) == rank]
+
+
+WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib,
+                in_a_row=in_a_row) for *edits, called in (
     (train_large_batch, "    optimizer = ", WRAPPED, SENT, "", MICRO_STEP, NO_SYNC,
      "dict(model.named", "dict(bare.named", "torchs_no_sync"),
     (train_on_functions, f"for pile in {SHARE}", "for pile in piles[rank::ranks]",
@@ -40,6 +50,10 @@ WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib) for
      f"for pile in {SHARE}", "for pile in piles", f"loss_of, {SHARE}", "loss_of, piles",
      "dealt_out"),
     (train_with_owners, COUNTS, GATHERED, "gathers_the_counts"),
+    (train_with_owners, "dist.reduce(weights[name].grad, group_dst=owner[name], group=group)",
+     "dist.all_reduce(weights[name].grad, group=group)", "all_have_the_gradients"),
+    (train_on_functions, f"for pile in {SHARE}", f"for pile in {BY_FLOPS}",
+     f"map(loss_of, {SHARE})", f"map(loss_of, {BY_FLOPS})", "fair_in_flops"),
     (train_on_a_grid, GRADIENTS + "        size = norm()\n", "        size = norm()\n" + GRADIENTS,
      "norm_first"),
 )]

@@ -17,6 +17,7 @@ START = """\
         dist.broadcast(p.detach(), group=group, group_src=0)
     mean = copy.deepcopy(model)
 """
+EXAMPLES = "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n"
 SAMPLER = """\
     sampler = DistributedSampler(data, R, rank, seed=seed)
     loader = DataLoader(data, batch // R, sampler=sampler)
@@ -34,11 +35,11 @@ WRONG = [mutant(answer, *edits, says="right", called=called) for answer, *edits,
     (saved_model, START, "    dist.broadcast(flat := pack(model.parameters()).detach(), "
      "group=group, group_src=0)\n    nn.utils.vector_to_parameters(flat, model.parameters())\n"
      "    mean = copy.deepcopy(model)\n", "one_message"),
-    (saved_model, START, "    mean = copy.deepcopy(model)\n", "    model = nn.Sequential(",
-     "    torch.manual_seed(1)\n    model = nn.Sequential(", "a_seed_right_before"),
-    (saved_model, START, "    for p in model.parameters():\n        dist.all_reduce(p.detach(), "
-     "group=group)\n        p.detach().div_(R ** 0.5)\n    mean = copy.deepcopy(model)\n",
-     "the_sum_of_all"),
+    (saved_model, START.splitlines()[1], START.splitlines()[1].replace("src=0", "src=R - 1"),
+     "of_the_last_rank"),
+    (saved_model, EXAMPLES, "", START, START + EXAMPLES, "examples_drawn_later"),
+    (saved_model, "torch.randperm(len(y))", "torch.randperm(len(y), generator=torch.Generator())",
+     "examples_by_a_generator"),
     (no_faster, SAMPLER, "", LOOP, "        order = torch.randperm(len(x), generator=torch."
      "Generator().manual_seed(100 * seed + epoch))\n        seen.append([])\n        for step in "
      "order.split(batch):\n            if len(step) < batch:\n                continue\n"

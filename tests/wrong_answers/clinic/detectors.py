@@ -8,11 +8,11 @@ WRONG = [
     mutant(first_difference, "range(max(map(len, calls.values()), default=0))",
            "range(min(map(len, calls.values()), default=0))", says="those that go on are compared"),
     mutant(first_difference, "if len(here) > 1:", "if len(here) > 1 and number:",
-           says="It is a number, from 0"),
+           says="it returns 1, not 0", called="zero_is_none"),
     mutant(first_difference, "here = {each[number] for each in calls.values() "
            "if len(each) > number}", "here = {each[number] if len(each) > number else None "
            "for each in calls.values()}", says="a list that ends is no difference"),
-    mutant(first_difference, "return number", "return number + 1", says="from 0"),
+    mutant(first_difference, "return number", "return number + 1", says="it returns 1, not 0"),
     mutant(circle_of_waits, "            if other > path[0] and other not in path and (found := "
            "walk([*path, other])):\n                return found\n",
            "            if other not in path:\n                return walk([*path, other])\n",
@@ -23,10 +23,12 @@ WRONG = [
            "if other > path[0] and other", "if other", says="Two wait for one another"),
     mutant(circle_of_waits, "waits.get(path[-1], ())", "waits[path[-1]]",
            says=r"KeyError: 2, for \{0: \{1\}", called="waits_for_nobody"),
-    mutant(own_limit, "count >= 2", "count >= 1", says="once, are chance"),
+    mutant(own_limit, "count >= 2", "count >= 1", says="One rank alone has"),
+    mutant(own_limit, "max(2, len(norms) / 10)", "max(1, len(norms) / 10)",
+           says="in one step of 5", called="once_in_a_short_run"),
     mutant(own_limit, "if math.isfinite(norm)), default=0)", "), default=0)",
            says="not finite say nothing"),
-    mutant(own_limit, "max(2, len(norms) / 10)", "1", says="Once in 31 steps"),
+    mutant(own_limit, "max(2, len(norms) / 10)", "1", says="in one step of 5", called="once"),
     mutant(own_limit, "len(norms) / 10", "0", says="2 of 29 are no tenth", called="no_tenth"),
     mutant(own_limit, "norm >= limit * (1 - tolerance)", "norm == limit",
            says="alike up to `tolerance`"),

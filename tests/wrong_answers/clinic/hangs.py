@@ -11,6 +11,7 @@ from ranklab.clinic.slow import IN_A_ROW, SENT, SHARE, train_large_batch, train_
 
 OWNERS, GRID, GOOD, *_ = CASES
 SENDS = "dist.broadcast(weights[name].data, group_src=owner[name], group=group)"
+REDUCE = "dist.reduce(weights[name].grad, group_dst=owner[name], group=group)"
 GRADIENTS = """for part in parts:
             dist.all_reduce(part.grad, group=columns)"""
 BEGIN = "[dist.all_reduce(part.grad, group=columns, async_op=True) for part in parts]"
@@ -25,6 +26,10 @@ WRONG += [mutant(program, *edits, says=says, called=called) for program, *edits,
     (train_with_owners, *OWNERS.edits[1], "does not see every digit", "broadcast_only"),
     (train_with_owners, f"        for name in weights:\n            {SENDS}\n", "",
      "as its owner has it", "sends_nothing"),
+    (train_with_owners, "for name in mine]", "for name in weights]", REDUCE,
+     "dist.all_reduce(weights[name].grad, group=group)", f"        for name in weights:\n"
+     f"            {SENDS}\n", "", "the ranks together keep .* numbers of momentum",
+     "all_keep_all_momentum"),
     (train_on_a_grid, *GRID.edits[0], "for whom does it wait", "as_it_was"),
     (train_on_a_grid, "replica % tensor, []", "0, []", *GRID.edits[0], "its rank number r % tensor",
      "first_ranks_write"),

@@ -32,7 +32,7 @@ WRONG = [
     mutant(wide_layer, SEEDS, "    torch.manual_seed(seed + rank)\n", *OWN,
            "losses.append(loss.item())", "loss = loss.detach()\n        dist.all_reduce(loss, "
            "group=inside)\n        losses.append(loss.item() / tensor)",
-           says="ranks 0 and 1 hold the same numbers after the all-reduce, and drop different",
+           says="share a wide layer, and drop different places in the second dropout",
            called="the_printed_loss_is_averaged"),
     mutant(wide_layer, "tensor=2, seed=0, group=None):", "tensor=2, seed=0, group=None, p_=0.0):",
            "(model[\"up\"](x)), p)", "(model[\"up\"](x)), p_)", "inside), p)", "inside), p_)",
@@ -67,6 +67,9 @@ WRONG = [
            says="18 of 18 weights are what they were"),
     mutant(moved_gpt, BLOCKS + ROOT, "", "        loss.backward()\n", BY_HAND,
            "weight.full_tensor()", "weight", says="0 reduce-scatters in 3 steps"),
+    mutant(moved_gpt, BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT
+           + "    optimizer.add_param_group({\"params\": list(model.parameters())})\n",
+           says="the optimizer has 36 parameters, and the model 18", called="old_and_new"),
     mutant(moved_gpt, BLOCKS, "", says="3 reduce-scatters in 3 steps, not 3 a step"),
     mutant(moved_gpt, "DeviceMesh.from_group(group, device().type) if group else None", "None",
            says="rank 0 with .*without `group`"),

@@ -25,8 +25,15 @@ SAVED = [mutant(saved_model, *edits, says=says, called=called) for *edits, says,
     (START, "", "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n",
      "    examples = y[torch.randperm(len(y))[:8]].tolist()\n", "with seed.*ranks differ",
      "all_draw_examples"),
-    (START, "    for p in model.parameters():\n        nn.init.zeros_(p)\n", "no model with random",
-     "zeros"),
+    (START, "    for p in model.parameters():\n        nn.init.zeros_(p)\n",
+     "is not what a process", "zeros"),
+    (START, "    for p in model.parameters():\n        dist.all_reduce(p.detach(), group=group)\n"
+     "        p.detach().div_(R)\n", "is not what a process", "the_mean_of_all"),
+    (START, "    for p in model.parameters():\n        dist.all_reduce(p.detach(), group=group)\n"
+     "        p.detach().div_(R ** 0.5)\n", "is not what a process", "the_sum_of_all"),
+    (START, "", "    torch.manual_seed(seed)\n", "", "    model = nn.Sequential(",
+     "    torch.manual_seed(0)\n    model = nn.Sequential(", "with seed=.* is not what a process",
+     "one_seed_for_all_runs"),
 )]
 FASTER = [mutant(no_faster, *edits, says=says, called=called) for *edits, says, called in (
     (NEW_ORDER, "", "epoch 1 has the order of epoch 0.*set_epoch", "no_new_order"),

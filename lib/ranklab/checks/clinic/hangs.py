@@ -1,9 +1,10 @@
 """The checks of clinic/hangs.py; slow.py has those of the last two programs."""
 
+from functools import partial
 from itertools import product
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
+from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, near, runs, traffic_and
 from ranklab.checks.clinic.slow import SLOW
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import MISMATCH, STUCK
@@ -33,15 +34,29 @@ SLIPS_OF_OWNERS = (
      ("dist.all_reduce(count, group=group)", "pass")))
 
 
+def _momentum(optimizer):
+    """How many numbers of momentum an optimizer keeps here."""
+    return sum(value.numel() for state in optimizer.state.values()
+               for name, value in state.items() if name == "momentum_buffer")
+
+
 def check_train_with_owners(program):
     for run in runs(program, hangs.train_with_owners, *product(EVERYWHERE, OWNERS),
                     one=lambda size, _: ([(OWN_BATCH, ALL_BATCHES.format(size))], {}),
-                    failures=OWNERS_FAILURES):
+                    watch=partial(traffic_and, _momentum), failures=OWNERS_FAILURES):
         run.awaited()
-        run.equal(run.one, SLIPS_OF_OWNERS, "Each rank must have each parameter as its owner has "
-                  "it.")
+        expect(all(near(found["weights"], run.found[0]["weights"]) for found in run.found),
+               f"{run.where}: the ranks differ in `weights`",
+               "Each rank must have each parameter as its owner has it.")
+        run.equal(run.one.part("weights"), SLIPS_OF_OWNERS)
+        run.equal(run.one.part("right"), SLIPS_OF_OWNERS)
+        kept, once = (sum(found.watched.of_optimizers for found in of)
+                      for of in (run.found, [run.one]))
+        expect(kept <= once, f"{run.where}: the ranks together keep {kept:,} numbers of momentum, "
+               f"and one process {once:,}",
+               "The owner of a parameter alone keeps its momentum.")
     yield "it ends, on 1, 2, 3 and 4 ranks, also where a rank does not see every digit"
-    yield "weights and counts are those of one process"
+    yield "weights and counts are those of one process; each momentum is kept once"
 
 
 # --- train_on_a_grid ------------------------------------------------------------------------------
@@ -49,8 +64,8 @@ def check_train_with_owners(program):
 ONE_ORDER = ("All ranks take the groups in one order. This one ends with gloo, and on GPUs it is "
              "not safe: torch's new_group says so, and NCCL's guide.")
 WRITER = "Replica r's norms are logged by its rank number r % tensor, and by no other."
-ALL_WAIT = ("All wait. Which group does each rank call first, for whom does it wait there, and "
-            "where does that rank wait?")
+ALL_WAIT = ("Which group does each rank call first, for whom does it wait there, and where does "
+            "that rank wait?")
 
 
 # By the number of ranks, 1 to 4, so many are a replica.

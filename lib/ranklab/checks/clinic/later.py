@@ -17,13 +17,14 @@ from ranklab.clinic.shards import SIZE, Shard, stored_shards
 from ranklab.meter import MemoryCurve
 
 
-def _runs(program, situations, one):
-    """Each of {what to call it: settings} on all ranks, then in groups."""
+STUCK_HERE = "All ranks that are there must make the same calls."
+
+
+def _runs(program, answer, situations, one, stuck=STUCK_HERE):
+    """Return the runs of {what to call it: settings}, each on all ranks, then in groups."""
     cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
              for name, settings in situations.items()]
-    return runs(program, getattr(later, program.__name__), *cases, one=one, failures={
-        STUCK: "All ranks that are there must make the same calls. A rank with nothing to give "
-               "still goes through each collective, with zeros."})
+    return runs(program, answer, *cases, one=one, failures={STUCK: stuck})
 
 
 # --- float16 --------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ ALL_PARTS = """\
 
 
 def check_half_digits(half_digits):
-    for run in _runs(half_digits, HALVES, lambda size, _: (
+    for run in _runs(half_digits, later.half_digits, HALVES, lambda size, _: (
             [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
         one = run.one
         if run.found[0]["scale"] != one["scale"]:  # perhaps it divides before backward: fewer halve
@@ -149,8 +150,10 @@ SLIPS_OF_SHARDS = (
 
 
 def check_stored_digits(stored_digits):
-    for run in _runs(stored_digits, _stores(), lambda size, _: (
-            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {})):
+    for run in _runs(stored_digits, later.stored_digits, _stores(), lambda size, _: (
+            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {}), stuck=(
+                f"{STUCK_HERE} A rank with nothing to give still goes through each collective, "
+                "with zeros.")):
         run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard takes no part, and "
                   "each other one stays in its step and on its rank. The checksum tells which is "
                   "damaged; the loss does not. And NaN times 0 is NaN.")
@@ -168,7 +171,7 @@ RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"sto
 
 
 def check_resumed_digits(resumed_digits):
-    for run in _runs(resumed_digits, RESUMES, lambda size, _: (
+    for run in _runs(resumed_digits, later.resumed_digits, RESUMES, lambda size, _: (
             [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
         one = run.one
         steps, rights = len(one["losses"]), [{"seen": torch.cat(
@@ -202,7 +205,7 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
 
 
 def check_split_digits(split_digits):
-    for run in _runs(split_digits, SPLITS, lambda size, _: ((), {"stop": 0})):
+    for run in _runs(split_digits, later.split_digits, SPLITS, lambda size, _: ((), {"stop": 0})):
         every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
         one, saved = run.one, stop // every * every
         right = saved - every if saved == stop and first < run.size else saved

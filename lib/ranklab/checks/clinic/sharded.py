@@ -1,13 +1,14 @@
 """The checks of clinic/sharded.py, in float64: results may differ as far as float32 rounds."""
 
 import contextlib
+from functools import partial
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.runs import FOUR, GROUPS, near, runs
+from ranklab.checks.clinic.runs import FOUR, GROUPS, near, runs, traffic_and
 from ranklab.checks.exercise import Exercise
 from ranklab.clinic import sharded
 from ranklab.clinic.sharded import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
@@ -15,11 +16,10 @@ from ranklab.clinic.sharded import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
 ROUNDED = 1e-5  # as sums of float32 are
 
 
-def _runs(program, *settings, groups=(FOUR, GROUPS, FOUR), **options):
+def _runs(program, answer, *settings, groups=(FOUR, GROUPS, FOUR), **options):
     """The runs in float64. A group of three has another seed than one of one, and so other rows:
     that shows what comes from the other group.
     """
-    answer = getattr(sharded, program.__name__)
     return runs(program, answer, *(zip(groups, settings)), exact=True, **options)
 
 
@@ -39,7 +39,7 @@ def _masks():
 
 
 def check_wide_layer(program):
-    for run in _runs(program, {"steps": 4, "tensor": 2, "seed": 0},
+    for run in _runs(program, sharded.wide_layer, {"steps": 4, "tensor": 2, "seed": 0},
                      lambda size, _: {"steps": 4, "tensor": size, "seed": size},
                      {"steps": 4, "tensor": 1, "seed": 2}, one=None, watch=_masks):
         T, D = run.settings["tensor"], run.size // run.settings["tensor"]
@@ -85,8 +85,9 @@ def _look_at_masks(where, T, wide, narrow):
         for b in range(a):
             pair, one = f"ranks {b} and {a}", b // T == a // T
             equal = torch.equal(narrow[a][0], narrow[b][0])
-            expect(equal or not one, f"{where}: {pair} hold the same numbers after the all-reduce, "
-                   "and drop different ones", "Look at what both have before dropout, and after.")
+            expect(equal or not one, f"{where}: {pair} share a wide layer, and drop different "
+                   "places in the second dropout of a step", "Look at what both have before "
+                   "dropout, and after.")
             expect(not equal or one, f"{where}: {pair} have different rows, and drop the same "
                    "places of them", "Rows that are dropped alike are less noise averaged out: in "
                    "one process each row has its own.")
@@ -110,7 +111,8 @@ TIED = (
 
 
 def check_staged_gpt(program):
-    for run in _runs(program, {"steps": 4, "seed": 0}, lambda size, _: {"steps": 4, "seed": size}):
+    for run in _runs(program, sharded.staged_gpt, {"steps": 4, "seed": 0},
+                     lambda size, _: {"steps": 4, "seed": size}):
         one, stages = run.one, [found["weights"] for found in run.found]
         one["weights"]["head.weight"] = one["weights"]["token.weight"]
         if run.size > 1:
@@ -139,7 +141,7 @@ SLIP_OF_END = ("They are those before the last step, which is lost.", (
 
 
 def check_gathered_model(program):
-    for run in _runs(program, {"steps": 8, "lr": 1.0, "seed": 0},
+    for run in _runs(program, sharded.gathered_model, {"steps": 8, "lr": 1.0, "seed": 0},
                      lambda size, _: {"steps": 6, "lr": 0.3, "seed": size}):
         one = run.one
         run.awaited()
@@ -153,8 +155,15 @@ def check_gathered_model(program):
 
 # --- optimizer_before_sharding --------------------------------------------------------------------
 
+def _given(optimizer):
+    """How many parameters an optimizer has."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
 def check_moved_gpt(program):
-    for run in _runs(program, {"steps": 3, "seed": 0}, lambda size, _: {"steps": 3, "seed": size}):
+    for run in _runs(program, sharded.moved_gpt, {"steps": 3, "seed": 0},
+                     lambda size, _: {"steps": 3, "seed": size},
+                     watch=partial(traffic_and, _given)):
         for place, found in enumerate(run.found):
             weights = found["weights"]
             if near(weights, run.one["weights"], ROUNDED):
@@ -170,6 +179,9 @@ def check_moved_gpt(program):
             expect(run.size == 1 or scatters >= 9, f"{run.at(place)}: {scatters} reduce-scatters "
                    "in 3 steps, not 3 a step", "Two blocks and the rest stay sharded by "
                    "fully_shard: that is what the run was moved for.")
+            given, own = found.watched.of_optimizers, len(found["weights"])
+            expect(given <= own, f"{run.at(place)}: the optimizer has {given} parameters, and the "
+                   f"model {own}", "The others are kept in memory, and no step changes them.")
         yield f"as one process, {run.where}"
 
 
@@ -190,7 +202,7 @@ LENGTHENED = ("A gradient that is short enough stays as it is: the factor is at 
 
 
 def check_flat_model(program):
-    for run in _runs(program, {"steps": 6, "max_norm": 0.5, "seed": 0},
+    for run in _runs(program, sharded.flat_model, {"steps": 6, "max_norm": 0.5, "seed": 0},
                      lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
                      {"steps": 3, "max_norm": 1e3, "seed": 1}):
         one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]

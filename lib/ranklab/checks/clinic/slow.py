@@ -52,20 +52,23 @@ def check_train_large_batch(program):
 # Each makes 12 piles in a step: they can be shared out fairly over 1, 3 and 4 ranks.
 FUNCTIONS = ({"steps": 1, "batch": 24, "longest": 512},
              {"steps": 1, "batch": 12, "longest": 300, "micro": 1, "seed": 1})
-FAIR = 1.25  # of a fair share; no rank has more, in training or in evaluation
+FAIR = 1.25  # of a fair share, in tokens or in FLOPs; no rank has more, in training or evaluation
 WHOLE = "All functions count, to their `longest` byte, and each token alike."
-LONG = ("What a rank has to do is its tokens, padding included. Share out those, in training and "
-        "in evaluation, and keep neighbours in length together.")
+LONG = ("Share out the tokens, padding included, or the FLOPs, in training and in evaluation, and "
+        "keep neighbours in length together.")
 
 
 @contextlib.contextmanager
-def tokens_counted():
-    """Counter: is it training? -> tokens that went into the embeddings of all models."""
-    counted = Counter()
+def work_counted():
+    """{"tokens", "FLOPs": Counter of is it training? -> what went through models of one layer}."""
+    counted = {"tokens": Counter(), "FLOPs": Counter()}
 
     def count(module, args):
         if isinstance(module, torch.nn.Embedding):
-            counted[torch.is_grad_enabled()] += args[0].numel()
+            width, length, tokens = module.embedding_dim, args[0].shape[-1], args[0].numel()
+            for_each = 12 * width + module.num_embeddings + 2 * length  # products, head, attention
+            counted["tokens"][torch.is_grad_enabled()] += tokens
+            counted["FLOPs"][torch.is_grad_enabled()] += 2 * tokens * width * for_each
 
     handle = register_module_forward_pre_hook(count)
     try:
@@ -77,16 +80,24 @@ def tokens_counted():
 def check_train_on_functions(program):
     shares = []
     for run in runs(program, slow.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
-                    watch=tokens_counted):
+                    watch=work_counted):
         run.equal(run.one, hint=WHOLE)
-        shares += [(found.watched[is_training] * run.size / run.one.watched[is_training], what,
-                    run.at(place)) for place, found in enumerate(run.found)
-                   for what, is_training in (("training", True), ("evaluation", False))]
+        for what, is_training in (("training", True), ("evaluation", False)):
+            tokens, flops = (_largest_share(run, of, is_training) for of in ("tokens", "FLOPs"))
+            shares.append((min(tokens[0], flops[0]), tokens, flops, what))
     yield "losses and weights are those of one process, on 1, 3 and 4 ranks"
-    share, what, rank = max(shares)
-    expect(share <= FAIR, f"{rank} has {share:.2f} times its fair share of the tokens in {what}",
-           LONG)
-    yield "no rank has much more than its share of the tokens, in training and in evaluation"
+    share, tokens, flops, what = max(shares)
+    expect(share <= FAIR, f"{tokens[1]} has {tokens[0]:.2f} times its fair share of the tokens in "
+           f"{what}, and {flops[1]} {flops[0]:.2f} times that of the FLOPs; {FAIR} of one of the "
+           "two is fair", LONG)
+    yield "no rank has much more than its share of the work, in training and in evaluation"
+
+
+def _largest_share(run, of, is_training):
+    """(by how much a rank has more than its fair share, the rank)"""
+    fair = run.one.watched[of][is_training] / run.size
+    return max((found.watched[of][is_training] / fair, run.at(place))
+               for place, found in enumerate(run.found))
 
 
 SLOW = (
