@@ -47,8 +47,8 @@ def check_attention_memory(attention_memory):
             "with the result": (qkv + scores + H * tokens * D * e, "Where probabilities are kept, "
                                 "the result is not needed."),
             "scores alone": (scores, "q, k and v are kept, too."),
-            "twice the bytes of the probabilities": (qkv + 2 * scores, "One matrix (T, T) a head is "
-                                                     "kept, with `element` bytes for a number."),
+            "with twice the probabilities": (qkv + 2 * scores, "One matrix (T, T) a head is kept, "
+                                             "with `element` bytes for a number."),
             "without scores": (qkv + H * tokens * (D * e + 4), "keeps_scores=True: one matrix "
                                "(T, T) a head."),
         }, "q, k, v, and a matrix (T, T) of probabilities for each head.")
