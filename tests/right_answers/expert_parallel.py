@@ -12,11 +12,11 @@ def top_k_route__one_after_the_other(logits, k, renormalize=True, bias=None):
     if k < 1 or k > logits.shape[-1]:
         raise ValueError(f"k={k}")
     P = torch.softmax(logits.to(torch.float32), -1)
-    left = (P if bias is None else P + bias).detach().clone()
+    left = (logits.float() if bias is None else P + bias).detach().clone()
     chosen = []
     for _ in range(k):
         chosen.append((left == left.max(-1, keepdim=True).values).int().argmax(-1))
-        left.scatter_(-1, chosen[-1][..., None], -9.0)
+        left.scatter_(-1, chosen[-1][..., None], float("-inf"))
     chosen = torch.stack(chosen, -1)
     if renormalize:
         return chosen, torch.softmax(logits.float().gather(-1, chosen), -1)
