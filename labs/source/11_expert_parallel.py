@@ -251,7 +251,7 @@ def load_balance_loss(logits, chosen):
 
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
-    Count what is in `chosen`: where a bias chooses, they are not the k largest logits.
+    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
     """
     E = logits.shape[-1]
@@ -308,7 +308,8 @@ def moe_traffic(counts, row_bytes):
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts     (R, E): how many rows of rank r chose expert e; rank 0 has the first E/R experts, ...
+    counts     (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first
+               E/R experts, ...
     row_bytes  of one row: C numbers
     error      ValueError if R does not divide E
     """

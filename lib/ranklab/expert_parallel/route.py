@@ -59,7 +59,7 @@ def load_balance_loss(logits, chosen):
 
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
-    Count what is in `chosen`: where a bias chooses, they are not the k largest logits.
+    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11

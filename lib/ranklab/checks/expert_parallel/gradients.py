@@ -12,7 +12,7 @@ SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down":
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
 ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
          "zeros there.")
-ALL = "Experts are summed over `own`, the rest over `group`, and divided by the number of all ranks."
+ALL = "Experts are summed over `own`, the rest over `group`; both are divided by all ranks' number."
 TYPES = torch.float32, torch.bfloat16  # of all parameters and gradients of a call
 # Said where the same calls went well when every parameter had a gradient.
 FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, STUCK: ZEROS, "TypeError: .*NoneType.*": ZEROS,

@@ -47,8 +47,9 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     explain(f"{name}: chosen", chosen, right, {
         "the worst": (_best(-scores, k), "descending=True."),
         "the best, in another order": (right.flip(-1), "The best comes first."),
-        "what probabilities choose": (_best(P, k), "Without a bias the largest logits choose: in "
-                                    "float32 several probabilities may be 0."),
+        **({"what probabilities choose": (_best(P, k), "Without a bias the largest logits choose: "
+                                          "in float32 several probabilities may be 0.")}
+           if bias is None else {}),
         "chosen without the bias": (_best(kept.float(), k), "The bias is added where experts are "
                                     "chosen."),
         "chosen by logits and bias": (_best(kept.float() + (0 if bias is None else bias), k),
