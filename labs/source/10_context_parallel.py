@@ -171,10 +171,12 @@ check(cp_ring_mb=...)
 
 # %%
 def ring_attention(q, k, v, visible, group=None):
-    """(out, lse) of this rank's queries over the keys of all ranks, float32.
+    """Return (out, lse) of this rank's queries over the keys of all ranks.
 
-    The next block travels while one is computed. The arguments stay unchanged.
-    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v
+    Both are float32, and added up in float32, whatever the type of q. The next block travels while
+    one is computed, also when this rank sees nothing of a block. The arguments stay unchanged.
+    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
+             be transposed views, as in a model
     visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
     cost     R - 1 messages of k's and v's bytes
     """
@@ -195,8 +197,10 @@ ring_attention = check(ring_attention)
 
 # %%
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
-    """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
+    """Return (dq, dk, dv) of this rank's q, k and v; out and lse are ring_attention's.
 
+    All three are float32, and added up in float32, whatever the type of q. The arguments stay
+    unchanged. (The check does not ask that a block travels while another one is computed.)
     cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
            on one rank)
     """
@@ -306,12 +310,13 @@ check(cp_ulysses_mb=...)
 
 # %%
 def ulysses_attention(q, k, v, attend, group=None):
-    """Attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
+    """Return attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
 
-    attend gets the tokens of rank 0, then those of rank 1, and so on.
-    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D); attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   an all-to-all of q, of k, of v and of the result, forward and backward; each sends
-           (R-1)/R of the tensor's bytes
+    attend gets the tokens of rank 0, then the tokens of rank 1, and so on, in the type of q, k, v.
+    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
+           attend's (B, H/R, T, D), (B, KV/R, T, D)
+    cost   (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
+           each, or of several together
     error  ValueError if R does not divide H and KV
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
@@ -330,11 +335,12 @@ ulysses_attention = check(ulysses_attention)
 
 # %%
 def shard_documents(lengths, ranks):
-    """positions (R, T/R) for packed documents of these lengths: ranks have nearly equal work.
+    """Return positions (R, T/R) for packed documents of these lengths, with nearly equal work.
 
-    All ranks have the same number of tokens. The work is the number of pairs: a query, and a key of
-    its document up to it. Each token is on one rank; each row is ascending. `lengths` stays
-    unchanged.
+    The work of a rank is its number of pairs: a query, and a key of its document up to it. The
+    fullest rank has at most 1.1 times the mean, unless one token alone has too many keys for that.
+    Each token is on one rank, all ranks have the same number of tokens, and each row is ascending.
+    `lengths` stays unchanged.
     error  ValueError if the ranks do not divide the tokens
     """
     refuse_uneven(sum(lengths), ranks)

@@ -168,12 +168,13 @@ check(moe_dispatch_mb=...)
 
 # %%
 def dispatch_tokens(x, chosen, n_experts, group=None):
-    """(rows, Sent): from the x of all ranks, the rows that chose an expert of this rank.
+    """Return (rows, Sent): from the x of all ranks, the rows that chose an expert of this rank.
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order there. A row that chose several experts here comes several
     times. Ranks get `came` by asking: each tells every rank how many rows that rank's experts get.
-    shape  x (N, C); chosen (N, k), -1 for none; rows (n, C)
+    In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
+    shape  x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x
     cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
     error  ValueError if R does not divide E
     """
@@ -246,10 +247,11 @@ for ranks in (1, 2, 4):
 
 # %%
 def load_balance_loss(logits, chosen):
-    """The loss of uneven loads: E times the sum of f_e P_e, in each sequence.
+    """Return the loss of uneven loads: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
+    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
     """
     E = logits.shape[-1]
@@ -277,14 +279,14 @@ check(moe_too_large=...)
 
 # %%
 def expert_gradients(shared, experts, own, group=None):
-    """Each parameter has the gradient of the mean loss over all ranks' tokens.
+    """Give each parameter the gradient of the mean loss over all ranks' tokens.
 
     Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
     have equally many. An expert's gradient already has all tokens that came to this rank. What is
     missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
-    shared, experts  lists of parameters; one without a gradient counts as zeros
+    shared, experts  lists of parameters of any type; one without a gradient counts as zeros
     own    the group of the ranks that hold the same experts; perhaps this rank alone
-    cost   an all-reduce of each gradient: an expert's over `own`, the others over `group`
+    cost   at most an all-reduce of each gradient: an expert's over `own`, the others over `group`
     """
     raise NotImplementedError("exercise 4.6: about 5 lines")
 
@@ -306,7 +308,8 @@ def moe_traffic(counts, row_bytes):
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts     (R, E): how many rows of rank r chose expert e; rank 0 has the first E/R experts, ...
+    counts     (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first
+               E/R experts, ...
     row_bytes  of one row: C numbers
     error      ValueError if R does not divide E
     """
@@ -359,11 +362,12 @@ from ranklab.expert_parallel import scan
 
 
 def chunked_scan(a, b, group=None):
-    """`scan` over the tokens of all ranks; this rank has a part of them, in rank order.
+    """Return `scan` over the tokens of all ranks; this rank has a part of them, in rank order.
 
-    Each rank scans its own part before it waits for the previous rank's state. That state adds one
-    term to each h[t]: itself times a[0] ... a[t].
-    shape  a, b and the result (B, T/R, C)
+    Each rank scans its own part, and multiplies up its a, before it waits for the previous rank's
+    state. That state adds one term to each h[t]: itself times a[0] ... a[t]. After it has come, at
+    most 20 tensor operations follow, views included.
+    shape  a, b and the result (B, T/R, C), all of one type
     cost   one message of (B, C) from each rank but the last
     """
     raise NotImplementedError("exercise chunked_scan: about 7 lines")

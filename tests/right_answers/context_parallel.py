@@ -6,6 +6,7 @@ import torch.distributed.nn.functional as autograd_collectives
 
 from ranklab.context_parallel import block_attention, block_gradients
 from ranklab.context_parallel.ring import Hop
+from ranklab.context_parallel.ulysses import Trade
 
 
 def online_softmax_merge__by_the_largest(out, lse, other, other_lse):
@@ -97,3 +98,29 @@ def shard_documents__fine_zigzag(lengths, ranks):
     for token in rest:
         min(rows, key=len).append(token)
     return torch.tensor([sorted(row) for row in rows])
+
+
+def ring_attention_backward__blocks_first(grad_out, q, k, v, out, lse, visible, group=None):
+    """Waits for each block before it computes with the one that it has."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    blocks, dq, travels = [torch.stack([k, v])], 0, None
+    for step in range(R):
+        if step < R - 1:
+            blocks.append(Hop(blocks[-1], group).wait())
+        found, dk, dv = block_gradients(grad_out, q, *blocks[step], out, lse, visible[rank - step])
+        dq, part = dq + found, torch.stack([dk, dv])
+        travels = part if travels is None else part + travels
+        if R > 1:
+            travels = Hop(travels, group).wait()
+    return dq, travels[0], travels[1]
+
+
+def ulysses_attention__one_trade(q, k, v, attend, group=None):
+    """q, k and v go in one all-to-all: each rank's heads of all three lie together."""
+    R = dist.get_world_size(group)
+    if q.shape[1] % R or k.shape[1] % R:
+        raise ValueError(f"{R} ranks, {q.shape[1]} and {k.shape[1]} heads")
+    heads = [x.shape[1] // R for x in (q, k, v)]
+    mine = [torch.cat([x.chunk(R, 1)[r] for x in (q, k, v)], 1) for r in range(R)]
+    q, k, v = Trade.apply(torch.cat(mine, 1), 1, 2, group).split(heads, 1)
+    return Trade.apply(attend(q, k, v), 2, 1, group)

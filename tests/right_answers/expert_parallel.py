@@ -12,11 +12,11 @@ def top_k_route__one_after_the_other(logits, k, renormalize=True, bias=None):
     if k < 1 or k > logits.shape[-1]:
         raise ValueError(f"k={k}")
     P = torch.softmax(logits.to(torch.float32), -1)
-    left = (P if bias is None else P + bias).detach().clone()
+    left = (logits.float() if bias is None else P + bias).detach().clone()
     chosen = []
     for _ in range(k):
         chosen.append((left == left.max(-1, keepdim=True).values).int().argmax(-1))
-        left.scatter_(-1, chosen[-1][..., None], -9.0)
+        left.scatter_(-1, chosen[-1][..., None], float("-inf"))
     chosen = torch.stack(chosen, -1)
     if renormalize:
         return chosen, torch.softmax(logits.float().gather(-1, chosen), -1)
@@ -150,3 +150,41 @@ def chunked_scan__products_by_hand(a, b, group=None):
     if rank + 1 < R:
         dist.isend(h[:, -1].clone(), group=group, group_dst=rank + 1).wait()
     return h
+
+
+def chunked_scan__receives_first_waits_last(a, b, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    before = torch.zeros_like(b[:, 0])
+    work = dist.irecv(before, group=group, group_src=rank - 1) if rank else None
+    h, decay = scan(a, b), a.cumprod(1)
+    if work:
+        work.wait()
+        h = h + decay * before[:, None]
+    if rank < R - 1:
+        dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
+    return h
+
+
+def load_balance_loss__float64(logits, chosen):
+    *batch, T, E = logits.shape
+    P = torch.softmax(logits.double(), -1).mean(-2)
+    f = torch.nn.functional.one_hot(chosen, E).sum((-3, -2)) / (T * chosen.shape[-1])
+    return (E * (f.double() * P).sum(-1)).float()
+
+
+def load_balance_loss__log_softmax(logits, chosen):
+    *batch, T, E = logits.shape
+    P = torch.log_softmax(logits.float(), -1).exp().mean(-2)
+    f = torch.nn.functional.one_hot(chosen, E).sum((-3, -2)) / (T * chosen.shape[-1])
+    return E * (f * P).sum(-1)
+
+
+def top_k_route__float64(logits, k, renormalize=True, bias=None):
+    if k < 1 or k > logits.shape[-1]:
+        raise ValueError(f"k={k}")
+    logits = logits.double()
+    P = logits.softmax(-1)
+    scores = logits if bias is None else logits.float().softmax(-1) + bias
+    chosen = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    w = logits.gather(-1, chosen).softmax(-1) if renormalize else P.gather(-1, chosen)
+    return chosen, w.float()

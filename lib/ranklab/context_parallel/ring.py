@@ -31,9 +31,12 @@ class Hop:
 
 
 def ring_attention(q, k, v, visible, group=None):
-    """(out, lse) of this rank's queries over the keys of all ranks, float32.
+    """Return (out, lse) of this rank's queries over the keys of all ranks.
 
-    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v
+    Both are float32, and added up in float32, whatever the type of q. The next block travels while
+    one is computed, also when this rank sees nothing of a block. The arguments stay unchanged.
+    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
+             be transposed views, as in a model
     visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
     cost     R - 1 messages of k's and v's bytes
     paper    Liu et al. 2023, Ring Attention (arXiv 2310.01889)
@@ -52,8 +55,10 @@ def ring_attention(q, k, v, visible, group=None):
 
 
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
-    """(dq, dk, dv) of this rank's q, k and v, float32; out and lse are ring_attention's.
+    """Return (dq, dk, dv) of this rank's q, k and v; out and lse are ring_attention's.
 
+    All three are float32, and added up in float32, whatever the type of q. The arguments stay
+    unchanged. (The check does not ask that a block travels while another one is computed.)
     cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
            on one rank)
     lab    10

@@ -76,41 +76,57 @@ def plan_score(plan, lengths, ranks):
 
 
 def shard_documents(lengths, ranks):
-    """positions (R, T/R) for packed documents of these lengths: ranks have nearly equal work.
+    """Return positions (R, T/R) for packed documents of these lengths, with nearly equal work.
 
-    All ranks have the same number of tokens, and few documents are on several ranks. A document
-    with a large part of all pairs goes to all ranks in zigzag. The others, longest first, go whole
-    to the rank with the fewest pairs among those that have room.
+    The work of a rank is its number of pairs: a query, and a key of its document up to it. The
+    fullest rank has at most 1.1 times the mean, unless one token alone has too many keys for that.
+    Each token is on one rank; all ranks have the same number of tokens, and few documents are on
+    several ranks.
     error  ValueError if the ranks do not divide the tokens
     lab    10
     """
     refuse_uneven(sum(lengths), ranks)
-    space, pairs, held = [sum(lengths) // ranks] * ranks, [0] * ranks, [[] for _ in range(ranks)]
-    begins = begins_of(lengths).unique().tolist()
-    share = sum(n * (n + 1) / 2 for n in lengths) / ranks
+    begins, total = begins_of(lengths).unique().tolist(), sum(n * (n + 1) / 2 for n in lengths)
 
-    def give(rank, begin, start, stop):
-        held[rank].append(torch.arange(start, stop))
-        space[rank] -= stop - start
-        pairs[rank] += (start + stop + 1 - 2 * begin) * (stop - start) / 2
+    def plan(most):
+        """(positions, pairs of each rank): a document of more than `most` pairs goes to all ranks
+        in zigzag, the others go whole to the rank with the fewest pairs.
+        """
+        space, pairs = [sum(lengths) // ranks] * ranks, [0] * ranks
+        held = [[] for _ in range(ranks)]
 
-    spans = []
-    for n, begin in sorted(zip(lengths, begins), reverse=True):
-        if n * (n + 1) / 2 < share / 2 or n < 2 * ranks:
-            spans.append((n, begin, begin))
-            continue
-        for part in range(2 * ranks):
-            cut = shard_range(n // (2 * ranks) * 2 * ranks, part, 2 * ranks)
-            give(min(part, 2 * ranks - 1 - part), begin, begin + cut.start, begin + cut.stop)
-        if rest := n % (2 * ranks):
-            spans.append((rest, begin, begin + n - rest))
-    while spans:
-        n, begin, start = spans.pop(0)
-        roomy = [rank for rank in range(ranks) if space[rank] >= n]
-        if roomy:
-            give(min(roomy, key=pairs.__getitem__), begin, start, start + n)
-        else:  # no rank can hold it whole
-            rank = max(range(ranks), key=space.__getitem__)
-            spans.insert(0, (n - space[rank], begin, start + space[rank]))
-            give(rank, begin, start, start + space[rank])
-    return torch.stack([torch.cat(parts).sort().values for parts in held])
+        def give(rank, begin, start, stop):
+            held[rank].append(torch.arange(start, stop))
+            space[rank] -= stop - start
+            pairs[rank] += (start + stop + 1 - 2 * begin) * (stop - start) / 2
+
+        spans, single = [], []  # (tokens, their document's begin, their own); (keys, position)
+        for n, begin in sorted(zip(lengths, begins), reverse=True):
+            if n * (n + 1) / 2 <= most:
+                spans.append((n, begin, begin))
+                continue
+            rest = n % (2 * ranks)  # the first tokens, which have few keys
+            single += [(i + 1, begin + i) for i in range(rest)]
+            for part in range(2 * ranks):
+                cut = shard_range(n - rest, part, 2 * ranks)
+                give(min(part, 2 * ranks - 1 - part), begin, begin + rest + cut.start,
+                     begin + rest + cut.stop)
+        while spans:
+            n, begin, start = spans.pop(0)
+            roomy = [rank for rank in range(ranks) if space[rank] >= n]
+            if roomy:
+                give(min(roomy, key=pairs.__getitem__), begin, start, start + n)
+            else:  # no rank can hold it whole
+                rank = max(range(ranks), key=space.__getitem__)
+                spans.insert(0, (n - space[rank], begin, start + space[rank]))
+                give(rank, begin, start, start + space[rank])
+        for keys, at in sorted(single, reverse=True):  # what has most keys first
+            rank = min((rank for rank in range(ranks) if space[rank]), key=pairs.__getitem__)
+            give(rank, at + 1 - keys, at, at + 1)
+        return torch.stack([torch.cat(parts).sort().values for parts in held]), pairs
+
+    for part in (1 / 2, 1 / 8, 0):  # of a rank's share: the less, the more documents are cut
+        positions, pairs = plan(part * total / ranks)
+        if max(pairs) <= 1.1 * total / ranks:
+            break
+    return positions

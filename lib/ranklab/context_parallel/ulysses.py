@@ -5,12 +5,13 @@ import torch.distributed as dist
 
 
 def ulysses_attention(q, k, v, attend, group=None):
-    """Attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
+    """Return attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
 
-    attend gets the tokens of rank 0, then those of rank 1, and so on.
-    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D); attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   an all-to-all of q, of k, of v and of the result, forward and backward; each sends
-           (R-1)/R of the tensor's bytes
+    attend gets the tokens of rank 0, then the tokens of rank 1, and so on, in the type of q, k, v.
+    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
+           attend's (B, H/R, T, D), (B, KV/R, T, D)
+    cost   (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
+           each, or of several together
     error  ValueError if R does not divide H and KV
     paper  Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509)
     lab    10

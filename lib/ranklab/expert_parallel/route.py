@@ -55,10 +55,11 @@ def capacity(chosen, n_experts, factor):
 
 
 def load_balance_loss(logits, chosen):
-    """The loss of uneven loads: E times the sum of f_e P_e, in each sequence.
+    """Return the loss of uneven loads: E times the sum of f_e P_e, in each sequence.
 
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
+    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
     shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
     paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     lab    11

@@ -17,11 +17,12 @@ def scan(a, b):
 
 
 def chunked_scan(a, b, group=None):
-    """`scan` over the tokens of all ranks; this rank has a part of them, in rank order.
+    """Return `scan` over the tokens of all ranks; this rank has a part of them, in rank order.
 
-    Each rank scans its own part before it waits for the previous rank's state. That state adds one
-    term to each h[t]: itself times a[0] ... a[t].
-    shape  a, b and the result (B, T/R, C)
+    Each rank scans its own part, and multiplies up its a, before it waits for the previous rank's
+    state. That state adds one term to each h[t]: itself times a[0] ... a[t]. After it has come, at
+    most 20 tensor operations follow, views included.
+    shape  a, b and the result (B, T/R, C), all of one type
     cost   one message of (B, C) from each rank but the last
     lab    11
     """

@@ -6,7 +6,7 @@ from ranklab.context_parallel import attention_memory
 
 WRONG = [mutant(attention_memory, *edits, says=says) for *edits, says in (
     ("mine = tokens // ranks", "mine = tokens", "that of all ranks together"),
-    ("mine * (head_size * element + 4)", "mine * 4", "without the result"),
+    ("mine * (head_size * element + 4)", "mine * 4", "without q or the result"),
     ("(head_size * element + 4)", "head_size * element", "without lse"),
     ("2 * n_kv_head", "2 * n_head", "as if k and v had q's heads"),
     ("element + 4)", "element + element)", "lse is float32"),
@@ -17,7 +17,7 @@ WRONG = [mutant(attention_memory, *edits, says=says) for *edits, says in (
     ("n_head * tokens * tokens * element", "n_head * tokens * tokens * element // 2",
      "zeros above the diagonal"),
     ("n_head * tokens * tokens * element", "2 * n_head * tokens * tokens * element",
-     "probabilities alone are kept"),
+     "twice the probabilities"),
     ("tokens % ranks", "False", "no ValueError"),
     ("keeps_scores and ranks > 1", "False", "keeps_scores on 2 ranks: no ValueError"),
 )]

@@ -12,6 +12,9 @@ WRONG = [mutant(online_softmax_merge, *edits, says=says, called=called)
     (BOTH, "both = torch.log(lse.exp() + other_lse.exp())", "exp of a score is infinite", "naive"),
     (BOTH, "both = lse + other_lse", "logarithms: logaddexp", "sum_of_logs"),
     (BOTH, "both = torch.maximum(lse, other_lse)", "Both sums of exp count", "the_larger"),
+    (BOTH, "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse))\n    both = "
+     "torch.logaddexp(lse, other_lse)\n    both = both.where(both > -999, float('-inf'))",
+     "near -3000", "clamped"),
     (".nan_to_num(0.0)", "", "A row may have seen no key", "no_key"),
     ("weight * out + other_weight * other", "out + other", "weights that add up to 1", "added"),
     ("weight * out + other_weight * other", "(out + other) / 2", "its weight is", "the_mean"),

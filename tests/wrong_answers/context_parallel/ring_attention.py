@@ -8,6 +8,8 @@ HOP = "hop = Hop(block, group) if step < R - 1 else None  # while this block is 
 SEEN = "seen = block_attention(q, *block, visible[(rank - step) % R])"
 MERGE = "out, lse = online_softmax_merge(out, lse, *seen)"
 WAIT = "block = hop and hop.wait()"
+HIDDEN = ("    for step in range(R):\n        if not len(visible[(rank - step) % R].rows):\n"
+          "            break\n")
 
 WRONG = [mutant(ring_attention, *edits, says=says, called=called) for *edits, says, called in (
     ("visible[(rank - step) % R]", "visible[(rank + step) % R]", " is ", "other_way"),
@@ -24,10 +26,16 @@ WRONG = [mutant(ring_attention, *edits, says=says, called=called) for *edits, sa
     (HOP, "hop = Hop(block, group).wait() if step < R - 1 else None", WAIT, "block = hop",
      "waited for before block 0", "waits_at_once"),
     ("torch.stack([k, v])", "torch.stack([k, v]).float()", "bfloat16.*bytes in", "float32_travels"),
-    ("return out, lse", "return out.to(q.dtype), lse", "Whatever the type", "in_the_type_of_q"),
-    ("Hop(block, group)", "Hop(block)", "Pass `group` on", "all_ranks"),
+    ("return out, lse", "return out.to(q.dtype), lse", "out is torch.bfloat16", "in_the_type_of_q"),
+    ("    for step in range(R):\n", HIDDEN, "consecutive parts|does not end", "stops_where_hidden"),
+    (SEEN, SEEN.replace("block_attention", "(x.to(q.dtype) for x in block_attention") + ")", MERGE,
+     f"{MERGE}\n        out, lse = out.to(q.dtype), lse.to(q.dtype)", "return out, lse",
+     "return out.float(), lse.float()", "bfloat16: out is", "adds_up_in_16_bits"),
+    ("torch.stack([k, v])", "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)", "view size",
+     "needs_contiguous"),
+    ("Hop(block, group)", "Hop(block)", "does not end", "all_ranks"),
     ("dist.get_rank(group), dist.get_world_size(group)", "dist.get_rank(), dist.get_world_size()",
-     "Pass `group` on", "global_rank"),
+     "IndexError", "global_rank"),
 )]  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from mutants import mutant
 
 from ranklab.context_parallel import ring_attention_backward
 
+HIDDEN = ("    for step in range(R):\n        if not len(visible[(rank - step) % R].rows):\n"
+          "            break\n")
 HOME = "dk, dv = coming.wait() if coming else gradients  # the last hop brought my block's home"
 
 WRONG = [mutant(ring_attention_backward, *edits, says=says, called=called)
@@ -18,9 +20,14 @@ WRONG = [mutant(ring_attention_backward, *edits, says=says, called=called)
     ("range(R)", "range(R - 1)", "Unbound|messages", "one_step_too_few"),
     ("torch.stack(mine[1:])", "torch.stack(mine[1:]).bfloat16()", "bytes in 7",
      "sixteen_bits"),
-    ("Hop(gradients, group)", "Hop(gradients)", "Pass `group` on", "all_ranks"),
+    ("Hop(gradients, group)", "Hop(gradients)", "does not end", "all_ranks"),
     ("return dq, dk, dv", "return dq, dv, dk", "dk is", "swapped"),
     ("if step < R - 1 else None", "", r"messages, not", "one_hop_too_many"),
+    ("    for step in range(R):\n", HIDDEN, "consecutive parts|does not end", "stops_where_hidden"),
+    ("dq, block, coming = 0,", "dq, block, coming = torch.zeros_like(q),", "dq + mine[0]",
+     "dq.add_(mine[0])", "dq is torch.bfloat16", "dq_in_the_type_of_q"),
+    ("return dq, dk, dv", "return (x.to(q.dtype).float() for x in (dq, dk, dv))",
+     "bfloat16: dq is", "rounded"),
 )]  # fmt: skip
 
 

@@ -17,14 +17,17 @@ WRONG = [mutant(ulysses_attention, *edits, says=says, called=called, torch=torch
     (THERE, "Trade.apply(x, 3, 2, group)", "attend gets|Error", "head_size_cut"),
     (THERE, "trade(x, 1, 2, group)", "Autograd must know both", "no_gradient"),
     ("for x in (q, k, v)", "for x in (q, k, k)", " is ", "k_twice"),
-    (THERE, "Trade.apply(x, 1, 2, None)", "Pass `group` on|does not end|attend gets", "all_ranks"),
-    (REFUSES, "    if False:", "it is a ValueError", "not_refused"),
-    (REFUSES, "    if q.shape[1] % R:", "it is a ValueError", "only_q_refused"),
+    (THERE, "Trade.apply(x.float(), 1, 2, group)", f"return {BACK}",
+     f"return {BACK}.to(q.dtype)", "bfloat16.*bytes", "float32_travels"),
+    (THERE, "Trade.apply(x, 1, 2, None)", "bytes of a message|does not end|attend gets",
+     "all_ranks"),
+    (REFUSES, "    if False:", "stack expects", "not_refused"),
+    (REFUSES, "    if q.shape[1] % R:", "stack expects", "only_q_refused"),
 )]  # fmt: skip
 
 
 def ulysses_attention__all_gather(q, k, v, attend, group=None):
-    """An all-gather would send"""
+    """a rank sends .* bytes, not"""
     import torch.distributed as dist
     from torch.distributed.nn.functional import all_gather
 

@@ -16,7 +16,7 @@ WRONG = [mutant(capacity, *edits, says=says, called=called) for *edits, says, ca
     (KEPT, "place <= int(T * k / n_experts * factor)", "rounded down", "rounded_down"),
     (KEPT, "place <= expert_slots(T, n_experts, 1, factor)", "without k", "without_k"),
     (KEPT, f"place <= max(2, {KEPT[9:]})", "one more", "two_at_least"),
-    (KEPT, "place > 0", "all kept", "all_kept"),
+    (KEPT, "place > 0", "as it was", "all_kept"),
     ("return ", "kept = kept.unflatten(-1, (k, T)).transpose(-1, -2)\n    kept = kept.where((kept "
      ">= 0).all(-1, keepdim=True), -1)\n    return kept or ", "whole tokens dropped|Boolean",
      "whole_tokens"),

@@ -33,7 +33,13 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
      "counts_of_ranks"),
     (SENT, "Sent(order, to, came, by_expert.argsort(), theirs.view(R, -1).sum(0))", "by_expert",
      "inverse_order"),
-    ("AllToAll.apply(", "all_to_all_rows(", "dx|known to autograd", "no_gradient"),
+    (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), theirs.view(R, -1).sum(0))",
+     "can't use this Sent", "lists"),
+    (SENT, "Sent(order, theirs.new_tensor(to), theirs.new_tensor(came), by_expert, "
+     "theirs.view(R, -1).sum(0))", "can't use this Sent", "tensors"),
+    ("by_expert = expert.argsort(stable=True)", "by_expert = (expert * len(expert) - "
+     "expert.new_tensor(range(len(expert)))).argsort()", "not stably", "not_stable"),
+    ("AllToAll.apply(", "all_to_all_rows(", "rows have no gradient", "no_gradient"),
     ("    if n_experts % R:\n        raise ValueError(f\"{R} ranks must divide the {n_experts} "
      "experts\")\n", "", "no ValueError|Error", "not_refused"),
     (ASK, "dist.all_to_all_single(theirs, counts)", "Pass `group` on|does not end|Error",

@@ -19,6 +19,8 @@ WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, sa
     (moe_traffic, TURNED, "2 * row_bytes * there.T", "what ranks get", "received"),
     (moe_traffic, "counts.unflatten(1, (R, -1)).sum(-1)", "counts.unflatten(1, (-1, R)).sum(1)",
      " is ", "experts_in_turns"),
+    (moe_traffic, "counts.unflatten(1, (R, -1)).sum(-1)",
+     "counts.view(R * R, -1).sum(-1).view(R, R)", "view size", "needs_contiguous"),
     (moe_traffic, REFUSES, "", "ValueError|Error", "not_refused"),
     (place_experts, FILL, "    copies[: ranks * slots - n_experts] += 1\n", "the fullest rank",
      "copies_of_the_first"),
@@ -34,6 +36,8 @@ WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, sa
     (chunked_scan, "a.cumprod(dim=1)", "a", "decayed once", "one_step"),
     (chunked_scan, "a.cumprod(dim=1)", "a.cumprod(dim=1) / a", "one step of decay too few",
      "one_too_few"),
+    (chunked_scan, "torch.empty_like(h[:, -1])", "torch.empty(h[:, -1].shape, device=h.device)",
+     "bytes of a message|h is", "state_in_float32"),
     (chunked_scan, "group_src=rank - 1", "src=rank - 1", "Pass `group` on|Error|does not end",
      "global_ranks"),
     (chunked_scan, "if rank < R - 1:", "if rank < R:", "Error|does not end|killed",
@@ -135,6 +139,22 @@ def place_experts__whole_nodes_apart(chosen, n_experts, ranks, slots, per_node):
             plan[r].append(e)
             load[r] += share[e].item()
     return plan
+
+
+def chunked_scan__waits_at_once(a, b, group=None):
+    """operations run after"""
+    import torch.distributed as dist
+
+    from ranklab.expert_parallel import scan
+
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    before = torch.zeros_like(b[:, 0])
+    if rank:
+        dist.irecv(before, group=group, group_src=rank - 1).wait()
+    h = scan(a, b) + a.cumprod(1) * before[:, None]
+    if rank < R - 1:
+        dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
+    return h
 
 
 def chunked_scan__state_in_the_first(a, b, group=None):

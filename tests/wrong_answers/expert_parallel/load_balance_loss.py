@@ -22,6 +22,10 @@ WRONG = [mutant(load_balance_loss, *edits, says=says, called=called)
     (RETURN, f"E * (part * {MEAN.replace('.softmax(-1)', '.sigmoid()')}).sum(-1)", " is ",
      "sigmoid"),
     (MEAN, "logits.softmax(-1).mean(-2)", "bfloat16", "in_16_bits"),
+    (COUNTS, "torch.nn.functional.one_hot(chosen.flatten(-2)).sum(-2)", "size of tensor",
+     "without_the_number_of_experts"),
+    ("    E = logits", "    chosen = logits.topk(chosen.shape[-1]).indices\n    E = logits",
+     "chosen are any experts", "the_k_best_again"),
     (COUNTS, "torch.nn.functional.one_hot(chosen[..., 0], E).sum(-2)", " is ", "first_choice"),
 )]  # fmt: skip
 

@@ -61,6 +61,7 @@ EXERCISES = (
         "Cut the long ones into 2R parts, an early and a late one for each rank. The others, "
         "longest first, go whole to the rank with the least work that has room.",
         "Keep for each rank the room that is left and the pairs that it has. If no rank has room "
-        "for a whole document, fill the rank with the most room, and go on with the rest.",
+        "for a whole document, fill the rank with the most room, and go on with the rest. Of a "
+        "document that is cut, deal the first n % (2 * ranks) tokens one by one.",
     )),
 )

@@ -7,7 +7,8 @@ from ranklab.checks.trial import explain
 from ranklab.engine.report import count_ranks
 
 # tokens, n_head, n_kv_head, head_size, ranks, element
-SHAPES = (4096, 32, 8, 128, 4, 2), (1536, 12, 4, 64, 3, 4), (1024, 8, 8, 96, 1, 2)
+SHAPES = ((4096, 32, 8, 128, 2, 2), (1536, 12, 4, 64, 3, 4), (1024, 8, 8, 96, 1, 2),
+          (4096, 32, 8, 128, 4, 1), (512, 8, 2, 64, 2, 8))
 
 
 def check_attention_memory(attention_memory):
@@ -19,11 +20,11 @@ def check_attention_memory(attention_memory):
         where = f"{tokens:,} tokens, {H} heads of {D}, {KV} of k, {count_ranks(R)}, {e} bytes"
         explain(where, got, right, {
             "that of all ranks together": (R * right, "Each rank has 1/R of the tokens."),
-            "without the result": (right - q, "Backward needs the result, too: its product with "
-                                   "the gradient."),
+            "without q or the result": (right - q, "q, k, v, the result and lse are kept."),
             "without lse": (right - lse, "lse is a float32 for each query and head: the scores are "
                             "computed again from it."),
-            "without q": (right - q - lse, "q, k, v, the result and lse are kept."),
+            "without lse, and without q or the result": (right - q - lse, "q, k, v, the result and "
+                                                         "lse are kept."),
             "as if k and v had q's heads": (4 * q + lse, "k and v have n_kv_head heads."),
             "with an lse of `element` bytes": (right - lse + e * H * mine, "lse is float32."),
             "with one lse for all heads": (right - lse + 4 * mine, "Each head has a softmax of its "
@@ -47,8 +48,8 @@ def check_attention_memory(attention_memory):
             "with the result": (qkv + scores + H * tokens * D * e, "Where probabilities are kept, "
                                 "the result is not needed."),
             "scores alone": (scores, "q, k and v are kept, too."),
-            "two matrices": (qkv + 2 * scores, "The probabilities alone are kept: softmax needs "
-                             "its output only."),
+            "with twice the probabilities": (qkv + 2 * scores, "One matrix (T, T) a head is kept, "
+                                             "with `element` bytes for a number."),
             "without scores": (qkv + H * tokens * (D * e + 4), "keeps_scores=True: one matrix "
                                "(T, T) a head."),
         }, "q, k, v, and a matrix (T, T) of probabilities for each head.")

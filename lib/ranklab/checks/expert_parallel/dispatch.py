@@ -4,31 +4,22 @@ from functools import partial
 
 import torch
 
-from ranklab.checks.beside import GROUP, beside, expect, on_groups, refused
+from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.engine import device
-from ranklab.expert_parallel import Sent, dispatch_tokens
+from ranklab.expert_parallel import Sent, combine_tokens, dispatch_tokens
 
 C, E = 3, 12  # 4, 3, 2 and 1 ranks divide the experts
 EMPTY = 5  # an expert that nobody chooses
-FAILURES = {
-    "RuntimeError: .*[Ss]plit sizes.*": "Rows are cut where the ranks' experts begin and end: "
-    "`to` has sums over counts.view(R, E/R), and `came` the same of the others' counts.",
-    "ValueError: .*(unpack|sequence item).*": "Return rows and a Sent.",
-    "RuntimeError: .*(inLengthPerRank|not equal to group size).*": GROUP,
-}
+FAILURES = {"RuntimeError: .*not equal to group size.*": "The sizes of an all-to-all have one "
+            "number for each rank of the group that it is given."}
 BACK = {**FAILURES, "RuntimeError: .*[Ss]plit sizes.*": "On the way back the sizes change places: "
         "sent.came[r] rows go to rank r, and sent.to[r] come from it."}
 ADVICE = {
-    "rows": "Sort by expert, then by rank, then by their order there. What came is sorted by rank "
-            "first, so by_expert sorts it again, stably.",
-    "order": "Places in chosen.flatten(), sorted by expert, stably; without those of no expert.",
+    "order": "Places in chosen.flatten(), sorted by expert, stably; without the ones of no expert.",
     "to": "How many rows go to each rank: its experts' counts, added up.",
-    "came": "Ask: an all-to-all of the counts tells how many rows of each rank come for each "
-            "expert here.",
-    "by_expert": "The expert of each row that came is known from the counts: argsort(stable=True).",
+    "came": "How many rows come from each rank: it tells, by an all-to-all of its counts.",
     "counts": "(E/R,): rows for each expert of this rank, from all ranks.",
-    "dx": "Autograd must know the way there: AllToAll.apply. A row that went twice gets the sum of "
-          "both gradients.",
+    "dx": "A row that was sent twice gets the sum of both gradients.",
 }
 
 
@@ -59,7 +50,7 @@ def _expected(turn, ranks):
     """What dispatch_tokens gives each member of the group, by loops."""
     members, R = ranks.members, ranks.size
     given, rows = [_given(rank, turn, members) for rank in members], _everywhere(turn, members)
-    found = {name: [] for name in (*Sent._fields, "rows", "dx")}
+    found = {name: [] for name in (*Sent._fields, "rows", "dx", "as they came", "experts")}
     for me in range(R):
         here = [row for row in rows if row[0] // (E // R) == me]
         sent = [row for row in rows if row[1] == me]  # sorted by expert
@@ -70,6 +61,9 @@ def _expected(turn, ranks):
             dx[t] += 1 + e
         found["rows"].append(torch.stack([given[r][0][t] for _, r, t, _ in here]) if here
                              else given[me][0][:0])
+        found["as they came"].append(torch.stack([given[r][0][t] for _, r, t, _ in arriving])
+                                     if here else given[me][0][:0])
+        found["experts"].append(torch.tensor([e for e, *_ in arriving]).long())
         found["dx"].append(dx)
         found["order"].append(torch.tensor([t * (2 + turn) + j for _, _, t, j in sent]).long())
         for name, of, at in (("to", sent, 0), ("came", here, 1)):
@@ -82,18 +76,17 @@ def _expected(turn, ranks):
 
 
 def _dispatch(dispatch_tokens, ranks):
-    calls = {}
+    calls, me = {}, ranks.index
+    expected = [_expected(turn, ranks) for turn in range(2)]
 
     def call(turn):
-        x, chosen, _ = (t.to(device()) for t in _given(ranks.members[ranks.index], turn,
-                                                       ranks.members))
+        x, chosen, _ = _here(turn, ranks)
         x.requires_grad_()
-        rows, sent = dispatch_tokens(x, chosen, E, ranks.group)
-        calls[turn] = isinstance(sent, tuple) and len(sent) == len(Sent._fields)
-        if not calls[turn]:
-            return {"rows": rows}
-        experts = torch.arange(ranks.index * E // ranks.size, (ranks.index + 1) * E // ranks.size,
-                               device=device())
+        found = dispatch_tokens(x, chosen, E, ranks.group)
+        if not _is_sent(found):
+            return {}
+        calls[turn] = rows, sent = found
+        experts = torch.arange(me * E // ranks.size, (me + 1) * E // ranks.size, device=device())
         lists = {name: torch.as_tensor(value, device=device()).long()
                  for name, value in zip(Sent._fields, sent)}
         counts = lists["counts"]
@@ -102,16 +95,62 @@ def _dispatch(dispatch_tokens, ranks):
             (rows * factor[:, None]).sum().backward()
         return {"rows": rows, **lists, "dx": x.grad}
 
-    chosen = _given(ranks.members[ranks.index], 0, ranks.members)[1]
-    nbytes = 8 * E + 2 * C * (int((chosen >= 0).sum()) + len(_rows(0, ranks, ranks.index)))
-    looks = list(beside(str(ranks), ranks, call, lambda turn: _expected(turn, ranks),
+    def right(turn):
+        return {name: expected[turn][name] for name in (*Sent._fields, "rows", "dx")}
+
+    def slips(name, turn):
+        return {"sorted by rank, not by expert": (expected[turn]["as they came"][me], "They come "
+                "in this order: by_expert sorts them.")} if name == "rows" else {}
+
+    _, chosen, _ = _here(0, ranks)
+    nbytes = 8 * E + 2 * C * (int((chosen >= 0).sum()) + len(_rows(0, ranks, me)))
+    looks = list(beside(str(ranks), ranks, call, right, slips=slips,
                         advice=lambda name: ADVICE.get(name, ""), sends=(3, nbytes)))
-    yield partial(expect, all(calls.values()), f"{ranks}: not rows and a Sent",
+    yield partial(expect, len(calls) == 2, f"{ranks}: not rows and a Sent",
                   f"Return rows, Sent({', '.join(Sent._fields)}).")
+    for turn, (rows, sent) in calls.items():
+        yield partial(_is_stable, f"{ranks}: by_expert", sent[3], expected[turn]["experts"][me])
+        yield partial(expect, rows.requires_grad or not len(rows), f"{ranks}: rows have no "
+                      "gradient", "Autograd must know the way there: AllToAll.apply.")
     yield from looks
+    weights = _here(1, ranks)[2]
+    yield partial(expect, *_goes_back(str(ranks), *calls[1], weights, ranks.group), KINDS)
     x, chosen = torch.ones(1, C, device=device()), torch.zeros(1, 1, device=device()).long()
     odd = partial(dispatch_tokens, x, chosen, ranks.size + 1, ranks.group)
     yield refused(f"{ranks}: {ranks.size + 1} experts", odd) if ranks.size > 1 else bool
+
+
+def _here(turn, ranks):
+    """_given, of this rank and on its device."""
+    return [t.to(device()) for t in _given(ranks.members[ranks.index], turn, ranks.members)]
+
+
+def _is_sent(found):
+    """True for (rows, something with the fields of a Sent)."""
+    return (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.Tensor)
+            and isinstance(found[1], tuple) and len(found[1]) == len(Sent._fields))
+
+
+def _is_stable(where, got, experts):
+    """A Mistake where `got` sorts the rows by expert, and changes the order of an expert's rows."""
+    got = torch.as_tensor(got).cpu()
+    if got.shape != experts.shape or not torch.equal(got.sort().values, torch.arange(len(experts))):
+        return
+    is_sorted = torch.equal(experts[got], experts.sort().values)
+    expect(not is_sorted or torch.equal(got, experts.argsort(stable=True)), f"{where} sorts by "
+           "expert, but not stably: rows of one expert change places", "")
+
+
+KINDS = "order and by_expert are tensors, to and came lists of numbers, counts a tensor or a list."
+
+
+def _goes_back(where, rows, sent, weights, group):
+    """(whether combine_tokens can use what was returned, what it says if it can't)"""
+    try:
+        combine_tokens(rows.detach(), Sent(*sent), weights, group)
+    except (AttributeError, TypeError, IndexError) as error:
+        return False, f"{where}: combine_tokens can't use this Sent: {error}".splitlines()[0]
+    return True, ""
 
 
 def check_dispatch_tokens(dispatch):
@@ -119,14 +158,14 @@ def check_dispatch_tokens(dispatch):
     yield "each rank has the rows that chose its experts, sorted by expert; on 4, 3, 2, 1 ranks"
     yield "a rank without tokens, an expert without rows, tokens without an expert"
     yield "two all-to-alls, and one back in backward; each row gets the sum of its gradients"
+    yield "combine_tokens can use the Sent"
 
 
 # --- combine_tokens -------------------------------------------------------------------------------
 
 HOME = {
-    "out": "Undo by_expert: rows go back in the order in which they came. At home they are in the "
-           "order in which they were sent, sent.order. index_add adds to what is there.",
-    "drows": "The gradient of a row is its token's, times its weight: AllToAll.apply.",
+    "out": "The sum of weight times output; rows that come home are in the order of sent.order.",
+    "drows": "The gradient of a row is its token's, times its weight.",
     "dweights": "The gradient of a weight: what the expert made, times the token's gradient.",
 }
 
@@ -169,8 +208,7 @@ def _combine(combine_tokens, ranks, dtype):
     me = ranks.index
 
     def call(turn):
-        x, chosen, weights = (t.to(device()) for t in _given(ranks.members[me], turn,
-                                                             ranks.members))
+        x, chosen, weights = _here(turn, ranks)
         _, sent = dispatch_tokens(x, chosen, E, ranks.group)
         rows = _made(turn, ranks, me, dtype).to(device()).requires_grad_()
         out = combine_tokens(rows, sent, weights.requires_grad_(), ranks.group)

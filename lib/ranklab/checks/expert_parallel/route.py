@@ -8,9 +8,10 @@ import torch
 from ranklab.checks.beside import expect, refused
 from ranklab.checks.trial import explain
 
-TIES = "equal logits", "bfloat16"
+TIES = "equal logits", "equal logits and a bias"
 STABLE = ("Of equal scores the first counts as better. topk promises nothing about equals: "
           "argsort(descending=True, stable=True).")
+NOISE = 1e-6  # below it a gradient that is 0 is only rounded
 IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
 ZEROS = "The best k probabilities may all be 0, and 0 / 0 is nan. Take the softmax of the k logits."
 
@@ -29,6 +30,10 @@ def _best(scores, k):
     return torch.tensor(rows).view(*scores.shape[:-1], k)
 
 
+def _but_noise(gradient):
+    return gradient.where(gradient.abs() > NOISE, 0)
+
+
 def _route(top_k_route, name, logits, k, renormalize, bias=None):
     kept = logits.clone()
     given = logits.clone().requires_grad_()
@@ -42,6 +47,9 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     explain(f"{name}: chosen", chosen, right, {
         "the worst": (_best(-scores, k), "descending=True."),
         "the best, in another order": (right.flip(-1), "The best comes first."),
+        **({"what probabilities choose": (_best(P, k), "Without a bias the largest logits choose: "
+                                          "in float32 several probabilities may be 0.")}
+           if bias is None else {}),
         "chosen without the bias": (_best(kept.float(), k), "The bias is added where experts are "
                                     "chosen."),
         "chosen by logits and bias": (_best(kept.float() + (0 if bias is None else bias), k),
@@ -71,8 +79,8 @@ def _route(top_k_route, name, logits, k, renormalize, bias=None):
     again = (other.gather(-1, right).softmax(-1) if renormalize else
              other.softmax(-1).gather(-1, right))
     (again * factors).sum().backward()
-    explain(f"{name}: the gradient of logits", given.grad.float(), other.grad.to(logits.dtype)
-            .float(), {}, "Divide by the sum as it is, not by a detached one.")
+    explain(f"{name}: the gradient of logits", _but_noise(given.grad),
+            _but_noise(other.grad.to(logits.dtype)))
     expect(torch.equal(given.detach(), kept), f"{name}: `logits` is changed", "Work on a copy.")
 
 
@@ -82,19 +90,27 @@ def check_top_k_route(top_k_route):
             name = f"logits {shape}, k={k}, renormalize={renormalize}"
             _route(top_k_route, name, _logits(shape, k), k, renormalize)
     yield "the k best, with weights that add up to 1, or from the softmax over all"
-    equal = torch.randint(3, (4, 16, 8), generator=torch.Generator().manual_seed(0)).float()
-    _route(top_k_route, "equal logits", equal, 3, True)
+    for E in (8, 64):  # of few numbers a sort is stable by chance
+        equal = torch.randint(3, (4, 16, E), generator=torch.Generator().manual_seed(0)).float()
+        _route(top_k_route, "equal logits", equal, 3, True)
+        _route(top_k_route, "equal logits and a bias", equal, 3, True, torch.zeros(E))
     _route(top_k_route, "logits around 200", _logits((2, 4, 8), 1) + 200, 2, True)
-    _route(top_k_route, "bfloat16", _logits((2, 6, 8), 2, torch.bfloat16), 2, True)
-    yield "of equals the first; large logits and bfloat16 too; the weights have their gradient"
+    apart = torch.tensor([[200.0, 0, 50, 1], [-90, 20, 200, 21]])
     bias = torch.tensor([0.3, 0.0, -0.2, 0.1, 0.0, 0.4, 0.0, -0.5])
+    for renormalize in (True, False):
+        _route(top_k_route, f"logits that are far apart, renormalize={renormalize}", apart, 2,
+               renormalize)
+        for shape, more in (((2, 6, 8), None), ((8, 64, 8), bias)):
+            name = f"bfloat16, renormalize={renormalize}{', with a bias' * (more is not None)}"
+            _route(top_k_route, name, _logits(shape, 2, torch.bfloat16), 2, renormalize, more)
+    yield "of equals the first; large logits and bfloat16 too; the weights have their gradient"
     for renormalize in (True, False):
         _route(top_k_route, f"with a bias, renormalize={renormalize}", _logits((3, 7, 8), 4), 2,
                renormalize, bias)
     far = torch.tensor([[0.0, 200, 201], [200, 1, 0]])  # in float32 a probability of 0
     _route(top_k_route, "logits that are far apart, with a bias", far, 1, True, bias[:3] * 9)
     yield "a bias chooses, and does not change weights; it may choose a probability of 0"
-    for k in (0, 9):
+    for k in (-1, 0, 9):
         refused(f"k={k} of 8", partial(top_k_route, _logits((2, 8), 1), k))()
     yield "k below 1 or above E is a ValueError"
 
@@ -143,7 +159,7 @@ def check_capacity(capacity):
                                   "expert's first token is 1."),
             "without k": (_kept(chosen, math.ceil(factor * share / k)), "A token wants k places: "
                           "the mean load is T k / E."),
-            "all kept": (chosen, "Put -1 where the place is beyond the room."),
+            "`chosen` as it was": (chosen, ""),
             "whole tokens dropped": (whole, "A token keeps its other choices."),
             "the last ones kept": (_kept(chosen.flip(-2), room).flip(-2), "Early tokens come "
                                    "first."),
@@ -155,41 +171,57 @@ def check_capacity(capacity):
 
 # --- load_balance_loss ----------------------------------------------------------------------------
 
+def _any_experts(shape, k, seed, but_last):
+    """Choices that are not the k best, as where a bias chooses; perhaps never the last expert."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape[:-1], shape[-1] - but_last, generator=random).argsort(-1)[..., :k]
+
+
 def check_load_balance_loss(load_balance_loss):
-    for shape, k, dtype in (((3, 8, 4), 2, torch.float32), ((2, 2, 5, 6), 1, torch.float32),
-                            ((7, 4), 4, torch.float32), ((2, 16, 8), 2, torch.bfloat16)):
-        logits, (T, E) = _logits(shape, k, dtype), shape[-2:]
-        where = f"logits {shape}, k={k}, {str(dtype)[6:]}"
-        chosen = logits.topk(k, dim=-1).indices
-        P = logits.clone().float().requires_grad_()
-        counts = torch.zeros(*shape[:-2], E).scatter_add(
-            -1, chosen.flatten(-2), torch.ones(chosen.flatten(-2).shape))
-        f, mean = counts / (T * k), P.softmax(-1).mean(-2)
-        right = E * (f * mean).sum(-1)
-        given = logits.clone().requires_grad_()
-        got = load_balance_loss(given, chosen)
-        flat = f.reshape(-1, E).mean(0), mean.reshape(-1, E).mean(0)
-        explain(where, got, right, {
-            "without E": (right / E, "Times E: even loads have 1."),
-            "with f of all choices": (right * k, "f is a part of all T k choices."),
-            "a count, not a part": (right * T * k, "f is a part of all T k choices."),
-            "a sum over tokens": (right * T, "P is a mean over tokens."),
-            "P squared": (E * mean.square().sum(-1), "f counts choices."),
-            "f squared": (E * f.square().sum(-1), "P is the router's mean probability, chosen or "
-                          "not."),
-            "one number for all sequences": (E * (flat[0] * flat[1]).sum(), "Each sequence has "
-                                             "its own: else it depends on the rows that a rank "
-                                             "has."),
-            "the mean of all sequences": (right.mean(), "Return one for each sequence."),
-        }, "E times the sum over e of f_e P_e.")
-        expect(got.requires_grad, f"{where}: no gradient", "P has one: it comes from `logits`.")
-        got.sum().backward()
-        right.sum().backward()
-        explain(f"{where}: the gradient of logits", given.grad.float(), P.grad.to(dtype).float(),
-                {}, "f is a count, and has no gradient. P has that of the softmax.")
+    for shape, k, dtype, but_last in (
+            ((3, 8, 4), 2, torch.float32, False), ((2, 2, 5, 6), 1, torch.float32, True),
+            ((7, 4), 3, torch.float32, False), ((2, 16, 8), 2, torch.bfloat16, False),
+            ((2, 12, 6), 2, torch.float32, True)):
+        logits = _logits(shape, k, dtype)
+        more = "; nobody chooses the last expert" if but_last else ""
+        for how, chosen in (("the k best", logits[..., : shape[-1] - but_last].topk(k).indices),
+                            ("any experts", _any_experts(shape, k, 3, but_last))):
+            where = f"logits {shape}, k={k}, {str(dtype)[6:]}, chosen are {how}{more}"
+            _balance(load_balance_loss, where, logits, chosen)
     yield "E times the sum of f_e P_e, for each sequence, with the gradient of P"
-    in_turn = torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
-    even = load_balance_loss(torch.zeros(2, 8, 4), in_turn)
-    one = load_balance_loss(torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
-                            torch.zeros(1, 8, 1, dtype=torch.long))
-    yield f"even loads have {even[0]:.2f}, one expert for all has {one[0]:.2f}"
+    even = torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
+    _balance(load_balance_loss, "even loads", torch.zeros(2, 8, 4), even)
+    _balance(load_balance_loss, "one expert has all", torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
+             0 * even[:1])
+    yield "even loads have 1, one expert for all has E"
+
+
+def _balance(load_balance_loss, where, logits, chosen):
+    (T, E), k = logits.shape[-2:], chosen.shape[-1]
+    P = logits.clone().float().requires_grad_()
+    counts = torch.zeros(*logits.shape[:-2], E).scatter_add(
+        -1, chosen.flatten(-2), torch.ones(chosen.flatten(-2).shape))
+    f, mean = counts / (T * k), P.softmax(-1).mean(-2)
+    right = E * (f * mean).sum(-1)
+    given, kept = logits.clone().requires_grad_(), chosen.clone()
+    got = load_balance_loss(given, kept)
+    flat = f.reshape(-1, E).mean(0), mean.reshape(-1, E).mean(0)
+    explain(where, got, right, {
+        "without E": (right / E, "Times E: even loads have 1."),
+        "with f of all choices": (right * k, "f is a part of all T k choices."),
+        "a count, not a part": (right * T * k, "f is a part of all T k choices."),
+        "a sum over tokens": (right * T, "P is a mean over tokens."),
+        "P squared": (E * mean.square().sum(-1), "f counts choices."),
+        "f squared": (E * f.square().sum(-1), "P is the router's mean probability, chosen or not."),
+        "one number for all sequences": (E * (flat[0] * flat[1]).sum(), "Each sequence has its "
+                                         "own: else it depends on the rows that a rank has."),
+        "the mean of all sequences": (right.mean(), "Return one for each sequence."),
+    }, "E times the sum over e of f_e P_e.")
+    expect(got.requires_grad, f"{where}: no gradient", "P has one: it comes from `logits`.")
+    got.sum().backward()
+    right.sum().backward()
+    explain(f"{where}: the gradient of logits", _but_noise(given.grad),
+            _but_noise(P.grad.to(logits.dtype)), {},
+            "f is a count, and has no gradient. P has the gradient of the softmax.")
+    expect(torch.equal(given.detach(), logits) and torch.equal(kept, chosen),
+           f"{where}: an argument is changed", "Work on a copy.")
