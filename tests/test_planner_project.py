@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from ranklab.projects import planner as project
 from ranklab.projects.planner.__main__ import main
 from ranklab.projects.planner.plan import main as ranklab_plan
 
+ROOT = Path(__file__).parents[1]
 A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 
 
@@ -68,6 +70,13 @@ def test_what_was_trained_fits():
     for name, cards, plan in project.TRAINED:
         held = memory_per_gpu(MODELS[name], plan, find_node(cards)).total
         assert 0.3 < held / find_node(cards).memory_bytes <= 1, name
+
+
+def test_the_number_of_published_step_times_is_said_alike():
+    number = len(project.predicted())
+    for path in ("README.md", "labs/source/13_planner.py", "slides/13_planner.md"):
+        said = re.findall(r"(\d+) published (?:step times|runs)", (ROOT / path).read_text())
+        assert str(number) in said, path
 
 
 # --- models, nodes, layouts -----------------------------------------------------------------------

@@ -103,7 +103,8 @@ def fragment(choices, spread=map):
         "models": {name: model.parameters for name, model in choices.models.items()},
         "nodes": {name: {"gpus": node.gpus, "batches": node.batches, "price": node.price,
                          "GB": node.machine.memory_bytes / 1e9,
-                         "room": room(node.machine, choices.reserve) / 1e9, "gpu": node.machine.accelerator}
+                         "room": room(node.machine, choices.reserve) / 1e9,
+                         "gpu": node.machine.accelerator}
                   for name, node in choices.nodes.items()},
         "memory": [field.name for field in fields(GpuMemory)],
         "step": [field.name for field in fields(Step)],

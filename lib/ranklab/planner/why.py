@@ -1,5 +1,5 @@
-"""why: where a step's time goes, and over which link. assumptions: what its seconds take for granted.
-likely_range: how far off similar runs are.
+"""why: where a step's time goes, and over which link. assumptions: what its seconds take for
+granted. likely_range: how far off similar runs are.
 """
 
 import functools

@@ -141,9 +141,9 @@ def grades(order, plan, machine, gpus, use):
         return [("a plan that the tool can run", str(error), False)]
     held = use.memory(order.model, plan, machine).total
     step = use.step(order.model, plan, machine)
-    most = room(machine)
-    found = [(f"fits in {most / 1e9:.0f} GB ({RESERVE:.0%} of {machine.memory_bytes / 1e9:.0f} left "
-              "free)", f"{held / 1e9:.1f} GB", held <= most)]
+    most, whole = room(machine), machine.memory_bytes
+    found = [(f"fits in {most / 1e9:.0f} GB ({RESERVE:.0%} of {whole / 1e9:.0f} left free)",
+              f"{held / 1e9:.1f} GB", held <= most)]
     return found + [(words, *holds(order, plan, step, machine, use))
                     for words, holds in order.wants.items()]
 

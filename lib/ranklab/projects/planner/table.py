@@ -9,10 +9,10 @@ COLUMNS = 100
 HEADER = f"{'tool':11}{'GB':>6}{'step':>10}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
 ASSUMED = ("Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool can, "
            "{:.3g}% of a GPU's memory left free (--reserve).")
-LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor's peak. $/M tokens: "
-          "dollars of a million tokens. dp x tp x pp: data, tensor and pipeline ranks; cp: context "
-          "ranks; ep: ranks that share the experts; virtual: stages of a rank; zero: ZeRO's stage. "
-          "The line below: where the step goes.")
+LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor's peak. $/M "
+          "tokens: dollars of a million tokens. dp x tp x pp: data, tensor and pipeline ranks; "
+          "cp: context ranks; ep: ranks that share the experts; virtual: stages of a rank; zero: "
+          "ZeRO's stage. The line below a layout: where its step goes.")
 
 
 def text(said):
