@@ -116,7 +116,7 @@ from ranklab.planner.memory import (
 
 
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
-    """The GpuMemory of the pipeline rank that holds most.
+    """Return the GpuMemory of the pipeline rank that holds most.
 
     states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
@@ -174,7 +174,7 @@ from ranklab.planner.step import (
 
 
 def step_time(model, plan, machine, constants=CONSTANTS):
-    """The Step of this plan on the average GPU: parts in seconds that add up to its total.
+    """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
     In each micro-batch a GPU computes its share of the layers; the last stage has the head, too.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
@@ -222,7 +222,7 @@ check(planner_a10_times=...)
 
 # %%
 def cost_per_token(model, sequence, machine, mfu, price):
-    """Dollars to train on one token, at this MFU, on one of these GPUs or on many.
+    """Return the dollars to train on one token, at this MFU, on one of these GPUs or on many.
 
     mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars of a GPU for an hour
@@ -266,8 +266,9 @@ check(planner_bubble=...)
 
 # %%
 def scaling_curve(model, plan, machine, counts, weak=False):
-    """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
+    """Return [(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
 
+    Everything else of the plan stays: recompute, offload, precision, ...
     efficiency  tokens/s of a GPU, divided by that at the first of `counts`
     weak        True: each pipeline keeps its micro-batches, and the batch grows; False: the batch
                 stays, and each pipeline has fewer micro-batches

@@ -55,7 +55,7 @@ class GpuMemory:
 
 
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
-    """The GpuMemory of the pipeline rank that holds most.
+    """Return the GpuMemory of the pipeline rank that holds most.
 
     states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
@@ -89,7 +89,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 
 
 def fits(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Whether it fits into a GPU."""
+    """Return whether it fits into a GPU, with nothing left free."""
     return memory_per_gpu(model, plan, machine, tool, constants).total <= machine.memory_bytes
 
 

@@ -35,7 +35,7 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
     """Return [Found]: every layout of these tools that fits in a GPU, the fastest first.
 
     batch    sequences of a step, over all GPUs
-    watch    shows progress: for plan in watch(plans), once over all plans that are tried
+    watch    shows progress: for plan in watch(plans)
     reserve  the share of machine.memory_bytes that stays free: a plan fits if it needs at most the
              rest
     error    NoLayout, a ValueError, if no layout fits; it says how many GB the smallest one needs.
