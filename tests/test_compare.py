@@ -28,6 +28,7 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
     assert mesh["sent"]["tensor"] and mesh["messages"] > data["messages"] > 0
     assert mesh["held"]["optimizer_state"] < 2 * mesh["held"]["parameters"] * 0.51
     said = capsys.readouterr().out
+    assert "KB: 1000 bytes, of the rank that has most" in said
     assert "2 x 2 x 1 sp zero" in said and max(map(len, said.splitlines())) <= 100
     assert "2 x 2 x 1 sp zero" in plot.read_text()
 

@@ -15,8 +15,8 @@ from ranklab.planner.compute import waves
 from ranklab.planner.constants import CONSTANTS, Constants, bounds
 from ranklab.planner.fit import MEMORY, fit_one, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
-from ranklab.planner.links import bus_bandwidth, collective_seconds, sweep
-from ranklab.planner.machine import machine
+from ranklab.planner.links import bus_bandwidth, bus_of, collective_seconds, link_of, sweep
+from ranklab.planner.machine import UNKNOWN_SHARE, machine
 from ranklab.planner.memory import fits, in_flight, kept_bytes, memory_per_gpu, states
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan, Span
@@ -154,12 +154,36 @@ def test_bandwidth_in_a_node_is_the_measured_sweep():
         assert fast == pytest.approx(math.exp(speed), rel=0.05) and slow == [math.inf] * 2
 
 
+@pytest.mark.parametrize("ranks, gb_s", [(4, 363.3), (8, 473.1)])
+def test_the_switch_adds_up_for_more_than_four(ranks, gb_s):
+    """The published rows of H200s, 4 by a ring and 8 by NVLS (nccl_busbw.csv)."""
+    h200 = machine("H200-SXM-141GB")
+    fast, *_ = bus_bandwidth("all_reduce", 2**34, Span(ranks, ranks, ranks), h200)
+    assert fast / 1e9 == pytest.approx(gb_s, rel=0.02)
+    assert link_of(bus_of(450e9, ranks), ranks) == pytest.approx(450e9)
+
+
 def test_collectives_take_longer_with_more_bytes_and_more_nodes():
     times = [collective_seconds("all_gather", n, Span(64, 8, 64), A100, CONSTANTS)
              for n in (1e6, 1e7, 1e9)]
     assert times == sorted(times)
     assert collective_seconds("all_gather", 1e9, Span(8, 8, 8), A100, CONSTANTS) < times[-1]
     assert collective_seconds("all_gather", 1e9, Span(1, 1, 1), A100, CONSTANTS) == 0
+
+
+# --- the size of a GPU ---
+
+def test_a_gpu_has_what_cuda_offers():
+    """As torch prints it; where no log is known, less than any GPU has whose log is."""
+    known = [row for row in published.table("hardware_accelerators") if row["cuda_gib"]]
+    assert len(known) > 15 and all(row["cuda_gib_source"] for row in known)
+    parts = {row["name"]: float(row["cuda_gib"]) / float(row["mem_gb"]) for row in known}
+    assert UNKNOWN_SHARE <= min(parts.values()) and max(parts.values()) < 1
+    assert {name: round(machine(name).memory_bytes / 2**30, 1) for name in (
+        "H100-SXM-80GB", "A100-SXM-80GB", "A100-SXM-40GB", "H200-SXM-141GB", "B200-SXM-180GB")
+            } == {"H100-SXM-80GB": 79.1, "A100-SXM-80GB": 79.1, "A100-SXM-40GB": 39.4,
+                  "H200-SXM-141GB": 139.8, "B200-SXM-180GB": 178.3}
+    assert machine("T4").memory_bytes == 16 * UNKNOWN_SHARE * 2**30
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.page import Choices, Node, around, plan_page
 from ranklab.planner.quick import quick_search
 from ranklab.planner.search import NoLayout, distinct, search_layouts
-from ranklab.planner.why import likely_range, why
+from ranklab.planner.why import assumptions, likely_range, why
 from ranklab.planner.wish import Wish
 
 H100, L40S = find_node("h100-dgx"), find_node("l40s-pcie")
@@ -40,7 +40,7 @@ def test_rows_are_the_librarys(data, choice, search):
     found = distinct(search(model, machine, gpus, sequence, batch // sequence))
     plan, memory, step = found[0]
     shown = data["rows"][" ".join(map(str, choice))]
-    gb, seconds, said, (low, high, of), (speed, days, dollars, _), layouts = shown
+    gb, seconds, said, (low, high, of), (speed, days, dollars, _), plain, layouts = shown
     assert dict(zip(data["memory"], gb)) == pytest.approx(
         {part: nbytes / 1e9 for part, nbytes in dataclasses.asdict(memory).items()}, rel=1e-3)
     assert dict(zip(data["step"], seconds)) == pytest.approx(dataclasses.asdict(step), rel=1e-3)
@@ -52,6 +52,7 @@ def test_rows_are_the_librarys(data, choice, search):
     assert layouts[-1][1:] == pytest.approx(
         [found[-1].step.total, found[-1].memory.total / 1e9,
          100 * found[-1].step.mfu(model, found[-1].plan, machine)], rel=1e-3)
+    assert plain == pytest.approx(assumptions(model, plan, machine)[-1][1], rel=1e-3)
     assert speed == pytest.approx(batch / step.total, rel=1e-3)
     assert 1e12 / speed < days * 86400 < 1.1e12 / speed  # failures take their time
     assert dollars == pytest.approx(days * 24 * gpus * 2.5, rel=1e-2)
@@ -63,7 +64,9 @@ def test_every_option_leads_to_a_row_or_a_sentence(data):
             for rest in itertools.product(kind["gpus"], data["sequences"], kind["batches"])}
     assert keys == set(data["rows"])
     for key, row in data["rows"].items():
-        whole = data["nodes"][key.split()[1]]["GB"]
+        node = data["nodes"][key.split()[1]]
+        whole = node["room"]
+        assert whole == pytest.approx(0.9 * node["GB"])
         assert isinstance(row, str) and len(row) > 30 or (
             sum(row[0]) == pytest.approx(row[-1][0][2], rel=1e-3) and sum(row[0]) <= whole)
 

@@ -16,7 +16,7 @@ from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
 from ranklab.planner.plan import Plan
-from ranklab.planner.search import distinct, rank, search_layouts
+from ranklab.planner.search import RESERVE, distinct, rank, room, search_layouts
 from ranklab.planner.sensitivity import changes
 from ranklab.planner.space import ADVISED, layouts, virtuals
 from ranklab.planner.step import step_time
@@ -24,7 +24,6 @@ from ranklab.planner.wish import Wish, affordable, nearest, offers, plain
 
 A100, H100, RACK = find_node("a100-dgx"), find_node("h100-dgx"), find_node("gb200-nvl72")
 SMALL = "--model llama-8b --gpus 16 --on h100-dgx --batch 32".split()
-ROOM = dataclasses.replace(H100, memory_bytes=0.95 * H100.memory_bytes)  # --reserve 0.05
 WISH = Wish(MODELS["llama-8b"], H100, 16, 4096, 32, price=2.0)
 
 
@@ -40,10 +39,12 @@ def refused(capsys, *argv):
 
 def test_numbers_are_the_librarys(capsys):
     found = json.loads(said(capsys, *SMALL, "--json", "--tokens", "3e11"))
-    every = dataclasses.replace(WISH, machine=ROOM).search()
+    every = WISH.search()
     expected = distinct(every)
-    assert (found["layouts_that_fit"], found["reserve"]) == (len(every), 0.05)
-    assert found["machine"]["memory_bytes"] == pytest.approx(H100.memory_bytes)
+    assert (found["layouts_that_fit"], found["reserve"]) == (len(every), RESERVE)
+    assert found["machine"]["memory_bytes"] == H100.memory_bytes == 79.1 * 2**30
+    assert found["machine"]["memory_used"] == room(H100) >= max(
+        each.memory.total for each in every) > 0.9 * room(H100)
     assert [row["layout"] for row in found["layouts"]] == [each.plan.words() for each in expected]
     for row, (plan, memory, step) in zip(found["layouts"], expected):
         assert Plan(**{**row["plan"], "hides": tuple(row["plan"]["hides"])}) == plan
@@ -56,10 +57,16 @@ def test_numbers_are_the_librarys(capsys):
     plan, _, step = expected[0]
     whole = bill(plan, step, H100, 3e11, price, good_share_of(WISH.model, H100, 16))
     assert {**found["bill"], **dataclasses.asdict(whole)} == found["bill"]
+    without = {each["what"]: each["seconds_without"] for each in found["assumptions"]}
+    flash = dataclasses.replace(plan, attention="flash")
+    assert without["attention by cuDNN or FlashAttention 3"] == step_time(
+        WISH.model, flash, H100).total > step.total
+    assert without["all of these"] == max(without.values())
     low, high = (found["range"][end] / step.total for end in ("low", "high"))
     assert low < high < 2 and f"took {low:.2f} to {high:.2f} times" in found["range"]["of"]
     table = said(capsys, *SMALL, "--tokens", "3e11")
     for words in (f"{step.total:.4g} s", f"{row['bytes'] / 1e9:.1f}", "$6.88 (AWS p5.48xlarge",
+                  "GB: what the fullest GPU holds", f"{without['all of these']:.4g} s",
                   f"${whole.dollars:,.0f}", f"{whole.days:.3g} days"):
         assert words in table, words
     assert max(map(len, table.splitlines())) <= 100
@@ -112,7 +119,7 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
     ("--model llama-8b --on none.json --gpus 8",
      "none.json is not there; on a node this writes it: torchrun "),
     ("--model none.json --on h100-dgx --gpus 8", "none.json can't be read as JSON: No such file"),
-    ("--model llama-70b --on h100-dgx --gpus 4 --batch 16", "(--reserve 0.05); on 8 GPUs")])
+    ("--model llama-70b --on h100-dgx --gpus 4 --batch 16", "(--reserve 0.1); on 8 GPUs")])
 def test_a_refusal_is_a_sentence(capsys, argv, words):
     err = refused(capsys, *argv.split())
     assert err.startswith("ranklab plan: ") and words in err and err.count("\n") == 1

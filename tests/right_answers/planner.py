@@ -12,7 +12,7 @@ from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.memory import (
     GpuMemory, buffer_bytes, in_flight, kept_bytes, memory_per_gpu, numbers_of, ours, states,
 )
-from ranklab.planner.search import Found, NoLayout, step_time
+from ranklab.planner.search import RESERVE, Found, NoLayout, step_time
 from ranklab.planner.space import ADVISED, layouts, refuse
 from ranklab.planner.step import (
     Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
@@ -140,10 +140,11 @@ def scaling_curve__two_passes(model, plan, machine, counts, weak=False):
             for each, t, s, rate in zip(plans, tokens, seconds, of_a_gpu)]
 
 
-def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter):
+def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter,
+                                  reserve=RESERVE):
     """Times of all come first, and memory is asked along the sorted list until twenty fit."""
     plans = [plan for tool in tools
-             for plan in layouts(model, machine, gpus, sequence, batch, tool)]
+             for plan in watch(layouts(model, machine, gpus, sequence, batch, tool))]
     heap = [(step_time(model, plan, machine).total, number) for number, plan in enumerate(plans)]
     heapq.heapify(heap)
     found, least = [], math.inf
@@ -151,15 +152,15 @@ def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=A
         _, number = heapq.heappop(heap)
         memory = memory_per_gpu(model, plans[number], machine)
         least = min(least, memory.total)
-        if memory.total <= machine.memory_bytes:
+        if memory.total <= machine.memory_bytes * (1 - reserve):
             found.append(Found(plans[number], memory, step_time(model, plans[number], machine)))
     if not found:
-        raise ValueError(f"{least:.0f} bytes are needed")
+        raise NoLayout(f"{least:.0f} bytes are needed")
     return found
 
 
 def search_layouts__recomputes_a_share(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                       watch=iter):
+                                       watch=iter, reserve=0.1):
     """Of each layout also: a share of the layers is recomputed, states are sharded in a node, data
     ranks lie outermost. Faster than the library's for Mixtral and for long sequences.
     """
@@ -170,7 +171,7 @@ def search_layouts__recomputes_a_share(model, machine, gpus, sequence, batch, to
         memory = memory_per_gpu(model, plan, machine)
         if least is None or memory.total < least:
             least = memory.total
-        if fits := memory.total <= machine.memory_bytes:
+        if fits := memory.total <= machine.memory_bytes - reserve * machine.memory_bytes:
             found.append(Found(plan, memory, step_time(model, plan, machine)))
         return fits
 
@@ -184,6 +185,8 @@ def search_layouts__recomputes_a_share(model, machine, gpus, sequence, batch, to
         if plan.dp > 1 and plan.pp > 1 and plan.outermost == "pipeline":
             look(replace(plan, outermost="data"))
     if not found:
+        if least is None:
+            raise NoLayout("no layout divides this")
         raise NoLayout(f"{least / 1e9:.1f} GB are needed, and a GPU has {machine.memory_bytes:.2e}")
     found.sort(key=lambda each: each.step.total)
     for each in found[:3]:

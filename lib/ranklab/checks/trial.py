@@ -164,11 +164,12 @@ def rounding(*dtypes, roundings=0):
     """Return by which share of the largest number two right answers may differ.
 
     dtypes     all types on the way; the narrowest decides
-    roundings  more of them than ROUNDINGS allows: where exp() is taken of scores up to s, an error
-               of half an eps in a score is s of them in the result
+    roundings  more of them, in float32, in which kernels compute: where exp() is taken of scores up
+               to s, an error of half an eps in a score is s of them in the result
     """
     narrowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    return (ROUNDINGS[narrowest] + roundings) * torch.finfo(narrowest).eps / 2
+    return (ROUNDINGS[narrowest] * torch.finfo(narrowest).eps
+            + roundings * torch.finfo(torch.float32).eps) / 2
 
 
 def is_near(got, right, through=None, roundings=0):

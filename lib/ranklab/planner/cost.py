@@ -8,7 +8,7 @@ DAY = 86400
 
 
 def cost_per_token(model, sequence, machine, mfu, price):
-    """Dollars to train on one token, at this MFU, on one of these GPUs or on many.
+    """Return the dollars to train on one token, at this MFU, on one of these GPUs or on many.
 
     mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars of a GPU for an hour

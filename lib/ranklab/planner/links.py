@@ -14,8 +14,11 @@ import numpy as np
 from ranklab.collectives.cost import bus_factor
 from ranklab.planner.published import table
 
-RING = 0.80  # of NVLink, in all-gather and reduce-scatter of large messages: 362 of 450 GB/s (H200)
+RING = 0.80  # of NVLink, by rings, large messages: 362 of 450 GB/s (H200, all-gather on 8 GPUs)
+NVLS, NVLS_RANKS = 1.05, 5  # of NVLink, all-reduce where the switch adds up (473 of 450 GB/s on 8
+# H200), and from how many ranks on: 4 H200 had a ring, and 363 GB/s, 5 had NVLS (nccl_busbw.csv)
 CARDS = 0.91  # of the cards, large all-reduce over 4 nodes: 365 of 400 GB/s (p5en, nccl_busbw.csv)
+SWITCHED = 400e9  # bytes/s of a GPU's link; from here on NVSwitch adds up (H100 and later)
 SPREAD = 0.094  # power of nodes, assumed: of the bandwidth on 4 nodes 128 have 0.72
 
 
@@ -28,6 +31,16 @@ def sweep(hardware, ranks):
                     and row["message_bytes"] and row["algbw_gb_s"])
     sizes, speeds = np.array(points).T
     return np.log(sizes), np.log(speeds)
+
+
+def bus_of(link, ranks):
+    """Return the bus bandwidth of a large all-reduce of so many ranks over this link in a node."""
+    return link * (NVLS if link >= SWITCHED and ranks >= NVLS_RANKS else RING)
+
+
+def link_of(bus, ranks):
+    """Return the link with which bus_of(link, ranks) is this bus bandwidth."""
+    return bus / NVLS if bus == bus_of(bus / NVLS, ranks) else bus / RING
 
 
 def part_of_best(nbytes, hardware, ranks):
@@ -45,8 +58,8 @@ def bus_bandwidth(verb, nbytes, span, machine):
     group with this Span; infinite for links that it does not cross.
     """
     ranks, inside, near = span
-    new = machine.link >= 400e9  # NVSwitch that adds up (H100 and later)
-    best = machine.link * (1.05 if new and verb == "all_reduce" else RING)
+    new = machine.link >= SWITCHED
+    best = bus_of(machine.link, inside if verb == "all_reduce" else 0)
     in_node = part_of_best(nbytes * 8 / min(inside, 8), "H200" if new else "A100-SXM (one", 8)
     fast = best * in_node
     if inside >= ranks:

@@ -16,8 +16,7 @@ FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8's 
 PROCESSORS = {"V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10G": 80, "RTX": 128, "L4": 58,
               "L40S": 142, "H100": 132, "H200": 132, "H800": 132, "B200": 148, "GB200": 152,
               "B300": 148, "GB300": 152}  # streaming multiprocessors (recalled)
-BINARY = ("A100", "H100", "H200", "B200", "GB200")  # their GB are GiB by nvidia-smi: 40,960 or
-# 81,920 MiB, 81,559, 143,771, 183,359 and 189,471 (modal-client, pull request 2797; public logs)
+UNKNOWN_SHARE = 0.91  # of the nominal GiB, where no log is known; of the others an A10G has least
 OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",
                "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
                "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
@@ -96,9 +95,10 @@ def machine(name, node=0, network=0.0):
     best = number["measured_max_matmul_bf16_tflops"] * 1e12 or BF16_MEASURED * peak
     peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
     fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
+    gib = float(row["cuda_gib"] or UNKNOWN_SHARE * number["mem_gb"])
     found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
-                    number["mem_gb"] * (2**30 if family in BINARY else 1e9),
-                    number["mem_bw_tb_s"] * 1e12, node or (72 if "NVL72" in name else 8),
+                    gib * 2**30, number["mem_bw_tb_s"] * 1e12,
+                    node or (72 if "NVL72" in name else 8),
                     number["scaleup_gb_s_per_direction"] * 1e9,
                     network or NETWORK.get(family, 12.5e9), number["tdp_w"],
                     accelerator=wanted, processors=PROCESSORS.get(family, 108))

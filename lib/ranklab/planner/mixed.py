@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
-from ranklab.planner.search import NoLayout
+from ranklab.planner.search import RESERVE, NoLayout, room
 from ranklab.planner.space import ADVISED, kernels, layouts
 from ranklab.planner.step import step_time
 
@@ -68,23 +68,24 @@ class Mixed(NamedTuple):
     seconds: float
 
 
-def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
+def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20, reserve=RESERVE):
     """[Mixed], the fastest first: of the layouts that fit in all kinds of GPUs those `tried` that
     are fastest on the slowest kind.
 
-    parts  [(machine, GPUs)]
-    error  NoLayout
+    parts    [(machine, GPUs)]
+    reserve  the share of a GPU's memory that stays free
+    error    NoLayout
     """
     every, common = sum(gpus for _, gpus in parts), math.gcd(*(gpus for _, gpus in parts))
     slow = min((machine for machine, _ in parts), key=lambda machine: machine.bf16)
-    room = min(machine.memory_bytes for machine, _ in parts)
+    most = min(room(machine, reserve) for machine, _ in parts)
     tensor = min(machine.node for machine, _ in parts)
     some = max(1, round(batch / every)) * common  # about the share of the batch of these GPUs
     found = []
     for plan in (plan for tool in tools
                  for plan in layouts(model, slow, common, sequence, some, tool)):
         memory = memory_per_gpu(model, replace(plan, dp=plan.dp * every // common), slow)
-        if memory.total <= room and plan.tp <= tensor:
+        if memory.total <= most and plan.tp <= tensor:
             found.append((step_time(model, plan, slow).total, memory, plan))
     rows = []
     for _, memory, plan in sorted(found, key=lambda each: each[0]):
@@ -96,6 +97,6 @@ def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20):
         if len(rows) == tried:
             break
     if not rows:
-        raise NoLayout(f"no layout of a batch of {batch} fits in the {room / 1e9:.0f} GB of the "
+        raise NoLayout(f"no layout of a batch of {batch} fits in {most / 1e9:.0f} GB of the "
                        f"smallest GPU and divides {' and '.join(str(gpus) for _, gpus in parts)}")
     return sorted(rows, key=lambda each: (each.seconds, each.memory.total))

@@ -13,10 +13,10 @@ from pathlib import Path
 from ranklab.planner.machine import Machine
 from ranklab.planner.memory import GpuMemory
 from ranklab.planner.quick import quick_search
-from ranklab.planner.search import NoLayout, distinct, search_layouts
+from ranklab.planner.search import RESERVE, NoLayout, distinct, room, search_layouts
 from ranklab.planner.space import ADVISED
 from ranklab.planner.step import Step
-from ranklab.planner.why import likely_range, why
+from ranklab.planner.why import assumptions, likely_range, why
 from ranklab.planner.wish import Wish
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -52,6 +52,7 @@ class Choices:
     asked          the choice that is shown first, with a full search; the others have a
                    quick_search
     tokens         of the training in the bill
+    reserve        the share of a GPU's memory that stays free
     """
 
     models: dict
@@ -60,6 +61,7 @@ class Choices:
     asked: tuple
     tokens: float = 1e12
     tools: tuple = ADVISED
+    reserve: float = RESERVE
 
     def __iter__(self):
         for name, (node, kind) in itertools.product(self.models, self.nodes.items()):
@@ -69,7 +71,7 @@ class Choices:
     def wish(self, name, node, gpus, sequence, batch):
         machine, price = self.nodes[node].machine, self.nodes[node].price[0]
         return Wish(self.models[name], machine, gpus, sequence, batch // sequence, self.tools,
-                    self.tokens, price)
+                    self.tokens, price, self.reserve)
 
 
 def around(name, wish, source):
@@ -80,7 +82,8 @@ def around(name, wish, source):
     tokens, node = wish.batch * wish.sequence, wish.machine.name
     kind = Node(wish.machine, near(wish.gpus), near(tokens), (wish.price, source))
     return Choices({name: wish.model}, {node: kind}, near(wish.sequence),
-                   (name, node, wish.gpus, wish.sequence, tokens), wish.tokens, wish.tools)
+                   (name, node, wish.gpus, wish.sequence, tokens), wish.tokens, wish.tools,
+                   wish.reserve)
 
 
 def near(size):
@@ -99,7 +102,9 @@ def fragment(choices, spread=map):
         "asked": choices.asked, "sequences": choices.sequences, "tokens": choices.tokens,
         "models": {name: model.parameters for name, model in choices.models.items()},
         "nodes": {name: {"gpus": node.gpus, "batches": node.batches, "price": node.price,
-                         "GB": node.machine.memory_bytes / 1e9, "gpu": node.machine.accelerator}
+                         "GB": node.machine.memory_bytes / 1e9,
+                         "room": room(node.machine, choices.reserve) / 1e9,
+                         "gpu": node.machine.accelerator}
                   for name, node in choices.nodes.items()},
         "memory": [field.name for field in fields(GpuMemory)],
         "step": [field.name for field in fields(Step)],
@@ -114,6 +119,7 @@ def row(choices, choice):
 
     [GB of each part of memory], [seconds of each part of the step], why,
     [seconds that are likely, from and to, by what], [tokens a second; days, dollars, MWh of all],
+    seconds without what hides messages and without newer kernels of attention, None if it has none,
     [(layout, seconds, GB, MFU in %) of the best]
     """
     *_, sequence, batch = choice
@@ -123,12 +129,13 @@ def row(choices, choice):
     search = search_layouts if choice == choices.asked else quick_search
     try:
         found = distinct(search(wish.model, wish.machine, wish.gpus, wish.sequence, wish.batch,
-                                wish.tools))
+                                wish.tools, reserve=wish.reserve))
     except NoLayout as error:
         return str(error)
     plan, memory, step = found[0]
     low, high, similar = likely_range(plan, wish.machine)
     bill = wish.bill(found[0])
+    assumed = assumptions(wish.model, plan, wish.machine)
     layouts = [(f"{each.plan.tool} {each.plan.words()}", short(each.step.total),
                 short(each.memory.total / 1e9),
                 short(100 * each.step.mfu(wish.model, each.plan, wish.machine))) for each in found]
@@ -136,7 +143,8 @@ def row(choices, choice):
             [short(seconds) for seconds in astuple(step)], why(plan, step, wish.machine),
             [short(low * step.total), short(high * step.total), similar],
             [short(step.tokens_per_second(plan)), short(bill.days),
-             bill.dollars and short(bill.dollars), short(bill.energy / 3.6e9)], layouts)
+             bill.dollars and short(bill.dollars), short(bill.energy / 3.6e9)],
+            short(assumed[-1][1]) if assumed else None, layouts)
 
 
 def short(number):

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from ranklab.planner.memory import memory_per_gpu
-from ranklab.planner.search import Found, NoLayout, refusal
+from ranklab.planner.search import RESERVE, Found, NoLayout, refusal, room
 from ranklab.planner.space import ADVISED, RECOMPUTE, divisions, variants
 from ranklab.planner.step import step_time
 
 TRIED = 8  # divisions
 
 
-def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED):
+def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED, reserve=RESERVE):
     """[Found], the fastest first: search_layouts for the TRIED best ways to divide the GPUs.
 
     A division is ranked by its step with micro-batches of one sequence and the least recompute.
@@ -21,7 +21,7 @@ def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED):
     def fitting(plans):
         for plan in plans:
             memory = memory_per_gpu(model, plan, machine)
-            if memory.total <= machine.memory_bytes:
+            if memory.total <= room(machine, reserve):
                 yield Found(plan, memory, step_time(model, plan, machine))
             else:
                 large.append((memory.total, plan))
@@ -32,7 +32,7 @@ def quick_search(model, machine, gpus, sequence, batch, tools=ADVISED):
     best = sorted(filter(None, firsts), key=seconds)[:TRIED]
     if not best:
         least = min(large, key=lambda each: each[0], default=None)
-        raise NoLayout(refusal(least, machine, gpus, batch))
+        raise NoLayout(refusal(least, machine, gpus, batch, reserve))
     return sorted((each for first in best for each in fitting(variants(model, first.plan))),
                   key=seconds)
 

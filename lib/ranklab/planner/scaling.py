@@ -6,8 +6,9 @@ from ranklab.planner.step import step_time
 
 
 def scaling_curve(model, plan, machine, counts, weak=False):
-    """[(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
+    """Return [(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
 
+    Everything else of the plan stays: recompute, offload, precision, ...
     efficiency  tokens/s of a GPU, divided by that at the first of `counts`
     weak        True: each pipeline keeps its micro-batches, and the batch grows; False: the batch
                 stays, and each pipeline has fewer micro-batches

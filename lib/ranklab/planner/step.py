@@ -134,7 +134,7 @@ def bubble_part(model, plan, machine, c=CONSTANTS):
 
 
 def step_time(model, plan, machine, constants=CONSTANTS):
-    """The Step of this plan on the average GPU: parts in seconds that add up to its total.
+    """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage

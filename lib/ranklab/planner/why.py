@@ -1,17 +1,28 @@
-"""why: where a step's time goes, and over which link. likely_range: how far off similar runs are.
+"""why: where a step's time goes, and over which link. assumptions: what its seconds take for
+granted. likely_range: how far off similar runs are.
 """
 
 import functools
+from dataclasses import replace
 
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import quantile, score
+from ranklab.planner.step import step_time
 
 AXES = {"tensor": "tensor", "context": "context", "expert": "expert", "weights": "shard",
         "pipeline": "pipeline", "data": "weights"}  # part of a Step -> axis of Plan.span
 COMPUTING = ("products", "attention", "other")
+HIDDEN = {  # tool: {axis: its messages, and what hides them}
+    "megatron": {"data": "gradients (--overlap-grad-reduce, --overlap-param-gather)",
+                 "tensor": "tensor messages (--tp-comm-overlap)",
+                 "context": "the ring's keys (--cp-comm-type p2p)",
+                 "pipeline": "messages between stages (if they are interleaved)"},
+    "torchtitan": {"data": "FSDP's weights and gradients (its prefetching)",
+                   "context": "the ring's keys"},
+    "deepspeed": {"data": "ZeRO's weights and gradients (overlap_comm)"}, "ours": {}}
 ENOUGH = 12  # similar runs, for a range of their own
 # (median, 90th percentile) of errors if constants are fitted without the row's source: the line
 # "all" at the end of `python -m ranklab.projects.planner fit`, of 25 November 2026
@@ -44,6 +55,25 @@ def why(plan, step, machine, most=3):
                      for name, share in shares(plan, step, machine)[:most] if share >= 0.005)
 
 
+def assumptions(model, plan, machine):
+    """Return [(what the seconds of a step take for granted, the seconds without it)].
+
+    Messages beside computing, of the axes that have more than one rank; attention's kernels for
+    H100 and later; and both together, if there are two or more.
+    """
+    ranks = {"data": plan.copies, "tensor": plan.tp, "context": plan.cp, "pipeline": plan.pp}
+    shown = [axis for axis in plan.hides if ranks.get(axis, 1) > 1 and axis in HIDDEN[plan.tool]]
+    rows = [(f"{HIDDEN[plan.tool][axis]} hidden",
+             {"hides": tuple(each for each in plan.hides if each != axis)}) for axis in shown]
+    if plan.attention == "tuned":
+        rows.append(("attention by cuDNN or FlashAttention 3", {"attention": "flash"}))
+    if len(rows) > 1:
+        without = "flash" if plan.attention == "tuned" else plan.attention
+        rows.append(("all of these", {"hides": (), "attention": without}))
+    return [(what, step_time(model, replace(plan, **change), machine).total)
+            for what, change in rows]
+
+
 # --- how far off ----------------------------------------------------------------------------------
 
 def likely_range(plan, machine):
@@ -61,7 +91,8 @@ def likely_range(plan, machine):
             side = ": most were slower" if low > 1 else ": most were faster" if high < 1 else ""
             return low, high, (
                 f"80% of {len(found)} published runs ({words}) took {low:.2f} to {high:.2f} times "
-                f"the predicted time{side}; {sum(each[3] for each in found)} were used in the fit")
+                f"the predicted time{side}; {sum(each[3] for each in found)} were used in the fit, "
+                f"{sum(each[4] for each in found)} are of dense models in bf16")
 
 
 @functools.cache
@@ -73,7 +104,9 @@ def median_errors():
 
 @functools.cache
 def residuals():
-    """[(tool, kind of GPU, published by predicted step time, whether used in the fit)]."""
+    """[(tool, kind of GPU, published by predicted step time, whether used in the fit, whether
+    the model is dense and its products in bf16)].
+    """
     found = []
     for run in (run for path in run_files() for run in read_runs(path)):
         try:
@@ -82,5 +115,6 @@ def residuals():
             continue
         if job.seconds:
             found.append((job.plan.tool, job.machine.accelerator.partition("-")[0],
-                          1 / step_ratio(job, CONSTANTS), is_for_fit(job.row_id)))
+                          1 / step_ratio(job, CONSTANTS), is_for_fit(job.row_id),
+                          not job.model.experts and job.plan.precision == "bf16"))
     return found

@@ -10,7 +10,7 @@ from ranklab.planner.cost import Bill, bill, cost_per_token
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.machine import Machine
 from ranklab.planner.model import Model
-from ranklab.planner.search import Found, NoLayout, rank, search_layouts
+from ranklab.planner.search import RESERVE, Found, NoLayout, rank, search_layouts
 from ranklab.planner.space import ADVISED, divisors
 
 MOST_GPUS = 2**17
@@ -18,7 +18,10 @@ MOST_GPUS = 2**17
 
 @dataclass(frozen=True)
 class Wish:
-    """What search_layouts takes, the tokens of the whole training, and dollars of a GPU an hour."""
+    """What search_layouts takes, the tokens of the whole training, and dollars of a GPU an hour.
+
+    reserve  the share of a GPU's memory that stays free
+    """
 
     model: Model
     machine: Machine
@@ -28,6 +31,7 @@ class Wish:
     tools: tuple = ADVISED
     tokens: float = 1e12
     price: float | None = None
+    reserve: float = RESERVE
 
     def search(self, watch=iter):
         """[Found], the fastest first.
@@ -35,7 +39,7 @@ class Wish:
         error  NoLayout
         """
         return search_layouts(self.model, self.machine, self.gpus, self.sequence, self.batch,
-                              self.tools, watch)
+                              self.tools, watch, self.reserve)
 
     def best(self, watch=iter):
         """The fastest Found; None if no layout fits."""

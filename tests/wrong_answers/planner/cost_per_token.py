@@ -27,10 +27,13 @@ WRONG = [mutant(cost_per_token, *edits, says=says, called=called) for *edits, sa
      "upside_down"),
     ("price / 3600 /", "1e6 * price / 3600 /", "Dollars of one token", "a_million"),
     ("flops_per_token(sequence)", "flops_per_token(2048)", "llama-70b.* not ", "always_2048"),
+    (SPEED, "mfu * machine.peak_flops / (6 * model.active + 12 * model.layers * sequence * "
+     "model.hidden)", "gpt-oss-120b.* not ", "attention_by_the_width_of_x"),
     (REFUSES, "", "mfu=.*no ValueError|ZeroDivision", "not_refused"),
     ("0 < mfu <= 1", "0 <= mfu <= 1", "ZeroDivision|mfu=0: no", "0_is_accepted"),
     ("0 < mfu <= 1", "0 < mfu <= 100", "mfu=40: no ValueError", "percent_are_accepted"),
-    ("0 < mfu <= 1", "0 < mfu < 1", "it raised ValueError", "1_is_refused"),
+    ("0 < mfu <= 1", "0 < mfu < 1", r"it raised ValueError.*called with gpt2-xl.* mfu=1\.0",
+     "1_is_refused"),
 )]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     (RANKS, "{0}", "the first stage", "rank_0"),
     (RANKS, "{plan.pp - 1}", "the last stage", "last_rank"),
     (RANKS, "{0, min(1, plan.pp - 1), plan.pp - 1}", "first, second and last stage", "three"),
-    (RANKS, "{0, plan.pp - 1}", ", in GB: yours", "both_ends"),
+    (RANKS, "{0, plan.pp - 1}", "any of them may be the fullest", "both_ends"),
     ("in_flight(plan, rank)", "plan.micro_batches", "all micro-batches", "all_micro_batches"),
     ("in_flight(plan, rank)", "1", "one micro-batch", "one_micro_batch"),
     ("in_flight(plan, rank)", "in_flight(plan, 0)", "as many in flight", "as_the_first"),
@@ -25,6 +25,18 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     (HELD, HELD.removesuffix(" + again"), "without what is computed again", "no_again"),
     (AGAIN, '2 * kept_bytes(model, plan, tool, "none")', "without recompute", "always_again"),
     (AGAIN, AGAIN.replace('!= "none"', '== "full"'), "with full recompute only", "full_alone"),
+    (AGAIN, AGAIN.replace("!= \"none\" else", "not in (\"none\", \"selective\") else"),
+     "attention's core again.*activations, in GB: yours", "selective_is_none"),
+    (AGAIN, AGAIN.replace("plan.recompute != \"none\"", "plan.recompute != \"none\" and tool != "
+                          "\"deepspeed\""), "ZeRO-2, recompute.*activations, in GB: yours",
+     "nothing_again_in_deepspeed"),
+    (AGAIN, AGAIN.replace("plan, tool, \"none\"", "plan, plan.tool, \"none\""),
+     "tool='torchtitan' for a plan of megatron.*activations, in GB", "again_by_the_plans_tool"),
+    (SPARSE, SPARSE.replace("max(1, plan.copies * plan.tp // plan.ep)", "min(plan.sharders, plan."
+                            "copies * plan.tp // plan.ep)"), "32 ranks.*optimizer, in GB: yours",
+     "experts_over_sharders_at_most"),
+    (RANKS, "{0, min(1, plan.pp - 1), min(2, plan.pp - 1), plan.pp - 1}", "20 layers on 9 stages.*"
+     "GB: yours", "four_stages"),
     (AGAIN, AGAIN.replace("(model, plan, tool, \"none\")", "(model, plan, tool)"), "activations, in"
      " GB: yours", "again_as_it_is_kept"),
     (HELD, "in_flight(plan, rank) * (stages[rank] * kept + again)", "again for each micro-batch",

@@ -21,6 +21,12 @@ WRONG = [mutant(scaling_curve, *edits, says=says, called=called) for *edits, say
      "tokens_of_the_plan"),
     (SPEED, f"{SPEED} / plan.sequence", "sequences/s", "sequences"),
     (SPEED, f"{SPEED} / gpus", "tokens/s of a GPU", "of_a_gpu"),
+    ("replace(plan, dp=dp, micro_batches=pieces)", "replace(plan, dp=dp, micro_batches=pieces, "
+     "recompute='none')", "tokens/s is", "recompute_dropped"),
+    ("replace(plan, dp=dp, micro_batches=pieces)", "replace(plan, dp=dp, micro_batches=pieces, "
+     "offload=False)", "tokens/s is", "offload_dropped"),
+    ("replace(plan, dp=dp, micro_batches=pieces)", "replace(plan, dp=dp, micro_batches=pieces, "
+     "precision='bf16')", "tokens/s is", "precision_dropped"),
     (WHOLE, "plan.tp * plan.pp", "cp forgotten", "no_cp"),
     (PER_GPU, "speed / found[0][1] if found else 1.0", "is speed-up", "speed_up"),
     (PER_GPU, "speed / gpus / (step_time(model, plan, machine).tokens_per_second(plan) / "
@@ -32,7 +38,7 @@ WRONG = [mutant(scaling_curve, *edits, says=says, called=called) for *edits, say
     ("if rest or not dp:", "if not dp:", "72 GPUs.* no ValueError", "rest_is_dropped"),
     ("if left or not pieces:", "if not pieces:", "48 GPUs.* no ValueError", "left_sequences"),
     ("plan.micro_batches, 0) if weak", "plan.micro_batches, plan.batch % (dp * plan.micro_batch)) "
-     "if weak", "it raised ValueError", "weak_must_divide_too"),
+     "if weak", "it raised ValueError.*called with .*weak, counts=", "weak_must_divide_too"),
     ("divmod(gpus, whole)", "divmod(gpus, plan.gpus)", "it raised ValueError|not ", "multiples"),
     ("    return found", "    return dict(zip(counts, found))", "A list of", "a_dictionary"),
     ("    return found", "    return [each[:2] for each in found]", "A list of", "pairs"),

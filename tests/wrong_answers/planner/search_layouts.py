@@ -10,8 +10,8 @@ from ranklab.planner.search import ADVISED, Found, layouts, search_layouts, step
 
 PLANS = "for plan in layouts(model, machine, gpus, sequence, batch, tool)"
 SORT = "sorted(found, key=lambda each: each.step.total)"
-RAISE = "raise NoLayout(refusal(least, machine, gpus, batch))"
-FITS = "if memory.total <= machine.memory_bytes:"
+RAISE = "raise NoLayout(refusal(least, machine, gpus, batch, reserve))"
+FITS = "if memory.total <= room(machine, reserve):"
 ADD = "found.append(Found(plan, memory, step_time(model, plan, machine)))"
 
 
@@ -40,11 +40,29 @@ WRONG = [
            called="all_tools"),
     mutant(search_layouts, "for tool in tools", "for tool in tools[:1]",
            says="24 GB: a ValueError", called="the_first_tool"),
-    mutant(search_layouts, FITS, "if True:", says="needs .* GB, and a GPU has", called="no_limit"),
-    mutant(search_layouts, FITS, "if memory.total <= 80e9:", says="24 GB: .* needs .* GB, and a "
-           "GPU has 24", called="always_80_gb"),
+    mutant(search_layouts, FITS, "if True:", says="needs .* GB, and with 10% left free",
+           called="no_limit"),
+    mutant(search_layouts, FITS, "if memory.total <= 80e9:", says="needs .* GB, and with 10% "
+           "left free a GPU has 76.5", called="always_80_gb"),
     mutant(search_layouts, FITS, "if memory.total <= gpus * machine.memory_bytes:",
-           says="needs .* GB, and a GPU has", called="all_gpus_together"),
+           says="needs .* GB, and with 10% left free", called="all_gpus_together"),
+    mutant(search_layouts, FITS, FITS.replace("room(machine, reserve)", "machine.memory_bytes"),
+           says="needs .* GB, and with 10% left free", called="to_the_brim"),
+    mutant(search_layouts, FITS, FITS.replace("(machine, reserve)", "(machine)"),
+           says="half of the memory.*needs .* GB, and with 45% left free",
+           called="always_10_percent"),
+    mutant(search_layouts, "in watch([plan", "in ([plan", says="watch got 0 plans",
+           called="unwatched"),
+    mutant(search_layouts, SORT, f"{SORT}[:1]", says="the list has 1 of ", called="only_the_best"),
+    mutant(search_layouts, "    return sorted(found", "    found += [each._replace(plan=replace("
+           "each.plan, zero=3)) for each in found]\n    return sorted(found",
+           says="megatron has no zero=3|its (memory|step) is not that", called="illegal_later",
+           replace=replace),
+    mutant(search_layouts, RAISE, RAISE.replace("NoLayout(", "ValueError("),
+           says="a ValueError, no layout fits.*Raise a NoLayout", called="a_plain_valueerror"),
+    mutant(search_layouts, "    if not found:\n", "    if least is None:\n        min([])\n"
+           "    if not found:\n", says="3 sequences on 64 GPUs.*a ValueError, min",
+           called="min_of_nothing"),
     mutant(search_layouts, SORT, "found", says="in the list .* are before", called="not_sorted"),
     mutant(search_layouts, SORT, f"{SORT}[::-1]", says="in the list .* are before",
            called="slowest_first"),
@@ -61,30 +79,31 @@ WRONG = [
     mutant(search_layouts, "    found, least = [], None\n",
            "    return [fastest(model, machine, gpus, sequence, batch, tools=tools)]\n",
            says="calls the library's own", called="by_the_librarys_fastest"),
-    mutant(search_layouts, RAISE, "return []", says="no ValueError.*NoLayout", called="empty"),
-    mutant(search_layouts, RAISE, "raise NoLayout('nothing fits')", says="how much memory",
+    mutant(search_layouts, RAISE, "return []", says="no ValueError.*Raise a NoLayout",
+           called="empty"),
+    mutant(search_layouts, RAISE, "raise NoLayout('nothing fits')", says="Say how much memory",
            called="without_gb"),
     mutant(search_layouts, RAISE, "raise NoLayout(f'80 GB do not do on {gpus} GPUs')",
-           says="how much memory", called="only_the_room"),
+           says="Say how much memory", called="only_the_room"),
     mutant(search_layouts, "memory.total < least[0]", "memory.total > least[0]",
-           says="how much memory", called="the_largest"),
+           says="Say how much memory", called="the_largest"),
 ]
 
 
 def search_layouts__of_other_hardware(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                      watch=iter):
+                                      watch=iter, reserve=0.1):
     """can't run: .* as usual\\(tool, machine\\) says"""
     found = []
     for plan in layouts(model, machine, gpus, sequence, batch, tools[0]):
         plan = replace(plan, precision="nvfp4", hides=("data", "tensor", "pipeline", "context"))
         memory = memory_per_gpu(model, plan, machine)
-        if memory.total <= machine.memory_bytes:
+        if memory.total <= (1 - reserve) * machine.memory_bytes:
             found.append(Found(plan, memory, step_time(model, plan, machine)))
     return sorted(found, key=lambda each: each.step.total)
 
 
 def search_layouts__shards_of_less_than_none(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                             watch=iter):
+                                             watch=iter, reserve=0.1):
     """can't run: .* shard=-1 must divide"""
     plan = space.Plan(dp=gpus, sequence=sequence, micro_batches=batch // gpus, zero=3, shard=-1,
                       **space.usual("torchtitan", machine))
@@ -92,7 +111,7 @@ def search_layouts__shards_of_less_than_none(model, machine, gpus, sequence, bat
 
 
 def search_layouts__a_larger_batch(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                   watch=iter):
+                                   watch=iter, reserve=0.1):
     """can't run: .* a batch of"""
     plan = space.Plan(dp=gpus, sequence=sequence, micro_batches=batch, zero=3,
                       **space.usual("torchtitan", machine))
@@ -100,7 +119,7 @@ def search_layouts__a_larger_batch(model, machine, gpus, sequence, batch, tools=
 
 
 def search_layouts__as_everybody_does(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                      watch=iter):
+                                      watch=iter, reserve=0.1):
     """the library's|a ValueError|needs .* GB"""
     tp = min(8, machine.node, model.kv_heads)
     pp = max(1, gpus // tp // 2)
@@ -112,10 +131,10 @@ def search_layouts__as_everybody_does(model, machine, gpus, sequence, batch, too
 
 
 def search_layouts__numbers_of_another_plan(model, machine, gpus, sequence, batch, tools=ADVISED,
-                                            watch=iter):
+                                            watch=iter, reserve=0.1):
     """its (memory|step) is not that of its plan"""
     found = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
-             if memory_per_gpu(model, plan, machine).total <= machine.memory_bytes]
+             if memory_per_gpu(model, plan, machine).total <= 0.9 * machine.memory_bytes]
     best = min(found, key=lambda plan: step.step_time(model, plan, machine).total)
     return [Found(best, memory_per_gpu(model, found[0], machine),
                   step.step_time(model, found[-1], machine))]

@@ -14,6 +14,9 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 B, H, KV, T, D = 2, 4, 2, 24, 4
+# Roundings of exp(score - lse): an error of half an eps in a score of 290, in the products that it
+# is the sum of, in lse or in the difference is 290 such errors in the result.
+OF_SCORES = 4 * 290
 ALIKE = "In each step all ranks of the group send, and all receive."
 FAILURES = {STUCK: ALIKE, MISMATCH: ALIKE}
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ranklab.checks.beside import beside, expect, on_groups
 from ranklab.checks.context_parallel.attention import (
-    FAILURES, Shards, block_by_block, confused, first_call, in_one_process, inputs,
+    FAILURES, OF_SCORES, Shards, block_by_block, confused, first_call, in_one_process, inputs,
 )
 from ranklab.checks.context_parallel.merge import FINITE
 from ranklab.context_parallel import block_gradients, causal_blocks, online_softmax_merge
@@ -56,7 +56,8 @@ def _forward_beside(ring_attention, ranks, where, shards, dtype=torch.float32):
         found = in_one_process(turn, dtype) | dict(zip("qkv", inputs(turn, dtype)))
         return {name: shards.of_all(found[name]) for name in ("out", "lse", "q", "k", "v")}
 
-    looks = list(beside(where, ranks, call, right, slips=partial(_forward_slips, shards, dtype)))
+    looks = list(beside(where, ranks, call, right, slips=partial(_forward_slips, shards, dtype),
+                        roundings=OF_SCORES))
     yield partial(expect, nans != [False, True], f"{where}: scores reach 290, and out is nan "
                   "somewhere", FINITE)
     yield from looks
@@ -145,7 +146,7 @@ def _backward_beside(ring_attention_backward, ranks, where, shards, dtype=torch.
 
     yield from beside(where, ranks, call, right, slips=partial(_backward_slips, shards, dtype),
                       advice=lambda name: ADDED if name in ("dq", "dk", "dv") else
-                      "It is an argument: work on a copy.")
+                      "It is an argument: work on a copy.", roundings=OF_SCORES)
 
 
 def _backward_slips(shards, dtype, name, turn):

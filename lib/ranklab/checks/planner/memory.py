@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from functools import partial
 
-from ranklab.checks.planner.parts import each_is_right
+from ranklab.checks.planner.parts import called_with, each_is_right
 from ranklab.checks.trial import explain
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.constants import CONSTANTS
@@ -30,6 +30,10 @@ CASES = {
     "recompute": ("gpt3-175b", replace(PIPED, recompute="full", micro_batches=3), CONSTANTS),
     "recompute, 96 layers on 10 stages": ("gpt3-175b", replace(
         PIPED, pp=10, recompute="full", micro_batches=4), OTHER),
+    "attention's core again": ("llama2-13b", replace(
+        PIPED, attention="unfused", recompute="selective"), OTHER),
+    "20 layers on 9 stages, recompute": (replace(MODELS["llama2-13b"], layers=20), replace(
+        PIPED, pp=9, micro_batches=4, recompute="full"), OTHER),
     "half of the layers again": ("llama-70b", replace(PIPED, recompute="full", recomputed=0.5),
                                  OTHER),
     "half of the products again": ("llama-8b", Plan(dp=8, zero=3, recompute="operators",
@@ -37,9 +41,13 @@ CASES = {
     "FSDP, not compiled": ("llama-8b", Plan(dp=8, zero=3, fused=False, tool="torchtitan"), OTHER),
     "shards in a node": ("llama-8b", Plan(dp=32, shard=8, zero=3, tool="torchtitan"), CONSTANTS),
     "DeepSpeed's ZeRO-2": ("llama-8b", Plan(dp=16, zero=2, tool="deepspeed"), OTHER),
+    "DeepSpeed's ZeRO-2, recompute": ("llama-8b", Plan(
+        dp=16, zero=2, recompute="full", tool="deepspeed"), OTHER),
     "the optimizer on the host": ("llama2-7b", Plan(dp=4, zero=3, offload=True, tool="deepspeed"),
                                   CONSTANTS),
     "experts": ("mixtral-8x7b", Plan(dp=8, ep=8, zero=1), CONSTANTS),
+    "experts on 32 ranks each": ("mixtral-8x7b", Plan(
+        dp=8, tp=8, ep=2, zero=1, sequence_parallel=True), OTHER),
     "experts, FSDP": ("qwen3-30b-a3b", Plan(
         dp=16, cp=2, pp=2, ep=4, zero=3, micro_batches=4, tool="torchtitan"), OTHER),
     "experts in stages": ("deepseek-v3", Plan(dp=32, tp=2, pp=10, ep=4, micro_batch=4,
@@ -125,12 +133,14 @@ def right(model, plan, tool, c, slip=""):
 def check_memory_per_gpu(memory_per_gpu):
     node = find_node("h100-dgx")
     cases = {f"{name} ({plan.tool} {plan.words()})": (
-        partial(memory_per_gpu, MODELS[model], plan, node, None, c),
-        partial(right, MODELS[model], plan, plan.tool, c)) for name, (model, plan, c)
+        partial(memory_per_gpu, MODELS.get(model, model), plan, node, None, c),
+        partial(right, MODELS.get(model, model), plan, plan.tool, c)) for name, (model, plan, c)
         in CASES.items()}
-    for tool, of in (("deepspeed", "megatron"), ("torchtitan", "deepspeed")):
-        asked = MODELS["llama-8b"], Plan(dp=8, zero=1, tool=of)
-        cases[f"tool={tool!r} for a plan of {of}"] = (
+    for tool, of, recompute in (("deepspeed", "megatron", "none"),
+                                ("torchtitan", "deepspeed", "none"),
+                                ("torchtitan", "megatron", "full")):
+        asked = MODELS["llama-8b"], Plan(dp=8, zero=1, tool=of, recompute=recompute)
+        cases[f"tool={tool!r} for a plan of {of}, {recompute} recompute"] = (
             partial(memory_per_gpu, *asked, node, tool), partial(right, *asked, tool, CONSTANTS))
     for number, _ in enumerate(each_is_right(cases, SLIPS, "in GB", 1e9)):
         if number == 0:
@@ -139,7 +149,8 @@ def check_memory_per_gpu(memory_per_gpu):
     yield "right for Megatron, torchtitan and DeepSpeed; `tool` overrides the plan's"
     small = Model(8, 256, 8, 1024, 512, tied=True)
     for tool, plan in (("ours", Plan(dp=2)), (None, Plan(dp=2, micro_batches=2, tool="ours"))):
-        explain("the course's trainer: the total", float(memory_per_gpu(
-            small, plan, node, tool, OTHER).total), float(ours(small, plan, OTHER).total),
-            hint="Keep the line that is given.")
+        with called_with(f"tool={tool!r}, a plan of {plan.tool}"):
+            got = memory_per_gpu(small, plan, node, tool, OTHER)
+        explain("the course's trainer: the total", float(got.total),
+                float(ours(small, plan, OTHER).total), hint="Keep the line that is given.")
     yield "right for the course's own trainer"

@@ -1,10 +1,21 @@
 """Compares a GpuMemory or a Step with the right one, part by part, and finds the mistake."""
 
+import contextlib
 import math
 from dataclasses import asdict
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
+
+
+@contextlib.contextmanager
+def called_with(words):
+    """Add these words to what is raised inside: the arguments of the learner's function."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"called with {words}")
+        raise
 
 
 def each_is_right(cases, slips, in_units, unit=1.0):
@@ -15,15 +26,26 @@ def each_is_right(cases, slips, in_units, unit=1.0):
     slips  {slip: hint}
     """
     for name, (call, right) in cases.items():
-        got, wanted = call(), right()
+        with called_with(name):
+            got = call()
+        wanted = right()
         expect(isinstance(got, type(wanted)), f"{name}: a {type(got).__name__} is returned",
                f"Return the {type(wanted).__name__} of one GPU.")
         if apart := _apart(got, wanted):
-            slip = _proved([(call(), right) for call, right in cases.values()], got, right, slips)
+            slip = _proved(_answers(cases), got, right, slips)
             mine, due = (round(float(getattr(each, apart[0])) / unit, 9) for each in (got, wanted))
             raise Mistake(f"{name} is that of: {slip}" if slip else f"{name}: {apart[0]}, "
                           f"{in_units}: yours {mine:.6g}, right is {due:.6g}", slips.get(slip, ""))
         yield name
+
+
+def _answers(cases):
+    """[(what the learner's function returns, right)] of all cases."""
+    answers = []
+    for name, (call, right) in cases.items():
+        with called_with(name):
+            answers.append((call(), right))
+    return answers
 
 
 def _proved(cases, got, right, slips):

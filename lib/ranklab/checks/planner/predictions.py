@@ -37,6 +37,7 @@ PREDICTIONS = (
         hint="How many cards does a node have, and may there be more than one ring?",
         mistakes={50.0: "that is one card: NCCL makes a ring for each card, and each ring "
                   "sends a part", 3200.0: "those are Gbit/s", 450.0: "that is NVLink inside a node",
+                  400 * 127 / 128 / (15 / 16): "that is if each node sums first; rings send all",
                   365.0: "that is what four nodes reach: the question asks for the bound",
                   6.25: "the eight GPUs do not share a card: each has its own"},
         why="Eight rings each use their own card of 50 GB/s. Four nodes reached 365 GB/s.",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from ranklab.checks.beside import expect, refused
+from ranklab.checks.planner.parts import called_with
 from ranklab.checks.trial import explain, is_near
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.plan import Plan
@@ -13,14 +14,17 @@ from ranklab.planner.step import step_time
 def check_cost_per_token(cost_per_token):
     for name, node, sequence, mfu, price in (
             ("llama2-13b", "a100-dgx", 2048, 0.5, 2.0), ("llama-70b", "h100-dgx", 32768, 0.4, 3.5),
-            ("mixtral-8x7b", "h100-dgx", 4096, 0.3, 6.88), ("gpt2-xl", "l4-pcie", 1024, 1.0, 0.8)):
+            ("mixtral-8x7b", "h100-dgx", 4096, 0.3, 6.88), ("gpt2-xl", "l4-pcie", 1024, 1.0, 0.8),
+            ("gpt-oss-120b", "h100-dgx", 16384, 0.35, 2.5)):  # its heads are 4,096 wide, x is 2,880
         model, machine = MODELS[name], find_node(node)
         dollars = 1e6 * price / 3600 / (mfu * machine.peak_flops)  # of a FLOP, a million times
         attention = 12 * model.layers * sequence * model.width
         right = dollars * (6 * model.active + attention)
+        with called_with(f"{name}, {sequence} tokens, {node}, mfu={mfu}, price={price}"):
+            got = float(1e6 * cost_per_token(model, sequence, machine, mfu, price))
         of_all = "An embedding is only looked up, and a token meets only some experts: "
         explain(f"{name} on {node}, MFU {mfu:.0%}, {price} $ an hour: dollars of a million tokens,",
-                float(1e6 * cost_per_token(model, sequence, machine, mfu, price)), right, {
+                got, right, {
                     "3,600 times too much": (3600 * right, "The price is for an hour."),
                     "60 times too much": (60 * right, "An hour has 3,600 seconds."),
                     "as if the MFU were 100%": (right * mfu, "Divide by the MFU."),
@@ -95,7 +99,11 @@ def check_scaling_curve(scaling_curve):
             ("mixtral-8x7b", replace(plan, dp=8, tp=2, ep=8), (32, 128)),
             ("llama-8b", Plan(dp=16, shard=8, micro_batches=8, tool="torchtitan", zero=3),
              (16, 64)),
-            ("llama-70b", replace(plan, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32))):
+            ("llama-70b", replace(plan, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32)),
+            ("llama-8b", replace(plan, recompute="full", recomputed=0.5, precision="fp8"),
+             (32, 64)),
+            ("llama2-7b", Plan(dp=8, micro_batches=8, zero=2, offload=True, recompute="full",
+                               attention="tuned", hides=(), tool="deepspeed"), (8, 16))):
         for weak in (True,) if 24 in counts else (False, True):
             _curve(f"{name}, {each.words()}, {'weak' if weak else 'strong'}", scaling_curve,
                    (MODELS[name], each, find_node("h100-dgx"), counts), weak)
@@ -110,7 +118,9 @@ def check_scaling_curve(scaling_curve):
 
 
 def _curve(where, scaling_curve, args, weak):
-    got, wanted = scaling_curve(*args, weak=weak), curve(*args, weak)
+    with called_with(f"{where}, counts={args[-1]}"):
+        got = scaling_curve(*args, weak=weak)
+    wanted = curve(*args, weak)
     expect(isinstance(got, list) and [len(each) for each in got] == [3] * len(wanted),
            f"{where}: {got!r:.60}", "A list of (GPUs, tokens/s, efficiency) is needed.")
     for place, (mine, right) in enumerate(zip(got, wanted)):

@@ -1,4 +1,4 @@
-"""The check of search_layouts: the first plan is legal, fits, and is nearly as fast as the best."""
+"""The check of search_layouts: its plans are legal and fit, and the first is nearly the fastest."""
 
 import functools
 import re
@@ -6,84 +6,138 @@ from dataclasses import replace
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.planner.parts import called_with
 from ranklab.checks.trial import NO_ERROR, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.memory import memory_per_gpu
-from ranklab.planner.search import Found, fastest
+from ranklab.planner.plan import Plan
+from ranklab.planner.search import RESERVE, Found, NoLayout, fastest, room
 from ranklab.planner.space import ADVISED, refuse
 from ranklab.planner.step import step_time
+from ranklab.planner.wish import Wish
 
 SLOWER = 1.02  # than the library's
+MOST = 200  # entries of a list that are computed again
+ENOUGH = 10  # entries, if the library finds as many
 A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
-CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools
-    "8B on one node": (MODELS["llama-8b"], A100, 8, 8192, 16, ADVISED),
-    "70B on 40 H100s": (MODELS["llama-70b"], H100, 40, 8192, 40, ("megatron",)),
+CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools, {reserve}
+    "8B on one node": (MODELS["llama-8b"], A100, 8, 8192, 16, ADVISED, {}),
+    "70B on 40 H100s": (MODELS["llama-70b"], H100, 40, 8192, 40, ("megatron",), {}),
     "10B over two sites": (model_of_size(10e9), replace(A100, island=16, far=0.3e9), 32, 2048, 128,
-                           ("megatron",)),
+                           ("megatron",), {}),
     "13B over four sites, fast between": (MODELS["llama2-13b"], replace(A100, island=8, far=12e9),
-                                          32, 2048, 128, ("megatron",)),
+                                          32, 2048, 128, ("megatron",), {}),
     "7B on four cards of 24 GB": (MODELS["llama2-7b"], find_node("rtx4090-pcie"), 4, 2048, 64,
-                                  ADVISED),
-    "Mixtral on 16 H100s": (MODELS["mixtral-8x7b"], H100, 16, 4096, 32, ("megatron",)),
-    "long sequences": (MODELS["qwen2.5-32b"], H100, 16, 32768, 16, ("torchtitan",)),
+                                  ADVISED, {}),
+    "Mixtral on 16 H100s": (MODELS["mixtral-8x7b"], H100, 16, 4096, 32, ("megatron",), {}),
+    "long sequences": (MODELS["qwen2.5-32b"], H100, 16, 32768, 16, ("torchtitan",), {}),
+    "8B, nearly half of the memory left free": (MODELS["llama-8b"], H100, 8, 8192, 32, ADVISED,
+                                                {"reserve": 0.45}),
+    "8B, nothing left free": (MODELS["llama-8b"], A100, 8, 8192, 16, ADVISED, {"reserve": 0.0}),
 }
 NONE = MODELS["gpt3-175b"], A100, 8, 2048, 64
+NO_PLAN = MODELS["llama-8b"], A100, 64, 2048, 3  # of 64 GPUs at most 3 can be data ranks
 FASTER = ("Compare step_time(...).total of all plans that fit, with every option: each gains in "
           "one part and loses in another.")
 
 
 def check_search_layouts(search_layouts):
-    for name, case in CASES.items():
-        yield f"{name}: {_score(name, _first(search_layouts, name, case), case)}"
-    said, least = refusal(search_layouts, *NONE), refusal(fastest, *NONE)
-    needed = float(re.search(r"needs ([\d.]+) GB", least)[1])
+    for name in CASES:
+        found, watched = _searched(search_layouts, name)
+        yield f"{name}: {_score(name, found)}"
+        least = min(ENOUGH, len(_best(name)))
+        expect(len(found) >= least, f"{name}: the list has {len(found)} of {least} layouts or more",
+               "Return what fits, and not only the best.")
+        expect(watched and all(isinstance(each, Plan) for each in watched),
+               f"{name}: watch got {len(watched)} plans", "for plan in watch(plans): ...")
+    yield "the lists have what fits, and watch gets the plans"
+    error = _error(search_layouts, "175B on 8 A100s, which fits in no way", *NONE)
+    needed = float(re.search(r"needs ([\d.]+) GB", str(_error(fastest, "", *NONE)))[1])
+    said = str(error)
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     expect(any(abs(n - needed) <= 0.1 * needed for m in numbers for n in (m, m / 1e9)),
-           f"where none fits: {said}", "Raise a NoLayout, a ValueError. Say how much memory the "
-           f"smallest layout needs: {needed:.0f} GB.")
-    yield "where no layout fits a ValueError says what would be needed"
+           f"where none fits: {said}", "Say how much memory the smallest layout needs: "
+           f"{needed:.0f} GB.")
+    yield "where no layout fits a NoLayout says what would be needed"
+    _error(search_layouts, "3 sequences on 64 GPUs, which no layout divides", *NO_PLAN,
+           tools=("deepspeed",))
+    yield "where there is no layout at all it is a NoLayout, too"
 
 
-def _first(search_layouts, name, case):
-    """The first Found of a search; all in its list must fit, and the fastest come first."""
+def _error(search, where, *asked, **how):
+    """The NoLayout that it raises."""
     try:
-        found = search_layouts(*case[:5], tools=case[5])
+        search(*asked, **how)
+    except NoLayout as error:
+        return error
+    except ValueError as error:
+        raise Mistake(f"{where}: a {type(error).__name__}, {error}", "Raise a NoLayout.",
+                      cause=f"{type(error).__name__}: {error}") from None
+    raise Mistake(f"{where}: {NO_ERROR}", "Raise a NoLayout.")
+
+
+def _searched(search, name):
+    """(the list of a search, the Plans that `watch` got); all fit, and the fastest come first."""
+    *case, tools, reserve = CASES[name]
+    watched = []
+
+    def watch(plans):
+        for plan in plans:
+            watched.append(plan)
+            yield plan
+
+    try:
+        with called_with(name):
+            found = search(*case, tools=tools, watch=watch, **reserve)
     except ValueError as error:
         raise Mistake(f"{name}: a ValueError, {error}", "The library finds a layout that fits.",
                       cause=f"ValueError: {error}") from None
     expect(isinstance(found, list) and found and all(isinstance(each, Found) for each in found),
            f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
            "first.")
-    most = max(float(each.memory.total) for each in found)
-    expect(most <= case[1].memory_bytes, f"{name}: one in the list needs {most / 1e9:.1f} GB, and "
-           f"a GPU has {case[1].memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
+    most, free = room(case[1], **reserve), reserve.get("reserve", RESERVE)
+    held = max(float(each.memory.total) for each in found)
+    expect(held <= most, f"{name}: one in the list needs {held / 1e9:.1f} GB, and with {free:.0%} "
+           f"left free a GPU has {most / 1e9:.1f}", "Leave out what does not fit.")
     seconds = [float(each.step.total) for each in found]
     for one, after in zip(seconds, seconds[1:]):
         expect(after >= one * (1 - 1e-9), f"{name}: in the list {one:.3f} s are before "
                f"{after:.3f} s", "Sort by step.total, the fastest first.")
-    return found[0]
+    return found, watched
 
 
-def _score(name, found, case):
-    (model, machine, *_, tools), plan = case, found.plan
+def _score(name, found):
+    """Each entry (of a long list some) is legal, and its numbers are of its plan."""
+    model, machine, *_ = CASES[name]
+    for each in found[::max(1, len(found) // MOST)]:
+        _is_right(name, each)
+    plan, seconds = found[0].plan, step_time(model, found[0].plan, machine).total
+    best = _best(name)[0].step.total
+    expect(seconds <= SLOWER * best, f"{name}: {plan.tool} {plan.words()} takes {seconds:.3f} s a "
+           f"step, the library's {best:.3f} s", FASTER)
+    return f"{plan.words()}: {seconds:.3f} s a step, the library's {best:.3f} s"
+
+
+def _is_right(name, found):
+    model, machine, *sizes, tools, reserve = CASES[name]
+    plan, most = found.plan, room(machine, **reserve)
     where = f"{name}: {plan.tool} {plan.words()}"
-    wrong = refusal(refuse, plan, *case[:5])
+    wrong = refusal(refuse, plan, model, machine, *sizes)
     expect(wrong == NO_ERROR, f"{where} can't run: {wrong}", "Ask refuse(plan, ...).")
     expect(plan.tool in tools, f"{where}: only {', '.join(tools)} is asked for", "See `tools`.")
     held = memory_per_gpu(model, plan, machine).total
-    expect(held <= machine.memory_bytes, f"{where} needs {held / 1e9:.1f} GB, and a GPU has "
-           f"{machine.memory_bytes / 1e9:.0f}", "Leave out what does not fit.")
-    seconds, best = step_time(model, plan, machine).total, _best(name)
+    free = reserve.get("reserve", RESERVE)
+    expect(held <= most, f"{where} needs {held / 1e9:.1f} GB, and with {free:.0%} left free a GPU "
+           f"has {most / 1e9:.1f}", "Leave out what does not fit.")
+    seconds = step_time(model, plan, machine).total
     for what, said, is_so in (("memory", found.memory.total, held),
                               ("step", found.step.total, seconds)):
         expect(is_near(float(said), float(is_so)), f"{where}: its {what} is not that of its plan",
                "Found(plan, memory_per_gpu(model, plan, machine), step_time(...)) of one plan.")
-    expect(seconds <= SLOWER * best, f"{where} takes {seconds:.3f} s a step, the library's "
-           f"{best:.3f} s", FASTER)
-    return f"{plan.words()}: {seconds:.3f} s a step, the library's {best:.3f} s"
 
 
 @functools.cache
 def _best(name):
-    *case, tools = CASES[name]
-    return fastest(*case, tools=tools).step.total
+    """What the library finds."""
+    *case, tools, reserve = CASES[name]
+    return Wish(*case, tools, **reserve).search()

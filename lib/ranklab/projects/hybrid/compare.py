@@ -12,6 +12,8 @@ from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config, with_experts
 from ranklab.projects.hybrid.training import run
 
 TRAIN = {"steps": 2, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
+LEGEND = """dp x tp x pp: data, tensor and pipeline ranks; sp: sequence parallelism; zero: ZeRO-1.
+KB: 1000 bytes, of the rank that has most. Adam: its two moments. messages: in a step."""
 HELD = ("parameters", "gradients", "optimizer_state")
 
 
@@ -56,8 +58,8 @@ def table(rows):
         cells = "".join(f"{n / 1e3:9,.0f}" for n in nbytes) + f"{row['messages']:9,}"
         lines.append(f"{row['name']:22}{row['loss']:.4f}{cells}{1e3 * row['seconds']:5.0f} ms")
     most = max(abs(row["loss"] - rows[0]["loss"]) for row in rows)
-    return "\n".join([*lines, f"The losses differ by {most:.0e} at most. Ranks share the cores of "
-                      "this machine, so\nstep times say nothing of GPUs."])
+    return "\n".join([*lines, LEGEND, f"The losses differ by {most:.0e} at most. Ranks share the "
+                      "cores of this machine, so\nstep times say nothing of GPUs."])
 
 
 @refusals("ranklab compare")

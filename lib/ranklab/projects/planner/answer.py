@@ -6,27 +6,31 @@ from ranklab.planner.cost import DAY, price_of
 from ranklab.planner.failures import (
     RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
 )
-from ranklab.planner.why import LEFT_OUT, likely_range, median_errors, shares, why
+from ranklab.planner.search import room
+from ranklab.planner.why import (
+    LEFT_OUT, assumptions, likely_range, median_errors, shares, why,
+)
 from ranklab.planner.wish import Wish, ranked
 
 
-def answer(name, wish, source, shown, searched, offers, limits, changes, reserve):
+def answer(name, wish, source, shown, searched, offers, limits, changes):
     """The dict: numbers in SI units, from the library's own functions.
 
     shown    [Found], the best first; searched: how many fit
     offers   [Offer] for a budget or deadline (limits); None if neither is given
     changes  [Change]; empty if none were asked for
-    reserve  share of a GPU's memory that is already taken off wish.machine
     """
     best = shown[0]
     low, high, of = likely_range(best.plan, wish.machine)
     return {
         **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
-        "machine": {**dataclasses.asdict(wish.machine), "memory_used": wish.machine.memory_bytes,
-                    "memory_bytes": wish.machine.memory_bytes / (1 - reserve)},
-        "reserve": reserve, "layouts_that_fit": searched,
+        "machine": {**dataclasses.asdict(wish.machine),
+                    "memory_used": room(wish.machine, wish.reserve)},
+        "reserve": wish.reserve, "layouts_that_fit": searched,
         "layouts": [layout(wish, found) for found in shown],
         "errors": {**dict(zip(("time", "memory"), median_errors())), "left_out": LEFT_OUT},
+        "assumptions": [{"what": what, "seconds_without": seconds} for what, seconds
+                        in assumptions(wish.model, best.plan, wish.machine)],
         "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
         "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
                  "good_share": good_share_of(wish.model, wish.machine, wish.gpus),
@@ -65,7 +69,8 @@ def mixed_answer(name, model, parts, found, options):
     """The dict for several kinds of GPUs: what each kind does in the fastest layout."""
     best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
-    alone = [Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool)).best()
+    alone = [Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
+                  reserve=options.reserve).best()
              for machine, gpus in parts]
     good = min(good_share_of(model, machine, total) for machine, _ in parts)
     seconds = options.tokens / tokens * best.seconds / good

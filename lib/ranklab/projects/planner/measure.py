@@ -12,7 +12,7 @@ from ranklab import hardware
 from ranklab.collectives.hierarchical import node_groups
 from ranklab.engine import device, is_main_process, launch
 from ranklab.engine.report import count_ranks
-from ranklab.planner.links import CARDS, RING
+from ranklab.planner.links import CARDS, bus_of, link_of
 from ranklab.planner.machine import Machine
 
 MEGABYTES = {"cpu": 8, "cuda": 512}  # of an all-reduce
@@ -34,14 +34,15 @@ def _measured():
     here = hardware.present(where)
     gpu = where.type == "cuda" and hardware.find(torch.cuda.get_device_name())
     found = hardware.measured(where, here.name) if gpu else here
-    link = _bus_bandwidth(node_groups(per_node)[0], where)
-    network = link
+    bus = _bus_bandwidth(node_groups(per_node)[0], where)
+    network = bus
     if per_node < dist.get_world_size():
         network = _bus_bandwidth(None, where) / (per_node * CARDS)
     return Machine(
         name=here.name, accelerator=here.name, peak_flops=here.bf16_flops, bf16=found.bf16_flops,
         fp8=0.0, fp4=0.0, peak_fp8=0.0, memory_bytes=found.memory_bytes,
-        memory_bandwidth=found.memory_bandwidth, node=per_node, link=link / RING, network=network)
+        memory_bandwidth=found.memory_bandwidth, node=per_node, link=link_of(bus, per_node),
+        network=network)
 
 
 def _bus_bandwidth(group, where):
@@ -72,5 +73,5 @@ def measure_report(ranks=None, write=None):
         f"{found.peak_flops / 1e12:.3f}",
         f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, "
         f"{found.memory_bytes / 1e9:.1f} GB",
-        f"all-reduce        {found.link * RING / 1e9:10.2f} GB/s in a node, each rank",
+        f"all-reduce        {bus_of(found.link, found.node) / 1e9:10.2f} GB/s in a node, each rank",
         *[f"written to {write}: ranklab plan --on {write} ..."] * bool(write)])

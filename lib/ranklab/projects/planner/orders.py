@@ -9,7 +9,7 @@ from ranklab.planner.cost import bill, cost_per_token, price_of
 from ranklab.planner.machine import Machine
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.scaling import scaling_curve
-from ranklab.planner.search import search_layouts
+from ranklab.planner.search import RESERVE, room, search_layouts
 from ranklab.planner.space import ADVISED, refuse, usual
 from ranklab.planner.step import step_time
 from ranklab.planner.why import why
@@ -141,8 +141,9 @@ def grades(order, plan, machine, gpus, use):
         return [("a plan that the tool can run", str(error), False)]
     held = use.memory(order.model, plan, machine).total
     step = use.step(order.model, plan, machine)
-    found = [(f"fits in {machine.memory_bytes / 1e9:.0f} GB", f"{held / 1e9:.1f} GB",
-              held <= machine.memory_bytes)]
+    most, whole = room(machine), machine.memory_bytes
+    found = [(f"fits in {most / 1e9:.0f} GB ({RESERVE:.0%} of {whole / 1e9:.0f} left free)",
+              f"{held / 1e9:.1f} GB", held <= most)]
     return found + [(words, *holds(order, plan, step, machine, use))
                     for words, holds in order.wants.items()]
 

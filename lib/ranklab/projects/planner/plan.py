@@ -21,7 +21,7 @@ from ranklab.planner.cost import price_of
 from ranklab.planner.mixed import search_mixed
 from ranklab.planner.page import around, plan_page
 from ranklab.planner.plan import TOOLS
-from ranklab.planner.search import NoLayout, distinct
+from ranklab.planner.search import RESERVE, NoLayout, distinct, room
 from ranklab.planner.sensitivity import changes
 from ranklab.planner.space import ADVISED
 from ranklab.planner.wish import Wish, affordable, nearest, offers
@@ -39,20 +39,19 @@ def main(arguments):
     options = command().parse_args(arguments)
     name, model = find_model(options.model) if options.model else (
         "a model in Llama's shape", model_of_size(options.params))
-    parts = [(dataclasses.replace(
-        machine, memory_bytes=machine.memory_bytes * (1 - options.reserve)), gpus)
-        for machine, gpus in kinds(options.on, options.gpus)]
+    parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
         alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html")
         if given := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
             raise ValueError(f"{given[0]} is for GPUs of one kind")
-        found = search_mixed(model, parts, options.seq, options.batch, options.tool)
+        found = search_mixed(model, parts, options.seq, options.batch, options.tool,
+                             reserve=options.reserve)
         said, text = mixed_answer(name, model, parts, found, options), table.mixed_text
     else:
         (machine, gpus), = parts
         price, source = (options.price, "given") if options.price else price_of(machine.accelerator)
         wish = Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
-                    options.tokens, price)
+                    options.tokens, price, options.reserve)
         said, text = one_kind(name, wish, source, options), table.text
     try:
         print(json.dumps(said, indent=1) if options.json else text(said), flush=True)
@@ -90,7 +89,7 @@ def command():
             ("price", number(float, above=0), None, "dollars of a GPU for an hour"),
             ("budget", number(float, above=0), None, "dollars at most"),
             ("deadline", number(float, above=0), None, "days at most"),
-            ("reserve", number(float, least=0, most=0.9), 0.05, "of a GPU's memory, left free"),
+            ("reserve", number(float, least=0, most=0.9), RESERVE, "of a GPU's memory, left free"),
             ("top", positive, 5, "layouts in the table")):
         parser.add_argument(f"--{flag}", type=kind, default=default, help=help,
                             metavar=flag.upper())
@@ -148,7 +147,6 @@ def one_kind(name, wish, source, options):
         from ranklab.plots import planner  # here: matplotlib takes half a second
 
         save_figure(options.plot, lambda: planner.offered(every, *limits) if every
-                    else planner.frontier(found, wish.machine.memory_bytes))
-    return {**answer(name, wish, source, shown, len(found), every, limits, rows,
-                     options.reserve),
+                    else planner.frontier(found, room(wish.machine, wish.reserve)))
+    return {**answer(name, wish, source, shown, len(found), every, limits, rows),
             "more": more(options, name, wish, source, shown)}

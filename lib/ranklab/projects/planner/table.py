@@ -7,8 +7,12 @@ from ranklab.planner.wish import limit, plain
 
 COLUMNS = 100
 HEADER = f"{'tool':11}{'GB':>6}{'step':>10}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
-ASSUMED = ("Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool has it, "
+ASSUMED = ("Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool can, "
            "{:.3g}% of a GPU's memory left free (--reserve).")
+LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor's peak. $/M "
+          "tokens: dollars of a million tokens. dp x tp x pp: data, tensor and pipeline ranks; "
+          "cp: context ranks; ep: ranks that share the experts; virtual: stages of a rank; zero: "
+          "ZeRO's stage. The line below a layout: where its step goes.")
 
 
 def text(said):
@@ -43,7 +47,7 @@ def layouts(said):
     lines, (middle, tenth) = [HEADER + "dp x tp x pp"], zip(*said["errors"]["left_out"].values())
     for row in said["layouts"]:
         lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
-    return "\n".join([*lines, fill(
+    return "\n".join([*lines, fill(LEGEND), fill(
         f"Of {said['layouts_that_fit']:,} that fit, the fastest of each kind are shown. Published "
         f"runs differ from predictions by {said['errors']['time']:.0%} in time and "
         f"{said['errors']['memory']:.0%} in memory (median), but most were used in the fit; with "
@@ -73,6 +77,9 @@ def best(said):
               if watts else "no power of a GPU is known")
     lines = {
         "step": f"{plain(near['low'])} to {plain(near['high'])} s: {near['of']}",
+        "assumed": "; ".join(
+            f"{each['what']}, else {plain(each['seconds_without'], 4)} s"
+            for each in said["assumptions"]) or "nothing that hides messages",
         "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
                f"with the half that is needed; HFU {row['hfu']:.1%}",
         "failures": f"{bill['good_share']:.1%} of the time is work: one each "
