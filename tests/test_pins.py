@@ -106,7 +106,7 @@ def test_pins_are_what_is_installed():
     # Horovod is what `make horovod` built.
     extra = [name for name in here if name not in pins()
              and name not in ("pip", "ranklab", "horovod") and not name.startswith(WITH_TORCH)]
-    assert not extra, "installed by somebody, but not pinned"
+    assert not extra, "installed by somebody, or pinned no more (then `rm -r .venv`)"
 
 
 def test_pins_name_no_place_and_no_platform_but_in_a_marker():

@@ -384,7 +384,7 @@ def installers(monkeypatch):
 
 @pytest.mark.parametrize("pip, asked", [
     (None, ["pip"]), (PIP_HAS_NO_TAGS, ["pip", "pip's uv", "uv"]),
-    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]),
+    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]), (PIP_CONFLICT, ["pip", "pip's uv", "uv"]),
 ])
 def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path, pip, asked):
     installers["pip"] = pip
@@ -398,7 +398,7 @@ def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path
 
 @pytest.mark.parametrize("prints, cause, sentence", [
     ({"pip": NO_SPACE}, "disk", "The disk filled up"),
-    ({"pip": PIP_CONFLICT}, "conflict", "The pinned versions do not fit"),
+    ({"pip": PIP_CONFLICT, "uv": UV_CLOSED}, "closed", "The package index refuses"),
     ({"pip": NO_CONNECTION + PIP_SEES_NOTHING}, "network", "The package index can't be reached"),
     ({"pip": "new"}, "", "The set-up stopped with code 1: new"),
     ({"pip": PIP_HAS_NO_TAGS, "pip's uv": NO_SPACE}, "disk", "The disk filled up"),
