@@ -35,11 +35,11 @@ make_debian() {
 }
 
 # The files and folders of this machine that the network and pip need there, at the same place:
-# pip's configuration, and whatever lies here that it names.
+# pip's configuration, and whatever lies here that it names (of an index, the folder around it).
 shared_paths() {
     printf '%s\n' /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt
     { python3 -m pip config debug 2>/dev/null || true; } |
-        grep -oE "/[^ ,'\"]+" | sed -E 's#^/+#/#' | sort -u
+        grep -oE "/[^ ,'\"]+" | sed -E 's#^/+#/#; s#(.)/simple/?$#\1#' | sort -u
 }
 
 # Runs as the first process of the namespace, and buries orphans as an init does.
