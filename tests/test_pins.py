@@ -82,7 +82,11 @@ def test_all_that_is_needed_is_pinned_inside_its_range(environment):
 
 def test_every_pin_fits_every_python():
     """Of its installed package, or else of the comment beside it: what Python it asks for."""
+    everywhere = set.intersection(*({normal(wanted.name) for wanted in needed(environment)}
+                                    for environment in ENVIRONMENTS))
     for pin, note in lines():
+        assert note or normal(pin.name) in everywhere, (
+            f"not every Python installs {pin.name}: its line must say which Python it asks")
         try:
             asks = importlib.metadata.metadata(pin.name).get("Requires-Python") or ""
         except importlib.metadata.PackageNotFoundError:

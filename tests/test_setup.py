@@ -236,7 +236,10 @@ def steps(monkeypatch, tmp_path):
     """setup() with creating and installing replaced by a list of what would be done."""
     done = []
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    python = tmp_path / "bin" / "python"
+    # Not a link: it would lead to the Python that .venv was made from, which may have no pip.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     monkeypatch.setattr(setup, "create", lambda venv: done.append("create"))
     monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
     monkeypatch.setattr(setup, "fill",
