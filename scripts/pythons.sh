@@ -5,7 +5,7 @@
 # .venv inside; a second run goes on with what is there. COMMAND replaces `make test`.
 # SUITES="trixie" leaves out sid, MIRROR= names another mirror of Debian.
 # Needs root, Linux, 12 GB for each Debian, and an hour. Mounts stand in a namespace that only this
-# script's processes see, and Linux ends all of them with this script, however it ends.
+# script's processes see, and Linux ends all of these with the script, however it ends.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 packages=make,git,ca-certificates,gcc,libc6-dev,procps,iproute2
@@ -62,8 +62,7 @@ inside() {
         mount --bind "$path" "$root$path"
     done < <(shared_paths)
     mkdir -p "$root$HOME"
-    # A job in the background ignores Ctrl-C, and hands that on; some tests press it.
-    env --default-signal=INT -u PYTHONPATH -u VIRTUAL_ENV -u MAKEFLAGS -u MAKELEVEL -u TMPDIR \
+    env -u PYTHONPATH -u VIRTUAL_ENV -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u TMPDIR \
         LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         chroot "$root" sh -ec 'cd /ranklab; "$@"' sh "$@"
 }
@@ -73,39 +72,41 @@ run() {
     local root=$1 log=$2
     shift 2
     setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child \
-        bash "$0" --inside "$root" "$@" > >(tee -a "$log") 2>&1 </dev/null &
-    wait $!
+        bash "$0" --inside "$root" "$@" </dev/null 2>&1 | tee -a "$log"
 }
 
-if [ "${1:-}" = --inside ]; then
-    shift
-    inside "$@"
-    exit
-fi
+main() {
+    local folder failed=0 report="" suite root log python state closing tool
+    [ "$(id -u)" = 0 ] || stop "Other Pythons need root: debootstrap, chroot and mounts do."
+    for tool in debootstrap unshare setpriv; do
+        command -v $tool >/dev/null || stop "No $tool here: apt install debootstrap util-linux"
+    done
+    folder=${1:-$here/build/pythons}
+    shift || true
+    [ $# -gt 0 ] || set -- make test
+    trap 'exit 130' INT  # or bash would go on with the next Debian
+    mkdir -p "$folder"
+    folder=$(cd "$folder" && pwd)
+    for suite in ${SUITES:-trixie sid}; do
+        root=$folder/$suite log=$folder/$suite.log python=$(python_of "$suite")
+        make_debian "$suite" "$root"
+        git init -q "$root/ranklab"
+        git -C "$root/ranklab" fetch -q --update-shallow "$here" HEAD
+        git -C "$root/ranklab" checkout -qfB main FETCH_HEAD
+        git -C "$root/ranklab" clean -qfd
+        : >"$log"
+        state=passed
+        run "$root" "$log" env PYTHON="$python" make work &&
+            run "$root" "$log" env PYTHON="$python" "$@" || state=FAILED failed=1
+        closing=$(grep -E '^=+ .* in [0-9.]+s.* =+$' "$log" | tail -1) || closing=$(tail -1 "$log")
+        report+="$suite, $(chroot "$root" "$python" -V), $state: $closing"$'\n'
+    done
+    printf '\n%s' "$report"
+    return $failed
+}
 
-[ "$(id -u)" = 0 ] || stop "Other Pythons need root: debootstrap, chroot and mounts do."
-for tool in debootstrap unshare setpriv; do
-    command -v $tool >/dev/null || stop "No $tool here: apt install debootstrap util-linux"
-done
-folder=${1:-$here/build/pythons}
-shift || true
-[ $# -gt 0 ] || set -- make test
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-failed=0 report=""
-for suite in ${SUITES:-trixie sid}; do
-    root=$folder/$suite log=$folder/$suite.log python=$(python_of "$suite")
-    make_debian "$suite" "$root"
-    git init -q "$root/ranklab"
-    git -C "$root/ranklab" fetch -q --update-shallow "$here" HEAD
-    git -C "$root/ranklab" checkout -qfB main FETCH_HEAD
-    git -C "$root/ranklab" clean -qfd
-    : >"$log"
-    state=passed
-    run "$root" "$log" env PYTHON="$python" make work &&
-        run "$root" "$log" env PYTHON="$python" "$@" || state=FAILED failed=1
-    closing=$(grep -E '^=+ .* in [0-9.]+s.* =+$' "$log" | tail -1) || closing=$(tail -1 "$log")
-    report+="$suite, $(chroot "$root" "$python" -V), $state: $closing"$'\n'
-done
-printf '\n%s' "$report"
-exit $failed
+case ${1:-} in
+    --inside) inside "${@:2}" ;;
+    *) main "$@" ;;
+esac
+exit  # so bash reads no further in a file that changed meanwhile
