@@ -24,7 +24,8 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep soak check build slides site pythons bench horovod slurm doctor clean
+.PHONY: help setup work lab test sweep soak check build slides site pythons bench horovod slurm \
+	doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
