@@ -117,6 +117,22 @@ def test_ci_runs_make_test_and_never_fails_on_debian_packages(checkout, tmp_path
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.parametrize("user, sentence", [
+    (1000, "Other Pythons need root"), (0, "debootstrap could not make Debian trixie"),
+])
+def test_other_pythons_that_cannot_be_had_are_a_sentence(tmp_path, user, sentence):
+    """`make pythons` itself takes an hour, and no test runs it."""
+    for name, script in {"id": f"echo {user}", "debootstrap": "exit 1", "unshare": "exit 1",
+                         "setpriv": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run([ROOT / "scripts" / "pythons.sh", tmp_path / "pythons"], text=True,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                          capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1, done.stderr
+
+
 # --- each way to fail -------------------------------------------------------------------------
 
 def test_an_old_python_can_read_the_script():
