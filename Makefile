@@ -24,7 +24,8 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep soak check build slides site bench horovod slurm doctor clean
+.PHONY: help setup work lab test sweep soak check build slides site pythons bench horovod slurm \
+	doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -66,6 +67,9 @@ slides: setup ## the decks to HTML (and PDF where chromium is) under build/slide
 
 site: setup ## solved labs, decks, questions, a planner: web pages under build/site/
 	@$(INSIDE) $(PY) site/build.py
+
+pythons: ## make work and make test under Python 3.13 and 3.14, in two Debians; as root (an hour)
+	@bash scripts/pythons.sh
 
 bench: setup ## print ratios of running times; nothing is asserted
 	@$(INSIDE) $(PY) scripts/bench.py

@@ -144,12 +144,13 @@ def choose_torch(python, torch, pinned):
     """
     wanted = pin("torch")
     # A mirror or a folder that pip was told about comes first; the public index has no tags.
-    # No -c here: beside the pins pip calls what an index lacks a conflict. They come afterwards.
+    # No -c here: beside pins pip calls what an index lacks a conflict. Ours come afterwards, and a
+    # conflict is with pins of the user's own pip.
     code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
                         "%s+%s" % (wanted, torch)], screen=False)
     if code == 0:
         return
-    if cause(output) not in ("no build", "nothing"):
+    if cause(output) not in ("no build", "nothing", "conflict"):
         sys.stderr.write(output)
         raise Stop(explain(output, code), cause(output))
     # pip has no way to choose PyTorch's own index by a short name; uv has.

@@ -503,6 +503,32 @@ def test_workers_of_a_data_loader():
     assert eventually(lambda: not ranks_alive())
 
 
+def test_workers_know_what_a_cell_defined():
+    """They are forked: also under Python 3.14, which elsewhere starts fresh processes."""
+    class Squares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, place):
+            return place * place
+
+    def load():
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1)
+        return [batch.tolist() for batch in loader]
+
+    assert launch(load, ranks=2) == [[[0, 1], [4, 9]]] * 2
+
+
+def test_a_rank_may_choose_how_its_processes_start():
+    def choose():
+        import multiprocessing
+
+        multiprocessing.set_start_method("spawn")
+        return multiprocessing.get_start_method()
+
+    assert launch(choose, ranks=1) == ["spawn"]
+
+
 def test_a_process_that_a_rank_left_running_goes_too(capfd):
     def leave_one():
         import subprocess

@@ -280,6 +280,19 @@ def test_workers_of_a_killed_rank_go_too():
     error_of(work, ranks=2, timeout=1)
 
 
+def test_the_locks_of_a_killed_rank_are_no_output(capfd):
+    def work():
+        import multiprocessing
+
+        lock = multiprocessing.Lock()  # tqdm has one
+        time.sleep(1 + dist.get_rank())  # Python 3.14's process for it, where it starts one, is up
+        with lock:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    error_of(work, ranks=2)
+    assert capfd.readouterr() == ("", "")
+
+
 # the process that forks ranks
 
 def test_the_server_is_killed_during_a_launch():

@@ -82,7 +82,11 @@ def test_all_that_is_needed_is_pinned_inside_its_range(environment):
 
 def test_every_pin_fits_every_python():
     """Of its installed package, or else of the comment beside it: what Python it asks for."""
+    everywhere = set.intersection(*({normal(wanted.name) for wanted in needed(environment)}
+                                    for environment in ENVIRONMENTS))
     for pin, note in lines():
+        assert note or normal(pin.name) in everywhere, (
+            f"not every Python installs {pin.name}: its line must say which Python it asks")
         try:
             asks = importlib.metadata.metadata(pin.name).get("Requires-Python") or ""
         except importlib.metadata.PackageNotFoundError:
@@ -106,7 +110,7 @@ def test_pins_are_what_is_installed():
     # Horovod is what `make horovod` built.
     extra = [name for name in here if name not in pins()
              and name not in ("pip", "ranklab", "horovod") and not name.startswith(WITH_TORCH)]
-    assert not extra, "installed by somebody, but not pinned"
+    assert not extra, "installed by somebody, or pinned no more (then `rm -r .venv`)"
 
 
 def test_pins_name_no_place_and_no_platform_but_in_a_marker():

@@ -117,6 +117,22 @@ def test_ci_runs_make_test_and_never_fails_on_debian_packages(checkout, tmp_path
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.parametrize("user, sentence", [
+    (1000, "Other Pythons need root"), (0, "debootstrap could not make Debian trixie"),
+])
+def test_other_pythons_that_cannot_be_had_are_a_sentence(tmp_path, user, sentence):
+    """`make pythons` itself takes an hour, and no test runs it."""
+    for name, script in {"id": f"echo {user}", "debootstrap": "exit 1", "unshare": "exit 1",
+                         "setpriv": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run([ROOT / "scripts" / "pythons.sh", tmp_path / "pythons"], text=True,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                          capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1, done.stderr
+
+
 # --- each way to fail -------------------------------------------------------------------------
 
 def test_an_old_python_can_read_the_script():
@@ -236,7 +252,10 @@ def steps(monkeypatch, tmp_path):
     """setup() with creating and installing replaced by a list of what would be done."""
     done = []
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    python = tmp_path / "bin" / "python"
+    # Not a link: it would lead to the Python that .venv was made from, which may have no pip.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     monkeypatch.setattr(setup, "create", lambda venv: done.append("create"))
     monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
     monkeypatch.setattr(setup, "fill",
@@ -384,7 +403,7 @@ def installers(monkeypatch):
 
 @pytest.mark.parametrize("pip, asked", [
     (None, ["pip"]), (PIP_HAS_NO_TAGS, ["pip", "pip's uv", "uv"]),
-    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]),
+    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]), (PIP_CONFLICT, ["pip", "pip's uv", "uv"]),
 ])
 def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path, pip, asked):
     installers["pip"] = pip
@@ -398,7 +417,7 @@ def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path
 
 @pytest.mark.parametrize("prints, cause, sentence", [
     ({"pip": NO_SPACE}, "disk", "The disk filled up"),
-    ({"pip": PIP_CONFLICT}, "conflict", "The pinned versions do not fit"),
+    ({"pip": PIP_CONFLICT, "uv": UV_CLOSED}, "closed", "The package index refuses"),
     ({"pip": NO_CONNECTION + PIP_SEES_NOTHING}, "network", "The package index can't be reached"),
     ({"pip": "new"}, "", "The set-up stopped with code 1: new"),
     ({"pip": PIP_HAS_NO_TAGS, "pip's uv": NO_SPACE}, "disk", "The disk filled up"),

@@ -42,6 +42,17 @@ def test_library_code_may_be_built_on_the_answer_but_the_learners_may_not():
     assert learner.calls("ab") == "a", "and all is as before"
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_generator_is_watched_from_the_call_on():
+    """Not only from its first value on, which the check asks for."""
+    def answer(n):
+        yield from range(n)
+
+    with calls_watched(answer), pytest.raises(LibrarysAnswer, match="own answer"):
+        answer(2)
+    assert [*answer(2)] == [0, 1], "and all is as before"
+
+
 def test_a_class_is_watched_with_all_its_methods():
     class Answer(torch.nn.Module):
         def __init__(self):

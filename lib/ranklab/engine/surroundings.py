@@ -1,7 +1,10 @@
-"""What is different around a rank: no keyboard, the first to go, and a folder that goes with it."""
+"""What is different around a rank: no keyboard, forked workers, the first to go, and a folder
+that goes with it.
+"""
 
 import builtins
 import contextlib
+import multiprocessing.context
 import multiprocessing.util
 import os
 import shutil
@@ -18,6 +21,7 @@ NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer a
 def settle(folder):
     """This process is a rank among its surroundings; `folder` is for its workers' sockets."""
     _without_keyboard()
+    _fork_workers()
     _first_to_go()
 
     def temp_dir():
@@ -41,6 +45,17 @@ def _without_keyboard():
 
     builtins.input = ask  # pdb asks by it, too
     sys.breakpointhook = refuse
+
+
+def _fork_workers():
+    """Fork the processes that multiprocessing starts in this rank, as before Python 3.14 (Linux).
+
+    A fresh process does not know the classes of a cell. And for each lock, such as tqdm's, Python
+    would start a process that complains when the rank is killed.
+    """
+    if sys.platform == "linux":  # not set_start_method(): the learner's code may call it, once
+        default = multiprocessing.context._default_context
+        default._default_context = multiprocessing.get_context("fork")
 
 
 def _first_to_go():
