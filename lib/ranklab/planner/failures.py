@@ -1,9 +1,12 @@
-"""How much of the time a run works, by published failures: Llama 3's, 16,384 GPUs, 54 days."""
+"""How much of the time a run works, by published failures: Llama 3's, 16,384 GPUs, 54 days; and
+Meta's research clusters', which are higher.
+"""
 
 from ranklab.planner.published import table
 from ranklab.resilience import goodput, optimal_interval
 
 DAYS, GPUS = 54, 16384  # arXiv 2407.21783, 3.3.4
+OFTEN = 6.3  # times Llama 3's rate: 7.9 h on 1,024 GPUs of research clusters (arXiv 2410.21680)
 RESTART = 600.0  # seconds until a job works again; MegaScale finds most in 10 min (2402.15627, 6.3)
 STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assumed
 
@@ -14,12 +17,13 @@ def hours_between_failures(gpus):
     return DAYS * 24 * GPUS / float(row["count"]) / gpus
 
 
-def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None):
-    """The share of the time in which a job makes progress: lab 14's goodput.
+def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None, often=1):
+    """Return the share of the time in which a job makes progress: lab 14's goodput.
 
-    interval: seconds of work between checkpoints; None: the best, Daly's
+    interval  seconds of work between checkpoints; None: the best, Daly's
+    often     how often it fails, in times of Llama 3's rate
     """
-    mean = 3600 * hours_between_failures(gpus)
+    mean = 3600 * hours_between_failures(gpus) / often
     interval = interval or optimal_interval(checkpoint_seconds, mean)
     return goodput(interval, checkpoint_seconds, mean, restart_seconds)
 
@@ -29,6 +33,6 @@ def checkpoint_seconds(model, nodes):
     return 14 * model.parameters / (nodes * STORAGE)
 
 
-def good_share_of(model, machine, gpus):
-    """good_share for training this model on `gpus` of these GPUs."""
-    return good_share(gpus, checkpoint_seconds(model, max(1, gpus / machine.node)))
+def good_share_of(model, machine, gpus, often=1):
+    """Return good_share for training this model on `gpus` of these GPUs."""
+    return good_share(gpus, checkpoint_seconds(model, max(1, gpus / machine.node)), often=often)

@@ -4,7 +4,7 @@ import dataclasses
 
 from ranklab.planner.cost import DAY, price_of
 from ranklab.planner.failures import (
-    RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
+    OFTEN, RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
 )
 from ranklab.planner.search import room
 from ranklab.planner.why import (
@@ -34,7 +34,8 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
         "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
         "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
                  "good_share": good_share_of(wish.model, wish.machine, wish.gpus),
-                 "hours_between_failures": hours_between_failures(wish.gpus),
+                 "good_share_often": good_share_of(wish.model, wish.machine, wish.gpus, OFTEN),
+                 "often": OFTEN, "hours_between_failures": hours_between_failures(wish.gpus),
                  "restart_seconds": RESTART, "checkpoint_seconds": checkpoint_seconds(
                      wish.model, max(1, wish.gpus / wish.machine.node))},
         "budget": limits[0], "deadline": limits[1],
