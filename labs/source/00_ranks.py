@@ -11,8 +11,10 @@
 # makes all of them wait. How many dollars does that cost before anybody even looks?
 
 # %%
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("00_ranks")
 check(hang_dollars=...)
 
 # %% [markdown]

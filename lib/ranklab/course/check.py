@@ -15,6 +15,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ranklab.course import labs, progress
+from ranklab.course.cells import text_of
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
@@ -74,13 +75,13 @@ def check(learner_fn=None, /, **predictions):
         print(f"check: no exercise is called {name}. Keep the name that the lab gave it.")
         return learner_fn
     verdict = judge(exercise, learner_fn)
-    _show_and_record(name, verdict.state, str(verdict))
+    _show_and_record(name, verdict.state, str(verdict), text_of(learner_fn))
     return learner_fn if verdict.state == PASSED else exercise.answer
 
 
-def _show_and_record(name, state, text):
+def _show_and_record(name, state, text, cell=""):
     if state in (PASSED, FAILED):
-        progress.record(name, state)
+        progress.record(name, state, cell if state == PASSED else "")
     if state == PASSED:
         coming = next_after(name, progress.load())
         text += f"\n  ->    passed; {coming}" if coming else "\n  ->    passed"
