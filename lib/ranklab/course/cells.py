@@ -18,6 +18,7 @@ FENCED = re.compile(r"^```.*?^```", re.M | re.S)  # a comment in it is no headin
 HEADING = re.compile(r"^(#{1,6}) (.+)", re.M)
 LARGEST = 100_000  # bytes of a cell that is kept
 COMPOUND = (ast.For, ast.While, ast.If, ast.With, ast.Try)
+IMPORTS = (ast.Import, ast.ImportFrom)
 DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -32,7 +33,7 @@ class Statement:
     checks   the names that it gives to check: check(x)
     answers  the exercise that it answers; "" if none
     node     None where the answer is the library's
-    text     the cell that it stands in, for tracebacks
+    text     the cell that it stands in, for tracebacks; cell: its number in the lab
     """
 
     binds: frozenset
@@ -43,6 +44,7 @@ class Statement:
     answers: str = ""
     node: ast.stmt | None = None
     text: str = ""
+    cell: int = -1
 
     @property
     def keeps(self):
@@ -141,28 +143,42 @@ def needs(statements):
 def to_bind(names, statements, is_there):
     """Those of `statements`, in order, that bind `names` and what these need in turn.
 
-    is_there(name)  True for what need not be bound again
+    is_there(name, cell)  True where `name` already has what the last statement above, in the cell
+                          of this number, binds to it
     """
-    late = set()  # a function may need what is bound only after it
+    imported = _imported(statements)
+    late, again = set(), set()
     while True:
-        needed, kept, imported = set(names) | late, [], _imported(statements)
-        for one in reversed(statements):
+        needed, kept = set(names) | late, []
+        for index in reversed(range(len(statements))):
+            one = statements[index]
             if not (one.binds & needed or (one.changes - imported) & needed):
                 continue
             kept.insert(0, one)
             if not one.keeps:
                 needed -= one.binds
-            needed |= {name for name in one.uses | one.changes if name and not is_there(name)}
-        found = {name for one in kept for name in one.late if not is_there(name)}
-        if found <= late:
+            needed |= {name for name in one.uses | one.changes if name and (
+                name in again or not is_there(name, _binder(name, statements[:index])))}
+        # A function may need what is bound only after it, and what is bound again here is no longer
+        # what was there.
+        found = {name for one in kept for name in one.late
+                 if name in again or not is_there(name, _binder(name, statements))}
+        bound = {name for one in kept for name in one.binds}
+        if found <= late and bound <= again:
             return kept
         late |= found
+        again |= bound
+
+
+def _binder(name, statements):
+    """The number of the cell of the last statement that binds `name`; None where none does."""
+    return next((one.cell for one in reversed(statements) if name in one.binds), None)
 
 
 def _imported(statements):
     """What is called on a module changes nothing that a slice has to repeat."""
     return {name for one in statements for name in one.binds
-            if isinstance(one.node, (ast.Import, ast.ImportFrom))}
+            if isinstance(one.node, IMPORTS)}
 
 
 class Lab:
@@ -172,10 +188,9 @@ class Lab:
         self.stem, self.cells = stem, cells
         self.exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
 
-    def place_of(self, source, cell_id=None, last=-1):
-        """The number of the cell with this text; `last`, that of the cell before, if none has it.
-
-        An edited cell is known by its id, or by what it defines.
+    def place_of(self, source, cell_id, last):
+        """The number of the cell with this text, the next after the cell `last` if several have it;
+        None if none has. An edited cell is known by its id, or by what it defines.
         """
         statements = statements_of(source)
         defines = {one.node.name for one in statements if isinstance(one.node, DEFINES)}
@@ -186,7 +201,7 @@ class Lab:
             places = [number for number, cell in enumerate(self.cells) if is_it(cell)]
             if places:
                 return next((number for number in places if number > last), places[-1])
-        return last
+        return None
 
     def find(self, place):
         """The number of the first cell under the heading "4.4", or of an exercise; None if none."""
@@ -203,6 +218,14 @@ class Lab:
             end += 1
         return self.cells[number:end]
 
+    def binder(self, name, until):
+        """The number of the last cell before `until` that makes `name`, and does not only import
+        it; None where none does.
+        """
+        made = (number for number in reversed(range(until)) for one in self.cells[number].statements
+                if name in one.binds and not isinstance(one.node, IMPORTS))
+        return next(made, None)
+
     def statements(self, until, own=None):
         """The statements of all cells before the cell `until`.
 
@@ -210,13 +233,14 @@ class Lab:
         library's. No `x = check(x)` is among them.
         """
         found = []
-        for cell in self.cells[:until]:
+        for number, cell in enumerate(self.cells[:until]):
             for one in cell.statements:
                 name = getattr(one.node, "name", "")
                 if name in self.exercises and isinstance(one.node, DEFINES):
-                    found += self._answer(name, (own or {}).get(name, ""))
-                elif not _is_check(one.node, self.exercises):
-                    found.append(one)
+                    answer = self._answer(name, (own or {}).get(name, ""))
+                else:
+                    answer = [] if _is_check(one.node, self.exercises) else [one]
+                found += [replace(each, cell=number) for each in answer]
         return found
 
     def _answer(self, name, text):
