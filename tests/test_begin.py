@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from engine_tools import Notebook
 
-from ranklab.course import build, cells, progress
+from ranklab.course import build, cells, labs, progress
 from ranklab.course.check import PASSED
 
 BEGIN = "from ranklab import begin, catch_up, check, launch, status\nbegin('00_ranks')"
@@ -115,6 +115,12 @@ def test_what_another_cell_has_bound_since_is_bound_again_for_those_below(tmp_pa
     assert book.run(cells[4]) == "From the cells above: found.\n"
     assert book.run("two") == "2" and book.run("found = [3]") == book.run(cells[4]) == ""
     assert book.run("two") == "3"
+
+
+@pytest.mark.parametrize("stem", labs.written())
+def test_every_lab_begins(stem):
+    first = next(cell for cell in build.lab_notebook(ROOT, stem).cells if cell.cell_type == "code")
+    assert f'\nbegin("{stem}")' in first.source
 
 
 # --- slices -------------------------------------------------------------------------------------
