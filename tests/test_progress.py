@@ -35,7 +35,8 @@ def test_a_pass_is_never_lost():
 
 @pytest.mark.parametrize("content", ["", '{"a": {"sta', "[]", "null", '{"a": 3}', "\x00\xff",
                                      '{"a": {"state": "passed", "tries": "many"}}',
-                                     '{"a": {"state": "passed", "tries": 1, "hints": "two"}}'])
+                                     '{"a": {"state": "passed", "tries": 1, "hints": "two"}}',
+                                     '{"a": {"state": "passed", "tries": 1, "cell": 3}}'])
 def test_a_file_that_cannot_be_read_is_kept_aside_with_a_sentence(home, content, capsys):
     home.mkdir()
     (home / "progress.json").write_text(content, encoding="latin-1")

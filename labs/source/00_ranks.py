@@ -11,13 +11,17 @@
 # makes all of them wait. How many dollars does that cost before anybody even looks?
 
 # %%
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("00_ranks")
 check(hang_dollars=...)
 
 # %% [markdown]
 # (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. You may skip any exercise of this
-# course: later cells then use the library's answer in place of yours.)
+# course, and need not run its cells: later cells then use the library's answer in place of yours. When the kernel has
+# restarted, run the first cell of code and then, in a new cell, `catch_up()`: it brings back your answers that passed, and
+# says where to go on. `status()` shows what you passed and what comes next.)
 #
 # When a program waits forever, we say that it **hangs**. This lab teaches you to find out which rank is to blame, and
 # that saves the ten minutes. But first you need the two things that everything in this course is made of: **ranks**,

@@ -14,8 +14,10 @@
 # (The data sheet of the H100 prints 1,979 TFLOP/s, with a star. That number holds for sparse matrices only.)
 
 # %%
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("01_baseline")
 check(days_on_one_gpu=...)
 
 # %% [markdown]

@@ -22,8 +22,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("02_collectives")
 check(server_megabytes=...)
 
 # %% [markdown]

@@ -28,8 +28,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("03_data_parallel")
 check(step_megabytes=...)
 
 # %% [markdown]

@@ -26,8 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("05_horovod")
 check(fusion_saves_ms=...)
 
 # %% [markdown]

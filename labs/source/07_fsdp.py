@@ -30,8 +30,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 
+
+begin("07_fsdp")
 check(fsdp_7b_gb=...)
 
 # %% [markdown]

@@ -24,8 +24,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab.meter import SavedActivations, Timeline, Traffic
+
+begin("08_tensor_parallel")
 
 # %% [markdown]
 # ## 2. Picture

@@ -23,8 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab import pipeline_parallel as pp
+
+begin("09_pipeline_parallel")
 
 # %% [markdown]
 # ## 2. Picture

@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab import context_parallel as cp
+
+begin("10_context_parallel")
 
 # %% [markdown]
 # ## 2. Picture

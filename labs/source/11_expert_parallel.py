@@ -19,9 +19,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab import expert_parallel as ep
 from ranklab.meter import Traffic
+
+begin("11_expert_parallel")
 
 # %% [markdown]
 # ## 2. Picture

@@ -35,9 +35,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab.hybrid import Hybrid, Layout, parse_layout
 from ranklab.mesh import Mesh
+
+begin("12_hybrid")
 
 # %% [markdown]
 # ## 2. Picture

@@ -18,12 +18,14 @@ from dataclasses import fields, replace
 import torch
 import torch.distributed as dist
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab.planner import Plan, find_node
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.space import usual
 from ranklab.planner.step import Step
+
+begin("13_planner")
 
 # %% [markdown]
 # ## 2. Picture

@@ -27,9 +27,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab import resilience
 from ranklab.engine import RankError
+
+begin("14_resilience")
 
 # %% [markdown]
 # ## 2. Picture

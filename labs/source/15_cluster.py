@@ -30,8 +30,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab.cluster.job import Job
+
+begin("15_cluster")
 
 # %% [markdown]
 # ## 2. Picture

@@ -37,8 +37,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from ranklab import answer, check, device, hint, launch, questions
+from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
 from ranklab.engine import HangError, RankError
+
+begin("16_clinic")
 
 # %%
 from ranklab.clinic.shards import stored_shards

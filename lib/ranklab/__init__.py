@@ -14,6 +14,9 @@ _HOME_OF = {
     "hint": "ranklab.course.hint",
     "answer": "ranklab.course.hint",
     "questions": "ranklab.course.questions",
+    "begin": "ranklab.course.begin",
+    "catch_up": "ranklab.course.begin",
+    "status": "ranklab.course.begin",
 }
 __all__ = list(_HOME_OF)
 

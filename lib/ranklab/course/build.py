@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import re
-import symtable
 import textwrap
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import jupytext
 import nbformat
 
 from ranklab.course import labs
+from ranklab.course.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
 from ranklab.files import write_whole
@@ -258,25 +258,6 @@ def _solve(source, stem, bound):
 def _working(match):
     prediction = labs.find_prediction(match[1])
     return f"{match[1]}={prediction.solution}" if prediction else match[0]
-
-
-def free_names(source):
-    """The global names that `source` uses and does not bind itself."""
-    top = symtable.symtable(source, "answer", "exec")
-    used = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
-    tables = list(top.get_children())
-    while tables:
-        table = tables.pop()
-        used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
-        tables += table.get_children()
-    return used - bound_names(source)
-
-
-def bound_names(source):
-    """The names that `source` binds at its top level."""
-    top = symtable.symtable(source, "cell", "exec")
-    return {s.get_name() for s in top.get_symbols()
-            if s.is_assigned() or s.is_imported() or s.is_namespace()}
 
 
 def execute(notebook, root):

@@ -17,6 +17,7 @@ from numbers import Real
 
 from ranklab.course import labs, progress
 from ranklab.course.alive import signs_of_life
+from ranklab.course.cells import text_of
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
@@ -78,7 +79,7 @@ def check(learner_fn=None, /, **predictions):
         _no_such("exercise", name)
         return learner_fn
     verdict = judge(exercise, learner_fn)
-    _show_and_record(name, verdict.state, str(verdict))
+    _show_and_record(name, verdict.state, str(verdict), text_of(learner_fn))
     return learner_fn if verdict.state == PASSED else exercise.answer
 
 
@@ -88,9 +89,9 @@ def _no_such(kind, name):
           + (f": {near[0]}?" if near else "."))
 
 
-def _show_and_record(name, state, text):
+def _show_and_record(name, state, text, cell=""):
     if state in (PASSED, FAILED):
-        progress.record(name, state)
+        progress.record(name, state, cell if state == PASSED else "")
     if state == PASSED:
         coming = next_after(name, progress.load())
         text += f"\n  ->    passed; {coming}" if coming else "\n  ->    passed"

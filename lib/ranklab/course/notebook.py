@@ -71,7 +71,11 @@ def run_cells(notebook, folder, limit, environ, **options):
                                 extra_arguments=["--log-level=40"],  # errors only
                                 resources={"metadata": {"path": str(folder)}}, **options)
         try:
-            client.execute(env={**os.environ, "RANKLAB_HOME": home, **environ})
+            # Where `begin` finds it: not the one of an earlier build, which may lie in the folder.
+            path = Path(home, "notebook.ipynb")
+            path.write_text(json.dumps(notebook), encoding="utf-8")
+            client.execute(env={**os.environ, "RANKLAB_HOME": home, "JPY_SESSION_NAME": str(path),
+                                **environ})
         finally:  # the client leaves a kernel running that it was given, and its ranks' server too
             run_sync(kernel.shutdown_kernel)(now=True)
 

@@ -8,8 +8,8 @@ import ast
 import math
 from types import SimpleNamespace
 
-from ranklab.course.build import bound_names
 from ranklab.course.check import FAILED, judge_prediction
+from ranklab.course.names import bound_names
 from ranklab.interview.arithmetic import NotArithmetic, compute, power
 
 NOT_GRADABLE = "not gradable"

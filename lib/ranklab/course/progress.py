@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ranklab.course import labs, records
 
-NEW = {"state": "-", "tries": 0}  # of an exercise or prediction; "hints" counts those shown
+# Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed.
+NEW = {"state": "-", "tries": 0}
 
 
 def home() -> Path:
@@ -32,14 +33,20 @@ def _file():
 
 def _is_good(entry):
     return (isinstance(entry, dict) and isinstance(entry.get("state"), str)
-            and isinstance(entry.get("tries"), int) and isinstance(entry.get("hints", 0), int))
+            and isinstance(entry.get("tries"), int) and isinstance(entry.get("hints", 0), int)
+            and isinstance(entry.get("cell", ""), str))
 
 
-def record(name, state):
-    """The state of an exercise or prediction is kept; a pass is never lost by a later try."""
+def record(name, state, cell=""):
+    """Keep the state of an exercise or prediction; a pass is never lost by a later try.
+
+    cell  the text of the cell that passed
+    """
     with change() as known:
         entry = known.setdefault(name, dict(NEW))
         entry["tries"] += 1
         if entry["state"] != "passed":
             entry["state"] = state
             entry["when"] = time.strftime("%Y-%m-%d %H:%M")
+        if cell:
+            entry["cell"] = cell

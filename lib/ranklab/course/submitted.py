@@ -8,8 +8,8 @@ import re
 import textwrap
 
 from ranklab.course import labs
-from ranklab.course.build import bound_names, free_names
 from ranklab.course.check import LIBRARYS, NOT_WRITTEN
+from ranklab.course.names import bound_names, free_names
 from ranklab.course.predicted import predictions
 
 LARGEST = 100_000_000  # bytes of a notebook; and a hundredth of it of a file beside it

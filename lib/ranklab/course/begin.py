@@ -1,0 +1,265 @@
+"""begin, catch_up, status: a lab goes on whatever was skipped, also after a restart.
+
+    begin("02_collectives")     # in the lab's first cell
+    catch_up()                  # after a restart; catch_up("4.4") goes to that heading
+    status()                    # what passed, and what is next
+
+From `begin` on, each cell gets the names that it uses and that no cell has bound yet, just before
+it runs: an exercise's from the learner's cell that passed, or else from the library; other names
+from the lab's cells above. Only a Jupyter kernel does this; elsewhere `begin` does nothing.
+"""
+
+import ast
+import builtins
+import re
+import sys
+
+from ranklab.course import labs, progress
+from ranklab.course.cells import Statement, find_lab, needs, statements_of, to_bind
+from ranklab.course.check import is_stub
+from ranklab.course.outline import is_passed, outline
+from ranklab.course.status import status as table
+
+_sessions = []  # the one of this kernel, from `begin` on
+
+
+def begin(stem):
+    """Make the lab `stem` run whatever is skipped, and `%%ranks` known; see above."""
+    shell, stem = _kernels_shell(), labs.find_stem(stem)
+    if shell is None:
+        return
+    if _sessions:
+        _sessions[0].stem = stem
+        return
+    from ranklab.magic import register
+
+    register(shell)
+    _sessions.append(Session(shell, stem))
+    shell.events.register("pre_run_cell", _sessions[0].before)
+    asked, records = outline(stem), progress.load()
+    passed = sum(is_passed(one.name, records) for one in asked)
+    if passed:
+        print(f"{passed} of {len(asked)} passed. catch_up() brings your answers back and says "
+              "where to go on; status() lists all.")
+
+
+def catch_up(place=None):
+    """Bring back the learner's answers that passed, and take the library's for the others, up to
+    the heading `place`, "4.4".
+
+    place  also an exercise; by default the first that has not passed, after the last that has
+    """
+    if not _sessions:
+        print("Run the first cell of the lab, then this one again.")
+        return
+    session = _sessions[0]
+    lab = session.lab()
+    if lab is None:
+        print(f"The notebook {session.stem}.ipynb was not found, so your cells have to be run "
+              "from the top. A function that no cell defines comes from the library.")
+        return
+    number = _first_open(lab, progress.load()) if place is None else lab.find(str(place))
+    if number is None:
+        print(f"No heading or exercise is called {place!r}; the headings are "
+              f"{', '.join(dict.fromkeys(cell.headings[-1] for cell in lab.cells))}.")
+        return
+    section = lab.section(number)
+    wanted = {name for cell in lab.cells[:number] for name in cell.defines & lab.exercises.keys()}
+    wanted |= needs([one for cell in section for one in cell.statements])
+    said = session.supply(session.missing(wanted, number), number)
+    session.last = number - 1
+    goal = f"Go on at {_link(section[0].headings[-1])}" if section else "All of it is passed."
+    _display(" ".join([*said, goal]))
+
+
+def status(lab=None):
+    """Show what passed in this lab and what comes next, with links; or the table of another lab."""
+    session = _sessions[0] if _sessions else None
+    if session is None or (lab is not None and labs.find_stem(lab) != session.stem):
+        print(table(lab))
+        return
+    records, found, asked = progress.load(), session.lab(), outline(session.stem)
+    rows = []
+    for one in asked:
+        entry = records.get(one.name, progress.NEW)
+        rows.append(f"| {_link(_heading(found, one))} | `{one.name}` | {entry['state']} |")
+    coming = _next(asked, records)
+    passed = sum(is_passed(one.name, records) for one in asked)
+    after = f"Next: {_link(_heading(found, coming))}, `{coming.name}`." if coming else ""
+    _display(f"**{session.stem}**: {passed} of {len(asked)} passed. {after}\n\n"
+             "| | | |\n|---|---|---|\n" + "\n".join(rows), table(session.stem))
+
+
+class Session:
+    """What `begin` keeps in a kernel.
+
+    last  the number of the lab's cell that ran last; ran: the numbers of all that ran
+    made  {name: the number of the lab's cell that bound it last}
+    """
+
+    def __init__(self, shell, stem):
+        self.shell, self.stem = shell, stem
+        self.last, self.ran, self.made = -1, set(), {}
+
+    @property
+    def stem(self):
+        return self._stem
+
+    @stem.setter
+    def stem(self, stem):
+        self._stem = stem
+        self.exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
+
+    def lab(self):
+        """The lab as its file is now; None where it can't be found."""
+        return find_lab(self.stem, self.shell.user_ns.get("__vsc_ipynb_file__"))
+
+    def before(self, info):
+        """Bind what the cell that is about to run needs and what is not there."""
+        statements, lab = statements_of(info.raw_cell), self.lab()
+        place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
+        own = {name for one in statements for name in one.binds | one.checks}
+        # A cell of the learner's own stands below the last one, most likely.
+        until = self.last + 1 if place is None else place
+        names = self.missing(needs(statements), place, own)
+        if said := names and self.supply(names, until):
+            print(_plain(" ".join(said)))
+        for name in {name for one in statements for name in one.binds}:
+            self.made[name] = place
+        if place is not None:
+            self.last = place
+            self.ran.add(place)
+
+    def missing(self, names, place, own=()):
+        """Those of `names` that the cell `place` can't use yet.
+
+        own  exercises that the cell itself defines or checks: there the learner's stub may stay
+        """
+        lab = self.lab()
+        return {name for name in names if not self._is_bound(name, own)
+                or place is not None and self._is_old(name, lab, place)}
+
+    def _is_bound(self, name, own=()):
+        """False for what no cell has bound, and for an exercise that was left empty."""
+        if name not in self.shell.user_ns:
+            return hasattr(builtins, name)
+        return name not in self.exercises or name in own or not is_stub(self.shell.user_ns[name])
+
+    def _is_old(self, name, lab, place):
+        """True where another cell of the lab has bound it than the one above, which did not run."""
+        above = lab.binder(name, place)
+        return (name not in self.exercises and above not in self.ran
+                and self.made.get(name) not in (None, above) and above is not None)
+
+    def _is_there(self, name, above):
+        """True where it has what the lab's cell `above` binds, or the learner something else."""
+        if not self._is_bound(name) or above is None or name in self.exercises:
+            return self._is_bound(name)
+        return self.made.get(name) in (None, above)
+
+    def supply(self, names, until):
+        """Bind `names`, as far as they are the lab's, by what stands above the cell `until`; give
+        sentences that say whose they are.
+        """
+        records, lab, kept = progress.load(), self.lab(), []
+        if lab:
+            own = {name: records[name].get("cell", "") for name in self.exercises
+                   if is_passed(name, records)}
+            kept = to_bind(names, lab.statements(until, own), self._is_there)
+        # An exercise that stands below, or whose lab is not at hand
+        bound = {name for one in kept for name in one.binds}
+        kept += [Statement(frozenset({name}), answers=name)
+                 for name in names & self.exercises.keys() - bound]
+        yours = self._run(kept, names)
+        whose = {name for one in kept for name in one.binds & self.exercises.keys()}
+        here = {name for name in names & bound - whose if name in self.shell.user_ns}
+        said = (("Yours, as you passed it: ", whose & yours), ("The library's: ", whose - yours),
+                ("From the cells above: ", here))
+        return [f"{text}{', '.join(f'`{name}`' for name in sorted(found))}."
+                for text, found in said if found]
+
+    def _run(self, statements, names):
+        """Run them in the notebook, without output; returns the exercises whose answer is the
+        learner's.
+
+        What was there keeps its value, but for `names`. Where a statement raises, the cell that
+        needs it will say what is missing.
+        """
+        from IPython.utils.capture import capture_output
+
+        space, failed = self.shell.user_ns, set()
+        bound = {name for one in statements for name in one.binds}
+        there = {name: space[name] for name in bound - names
+                 if name in space and self._is_bound(name)}
+        with capture_output():
+            for one in statements:
+                if one.node is None or one.answers in failed:
+                    space[one.answers] = self.exercises[one.answers].answer
+                    continue
+                try:
+                    exec(self._compiled(one), space)
+                except Exception:
+                    if one.answers:
+                        failed.add(one.answers)
+                        space[one.answers] = self.exercises[one.answers].answer
+        space.update(there)
+        self.made |= {name: one.cell for one in statements for name in one.binds - there.keys()}
+        return {one.answers for one in statements if one.node} - failed
+
+    def _compiled(self, statement):
+        file = self.shell.compile.cache(statement.text)
+        return compile(ast.Module([statement.node], []), file, "exec")
+
+
+def _first_open(lab, records):
+    """The number of the cell at which to go on; the end where everything is passed."""
+    coming = _next([one for one in outline(lab.stem) if one.name in lab.exercises], records)
+    return lab.find(coming.name) if coming else len(lab.cells)
+
+
+def _next(asked, records):
+    """The first that has not passed after the last that has, or else before it; or None."""
+    passed = [is_passed(one.name, records) for one in asked]
+    after = max((number for number, is_done in enumerate(passed, 1) if is_done), default=0)
+    places = [*range(after, len(asked)), *range(after)]
+    return next((asked[place] for place in places if not passed[place]), None)
+
+
+def _heading(lab, asked):
+    """The title under which an exercise or prediction stands."""
+    if lab is None:
+        return asked.section
+    return next((cell.headings[-1] for cell in lab.cells if f"{asked.name}=..." in cell.source
+                 or asked.name in cell.defines), asked.section)
+
+
+def _link(title):
+    """A link to a heading. JupyterLab names a heading by its text, with "-" for each space."""
+    text = _plain(title)
+    return f"[{text}](<#{text.replace(' ', '-')}>)"
+
+
+def _plain(text):
+    """Markdown of ours without marks and links."""
+    return re.sub(r"\[(.*?)\]\(<.*?>\)", r"\1", text).replace("`", "").replace("**", "")
+
+
+def _display(text, plain=None):
+    """Show Markdown in a notebook, and plain text where that can't be shown."""
+    plain = plain or _plain(text)
+    if _kernels_shell() is None:
+        print(plain)
+        return
+    from IPython.display import display
+
+    display({"text/plain": plain, "text/markdown": text}, raw=True)
+
+
+def _kernels_shell():
+    """The IPython of this Jupyter kernel; None in a terminal, a script or a class's grader."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    return shell if hasattr(shell, "kernel") else None
