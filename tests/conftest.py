@@ -58,8 +58,7 @@ def of_labs(item, stems):
     parameter = item.name.rstrip("]").partition("[")[2]
     files = tuple(f"test_{stem.partition('_')[2]}" for stem in chosen)
     return (len(chosen) == len(labs.written()) or item.path.stem.startswith(files)
-            or parameter.removesuffix(".md") in chosen
-            or re.split("__|-", parameter)[0] in names)
+            or re.split("__|-", parameter.removesuffix(".md"))[0] in names.union(chosen))
 
 
 def turn(item):
