@@ -14,7 +14,7 @@ WAIT = "for work in under_way:\n        work.wait()"
 
 WRONG = [
     mutant(ring_shift, BEFORE, "dist.send(x, group=group, group_dst=(rank + 1) % size)",
-           SEND, "", says="all ranks send first"),
+           SEND, "", says="all ranks wait in send"),
     mutant(ring_shift, BEFORE, "dist.recv(from_before, group=group, group_src=(rank - 1) % size)",
            RECV, "", says="start the send before"),
     mutant(ring_shift, WAIT, "", says="Keep the handle"),
