@@ -306,7 +306,7 @@ from ranklab.planner.space import ADVISED, layouts, refuse
 
 
 ### BEGIN SOLUTION
-from ranklab.planner.search import refusal
+from ranklab.planner.search import RESERVE, refusal, room
 
 
 ### END SOLUTION
