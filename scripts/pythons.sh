@@ -63,6 +63,7 @@ inside() {
     done < <(shared_paths)
     mkdir -p "$root$HOME"
     env -u PYTHONPATH -u VIRTUAL_ENV -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u TMPDIR \
+        -u SUITES -u MIRROR \
         LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
         chroot "$root" sh -ec 'cd /ranklab; "$@"' sh "$@"
 }
