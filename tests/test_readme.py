@@ -20,6 +20,7 @@ NOT_RUN_HERE = {
     "make doctor": "ranklab doctor, below, is the same",
     "make test": "it is what runs this test",
     "make slides": "test_slides.py builds a deck",
+    "make pythons": "it makes two Debians, of 13 GB; test_setup.py has the sentences of its end",
     "make slurm": ".ci/run calls it; here stand-ins play Slurm",
     "make site": "test_site.py builds it",
     "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",

@@ -27,9 +27,9 @@ LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others 
 # gloo ends the process: by SIGABRT, and in 4 of 900 runs SIGSEGV was seen.
 MISMATCH = r"was killed by SIG(ABRT|SEGV): op\.preamble\.length <= op\.nbytes.*"
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
-SEND_FIRST = ("All ranks wait in send. gloo's send returns when the other side receives, and nobody "
-              "does. Let one rank receive first, or don't wait yet: start the send, receive, "
-              "then wait for the send.")
+SEND_FIRST = ("All ranks wait in send. gloo's send returns when the other side receives, and "
+              "nobody does. Let one rank receive first, or don't wait yet: start the send, "
+              "receive, then wait for the send.")
 RECEIVE_FIRST = ("All ranks wait in recv, and nobody sends. One rank has to begin: in a ring with "
                  "one token, rank 0 sends first; else start the send before the receive.")
 TOO_LONG = ("The first number is the bytes of a message, the second is the bytes of the tensor "
