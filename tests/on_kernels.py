@@ -5,11 +5,9 @@
 A process, because torch, MKL and oneDNN choose their kernels once, when they first compute.
 """
 
-import inspect
 import sys
-import textwrap
 
-from mutants import as_in_a_notebook
+from mutants import as_in_a_notebook, text_of
 
 from ranklab.course import labs
 from ranklab.course.check import PASSED, judge
@@ -18,8 +16,7 @@ from ranklab.course.check import PASSED, judge
 def main(stem):
     refused = []
     for exercise in labs.checks_of(stem).EXERCISES:
-        text = textwrap.dedent(inspect.getsource(exercise.answer))
-        verdict = judge(exercise, as_in_a_notebook(exercise.answer, text))
+        verdict = judge(exercise, as_in_a_notebook(exercise.answer, text_of(exercise.answer)))
         if verdict.state != PASSED:
             refused.append(str(verdict))
     print(*refused, sep="\n")

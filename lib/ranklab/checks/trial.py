@@ -71,6 +71,16 @@ def inputs_named(name):
         raise
 
 
+@contextlib.contextmanager
+def called_with(words):
+    """Add these words to what is raised inside: the arguments, where they are too long to print."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"called with {words}")
+        raise
+
+
 def _is_of(code, name):
     """Return whether it is the code of the learner's function `name`, or of a method of theirs."""
     return (code.co_qualname == name or code.co_qualname.startswith(f"{name}.")

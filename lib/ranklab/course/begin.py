@@ -12,12 +12,12 @@ from the lab's cells above. Only a Jupyter kernel does this; elsewhere `begin` d
 import ast
 import builtins
 import re
-import sys
 
 from ranklab.course import labs, progress
 from ranklab.course.cells import Statement, find_lab, needs, statements_of, to_bind
 from ranklab.course.check import is_stub
-from ranklab.course.outline import is_passed, outline
+from ranklab.course.outline import first_open, is_passed, outline
+from ranklab.course.show import kernels_shell, notebooks_display
 from ranklab.course.status import status as table
 
 _sessions = []  # the one of this kernel, from `begin` on
@@ -25,7 +25,7 @@ _sessions = []  # the one of this kernel, from `begin` on
 
 def begin(stem):
     """Make the lab `stem` run whatever is skipped, and `%%ranks` known; see above."""
-    shell, stem = _kernels_shell(), labs.find_stem(stem)
+    shell, stem = kernels_shell(), labs.find_stem(stem)
     if shell is None:
         return
     if _sessions:
@@ -221,8 +221,7 @@ def _next(asked, records):
     """The first that has not passed after the last that has, or else before it; or None."""
     passed = [is_passed(one.name, records) for one in asked]
     after = max((number for number, is_done in enumerate(passed, 1) if is_done), default=0)
-    places = [*range(after, len(asked)), *range(after)]
-    return next((asked[place] for place in places if not passed[place]), None)
+    return first_open(asked, after, records)
 
 
 def _heading(lab, asked):
@@ -246,20 +245,8 @@ def _plain(text):
 
 def _display(text, plain=None):
     """Show Markdown in a notebook, and plain text where that can't be shown."""
-    plain = plain or _plain(text)
-    if _kernels_shell() is None:
+    plain, display = plain or _plain(text), notebooks_display()
+    if display is None:
         print(plain)
         return
-    from IPython.display import display
-
     display({"text/plain": plain, "text/markdown": text}, raw=True)
-
-
-def _kernels_shell():
-    """The IPython of this Jupyter kernel; None in a terminal, a script or a class's grader."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    return shell if hasattr(shell, "kernel") else None

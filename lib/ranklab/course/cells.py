@@ -204,7 +204,7 @@ class Lab:
         return None
 
     def find(self, place):
-        """The number of the first cell under the heading "4.4", or of an exercise; None if none."""
+        """Return the number of the first under the heading "4.4", or of an exercise; or None."""
         for number, cell in enumerate(self.cells):
             title = cell.headings[-1] if cell.headings else ""
             if place in (title, title.split(" ")[0].rstrip("."), *cell.defines):
@@ -273,8 +273,8 @@ def _is_check(node, exercises):
 
 
 def find_lab(stem, notebook=None):
-    """The lab `stem` from the file that the learner has open, or else from the checkout; None where
-    there is neither.
+    """Return the lab `stem` from the file that the learner has open, or else from the checkout;
+    None where there is neither.
 
     notebook  the file's path, where the editor says it
     """

@@ -4,7 +4,7 @@ import symtable
 
 
 def free_names(source):
-    """The global names that `source` uses and does not bind itself."""
+    """Return the global names that `source` uses and does not bind itself."""
     top = symtable.symtable(source, "answer", "exec")
     used = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
     tables = list(top.get_children())
@@ -16,7 +16,7 @@ def free_names(source):
 
 
 def bound_names(source):
-    """The names that `source` binds at its top level."""
+    """Return the names that `source` binds at its top level."""
     top = symtable.symtable(source, "cell", "exec")
     return {s.get_name() for s in top.get_symbols()
             if s.is_assigned() or s.is_imported() or s.is_namespace()}

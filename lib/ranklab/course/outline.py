@@ -39,11 +39,16 @@ def next_after(name, records):
         return ""
     asked = outline(stem)
     place = [one.name for one in asked].index(name)
-    for one in asked[place + 1:] + asked[:place]:
-        if not is_passed(one.name, records):
-            return f"next: {one}"
+    if coming := first_open(asked[:place] + asked[place + 1:], place, records):
+        return f"next: {coming}"
     later = labs.written()[labs.written().index(stem) + 1:]
     return "all of this lab is passed" + (f"; next: lab {later[0]}" if later else "")
+
+
+def first_open(asked, place, records):
+    """Return the first from `place` on that has not passed, or else before it; None if all have."""
+    return next((one for one in asked[place:] + asked[:place] if not is_passed(one.name, records)),
+                None)
 
 
 def is_passed(name, records):

@@ -56,9 +56,18 @@ def _escaped(text):
 
 def notebooks_display():
     """Return IPython's display inside a Jupyter kernel; None in a terminal, a script or a test."""
+    if kernels_shell() is None:
+        return None
+    from IPython.display import display
+
+    return display
+
+
+def kernels_shell():
+    """Return the IPython of this Jupyter kernel; None in a terminal, a script or a test."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython
-    from IPython.display import display
 
-    return display if hasattr(get_ipython(), "kernel") else None
+    shell = get_ipython()
+    return shell if hasattr(shell, "kernel") else None

@@ -4,9 +4,10 @@ Meta's research clusters', which are higher.
 
 from ranklab.planner.published import table
 from ranklab.resilience import goodput, optimal_interval
+from ranklab.resilience.traces import GPU_HOURS, RESEARCH_HOURS
 
 DAYS, GPUS = 54, 16384  # arXiv 2407.21783, 3.3.4
-OFTEN = 6.3  # times Llama 3's rate: 7.9 h on 1,024 GPUs of research clusters (arXiv 2410.21680)
+OFTEN = GPU_HOURS / 1024 / RESEARCH_HOURS[1024]  # times Llama 3's rate, on research clusters
 RESTART = 600.0  # seconds until a job works again; MegaScale finds most in 10 min (2402.15627, 6.3)
 STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assumed
 

@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from functools import partial
 
-from ranklab.checks.planner.parts import called_with, each_is_right
-from ranklab.checks.trial import explain
+from ranklab.checks.planner.parts import each_is_right
+from ranklab.checks.trial import called_with, explain
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.memory import (

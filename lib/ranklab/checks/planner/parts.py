@@ -1,21 +1,11 @@
 """Compares a GpuMemory or a Step with the right one, part by part, and finds the mistake."""
 
-import contextlib
 import math
 from dataclasses import asdict
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
-
-
-@contextlib.contextmanager
-def called_with(words):
-    """Add these words to what is raised inside: the arguments of the learner's function."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"called with {words}")
-        raise
+from ranklab.checks.trial import called_with
 
 
 def each_is_right(cases, slips, in_units, unit=1.0):

@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.planner.parts import called_with
-from ranklab.checks.trial import explain, is_near
+from ranklab.checks.trial import called_with, explain, is_near
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.plan import Plan
 from ranklab.planner.step import step_time

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.planner.parts import called_with
-from ranklab.checks.trial import NO_ERROR, is_near, refusal
+from ranklab.checks.trial import NO_ERROR, called_with, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.plan import Plan

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.beside import expect, on_groups, refused
-from ranklab.checks.resilience.interval import naming
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 
@@ -87,14 +86,12 @@ def _trial(elastic_batch, ranks):
 
 def check_elastic_batch(elastic_batch):
     for case in CASES:
-        with naming(f"(batch, ranks, micro_batch) = {case}"):
-            plan = elastic_batch(*case)
+        plan = elastic_batch(*case)
         _rules(*case, plan)
     yield "each position once, at most micro_batch of them together; ranks differ by one at most"
     yield "all ranks have the same number of micro-batches, and no more than needed; n / batch"
     on_groups(_trial, elastic_batch, ranks=5, groupings=GROUPINGS, failures=FAILURES)
     yield "the gradients of 1 to 5 ranks are those of one process"
     for case in ((0, 2, 1), (4, 0, 1), (4, 2, 0)):
-        with naming(where := f"(batch, ranks, micro_batch) = {case}"):
-            refused(where, partial(elastic_batch, *case))()
+        refused(f"(batch, ranks, micro_batch) = {case}", partial(elastic_batch, *case))()
     yield "numbers below 1 are a ValueError"

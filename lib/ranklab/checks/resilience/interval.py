@@ -1,29 +1,15 @@
 """The checks of optimal_interval and goodput: beside exact formulas, and beside a simulation."""
 
-import contextlib
 import math
 from functools import partial
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain
 from ranklab.resilience.interval import random_gaps, simulate
 from ranklab.resilience.traces import GPU_HOURS, HOUR, OPT_HOURS
 
 LLAMA, OPT = GPU_HOURS / 16384 * HOUR, OPT_HOURS / 124 * HOUR  # seconds between failures
 APART = 0.02
-
-
-@contextlib.contextmanager
-def naming(where):
-    """Name the input in what the learner's function raises inside."""
-    try:
-        yield
-    except Mistake:
-        raise
-    except Exception as error:
-        error.add_note(f"for {where}")
-        raise
 
 
 def best_interval(C, M):
@@ -39,8 +25,7 @@ def check_optimal_interval(optimal_interval):
     for C, M in ((60, LLAMA), (300, OPT), (30, 900), (300, 900), (50, 100), (90, 100), (100, 100),
                  (300, 100), (1000, 50), (0.01, 1)):  # the last: not a whole number of seconds
         where = f"checkpoints of {C} s, a failure each {M:.0f} s: the interval"
-        with naming(where.partition(":")[0]):
-            got = optimal_interval(C, M)
+        got = optimal_interval(C, M)
         best, young = best_interval(C, M), math.sqrt(2 * C * M)
         x = math.sqrt(C / (2 * M))
         if isinstance(got, (int, float)) and abs(got / best - 1) <= APART:
@@ -73,8 +58,7 @@ def check_optimal_interval(optimal_interval):
                f"{optimal_interval(C, M) / 60:.0f} min; simulated, {mine:.1%} is lost, and "
                f"{min(lost):.1%} with the best of 42 intervals")
     for C, M in ((0, 100), (-1, 100), (10, 0), (10, -1)):
-        with naming(where := f"checkpoints of {C} s, a failure each {M} s"):
-            refused(where, partial(optimal_interval, C, M))()
+        refused(f"checkpoints of {C} s, a failure each {M} s", partial(optimal_interval, C, M))()
     yield "seconds that are not above 0 are a ValueError"
 
 
@@ -86,8 +70,7 @@ def check_goodput(goodput):
         where = f"{T} s of work, {C} s to save, {M:.0f} s between failures, {R} s to restart"
         whole, alone = math.expm1((T + C) / M), math.expm1(T / M)
         right = T / (M * math.exp(R / M) * whole)
-        with naming(where):
-            got = goodput(T, C, M, R)
+        got = goodput(T, C, M, R)
         explain(f"{where}: goodput", got, right, {
             "that without failures": (T / (T + C), "Each failure costs a restart and the work that "
                                       "was not saved."),
@@ -112,8 +95,7 @@ def check_goodput(goodput):
     yield "exact for random failures, also during a checkpoint or a restart"
     for T, R in ((1e6, 60), (50, 1e6)):
         where = f"{T:.0f} s of work, {R:.0f} s to restart, a failure each 100 s"
-        with naming(where):
-            got = goodput(T, 60, 100, R)
+        got = goodput(T, 60, 100, R)
         explain(f"{where}: goodput", got, 0.0, hint="Return 0.0, without an OverflowError: divide "
                 "numerator and denominator by e^(...).")
     yield "0.0 where nothing ever gets done"
@@ -126,6 +108,5 @@ def check_goodput(goodput):
     yield (f"Llama 3's rate, restarts of 10 min: {few:.0%} with checkpoints of 5 s, {many:.0%} "
            "with 60 s; it had more than 90%")
     for T, M in ((0, 100), (10, 0), (-5, 100)):
-        with naming(where := f"{T} s of work, a failure each {M} s"):
-            refused(where, partial(goodput, T, 1, M, 1))()
+        refused(f"{T} s of work, a failure each {M} s", partial(goodput, T, 1, M, 1))()
     yield "an interval or a mean that is not above 0 is a ValueError"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ranklab.checks.beside import expect
-from ranklab.checks.resilience.interval import naming
+from ranklab.checks.trial import called_with
 
 GO, SKIP, BACK = "go on", "skip", "roll back"
 ROBUST = ("Earlier spikes are among the losses, and they pull up a mean and a standard deviation. "
@@ -59,7 +59,7 @@ def _normal(around=3.0, spread=0.1):
 
 def _says(loss_spike, case, losses, right, hint, **more):
     given = [*losses]
-    with naming(case):
+    with called_with(case):
         found = loss_spike(given, **more)
     if GO not in (found, right):  # it sees the spike: what it counts is wrong
         hint = hint if hint in COUNTS else ""

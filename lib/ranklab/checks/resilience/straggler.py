@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.resilience.interval import naming
+from ranklab.checks.trial import called_with
 
 ALL_STEPS = "A rank must be slow in more than half of the steps."
 NOISE = "A slow rank takes 1.2 times as long as the others in most steps. Less than that is noise."
@@ -76,7 +76,7 @@ CASES = {
 def check_find_straggler(find_straggler):
     for case, (seconds, right, hint) in CASES.items():
         given = seconds.clone()
-        with naming(case):
+        with called_with(case):
             found = find_straggler(given)
         _is(case, found, right, hint)
         expect(torch.equal(given, seconds), f"{case}: `seconds` is changed", "Divide into a new "
@@ -93,7 +93,7 @@ def check_find_straggler(find_straggler):
                                                        recent=8), [5], hint)
     yield "threshold and recent are taken as given"
     for shape in ((0, 4), (4, 0), (4,)):
-        with naming(where := f"seconds of shape {shape}"):
+        with called_with(where := f"seconds of shape {shape}"):
             refused(where, partial(find_straggler, torch.ones(shape)))()
     yield "no steps, no ranks or another shape are a ValueError"
 

@@ -84,7 +84,7 @@ def best(said):
                f"with the half that is needed; HFU {row['hfu']:.1%}",
         "failures": f"{bill['good_share']:.1%} of the time is work: one each "
                     f"{plain(bill['hours_between_failures'])} h at Llama 3's rate (arXiv "
-                    f"2407.21783, 3.3.4), {bill['good_share_often']:.1%} at {bill['often']:g} "
+                    f"2407.21783, 3.3.4), {bill['good_share_often']:.1%} at {bill['often']:.1f} "
                     "times that, as on Meta's research clusters (arXiv 2410.21680, 1,024 GPUs); "
                     f"{bill['restart_seconds'] / 60:.0f} min to restart "
                     f"(MegaScale), {plain(bill['checkpoint_seconds'])} s for a checkpoint "
