@@ -204,7 +204,7 @@ class Lab:
         return None
 
     def find(self, place):
-        """Return the number of the first cell under a heading ("4.4") or of an exercise, or None."""
+        """Return the number of the first cell under "4.4", or of an exercise, or None."""
         for number, cell in enumerate(self.cells):
             title = cell.headings[-1] if cell.headings else ""
             if place in (title, title.split(" ")[0].rstrip("."), *cell.defines):
