@@ -75,20 +75,36 @@ def on_groups(trial, fn, *args, failures=None, ranks=4, groupings=None, at_once=
     groupings  by default GROUPINGS of 4 ranks, in one launch; of another number all ranks alone
     at_once    each look runs when it is yielded, and all ranks end with the first that fails: what
                comes after would not work. Costs an all-reduce each
-    error      the Mistake of the first look that fails; in a group it gets `group_hint`, too
+    error      the Mistake of the first look that fails; it gets `group_hint`, too, if it is one of
+               a group of fewer ranks, and as many ranks alone make none
     """
-    groupings = groupings or (GROUPINGS if ranks == 4 else ((tuple(range(ranks)),),))
+    groupings = groupings or (GROUPINGS if ranks == 4 else (_alone(ranks),))
     with hinted((failures or {}) | OUTSIDE):
-        seen = on_ranks(_on_rank, trial, fn, args, groupings, at_once, group_hint, ranks=ranks,
-                        **launch)
-        found = [(number, rank) for rank, (number, mistake, _) in enumerate(seen) if mistake]
+        seen = on_ranks(_on_rank, trial, fn, args, groupings, at_once, ranks=ranks, **launch)
+        found = [(number, rank) for rank, (number, mistake, *_) in enumerate(seen) if mistake]
         if found:
-            raise seen[min(found)[1]][1]
+            _, mistake, size, _ = seen[min(found)[1]]
+            if group_hint and size < ranks and _is_right(trial, fn, args, size, at_once, launch):
+                mistake.hint = f"{group_hint} {mistake.hint}".strip()
+            raise mistake
     return [notes for *_, notes in seen]
 
 
-def _on_rank(trial, fn, args, groupings, at_once, group_hint):
-    """(number of the look that failed, its Mistake or None, what the looks returned)"""
+def _alone(ranks):
+    return (tuple(range(ranks)),)
+
+
+def _is_right(trial, fn, args, ranks, at_once, launch):
+    """Return whether all looks hold on so many ranks that are all there are."""
+    try:
+        seen = on_ranks(_on_rank, trial, fn, args, (_alone(ranks),), at_once, ranks=ranks, **launch)
+    except Mistake:
+        return False
+    return not any(mistake for _, mistake, *_ in seen)
+
+
+def _on_rank(trial, fn, args, groupings, at_once):
+    """(number of the look that failed, its Mistake or None, size of its group, notes of looks)"""
     cases, notes = [], []
     for side_by_side in groupings:
         whole = side_by_side == (tuple(range(dist.get_world_size())),)
@@ -97,16 +113,15 @@ def _on_rank(trial, fn, args, groupings, at_once, group_hint):
     looks = _looks(trial, fn, args, cases)
     for number, (ranks, look) in enumerate(looks if at_once else list(looks)):
         if isinstance(look, Mistake):
-            return number, look, notes
+            return number, look, ranks.size, notes
         mistake = None
         try:
             notes += [note for note in [look()] if note is not None]
-        except Mistake as found:  # all ranks come first, so what is wrong later is the group
+        except Mistake as found:
             mistake = found
-            mistake.hint = f"{group_hint} {mistake.hint}".strip() if ranks.group else mistake.hint
         if (_fails_anywhere(mistake) if at_once else mistake):
-            return number, mistake, notes
-    return 0, None, notes
+            return number, mistake, ranks.size, notes
+    return 0, None, 0, notes
 
 
 def _looks(trial, fn, args, cases):

@@ -13,7 +13,7 @@ WRONG = [
            says="from the rank that made the shard"),
     mutant(ring_all_gather, "sendrecv(chunks[have]", "sendrecv(chunks[rank]",
            says="Pass on what arrived last"),
-    mutant(ring_all_gather, OWN, "pass", says="Is your own shard copied in"),
+    mutant(ring_all_gather, OWN, "pass", says="Is your own shard copied in|Nothing was written"),
     mutant(ring_all_gather, EXCHANGE,
            "sendrecv(chunks[rank], (rank + step) % R, chunks[want], (rank - step) % R, group)",
            says="neighbours only"),
