@@ -209,7 +209,7 @@ for each in metadata.distributions():
 
 
 def bring_nccl(venv):
-    """An NCCL that lets ranks share a GPU is in the place of torch's, where a GPU is and its is older.
+    """Where a GPU is, an NCCL that lets ranks share it is in the place of torch's, if that can't.
 
     Without it all else works, so that it does not come is no error.
     """

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -25,13 +26,12 @@ def write(out, job, results):
 
 def commit():
     """The commit of the checkout, or "unknown" where it travels without its history."""
-    git = Path(__file__).resolve().parent.parent.parent / ".git"
     try:
-        head = (git / "HEAD").read_text().strip()
-        reference = head.removeprefix("ref: ")
-        return (head if head == reference else (git / reference).read_text().strip())[:10]
-    except OSError:
+        said = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=Path(__file__).parent,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:  # no git here
         return "unknown"
+    return said.stdout.strip() or "unknown"
 
 
 def markdown(whole):

@@ -39,8 +39,8 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     headings each rank's output stands under a heading, not behind its rank in every line
     watch    called every 10 s with a text that says where each rank is
     share_gpu
-             where there are fewer GPUs than ranks, ranks share them, with NCCL (2.30.3 or newer; its
-             rules are real then, its speed is not). RANKLAB_SHARE_GPU=1 does so too
+             where GPUs are fewer than ranks, ranks share them, by NCCL (2.30.3 or newer): its rules
+             are real then, its speed is not. RANKLAB_SHARE_GPU=1 does so too
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
