@@ -24,8 +24,8 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep soak check build slides site pythons bench horovod slurm \
-	doctor clean
+.PHONY: help setup work lab test sweep soak check build slides site pythons gpu bench horovod \
+	slurm doctor clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -70,6 +70,9 @@ site: setup ## solved labs, decks, questions, a planner: web pages under build/s
 
 pythons: ## make work and make test under Python 3.13 and 3.14, in two Debians; as root (an hour)
 	@bash scripts/pythons.sh
+
+gpu: setup ## what this machine's GPUs do with the course, MINUTES=10: build/gpu/report.md
+	@$(INSIDE) $(PY) scripts/gpu --minutes $(or $(MINUTES),10)
 
 bench: setup ## print ratios of running times; nothing is asserted
 	@$(INSIDE) $(PY) scripts/bench.py

@@ -21,6 +21,7 @@ from sentences import (
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXTRAS = "mpi,bench,hf,cluster,site"   # the extras that install in seconds
+NCCL = "2.30.7"    # from 2.30.3 on several ranks may share a GPU; torch 2.13 brings 2.29.7
 
 
 def check_platform():
@@ -72,7 +73,7 @@ def check_space(venv, torch):
 def pins():
     """A hash of everything that decides what is installed."""
     files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    content = EXTRAS.encode() + b"".join(f.read_bytes() for f in files)
+    content = (EXTRAS + NCCL).encode() + b"".join(f.read_bytes() for f in files)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -200,6 +201,42 @@ def fill(venv, torch, quiet):
     return torch
 
 
+# name and version of the NCCL that pip installed with torch, if any
+WHICH_NCCL = """import importlib.metadata as metadata
+for each in metadata.distributions():
+    if (each.name or "").startswith("nvidia-nccl-cu"):
+        print(each.name, each.version)"""
+
+
+def bring_nccl(venv):
+    """Where a GPU is, an NCCL that lets ranks share it is in the place of torch's, if that can't.
+
+    Without it all else works, so that it does not come is no error.
+    """
+    if not shutil.which("nvidia-smi"):
+        return
+    python = str(venv / "bin" / "python")
+    said = subprocess.run([python, "-c", WHICH_NCCL], stdout=subprocess.PIPE,
+                          universal_newlines=True).stdout.split()
+    if len(said) != 2 or numbers(said[1]) >= numbers(NCCL):
+        return
+    name, version = said
+    # --no-deps: torch asks for exactly its own, and pip says so; NCCL's 2.x take older callers.
+    code, _ = run([python, "-m", "pip", "install", "--quiet", "--no-deps", name + "==" + NCCL],
+                  screen=False)
+    if code:
+        print("NCCL %s could not be had, so ranks can't share a GPU; all else works with torch's "
+              "NCCL %s." % (NCCL, version), flush=True)
+    else:
+        print("NCCL %s is in the place of torch's %s: with RANKLAB_SHARE_GPU=1 several ranks share "
+              "a GPU." % (NCCL, version), flush=True)
+
+
+def numbers(version):
+    """(2, 30, 7), to compare by."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 def wheels(asked, stamp):
     """The tag of PyTorch's wheels: as TORCH= says, else as they are, else None: chosen later."""
     if asked:
@@ -227,6 +264,7 @@ def setup(venv, asked):
         stamp = {}
     print("installing the pinned packages into %s: 2 minutes on a fast line" % venv, flush=True)
     wanted["torch"] = fill(venv, torch, quiet=bool(stamp))
+    bring_nccl(venv)
     (venv / "ranklab-setup.json").write_text(json.dumps(wanted))
 
 

@@ -1,5 +1,7 @@
 """`ranklab doctor`: the whole report on this machine, and each way a machine can be unfit."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ranklab import machine
@@ -69,6 +71,28 @@ def test_judge_names_wrong_ranks_and_takes_the_slowest():
     assert not advice(lines)
     assert "64.0 ms: algbw 1.00 GB/s, busbw 1.00 GB/s" in lines[-1]
     assert "wrong on ranks [1]" in advice(doctor.judge([good, {**good, "right": False}]))[0]
+
+
+@pytest.mark.parametrize("version, gpus, gigabytes, line", [
+    ((2, 30, 7), 1, 80, "4 ranks can share it (NCCL 2.30.7), each with 19.2 GB: RANKLAB_SHARE_GPU"),
+    ((2, 32, 3), 2, 24, "4 ranks can share them (NCCL 2.32.3), each with 11.2 GB"),
+    ((2, 29, 7), 1, 80, "ranks can't share a GPU: NCCL 2.29.7 is here, and 2.30.3 or newer can"),
+    ((2, 30, 7), 1, 3, "4 ranks can't share a GPU of 3.0 GB")])
+def test_whether_ranks_can_share_a_gpu(monkeypatch, version, gpus, gigabytes, line):
+    import torch
+
+    monkeypatch.setattr(doctor.sharing, "nccl_version", lambda: version)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda gpu: SimpleNamespace(total_memory=gigabytes * 1e9))
+    assert doctor.sharing_line(gpus).startswith(line)
+
+
+def test_labs_on_gpus_that_ranks_share(monkeypatch):
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
+    monkeypatch.delenv("RANKLAB_SHARE_GPU", raising=False)
+    assert "4 ranks on the CPU (gloo)" in list(doctor.what_labs_run_on())[0]
+    monkeypatch.setenv("RANKLAB_SHARE_GPU", "1")
+    assert "4 ranks on 1 GPU, which they share (NCCL)" in list(doctor.what_labs_run_on())[0]
 
 
 def test_links_are_printed_without_terminal_codes(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from test_contributing import FILES as EXAMPLE
 from ranklab import cli
 
 README = (ROOT / "README.md").read_text()
-TEXTS = ("README.md", "YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md")
+TEXTS = ("README.md", "YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "docs/status.md")
 # Commands that another test covers, or that no test can run, each with the reason.
 NOT_RUN_HERE = {
     "make lab": "test_setup.py starts it, fetches the printed address and stops it",
@@ -20,7 +20,7 @@ NOT_RUN_HERE = {
     "make doctor": "ranklab doctor, below, is the same",
     "make test": "it is what runs this test",
     "make slides": "test_slides.py builds a deck",
-    "make pythons": "it makes two Debians, of 13 GB; test_setup.py has the sentences of its end",
+    "make gpu": "test_gpu_report.py runs its parts",
     "make slurm": ".ci/run calls it; here stand-ins play Slurm",
     "make site": "test_site.py builds it",
     "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",

@@ -310,6 +310,33 @@ def test_an_environment_that_is_there_keeps_its_wheels(steps, tmp_path, monkeypa
     assert steps == [], "the same, said with TORCH="
 
 
+@pytest.mark.parametrize("there, has, comes, says", [
+    (True, "nvidia-nccl-cu13 2.29.7", True, "NCCL 2.30.7 is in the place of torch's 2.29.7"),
+    (True, "nvidia-nccl-cu12 2.27.5", False, "NCCL 2.30.7 could not be had, so ranks can't share"),
+    (True, "nvidia-nccl-cu13 2.32.3", True, ""), (True, "", True, ""),
+    (False, "nvidia-nccl-cu13 2.29.7", True, "")])
+def test_where_a_gpu_is_comes_an_nccl_that_can_share_it(monkeypatch, tmp_path, capsys, there, has,
+                                                        comes, says):
+    gpus(monkeypatch, there)
+    (tmp_path / "bin").mkdir()
+    python, calls = tmp_path / "bin" / "python", tmp_path / "calls"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>"{calls}"; exit {1 - comes};; '
+                      f'*) echo "{has}";; esac\n')
+    python.chmod(0o755)
+    setup.bring_nccl(tmp_path)
+    printed = capsys.readouterr().out
+    assert says in printed and bool(says) == bool(printed)
+    asked = calls.read_text() if calls.exists() else ""
+    assert bool(asked) == bool(says)
+    assert not says or asked.rstrip().endswith(f"--no-deps {has.split()[0]}==2.30.7")
+
+
+def test_set_up_and_launch_name_the_same_nccl():
+    from ranklab.engine import sharing
+
+    assert setup.NCCL == sharing.WHEEL and setup.numbers(setup.NCCL) >= sharing.OLDEST
+
+
 @pytest.fixture
 def fresh(monkeypatch):
     """A fresh environment without a GPU, and a list of what would be installed beside torch."""

@@ -75,7 +75,7 @@ launch(hello, ranks=4, nodes=2)
 #
 # A **backend** carries the messages. If each rank has a GPU of its own, the backend is NCCL, NVIDIA's library for its
 # GPUs. Otherwise it is gloo, which works on the CPU. `device()` gives a rank its own device. No cell of this course names
-# a backend, so your code runs on both.
+# a backend, so your code runs on both. (You have one GPU? Section 9 says how all ranks can share it.)
 
 # %% [markdown]
 # ## 4. Build it
@@ -607,6 +607,16 @@ questions("00_ranks")
 #
 # Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
 # values, and we did not measure them: this lab has not been run on several GPUs yet.
+#
+# **With a single GPU** the ranks can share it, and then NCCL's rules are real: tensors on the GPU only, calls that return
+# before they are done, a communicator for each group. Its speed is not: the ranks take turns. Before the first launch:
+#
+# ```python
+# os.environ["RANKLAB_SHARE_GPU"] = "1"   # or launch(..., share_gpu=True); `ranklab doctor` says whether this NCCL can
+# ```
+#
+# It needs NCCL 2.30.3, in which it is experimental: if the GPU is too small for all ranks, NCCL hangs. Each rank gets an
+# equal part of the memory. (We have not run it yet: no GPU was at hand.)
 
 # %% [markdown]
 # ## 10. What we left out

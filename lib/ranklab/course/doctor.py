@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ranklab.course import labs
+from ranklab.engine import sharing
 from ranklab.engine.report import count_ranks
 from ranklab.machine import cores, gpu_count, memory
 
@@ -110,7 +111,25 @@ def gpus():
         one = torch.cuda.get_device_properties(index)
         yield (f"{index}  {one.name}, {one.total_memory / 1e9:.0f} GB, "
                f"compute capability {one.major}.{one.minor}")
+    yield sharing_line(count)
     yield from links()
+
+
+def sharing_line(count):
+    """Whether NCCL can put several ranks on one GPU, and what they would get."""
+    import torch
+
+    version = sharing.nccl_version()
+    if version is None or version < sharing.OLDEST:
+        return sharing.why_not(version)
+    memory = min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
+    text = f"4 ranks can share {'it' if count == 1 else 'them'}"
+    try:
+        share = memory * sharing.memory_fraction(memory, 4, count)
+    except ValueError as error:
+        return str(error)
+    return (f"{text} (NCCL {sharing.dotted(version)}), each with {share / 1e9:.1f} GB: "
+            f"{sharing.VARIABLE}=1")
 
 
 def links():
@@ -130,16 +149,14 @@ def links():
 def ranks():
     """Fresh ranks: whether they start and reduce correctly, and how fast."""
     try:
-        import torch
         import torch.distributed as dist
 
         from ranklab.engine import launch
     except ImportError as error:
         yield Advice(f"ranks can't start: {error}; run `make lab`, which installs what is missing")
         return
-    nccl = "not in this build of torch"
-    if dist.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    version = sharing.nccl_version()
+    nccl = sharing.dotted(version) if version else "not in this build of torch"
     yield f"backends       gloo {'yes' if dist.is_gloo_available() else 'no'}, NCCL {nccl}"
     try:
         started = time.perf_counter()
@@ -229,10 +246,14 @@ def _installed(name):
 
 def what_labs_run_on():
     """For each lab that is written: how many ranks, on what."""
-    count = gpu_count()
+    count, share = gpu_count(), sharing.is_wanted()
     for stem in labs.written():
         needed = RANKS_OF_LAB.get(stem, 4)
-        place = f"{needed} GPUs (NCCL)" if count >= needed > 1 else "the CPU (gloo)"
+        place = "the CPU (gloo)"
         if needed == 1:
             place = "one GPU" if count else "the CPU"
+        elif count >= needed:
+            place = f"{needed} GPUs (NCCL)"
+        elif count and share:
+            place = f"{count} GPU{'s' * (count > 1)}, which they share (NCCL)"
         yield f"{stem:24} {needed} {'rank' if needed == 1 else 'ranks'} on {place}"

@@ -9,6 +9,7 @@ Read in this order:
     forkserver.py    the parent's handle on the process that forks ranks
     server.py        that process: has imported torch once, forks, reaps
     rank.py          what happens inside a rank
+    sharing.py       several ranks on one GPU, with NCCL
     surroundings.py  what is different around it: no keyboard, the first to go
     worker_group.py  the parent watches the ranks of one launch: values, failures, time
     rank_handle.py   one rank, as the parent sees it

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from ranklab.engine import ship
+from ranklab.engine import sharing, ship
 from ranklab.engine.rank import (
     GROUP_GRACE, _leave_group, backend_and_device, hide_gpus_without_nccl)
 
@@ -38,7 +38,7 @@ def is_main_process():
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-def run(fn, args, ranks, nodes, timeout, rehearse=None):
+def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
     """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
 
     The process group is made at the first call and kept; its limit is that of each call.
@@ -60,7 +60,7 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None):
     if dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL
     else:
-        make_group(rehearse, timeout=limit)
+        make_group(rehearse, share_gpu, timeout=limit)
     mine = ship.dumps(fn(*args))
     gathered = [None] * world_size
     dist.all_gather_object(gathered, mine)
@@ -83,7 +83,7 @@ def _nodes(world_size):
     return -(-world_size // _number("LOCAL_WORLD_SIZE"))  # ranks started by hand
 
 
-def make_group(rehearse=None, **options):
+def make_group(rehearse=None, share_gpu=False, **options):
     """The default group is up until this process ends: that of torchrun's ranks, or of it alone."""
     import torch.distributed as dist
 
@@ -93,8 +93,9 @@ def make_group(rehearse=None, **options):
     else:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE")
-    chosen = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus())
-    if local == 0:
+    share_gpu = sharing.is_wanted(share_gpu)
+    chosen = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus(), share_gpu)
+    if local == 0 and not share_gpu:
         _say_if_gpus_are_left(chosen["backend"], ranks_here)
     hide_gpus_without_nccl(chosen["backend"])
     _let_go_of_groups()

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 
-from ranklab.engine import in_place, ship
+from ranklab.engine import in_place, sharing, ship
 from ranklab.engine.worker_group import WorkerGroup
 from ranklab.engine.forkserver import fork_server
 from ranklab.engine.output import Output
@@ -21,7 +21,7 @@ LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31
 
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
-           rehearse=None, preload=(), headings=False, watch=None):
+           rehearse=None, preload=(), headings=False, watch=None, share_gpu=False):
     """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
@@ -38,6 +38,9 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
              that forks ranks; they must start no threads, and no edit of them is seen
     headings each rank's output stands under a heading, not behind its rank in every line
     watch    called every 10 s with a text that says where each rank is
+    share_gpu
+             where GPUs are fewer than ranks, ranks share them, by NCCL (2.30.3 or newer): its rules
+             are real then, its speed is not. RANKLAB_SHARE_GPU=1 does so too
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
     out or be the job's, output always streams, and `timeout` is that of each collective.
@@ -47,21 +50,25 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     """
     __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE") or None
+    share_gpu = sharing.is_wanted(share_gpu)
     _check(fn, ranks, nodes, timeout, stall, rehearse)
     if in_place.is_started_by_another():
-        return in_place.run(fn, args, ranks, nodes, timeout, rehearse)
+        return in_place.run(fn, args, ranks, nodes, timeout, rehearse, share_gpu)
     if sys.platform == "win32":
         raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
     _import_torch()
     ranks = ranks or default_ranks()
     if ranks % nodes:
         raise ValueError(f"launch: nodes={nodes} must divide ranks={ranks}")
+    gpus = 0 if rehearse else visible_gpus()
+    if share_gpu := share_gpu and 0 < gpus < ranks:
+        sharing.refuse_old_nccl()
     cwd, call = _working_folder(), ship.dumps_call(fn, args)
     server, output = fork_server(), Output(ranks, stream, headings)
     try:
         with ship.shared_file() as store, reserved_port() as port, folder_of_workers() as folder:
             job = Job(ranks, nodes, timeout, port, dict(os.environ), cwd, sys.path, folder,
-                      rehearse)
+                      rehearse, share_gpu, on_gpus=gpus >= ranks or share_gpu)
             with WorkerGroup(server, job, call, store, output, stall, preload, watch) as group:
                 results = group.results()
                 group.release()
@@ -113,10 +120,14 @@ def _working_folder():
 
 
 def default_ranks():
+    gpus = visible_gpus()
+    return gpus if gpus > 1 else RANKS_WITHOUT_GPUS
+
+
+def visible_gpus():
     import torch
 
-    gpus = torch.cuda.device_count()  # asks the driver's library; opens no GPU
-    return gpus if gpus > 1 else RANKS_WITHOUT_GPUS
+    return torch.cuda.device_count()  # asks the driver's library; opens no GPU
 
 
 @contextlib.contextmanager

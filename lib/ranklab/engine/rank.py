@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ranklab.engine import modules, ship, surroundings
+from ranklab.engine import modules, sharing, ship, surroundings
 from ranklab.engine.report import Failure, Value
 from ranklab.engine.waiting import Waiting
 
@@ -37,6 +37,8 @@ class Job:
     path: list  # sys.path
     folder: str  # for the sockets of ranks' workers
     rehearse: str | None = None  # "gpu"
+    share_gpu: bool = False
+    on_gpus: bool = False  # ranks are to have one each, or to share
 
     def environment(self, rank):
         """torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
@@ -115,7 +117,7 @@ def _set_up(rank, job, store_fd):
 
 
 def init_group(rank, job, store_fd):
-    """The default process group is up: NCCL if each rank here has a GPU of its own, else gloo."""
+    """The default process group is up: NCCL if each rank here has a GPU, else gloo."""
     import torch
     import torch.distributed as dist
 
@@ -131,7 +133,7 @@ def init_group(rank, job, store_fd):
     store.set_timeout(limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.
-    chosen = backend_and_device(rank, job.ranks, job.rehearse)
+    chosen = backend_and_device(rank, job.ranks, job.rehearse, share_gpu=job.share_gpu)
     hide_gpus_without_nccl(chosen["backend"])
     dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit, **chosen)
     _wait_for_all(store, job.ranks)
@@ -147,16 +149,20 @@ def _wait_for_all(store, ranks):
     store.wait(["ranklab/all"])
 
 
-def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False):
+def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, share_gpu=False):
     """NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
 
-    rehearse  "gpu": gloo, under a GPU's rules (rehearse.py)
-    sees_own  the GPUs that this rank sees are not those that the others see
+    rehearse   "gpu": gloo, under a GPU's rules (rehearse.py)
+    sees_own   the GPUs that this rank sees are not those that the others see
+    share_gpu  with fewer GPUs than ranks these take turns on them, with NCCL (sharing.py)
     """
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and not rehearse else 0
     gpu = gpu_of(index, ranks_on_machine, gpus, sees_own)
+    if gpu is None and gpus and share_gpu:
+        gpu = sharing.gpu_of(index, gpus)
+        sharing.prepare(gpu, ranks_on_machine, gpus)
     if gpu is not None:
         torch.cuda.set_device(gpu)
         return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", gpu)}

@@ -69,8 +69,6 @@ def seconds_in_queue(pid):
     return nanoseconds / 1e9  # 0 where the system does not tell
 
 
-def can_be_seen():
-    """False where GPUs are: a rank that waits for its GPU may sleep, and all is well."""
-    import torch
-
-    return os.path.isdir("/proc/self/task") and torch.cuda.device_count() == 0
+def can_be_seen(on_gpus):
+    """False where ranks have GPUs: one that waits for its GPU may sleep, and all is well."""
+    return os.path.isdir("/proc/self/task") and not on_gpus

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 
+from ranklab.engine import sharing
+
 ELASTIC = "torch/distributed/elastic"  # torchrun's own words, after those of the ranks
 
 
 def torchrun(*command, ranks, timeout=120):
     """`torchrun --nproc-per-node RANKS COMMAND...` has run; returns what it printed.
 
-    The ranks see GPUs if there is one for each of them, as under launch.
+    The ranks see GPUs if there is one for each of them or they share, as under launch.
     error  RuntimeError with what the ranks said last; TimeoutError, and its processes are ended
     lab    00
     """
@@ -23,7 +25,7 @@ def torchrun(*command, ranks, timeout=120):
             f"--nproc-per-node={ranks}", *map(str, command)]
     # torchrun says this itself, in six lines of warning, when it is not set.
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
-    if torch.cuda.device_count() < ranks:
+    if torch.cuda.device_count() < ranks and not sharing.is_wanted():
         environ["CUDA_VISIBLE_DEVICES"] = ""
     with subprocess.Popen(line, env=environ, text=True, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:

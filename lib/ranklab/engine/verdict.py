@@ -49,11 +49,12 @@ def _others(others, reason_of_first):
     return "\n\n" + "\n".join(lines) if lines else ""
 
 
-def hang(handles, waiting, what, asleep=False):
+def hang(handles, waiting, what, asleep=False, note=""):
     """The error of a launch whose ranks `waiting` don't end, with the place of every rank."""
     head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {what}"
     doing = {h.rank: _doing(h) for h in handles}
-    return HangError(f"{head}\n{whereabouts(handles, asleep)}", waiting[0].rank, doing)
+    text = "\n".join(filter(None, [head, whereabouts(handles, asleep), note]))
+    return HangError(text, waiting[0].rank, doing)
 
 
 def _doing(handle):

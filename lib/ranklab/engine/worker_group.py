@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 
-from ranklab.engine import ship, stall, verdict
+from ranklab.engine import sharing, ship, stall, verdict
 from ranklab.engine.rank import STARVED
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import RanksInterrupted
@@ -178,7 +178,8 @@ class WorkerGroup:
             self._ask_where(waiting := self._running())
             what = f"did not finish within {limit:g} s"
             what += f", nor in the {more:.1f} s more that they waited for a core" if more else ""
-            raise verdict.hang(self.handles, waiting, what)
+            note = sharing.CAUSE_OF_HANG if self.job.share_gpu else ""
+            raise verdict.hang(self.handles, waiting, what, note=note)
         return [h.report.pickled for h in self.handles]
 
     def _all_settled(self):
@@ -203,7 +204,7 @@ class WorkerGroup:
 
         error  HangError as soon as all ranks sleep in communication, where `stall` asks for it
         """
-        if not (self.stall and stall.can_be_seen()):
+        if not (self.stall and stall.can_be_seen(self.job.on_gpus)):
             return self._wait(until, limit)
         part, end, stuck = self.stall / ASKED, time.monotonic() + limit, 0
         watch = stall.Watch(part)

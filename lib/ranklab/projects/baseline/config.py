@@ -17,12 +17,14 @@ from ranklab.text_trainer import TrainConfig
 LARGE = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
 MODELS = {
     "laptop": GPTConfig(),
+    "124m": LARGE(n_layer=12, n_head=6, n_embd=768),
     "350m": LARGE(n_layer=24, n_head=8, n_embd=1024),
     "774m": LARGE(n_layer=36, n_head=10, n_embd=1280),
     "1.5b": LARGE(n_layer=28, n_head=16, n_embd=2048),
 }
 TRAINING = {
     "laptop": TrainConfig(),
+    "124m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
     "350m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
     "774m": TrainConfig(steps=100, batch=128, micro_batch=16, lr=4e-4, log_every=10),
     "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),

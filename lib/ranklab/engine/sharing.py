@@ -1,0 +1,129 @@
+"""Several ranks on one GPU, with NCCL: its rules are real then, its speed and memory are not.
+
+NCCL has it since 2.30.3, "experimental" in its user guide (env, NCCL_MULTI_RANK_GPU_ENABLE). Each
+rank has channels of its own, and each channel is a block of threads (a CTA). Where the GPU has not
+enough SMs or memory for all ranks at once, NCCL hangs. By the guide two ranks fit with NCCL's
+defaults; here each rank gets fewer channels, so that more do. Sums inside the switch (NVLS) are
+not for ranks that share.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+VARIABLE = "RANKLAB_SHARE_GPU"
+OLDEST = 2, 30, 3
+WHEEL = "2.30.7"  # on PyPI, for CUDA 12 and 13
+CTAS = 8  # of all ranks on a GPU together, for one communicator
+OUTSIDE = 0.8e9  # bytes of a rank that torch does not count: CUDA's context, NCCL's buffers
+CAUSE_OF_HANG = ("Ranks share a GPU here, and NCCL hangs, too, where it has not enough SMs or "
+                 "memory for all of them: take fewer ranks, or set NCCL_MAX_CTAS=1.")
+
+
+def is_wanted(share_gpu=False, environ: Mapping = os.environ):
+    """Return whether ranks may share a GPU: by the argument of launch, or by the variable.
+
+    Raises: ValueError for another value of RANKLAB_SHARE_GPU than 1 or 0.
+    """
+    value = environ.get(VARIABLE) or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be 1 (ranks share a GPU) or 0, got {value!r}")
+    return bool(share_gpu) or value == "1"
+
+
+def gpu_of(index, gpus):
+    """Return the GPU of rank `index` of this machine: they take turns on the `gpus`."""
+    return index % gpus
+
+
+def variables(ranks, gpus, environ: Mapping = os.environ):
+    """Return the environment of NCCL for `ranks` on `gpus`; a limit of channels by the user stays.
+
+    NCCL reads it when the first communicator is made.
+    """
+    fewer = {} if "NCCL_MAX_CTAS" in environ else {"NCCL_MAX_CTAS": str(ctas(ranks, gpus))}
+    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", **fewer}
+
+
+def ctas(ranks, gpus):
+    """Return how many channels a rank gets."""
+    return max(1, CTAS // ranks_on_a_gpu(ranks, gpus))
+
+
+def ranks_on_a_gpu(ranks, gpus):
+    """Return how many ranks the fullest GPU has."""
+    return -(-ranks // gpus)
+
+
+def memory_fraction(total, ranks, gpus):
+    """Return the share of a GPU's `total` bytes that torch may take on each rank.
+
+    Raises: ValueError where nothing would be left for tensors.
+    """
+    per_gpu = ranks_on_a_gpu(ranks, gpus)
+    left = total / per_gpu - OUTSIDE
+    if left <= 0:
+        raise ValueError(f"{per_gpu} ranks can't share a GPU of {total / 1e9:.1f} GB: each takes "
+                         f"{OUTSIDE / 1e9:.1f} GB before its first tensor; take fewer ranks")
+    return left / total
+
+
+def nccl_version():
+    """Return the version of the NCCL that runs in this process, (2, 30, 7); None: there is none.
+
+    Not torch.cuda.nccl.version(), which is of the headers that torch was built with.
+    """
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        return None
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
+    except (OSError, AttributeError):  # built into torch
+        return tuple(torch.cuda.nccl.version())
+    return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def refuse_old_nccl(version=None):
+    """Return when NCCL can put several ranks on a GPU.
+
+    Raises: RuntimeError with what to install.
+    """
+    version = version or nccl_version()
+    if version is None or version < OLDEST:
+        raise RuntimeError(why_not(version))
+
+
+def why_not(version):
+    """Return a sentence: this NCCL can't, and what to install."""
+    if version is None:
+        return ("ranks can't share a GPU: this build of torch has no NCCL; "
+                "`make lab TORCH=pip` installs one that has")
+    return (f"ranks can't share a GPU: NCCL {dotted(version)} is here, and {dotted(OLDEST)} or "
+            f"newer can: {install_line()}, or torch 2.14, which brings it")
+
+
+def install_line():
+    """Return pip's command for an NCCL that can share, for the CUDA that torch has."""
+    import torch
+
+    cuda = (torch.version.cuda or "13").partition(".")[0]
+    return f"pip install --no-deps nvidia-nccl-cu{cuda}=={WHEEL}"
+
+
+def dotted(version):
+    return ".".join(map(str, version))
+
+
+def prepare(gpu, ranks, gpus):
+    """Make this process a rank that shares `gpu`, before its first communicator.
+
+    Raises: RuntimeError where NCCL can't, ValueError where the GPU is too small.
+    """
+    import torch
+
+    refuse_old_nccl()
+    os.environ.update(variables(ranks, gpus))
+    total = torch.cuda.get_device_properties(gpu).total_memory
+    torch.cuda.set_per_process_memory_fraction(memory_fraction(total, ranks, gpus), gpu)
