@@ -80,6 +80,8 @@ def torch_version():
         yield Advice("torch is not installed: run `make lab`, which installs it")
         return
     yield f"torch          {version}"
+    if not _installed("ranklab"):  # its folder is on the path: nothing says a range
+        return
     wanted = next(r for r in map(Requirement, importlib.metadata.requires("ranklab"))
                   if r.name == "torch")
     if not wanted.specifier.contains(version, prereleases=True):

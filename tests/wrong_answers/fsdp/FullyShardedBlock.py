@@ -47,7 +47,7 @@ WRONG = [
     _wrong("        self.begin_unshard()\n", "", says="begins the gather if nothing"),
     _wrong("        self.work.wait()\n", "", says="waits for self.work|fills every"),
     _wrong("        self.work.wait()\n", "", END, f"self.work.wait()\n        {END}",
-           says=r"unshard\(\) waits", called="fills_before_it_waits"),
+           says=r"unshard\(\) waits|Nothing was written", called="fills_before_it_waits"),
     _wrong(VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])",
            says="All that rank 0 has sent comes first"),
     _wrong(END, "self.work, self.is_whole = None, True", says="the message is still there"),
