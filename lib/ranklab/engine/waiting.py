@@ -60,9 +60,12 @@ class Waiting:
         # A group that is given no timeout has torch's, which may be the shorter one.
         self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
         dist.Work.wait = _with_a_frame(dist.Work.wait)
-        released = _thread.allocate_lock()
-        released.acquire()
-        _thread.start_new_thread(self._listen, (released.release,))  # none of threading.enumerate()
+        released, begun = _thread.allocate_lock(), _thread.allocate_lock()
+        released.acquire(), begun.acquire()
+        # None of threading.enumerate().
+        _thread.start_new_thread(self._listen, (released.release, begun.release))
+        # Python 3.14 writes no stack of a crash while one of its threads has not begun.
+        begun.acquire()
         self._released = released
 
     def until_released(self):
@@ -71,7 +74,8 @@ class Waiting:
         else:  # it never began, so nobody listens
             self._listen()
 
-    def _listen(self, then=lambda: None):
+    def _listen(self, then=lambda: None, begun=lambda: None):
+        begun()
         try:
             while self.channel.recv(1) == QUESTION:
                 self.channel.send(self._answer())
