@@ -50,3 +50,15 @@ def test_the_command_writes_a_lab(lab, tmp_path, capsys):
     chosen = [one for one in load() if one.lab == lab and one.level == 3]
     assert path.read_text() == cards(chosen) and len(chosen) > 2
     assert f"{len(chosen)} cards in {path}" in capsys.readouterr().out
+
+
+def test_questions_are_shown_without_their_answers(capsys):
+    assert cli.main(["questions", "02", "--level", "2"]) == 0
+    printed = capsys.readouterr().out
+    asked = [question for question in load() if (question.lab, question.level) == (
+        "02_collectives", 2)]
+    assert printed.startswith("02_collectives\n")
+    assert f"{len(asked)} questions; `ranklab drill --lab 02` asks" in printed
+    for question in asked:
+        assert f"level 2, {question.id}: " in printed
+        assert " ".join(draw(question).text.split()) in " ".join(printed.split())

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ranklab import check, cli, hint
-from ranklab.course import labs, outline, progress
+from ranklab.course import index, labs, outline, progress
 from ranklab.course.check import FAILED, PASSED
 from ranklab.course.drill import Marks
 from ranklab.course.status import status
@@ -213,3 +213,41 @@ def test_a_hint_in_a_terminal(capsys):
     for count in ("1/3", "2/3"):
         assert cli.main(["hint", "tree_rounds"]) == 0
         assert f"{count}  " in capsys.readouterr().out
+
+
+def test_the_index_says_what_the_labs_and_their_checks_say():
+    assert index.is_current(), "run `make build`"
+    for stem in labs.written():
+        checks = labs.checks_of(stem)
+        names = {item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)}
+        assert names == set(labs.names_of(stem)), stem
+
+
+@pytest.mark.parametrize("command", [
+    ["status"], ["status", "02"], ["hint", "ring_all_reduce"], ["hint", "server_megabytes"],
+    ["questions", "02"], ["questions", "--level", "5"], ["hint", "ring_al_reduce"]])
+def test_these_answer_without_torch(command, tmp_path):
+    """In a process of its own; torch takes seconds to import."""
+    code = ("import sys; from ranklab import cli\n"
+            "try: cli.main(sys.argv[1:])\n"
+            "except SystemExit as end: print('ended', end.code)\n"
+            "print('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, *command], text=True, timeout=100,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={**os.environ, "RANKLAB_HOME": str(tmp_path)})
+    assert done.stdout.splitlines()[-1] == "False", done.stdout
+    wrong = command[-1] == "ring_al_reduce"
+    assert ("ended 2" in done.stdout) == wrong, done.stdout
+    assert not wrong or "ring_all_reduce" in done.stdout
+
+
+def test_a_lab_that_is_being_written_is_looked_up_in_its_checks(monkeypatch):
+    whole = labs.names_of("00_ranks"), [str(each) for each in outline.outline("00_ranks")]
+    monkeypatch.setattr(index, "entries", dict)
+    assert sorted(labs.names_of("00_ranks")) == sorted(whole[0])
+    assert [str(each) for each in outline.outline("00_ranks")] == whole[1]
+
+
+def test_a_wrong_name_in_a_notebook_gets_the_near_ones(capsys):
+    hint("ring_al_reduce")
+    assert "Did you mean ring_all_reduce" in capsys.readouterr().out

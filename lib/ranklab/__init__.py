@@ -10,6 +10,8 @@ __version__ = "1.0.0"  # CHANGELOG.md says how versions are counted
 _HOME_OF = {
     "launch": "ranklab.engine",
     "device": "ranklab.engine",
+    "RankError": "ranklab.engine",
+    "HangError": "ranklab.engine",
     "check": "ranklab.course.check",
     "hint": "ranklab.course.hint",
     "answer": "ranklab.course.hint",

@@ -34,7 +34,7 @@ def main(argv=None) -> int:
     # The next five read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
                             ("interview", _interview, "a mock interview, timed and scored"),
-                            ("questions", _questions, "the interview questions as Anki's cards"),
+                            ("questions", _questions, "the interview questions, to read or as cards for Anki"),
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
@@ -100,7 +100,7 @@ def _status(options):
 def _hint(options):
     from ranklab.course.hint import hint
 
-    if not (labs.find_exercise(options.name) or labs.find_prediction(options.name)):
+    if options.name not in labs.names():
         near = difflib.get_close_matches(options.name, labs.names(), 3) or ["`ranklab status 02`"]
         raise ValueError(f"nothing is called {options.name!r}; see {', '.join(near)}")
     hint(options.name)

@@ -1,6 +1,6 @@
-"""`ranklab questions --anki FILE`: the bank as a text file that Anki imports as it is.
+"""`ranklab questions`: the bank, to read in the terminal or as a text file that Anki imports.
 
-Its header lines and its quotes follow Anki's manual ("Text Files", docs.ankiweb.net): tabs,
+The file's header lines and its quotes follow Anki's manual ("Text Files", docs.ankiweb.net): tabs,
 HTML, and for each card an identity, so that a later file updates the cards and leaves their dates.
 """
 
@@ -8,11 +8,13 @@ import csv
 import io
 from pathlib import Path
 
+from ranklab.course import index
 from ranklab.course.labs import find_stem
 from ranklab.course.questions import answer_html, asked_html
 from ranklab.files import write_whole
-from ranklab.interview.ask import draw
+from ranklab.interview.ask import draw, text_of
 from ranklab.interview.bank import load
+from ranklab.interview.text import plain
 from ranklab.options import new_file, number
 from ranklab.projects.command import Command
 
@@ -27,22 +29,43 @@ HEADER = """#separator:tab
 
 
 def export(argv):
-    """The questions that fit are in the file; returns the exit code.
-    error  ValueError with the list of labs
+    """Show the questions that fit, or write them to a file; return the exit code.
+
+    Raises: ValueError with the list of labs.
     """
-    parser = Command("ranklab questions", "The interview questions as cards for Anki.")
-    parser.add_argument("--anki", type=new_file, metavar="FILE", required=True,
-                        help="write them here, such as ranklab.txt")
-    parser.add_argument("--lab", help="a lab, such as 00 or 00_ranks (all)")
+    parser = Command("ranklab questions", "The interview questions: shown here, without answers, "
+                     "or as cards for Anki, with them. `ranklab drill` asks them.")
+    parser.add_argument("lab", nargs="?", help="a lab, such as 00 or 00_ranks (all)")
+    parser.add_argument("--lab", dest="same", metavar="LAB", help="the same")
     parser.add_argument("--level", type=number(least=1, most=5), help="1 easy ... 5 hard (all)")
+    parser.add_argument("--anki", type=new_file, metavar="FILE",
+                        help="write them here with their answers, such as ranklab.txt")
     wanted = parser.parse_args(argv)
-    lab = None if wanted.lab is None else find_stem(wanted.lab)
+    lab = wanted.lab or wanted.same
+    lab = None if lab is None else find_stem(lab)
     chosen = [question for question in load()
               if lab in (None, question.lab) and wanted.level in (None, question.level)]
+    if not wanted.anki:
+        print(listed(chosen))
+        return 0
     Path(wanted.anki).parent.mkdir(parents=True, exist_ok=True)
     write_whole(wanted.anki, cards(chosen))
     print(f"{len(chosen)} cards in {wanted.anki}: import them in Anki by File > Import.")
     return 0
+
+
+def listed(questions):
+    """Return the questions as text, lab by lab, easy ones first."""
+    lines = []
+    for lab in dict.fromkeys(question.lab for question in questions):
+        ours = sorted((each for each in questions if each.lab == lab), key=lambda each: each.level)
+        lines.append(lab)
+        for question in ours:
+            text = text_of(question) or index.questions()[question.id]
+            lines.append(plain(f"level {question.level}, {question.id}: {text}", "  "))
+    lines.append(f"{len(questions)} questions; `ranklab drill --lab 02` asks those of a lab, and "
+                 "judges your answers.")
+    return "\n\n".join(lines)
 
 
 def cards(questions):

@@ -23,7 +23,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from ranklab.course import labs
+from ranklab.course import index, labs
 from ranklab.course.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
@@ -67,6 +67,9 @@ def build(root: Path, stems=(), force=False):
                 execute(notebook, root)
             _write(target, notebook)
         print(f"{stem}: built")
+    if index.is_of(root) and not index.is_current():
+        index.write()
+        print("index.json: written")
 
 
 def _refuse_to_overwrite(root, stems):
@@ -87,6 +90,8 @@ def stale(root: Path, stems=()):
             path = root / folder / f"{stem}.ipynb"
             if not is_current(path, make(root, stem)):
                 found.append(f"{folder}/{stem}.ipynb")
+    if index.is_of(root) and not stems and not index.is_current():
+        found.append("lib/ranklab/course/index.json")
     return found
 
 

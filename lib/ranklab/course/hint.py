@@ -1,9 +1,10 @@
 """hint and answer: help for an exercise or a prediction, a little more each time."""
 
+import difflib
 import inspect
 import os
 
-from ranklab.course import labs, progress, stubs
+from ranklab.course import index, labs, progress, stubs
 from ranklab.checks.exercise import Prediction
 from ranklab.course.show import wrap
 
@@ -12,26 +13,29 @@ OFF = "Answers are turned off in this class. "
 
 def hint(name=""):
     """One more hint for `name`, an exercise or prediction, is printed below those shown before."""
-    item = _find(name)
-    if item is None:
+    name = getattr(name, "__name__", name)
+    entry = index.find(name)
+    if entry is None and (item := _find(name)):  # of a lab that is being written
+        entry = {"hints": item.hints, "is_prediction": isinstance(item, Prediction)}
+    if entry is None:
         return
-    is_prediction, hints = isinstance(item, Prediction), item.hints
+    is_prediction, hints = entry["is_prediction"], entry["hints"]
     if is_prediction and not _are_answers_on():
         hints = hints[:-1]  # the last one is the answer
     with progress.change() as records:
-        entry = records.setdefault(item.name, dict(progress.NEW))
-        shown = entry["hints"] = min(entry.get("hints", 0) + 1, len(hints))
+        record = records.setdefault(name, dict(progress.NEW))
+        shown = record["hints"] = min(record.get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:shown], start=1):
         print(wrap(f"{number}/{len(hints)}  {text}"))
         if number == 1 and not is_prediction:
-            for line in stubs.advice(labs.source(labs.stem_of(item.name)), item.name):
+            for line in stubs.advice(labs.source(labs.stem_of(name)), name):
                 print(wrap(f"     {line}"))
     if shown < len(hints):
         return
     if not _are_answers_on():
         print(f"{OFF}That is all: ask your instructor.")
     elif not is_prediction:
-        print(f'That is all. answer("{item.name}") shows the worked answer.')
+        print(f'That is all. answer("{name}") shows the worked answer.')
 
 
 def answer(name):
@@ -49,8 +53,10 @@ def _find(name):
     name = getattr(name, "__name__", name)
     item = labs.find_exercise(name) or labs.find_prediction(name)
     if item is None:
-        print(f"No exercise or prediction is called {name!r}. `ranklab status 02` lists "
-              "those of lab 02.")
+        near = difflib.get_close_matches(str(name), labs.names(), 3)
+        print(f"No exercise or prediction is called {name!r}. "
+              + (f"Did you mean {' or '.join(near)}?" if near else
+                 "`ranklab status 02` lists the names in lab 02."))
     return item
 
 

@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+from ranklab.course import index
+
 STEMS = (
     "00_ranks", "01_baseline", "02_collectives", "03_data_parallel", "04_ddp", "05_horovod",
     "06_zero", "07_fsdp", "08_tensor_parallel", "09_pipeline_parallel", "10_context_parallel",
@@ -66,7 +68,9 @@ def names():
 
 
 def names_of(stem):
-    """The lab's exercises, then its predictions."""
+    """The names of the lab's exercises and predictions."""
+    if stem in index.entries():
+        return list(index.entries()[stem])
     checks = checks_of(stem)
     return [item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)]
 

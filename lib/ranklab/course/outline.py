@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ranklab.course import labs
+from ranklab.course import index, labs
 
 HEADING = re.compile(r"# #{2,3} (?:([\d.]*\d)\.? )?(.*)")
 CHECKED = re.compile(r"(\w+) = check\(\1\)")
@@ -26,10 +26,16 @@ def outline(stem):
     """All that the lab asks, in the order of its cells; without a source, in the order of its
     checks.
     """
-    names = labs.names_of(stem)
-    asked = [one for one in _asked_in(labs.source(stem)) if one.name in names]
-    found = {one.name for one in asked}
-    return asked + [Asked(name) for name in names if name not in found]
+    if stem in index.entries():
+        return [Asked(name, entry["section"]) for name, entry in index.entries()[stem].items()]
+    return asked_by(labs.source(stem), labs.names_of(stem))
+
+
+def asked_by(source, names):
+    """Return the Asked of these names: those in the lab's `source`, then the others."""
+    asked = [one for one in _asked_in(source) if one.name in names]
+    placed = {one.name for one in asked}
+    return asked + [Asked(name) for name in names if name not in placed]
 
 
 def next_after(name, records):

@@ -1,4 +1,5 @@
 """One question, asked: parameters drawn, answer computed, a reply judged."""
+import contextlib
 import math
 import random
 from dataclasses import dataclass
@@ -35,12 +36,8 @@ def draw(question, seed=0):
     """`question` with parameters drawn from `seed` (the same seed draws the same numbers).
     error  what the library says when an answer cannot be computed
     """
-    dice = random.Random(f"{question.id} {seed}")
-    names = modules(question.uses)
-    values = {}
-    for name, how in question.parameters.items():
-        values[name] = _one(how, {**names, **values}, dice)
-    answer = question.answer
+    dice, names = _dice(question, seed), modules(question.uses)
+    values, answer = _values(question, names, dice), question.answer
     if question.kind == "number":
         answer = float(evaluate(answer, {**names, **values}))
         wrong = tuple((float(evaluate(text, {**names, **values, "answer": answer})), confuses)
@@ -56,6 +53,33 @@ def draw(question, seed=0):
     return Asked(question.id, question.kind, fill(question.question, values), answer, question.unit,
                  question.tolerance, tuple(options), wrong, question.rubric,
                  fill(question.why, texts), values)
+
+
+def text_of(question, seed=0):
+    """Return the question as `draw` asks it; its answer, for which torch is needed, is left out.
+
+    None: a number of its text follows from functions of the library, and so needs torch, too.
+    """
+    dice, values = _dice(question, seed), {}
+    try:
+        for name, how in question.parameters.items():
+            with contextlib.suppress(*[NameError] * (not isinstance(how, dict))):
+                values[name] = _one(how, values, dice)
+        return fill(question.question, values)
+    except (NameError, KeyError):
+        return None
+
+
+def _dice(question, seed):
+    return random.Random(f"{question.id} {seed}")
+
+
+def _values(question, names, dice):
+    """Return {parameter: value}; one may follow from those before it."""
+    values = {}
+    for name, how in question.parameters.items():
+        values[name] = _one(how, {**names, **values}, dice)
+    return values
 
 
 def _one(how, names, dice):
