@@ -150,7 +150,8 @@ def test_the_order_is_that_of_the_notebook():
     assert "fit_alpha_beta (Further)" in asked and asked.index("4.4 ring_all_reduce") > 3
 
 
-def test_without_a_source_the_checks_give_the_order(monkeypatch):
+def test_without_a_source_and_an_index_the_checks_give_the_order(monkeypatch):
+    monkeypatch.setattr(index, "entries", dict)
     monkeypatch.setattr(labs, "repository", lambda start=None: None)
     first, second = labs.checks_of("00_ranks").EXERCISES[:2]
     assert outline.next_after(first.name, {}) == f"next: {second.name}"
