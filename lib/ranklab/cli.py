@@ -34,7 +34,7 @@ def main(argv=None) -> int:
     # The next five read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
                             ("interview", _interview, "a mock interview, timed and scored"),
-                            ("questions", _questions, "the interview questions, to read or as cards for Anki"),
+                            ("questions", _questions, "the interview questions, also as Anki's cards"),
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
