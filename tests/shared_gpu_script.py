@@ -8,8 +8,8 @@ import pretended_gpus  # noqa: F401
 
 from ranklab.engine import HangError, launch
 
-NAMES = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE", "PRETENDED_BACKEND",
-         "CUDA_VISIBLE_DEVICES")
+NAMES = ("RANKLAB_RANKS_ON_GPU", "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_MAX_CTAS",
+         "NCCL_NVLS_ENABLE", "PRETENDED_BACKEND", "CUDA_VISIBLE_DEVICES")
 
 
 def told():

@@ -39,7 +39,8 @@ def told(printed):
 def test_ranks_that_share_are_told_so_before_the_first_communicator(by_torchrun, argument,
                                                                     variables):
     assert told(script(argument, by_torchrun=by_torchrun, **variables)) == 4 * [{
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
+        "RANKLAB_RANKS_ON_GPU": "4", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2",
+        "NCCL_NVLS_ENABLE": "0",
         "PRETENDED_BACKEND": "cpu:gloo,cuda:nccl cuda:0",
         "memory": [pytest.approx(1 / 4 - 0.8 / 80)]}]
 
@@ -137,3 +138,16 @@ def test_a_task_with_gpus_of_its_own_does_not_share(monkeypatch):
     monkeypatch.setattr(sharing, "prepare", lambda *about: pytest.fail("it shares"))
     chosen = backend_and_device(3, 4, sees_own=True, share_gpu=True)
     assert chosen["device_id"] == torch.device("cuda", 0)
+
+
+def test_what_counts_per_gpu_knows_that_ranks_share_it(monkeypatch):
+    from ranklab.course import doctor
+    from ranklab.projects.planner import measure
+
+    assert sharing.share_of_gpu() == 1
+    monkeypatch.setenv(sharing.RANKS_HERE, "4")
+    assert sharing.share_of_gpu() == 1 / 4
+    with pytest.raises(ValueError, match="ranks share a GPU here, so no time of theirs is a GPU's"):
+        measure._measured()
+    rank = {"right": True, doctor.SMALL: 1e-5, doctor.LARGE: 0.03, "share": sharing.share_of_gpu()}
+    assert "these ranks share a GPU" in next(doctor.judge([rank] * 4))

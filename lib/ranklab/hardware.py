@@ -114,7 +114,8 @@ def measured(device, name, seconds=0.3):
     target = torch.empty_like(source)
     copied = best_seconds(lambda: target.copy_(source), device, seconds)
     if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
+        memory = (torch.cuda.get_device_properties(device).total_memory
+                  * torch.cuda.get_per_process_memory_fraction(device))  # ranks may share it
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(name, bf16, fp32, memory, 2 * source.nbytes / copied)

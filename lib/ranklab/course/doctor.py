@@ -174,6 +174,8 @@ def ranks():
 
 def judge(seen):
     """The measured all-reduce, in the columns of nccl-tests; the slowest rank counts."""
+    if seen[0].get("share", 1) < 1:
+        yield "these ranks share a GPU: the times below are of its memory and of taking turns"
     wrong = [rank for rank, one in enumerate(seen) if not one["right"]]
     if wrong:
         yield Advice(f"all-reduce is wrong on ranks {wrong}: another network card or backend may "
@@ -194,7 +196,8 @@ def time_all_reduce():
     from ranklab.engine import device
 
     size = dist.get_world_size()
-    found = {"backend": dist.get_backend(), "device": device().type, "right": True}
+    found = {"backend": dist.get_backend(), "device": device().type, "right": True,
+             "share": sharing.share_of_gpu()}
     for volume, repeats in ((SMALL, 50), (LARGE, 5)):
         x = torch.ones(volume // 4, device=device())
         found[volume] = statistics.median(_seconds(x) for _ in range(repeats))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 
 VARIABLE = "RANKLAB_SHARE_GPU"
+RANKS_HERE = "RANKLAB_RANKS_ON_GPU"  # in the environment of a rank that shares
 OLDEST = 2, 30, 3
 WHEEL = "2.30.7"  # on PyPI, for CUDA 12 and 13
 CTAS = 8  # of all ranks on a GPU together, for one communicator
@@ -42,7 +43,13 @@ def variables(ranks, gpus, environ: Mapping = os.environ):
     NCCL reads it when the first communicator is made.
     """
     fewer = {} if "NCCL_MAX_CTAS" in environ else {"NCCL_MAX_CTAS": str(ctas(ranks, gpus))}
-    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", **fewer}
+    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0",
+            RANKS_HERE: str(ranks_on_a_gpu(ranks, gpus)), **fewer}
+
+
+def share_of_gpu():
+    """Return the part of a GPU that this rank has: 1, or less where ranks share."""
+    return 1 / int(os.environ.get(RANKS_HERE, 1))
 
 
 def ctas(ranks, gpus):

@@ -9,7 +9,7 @@ import torch
 from ranklab import hardware
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.cluster.exporter import Exported, exporting
-from ranklab.engine import device, launch
+from ranklab.engine import device, launch, sharing
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.expert_parallel import MoEConfig, moe_gpt
 from ranklab.hybrid import Hybrid, mesh_grad_norm, parallelize
@@ -90,7 +90,8 @@ class HybridTrainer(Exported, TextTrainer):
 
     def __init__(self, model, text, config, hybrid, progress):
         gpu = device().type == "cuda" and hardware.find(torch.cuda.get_device_name())
-        peak = hybrid.ranks * gpu.peak_flops(PRECISIONS[config.precision]) if gpu else None
+        peak = gpu and (hybrid.ranks * sharing.share_of_gpu()
+                        * gpu.peak_flops(PRECISIONS[config.precision]))
         super().__init__(model, text, config, device(), peak_flops=peak, parallel=hybrid,
                          progress=progress)
         self.bubbles = []  # one for each log

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ranklab import hardware
 from ranklab.collectives.hierarchical import node_groups
-from ranklab.engine import device, is_main_process, launch
+from ranklab.engine import device, is_main_process, launch, sharing
 from ranklab.engine.report import count_ranks
 from ranklab.planner.links import CARDS, bus_of, link_of
 from ranklab.planner.machine import Machine
@@ -30,6 +30,9 @@ def measure(ranks=None, nodes=1):
 
 
 def _measured():
+    if sharing.share_of_gpu() < 1:
+        raise ValueError("ranks share a GPU here, so no time of theirs is a GPU's: measure with "
+                         "as many ranks as there are GPUs")
     where, per_node = device(), int(os.environ["LOCAL_WORLD_SIZE"])
     here = hardware.present(where)
     gpu = where.type == "cuda" and hardware.find(torch.cuda.get_device_name())
