@@ -31,6 +31,7 @@ NOT_RUN_HERE = {
     "make site": "test_site.py builds it",
     "make site REPOSITORY=https://github.com/owner/name": "test_site.py builds it with an address",
     "make site REPOSITORY=": "test_site.py tries an empty address",
+    "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",
     "make pythons": "needs root, debootstrap and an hour",
     "python -m ranklab.projects.baseline --size 774m --device cuda --compile --recompute "
     "--micro-batch 4": "needs a GPU; test_baseline.py holds this size against the formula",
