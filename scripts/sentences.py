@@ -5,7 +5,7 @@ Like setup.py: standard library only, and nothing newer than Python 3.6 in the s
 import platform
 import sys
 
-OLDEST, NEWEST = (3, 11), (3, 14)          # all tests ran on the oldest; see CONTRIBUTING
+OLDEST, NEWEST = (3, 11), (3, 14)          # all tests ran on the oldest: docs/status.md
 SPACE_NEEDED, SPACE_FOR_CUDA = 3e9, 10e9   # bytes: .venv with CPU wheels; with CUDA libraries
 AGAIN = "then run the same command again"
 # What pip and uv print, in lower case, for each way to fail; the first that is found counts.
@@ -72,7 +72,7 @@ def explain(output, code):
                 % (SPACE_NEEDED / 1e9, SPACE_FOR_CUDA / 1e9, AGAIN),
         "conflict": "The pinned versions do not fit each other or %s, or this package index lacks "
                     "one (see above): `git pull`, or take another Python, for instance `make lab "
-                    "PYTHON=python3.12`; CONTRIBUTING.md says how pins are moved." % here,
+                    "PYTHON=python3.12`; docs/pins.md says how pins are moved." % here,
         "closed": "The package index refuses this machine (401 or 403): it wants a login, or is "
                   "closed to you; ask whoever runs it, or name another (PIP_INDEX_URL), %s."
                   % AGAIN,

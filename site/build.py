@@ -2,7 +2,8 @@
 build/site/.
 
 Sphinx makes the pages (conf.py) from a folder laid out like this checkout, so that the links of
-README.md lead to pages. Nothing is executed, and no page loads anything from another server.
+README.md and docs/ lead to pages. Nothing is executed, and no page loads anything from another
+server.
 RANKLAB_ANSWERS=0 takes the unsolved labs, and leaves out the answers; REPOSITORY is the public
 address for the buttons of start.py.
 """
@@ -28,14 +29,13 @@ from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
-TEXTS = ("YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff",
-         "LICENSE")
+TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
 
 SOLVED = """The labs here are **solved**: they hold the answers, with outputs and figures. To learn,
 work on your own copies first (`make lab`)."""
 UNSOLVED = """The labs here are **not solved**, and the interview questions have no answers. Work on
 your own copies of the labs (`make lab`)."""
-BESIDE = """ [How to start](README.md#start). Beside the labs: [decks](decks.md),
+BESIDE = """ [How to start](README.md#ten-minutes). Beside the labs: [decks](decks.md),
 [interview questions](questions/index.md), [the planner](planner.md).
 """
 PLANNER = """# The planner
@@ -57,6 +57,8 @@ CONTENTS = """
 :hidden:
 :caption: Course
 README
+docs/setup
+docs/paths
 questions/index
 decks
 planner
@@ -70,14 +72,17 @@ labs/*
 ```{toctree}
 :hidden:
 :caption: Afterwards
-YOUR_PROJECT
+docs/your_project
+docs/cluster
+docs/status
 CHANGELOG
 ```
 ```{toctree}
 :hidden:
 :caption: For instructors
-TEACHING
+docs/teaching
 CONTRIBUTING
+docs/pins
 ```
 """
 
@@ -90,7 +95,7 @@ def lab_page(path, decks, public):
               f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
     if public:
         links += [f"[{text}]({url})" for text, url in public.buttons(stem).items()]
-        links[-2] += " (with [this cell](../README.md#start) in front)"
+        links[-2] += " (with [this cell](../docs/setup.md#colab) in front)"
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
@@ -185,12 +190,14 @@ def build_decks():
 def write_source(answers, decks, public=None):
     """build/site-source/ holds what Sphinx reads."""
     shutil.rmtree(SOURCE, ignore_errors=True)
-    for folder in ("labs", "questions"):
+    for folder in ("labs", "questions", "docs"):
         (SOURCE / folder).mkdir(parents=True)
     shutil.copytree(ROOT / "slides" / "figures", SOURCE / "slides" / "figures")
     for name in TEXTS:
         shutil.copy(ROOT / name, SOURCE)
-    (SOURCE / "README.md").write_text(start.about(public))
+    for path in (ROOT / "docs").glob("*.md"):
+        (SOURCE / "docs" / path.name).write_text(start.with_address(path.read_text(), public))
+    (SOURCE / "README.md").write_text(start.about(decks, answers))
     bank, shown = load(), labs(answers)
     texts = {stem: start.first_cell(path) for stem, path in shown.items()}
     note = "```{note}\n" + (SOLVED if answers else UNSOLVED) + BESIDE + "```"

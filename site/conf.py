@@ -8,7 +8,7 @@ exclude_patterns = ["LICENSE"]
 nb_execution_mode = "off"          # the pages show the outputs that `make build` has stored
 nb_merge_streams = True            # lines of one cell are one block
 nb_ipywidgets_js = {}              # these scripts would come from another server
-myst_heading_anchors = 2           # links to the sections of README.md
+myst_heading_anchors = 2           # links to sections of README.md and docs/
 
 html_theme = "furo"                # the system's fonts, light and dark, narrow screens
 html_static_path = ["site.css"]

@@ -16,10 +16,9 @@ GITHUB = re.compile(r"(?:(?:https|ssh)://)?(?:[^@/\s]+@)?github\.com[:/]([\w.-]+
 NO_BUTTONS = ("no buttons for Colab and Codespaces: they need the public address, "
               "make site REPOSITORY=https://github.com/owner/name")
 RAW = "````{{raw}} html\n{}\n````\n"        # HTML as it is, in a page of Markdown
-NO_ADDRESS = "PUT THE ADDRESS OF THIS REPOSITORY HERE"    # in README.md's cell for Colab
+NO_ADDRESS = "PUT THE ADDRESS OF THIS REPOSITORY HERE"    # in the cell for Colab
 BUTTONS = """**Open in Colab** opens a lab as the repository has it: put
-[this cell](README.md#start) in front. **Open in Codespaces** opens the whole repository. Neither
-was tried yet.
+[this cell](docs/setup.md#colab) in front. **Open in Codespaces** opens the whole repository.
 """
 
 
@@ -137,10 +136,24 @@ def first_cell(path):
     return "".join(json.loads(path.read_text())["cells"][0]["source"])
 
 
-def about(public):
-    """README.md under another title than the start page; its cell for Colab has the address."""
+def about(decks, answers):
+    """README.md under another title than the start page; its links lead to pages of the site.
+
+    A lab has one page here, solved or not, and a deck only where its stem is in `decks`.
+    """
+    def deck(match):
+        return link("slides", f"slides/{match[1]}.html") if match[1] in decks else "slides"
+
     text = (ROOT / "README.md").read_text().replace("# ranklab\n", "# About ranklab\n", 1)
-    return text.replace(NO_ADDRESS, f"https://github.com/{public.name}" if public else NO_ADDRESS)
+    both = r"\[lab\]\((labs/\w+\.ipynb)\), \[solved\]\(solutions/\w+\.ipynb\)"
+    text = re.sub(both, r"[solved](\1)" if answers else r"[lab](\1)", text)
+    text = text.replace("](solutions/)", "](index.md#labs)")
+    return re.sub(r"\[slides\]\(slides/(\w+)\.md\)", deck, text)
+
+
+def with_address(text, public):
+    """Return `text`, in which the cell for Colab has the address of this Repository."""
+    return text.replace(NO_ADDRESS, f"https://github.com/{public.name}") if public else text
 
 
 def page(texts, decks, public, note):
@@ -151,8 +164,7 @@ def page(texts, decks, public, note):
     """
     readme = (ROOT / "README.md").read_text()
     title, lead, *rest = readme.split("\n\n")
-    whom = next(text for text in rest if text.startswith("**For whom?**"))
-    whom = whom.replace("](#", "](README.md#")
+    whom = rest[rest.index("## For whom") + 1]
     rows = {stem: cells for stem, *cells in re.findall(
         r"^\| \[(\d\d_\w+)\]\S+ \| (.*?) \| \d+ \| (.*?) \|$", readme, re.M)}
     cards = []

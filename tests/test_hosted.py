@@ -79,9 +79,10 @@ def test_the_workflow_is_the_two_commands_on_every_python():
     assert job["steps"][1]["with"] == {"python-version": "${{ matrix.python }}"}
 
 
-def test_readme_names_the_pythons():
+@pytest.mark.parametrize("name", ["README.md", "docs/setup.md"])
+def test_readme_names_the_pythons(name):
     assert "any Python from %d.%d to %d.%d" % (sentences.OLDEST + sentences.NEWEST) \
-        in (ROOT / "README.md").read_text()
+        in (ROOT / name).read_text()
 
 
 def test_condas_first_lines_open_the_copies_as_make_lab_does():
@@ -95,8 +96,9 @@ def test_condas_first_lines_open_the_copies_as_make_lab_does():
 # --- the cell for Colab -----------------------------------------------------------------------
 
 def colab_cell():
-    readme = (ROOT / "README.md").read_text()
-    return re.search(r"^```ipython\n(import os, sys\n.*?)^```", readme, re.M | re.S)[1]
+    text = (ROOT / "docs" / "setup.md").read_text()
+    section = text.partition("\n## Colab\n")[2].partition("\n## ")[0]
+    return re.search(r"^```ipython\n(import os, sys\n.*?)^```", section, re.M | re.S)[1]
 
 
 @pytest.mark.slow
@@ -158,9 +160,8 @@ def test_each_lab_says_where_that_cell_is(stem):
 
 def test_that_cell_is_where_the_labs_say():
     assert "No module named 'ranklab'" in MISSING
-    assert "that README.md has for Colab, under Start" in MISSING
-    start = (ROOT / "README.md").read_text().partition("\n## Start\n")[2].partition("\n## ")[0]
-    assert "**In Colab**" in start and colab_cell() in start
+    assert "the cell in docs/setup.md, under Colab" in MISSING
+    assert colab_cell()
 
 
 def test_no_rule_of_git_hides_them():

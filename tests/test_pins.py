@@ -1,5 +1,5 @@
-"""constraints.txt: pins everything, fits every Python and machine that README names, and is what
-pip and conda users get."""
+"""constraints.txt: pins everything, fits every Python and machine that docs/setup.md
+names, and is what pip and conda users get."""
 
 import functools
 import importlib.metadata

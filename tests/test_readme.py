@@ -1,4 +1,4 @@
-"""README.md says what is true: its commands run, its links lead somewhere."""
+"""README.md and docs/ say what is true: their commands run, their links lead somewhere."""
 
 import os
 import re
@@ -12,18 +12,27 @@ from test_contributing import FILES as EXAMPLE
 from ranklab import cli
 
 README = (ROOT / "README.md").read_text()
-TEXTS = ("README.md", "YOUR_PROJECT.md", "TEACHING.md", "CONTRIBUTING.md", "docs/status.md")
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", *DOCS)
+# Their commands run here; test_your_project.py runs those of docs/your_project.md, in its files.
+RUN = [name for name in ("README.md", *DOCS) if name != "docs/your_project.md"]
 # Commands that another test covers, or that no test can run, each with the reason.
 NOT_RUN_HERE = {
+    "make tour": "test_tour.py runs it",
     "make lab": "test_setup.py starts it, fetches the printed address and stops it",
     "make work": "make lab begins with it",
-    "make doctor": "ranklab doctor, below, is the same",
+    "make doctor": "ranklab doctor, of docs/paths.md, is the same",
+    "make setup": "make lab begins with it",
     "make test": "it is what runs this test",
+    "make sweep": "it runs this test as well",
     "make slides": "test_slides.py builds a deck",
     "make gpu": "test_gpu_report.py runs its parts",
     "make slurm": ".ci/run calls it; here stand-ins play Slurm",
     "make site": "test_site.py builds it",
+    "make site REPOSITORY=https://github.com/owner/name": "test_site.py builds it with an address",
+    "make site REPOSITORY=": "test_site.py tries an empty address",
     "ranklab compare --plot build/compare.svg": "test_compare.py runs it with fewer layouts",
+    "make pythons": "needs root, debootstrap and an hour",
     "python -m ranklab.projects.baseline --size 774m --device cuda --compile --recompute "
     "--micro-batch 4": "needs a GPU; test_baseline.py holds this size against the formula",
     "python -m ranklab.projects.zero --ranks 1 --size 1.3b --stage 2 --offload cpu "
@@ -32,13 +41,25 @@ NOT_RUN_HERE = {
     "ssh -L 8888:127.0.0.1:8888 you@there": "needs another machine",
     "ranklab work --merge 02": "test_work.py: it needs a copy and a newer lab beside it",
     "ranklab hint NAME": "test_progress.py asks for an exercise's; NAME is none",
+    "ranklab work ~/labs": "test_work.py: in a folder of its own",
+    "ranklab grade submissions --csv grades.csv --html report.html":
+        "test_class.py grades a class, with both files",
+    "python tests/class_of_30.py class": "test_class.py writes that class",
+    ".venv/bin/python -m pip freeze --all --exclude pip --exclude ranklab":
+        "the fresh clone's .venv has no pip; test_pins.py compares the versions",
+    "uv pip compile --universal --python-version 3.11.0 --all-extras -c constraints.txt "
+    "pyproject.toml": "asks an index; docs/status.md says when it passed",
+    "MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile --python-version 3.14.0 --python-platform "
+    "aarch64-apple-darwin --only-binary :all: --no-binary deepspeed --extra mpi --extra bench "
+    "--extra hf --extra cluster --extra site -c constraints.txt pyproject.toml": "the same",
     "source .venv/bin/activate": "the commands below it run with the same PATH",
 }
 # Another test or another line does about the same: make sweep runs them.
 LEFT_TO_SWEEP = {
     "ranklab diagnose ranklab.projects.data_parallel", "ranklab rehearse ranklab.projects.ranks",
     "ranklab grade solutions/00_ranks.ipynb --csv build/grades.csv",
-    "python -m ranklab.projects.ranks --ranks 4",
+    "python -m ranklab.projects.ranks", "python -m ranklab.projects.ranks --ranks 4",
+    "ranklab drill --lab 02", "ranklab interview --minutes 15", "ranklab interview --minutes 30",
     "srun --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 python -m ranklab.projects.ranks",
 }
 PROGRAMS = ("make", "ranklab", "python", "torchrun", "srun", "sbatch", "conda", "ssh", "source")
@@ -55,12 +76,16 @@ STAND_INS = {
 
 
 def commands():
-    """Every command of README.md, from its blocks and from its running text, in order, once."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    prose = re.sub(r"^```.*?^```|<!--.*?-->", "", README, flags=re.M | re.S)
-    inline = [code.split() for code in re.findall(r"`([^`]+)`", prose)]
-    lines += [" ".join(words) for words in inline if len(words) > 1 and words[0] in PROGRAMS]
+    """Every command of these texts, from blocks and from running text, in order, once."""
+    lines = []
+    for text in ((ROOT / name).read_text() for name in RUN):
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+        lines += [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+        prose = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.M | re.S)
+        inline = [code.split() for code in re.findall(r"`([^`]+)`", prose)]
+        # `ranklab plan` alone is a name, which test_ranklab_and_make_commands_exist looks up.
+        inline = [words for words in inline if len(words) > 1 + (words[0] == "ranklab")]
+        lines += [" ".join(words) for words in inline if words[0] in PROGRAMS]
     return [line for line in dict.fromkeys(lines) if line]
 
 
@@ -97,11 +122,21 @@ def test_every_reason_is_still_needed():
     assert NOT_RUN_HERE.keys() | LEFT_TO_SWEEP <= set(commands())
 
 
+def anchors(text):
+    """The addresses that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name):
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-        assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+        exists = target.startswith("https://") or (ROOT / name).parent.joinpath(target).exists()
+        assert exists, f"{name}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", text):
+        page = (ROOT / name).parent.joinpath(target) if target else ROOT / name
+        assert anchor in anchors(page.read_text()), f"{name}: {target}#{anchor}"
     # Paths in backquotes too, where they name a file of this repository.
     for path in re.findall(r"`((?:labs|lib|slides|tests|scripts|solutions)/[\w./-]+)`", text):
         is_pattern = "NN_" in path or "idea" in path or path in EXAMPLE
@@ -126,7 +161,9 @@ def test_the_verdict_is_what_check_says_of_the_code_above_it(tmp_path):
     (tmp_path / "cell.py").write_text("\n".join(lines))
     done = subprocess.run([sys.executable, tmp_path / "cell.py"], text=True, timeout=100,
                           env=os.environ | {"RANKLAB_HOME": str(tmp_path)}, stdout=subprocess.PIPE)
-    assert f"```\n{done.stdout}```" in README
+    verdict = re.search(r"^```\n(ring_all_reduce\n.*?)^```", README, re.M | re.S)[1]
+    for part in verdict.split("  ...\n"):
+        assert part and part in done.stdout, done.stdout
 
 
 def test_picture_is_drawn_by_the_code():

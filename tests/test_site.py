@@ -141,8 +141,10 @@ def test_the_start_page_shows_a_lab(pages, stem):
 
 
 def test_the_arc_has_every_lab_in_order_and_colabs_cell_the_address(pages):
-    shown = html.unescape(re.sub("<.*?>", "", pages["README.html"].text))
+    shown = html.unescape(re.sub("<.*?>", "", pages["docs/setup.html"].text))
     assert 'REPOSITORY = "https://github.com/owner/name"' in shown
+    about = set(pages["README.html"].links)
+    assert {"labs/00_ranks.html", "docs/paths.html#the-spine", "index.html#labs"} <= about
     assert [number for part in start.PARTS for number in part[2]] == [stem[:2] for stem in STEMS]
 
 

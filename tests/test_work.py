@@ -291,11 +291,58 @@ def test_from_work_everything_is_found_that_is_found_from_labs(root, monkeypatch
 
 
 def test_the_copies_of_a_shared_clone_go_to_a_folder_of_ones_own(tmp_path, monkeypatch, capsys):
-    """TEACHING.md's JupyterHub: `ranklab work ~/labs`, outside the clone."""
+    """The JupyterHub of docs/teaching.md: `ranklab work ~/labs`, outside the clone."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["work", "labs"]) == 0
     assert "Copied to labs/: 00_ranks, " in capsys.readouterr().out
     assert (tmp_path / "labs" / f"{STEM}.ipynb").exists()
+
+
+def rules(root, tutor="ask\n"):
+    """The repository's own AGENTS.md, with this text for learners."""
+    (root / "AGENTS.md").write_text(
+        f"# Rules\n\nTwo kinds.\n\n## With a learner: be a tutor\n\n{tutor}\n"
+        "## With a maintainer\n\nmake check\n")
+    return [root / "work" / name for name in ("AGENTS.md", "CLAUDE.md")]
+
+
+def test_an_assistant_in_work_is_a_tutor_and_never_a_maintainer(tmp_path, capsys):
+    """With the repository's own text; in a folder outside the clone as well."""
+    assert cli.main(["work", str(tmp_path / "labs")]) == 0
+    text = (tmp_path / "labs" / "AGENTS.md").read_text()
+    learner, maintainer = (ROOT / "AGENTS.md").read_text().split("\n## ")[1:]
+    assert text.startswith("# For assistants: be a tutor\n")
+    assert all(line in text for line in learner.splitlines()[1:])
+    assert not any(line in text for line in maintainer.splitlines() if line)
+    assert "](" not in text, "a link of the repository leads nowhere from here"
+    assert (tmp_path / "labs" / "CLAUDE.md").read_text() == "@AGENTS.md\n"
+    assert (ROOT / "CLAUDE.md").read_text() == "@AGENTS.md\n"
+
+
+def test_a_newer_text_for_assistants_replaces_an_untouched_one_only(root):
+    agents, claude = rules(root)
+    bring(root)
+    assert "\nask\n" in agents.read_text() and "make check" not in agents.read_text()
+    rules(root, "ask more\n")
+    bring(root)
+    assert "\nask more\n" in agents.read_text()
+    agents.write_text("Tell me everything.\n")
+    claude.unlink()
+    for tutor in ("ask less\n", "ask more\n"):
+        rules(root, tutor)
+        bring(root)
+        assert agents.read_text() == "Tell me everything.\n" and not claude.exists()
+
+
+@pytest.mark.parametrize("text", [b"my own\n", b"\xff", None], ids=["text", "bytes", "folder"])
+def test_rules_that_a_learner_had_before_stay(root, text):
+    agents, claude = rules(root)
+    (root / "work").mkdir()
+    agents.mkdir() if text is None else agents.write_bytes(text)
+    for _ in range(2):
+        bring(root)
+        assert agents.is_dir() if text is None else agents.read_bytes() == text
+        assert claude.exists()
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(root, capsys):

@@ -1,4 +1,4 @@
-"""YOUR_PROJECT.md: each example runs, and says what stands below it."""
+"""docs/your_project.md: each example runs, and says what stands below it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from conftest import ROOT
 from engine_tools import Notebook
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
-PAGE = (ROOT / "YOUR_PROJECT.md").read_text()
+PAGE = (ROOT / "docs/your_project.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.M | re.S)
 PROGRAMS = {"pytest": "pytest", "torchrun": "torch.distributed.run", "ranklab": "ranklab.cli"}
 

@@ -33,8 +33,7 @@ COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compare
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 # Below each lab's title, because its first cell of code fails where ranklab is missing.
-MISSING = ("> *`No module named 'ranklab'`?* First run the cell that README.md has for Colab, "
-           "under Start.")
+MISSING = "> *`No module named 'ranklab'`?* First run the cell in docs/setup.md, under Colab."
 MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
 STUB = 'raise NotImplementedError("exercise '

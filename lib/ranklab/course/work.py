@@ -3,17 +3,31 @@
 A copy is made once. When a newer lab arrives, an unedited copy becomes the new one, even if a
 run was saved in it. A copy with the learner's cells is never overwritten: the new lab is put
 beside it, and so are cells that somebody saved in labs/ itself.
+
+work/ also gets an AGENTS.md, which asks a coding assistant to be a tutor. It holds the learner's
+section of the repository's AGENTS.md and nothing for maintainers, so that an assistant that was
+started in work/ can't take itself for one.
 """
 
 import contextlib
 import itertools
 import json
+import re
 from pathlib import Path
 
 from ranklab.course import labs
-from ranklab.course.notebook import read_cells
+from ranklab.course.notebook import digest, read_cells
 from ranklab.files import write_whole
 from ranklab.course.records import wait_for
+
+TUTOR = re.compile(r"^## With a learner: ([^\n]+)\n+(.*?)\s*(?=^## |\Z)", re.M | re.S)
+IN_WORK = """# For assistants: {}
+
+Whoever asks you something in this folder is a learner, whatever a file in a folder above says. To
+change the course itself, people open the repository's own folder.
+
+{}
+"""
 
 
 def checkout():
@@ -22,10 +36,11 @@ def checkout():
 
 
 def bring(root: Path, folder: Path):
-    """`folder` has a copy of each lab of the checkout `root`; returns a sentence for each change.
+    """Bring a copy of each lab of the checkout `root`, and what assistants read, into `folder`.
 
-    folder/.given.json  {stem: hash of the last lab given}, so that no lab is given or announced
-    twice
+    Returns a sentence for each lab that changed.
+    folder/.given.json holds {stem or file: hash of what was copied last}, so that nothing is
+    copied or announced twice.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -35,6 +50,8 @@ def bring(root: Path, folder: Path):
         given = _read(record)
         missing = [lab for lab in _built_labs(root) if not (folder / lab.name).exists()]
         said = [_bring_one(lab, folder, given) for lab in _built_labs(root)]
+        for name, text in _for_assistants(root).items():
+            _bring_text(folder / name, text, given)
         write_whole(record, json.dumps(given, indent=1))
     copied = [lab.stem for lab in missing if (folder / lab.name).exists()]
     if copied:
@@ -82,6 +99,24 @@ def _give(lab, now, copy):
                 continue
         write_whole(place, _with_kernel(lab.read_text(encoding="utf-8")))
         return place
+
+
+def _for_assistants(root):
+    """Return {file name: text} for work/; empty where the checkout has no learner's section."""
+    rules = root / "AGENTS.md"
+    section = rules.is_file() and TUTOR.search(rules.read_text(encoding="utf-8"))
+    if not section:
+        return {}
+    return {"AGENTS.md": IN_WORK.format(*section.groups()), "CLAUDE.md": "@AGENTS.md\n"}
+
+
+def _bring_text(path, text, given):
+    """Write `text` unless the learner changed, deleted or made a file of this name."""
+    current = path.read_bytes().decode(errors="replace") if path.is_file() else None
+    is_untouched = (None if current is None else digest(current)) == given.get(path.name)
+    if is_untouched and not (path.exists() and current is None):  # a folder of this name stays
+        write_whole(path, text)
+        given[path.name] = digest(text)
 
 
 def _with_kernel(lab):
