@@ -24,7 +24,10 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 # Jupyter refuses to run as root unless told; in a container root is the usual user.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup work lab test sweep soak check build slides site pythons gpu bench horovod \
+# The first time JupyterLab opens the tour, later the folder.
+SHOWN   := /lab/tree/work$(if $(wildcard work),,/tour.ipynb)
+
+.PHONY: help setup work lab tour test sweep soak check build slides site pythons gpu bench horovod \
 	slurm doctor clean
 .DEFAULT_GOAL := help
 
@@ -44,8 +47,11 @@ work: setup ## your copies of the labs, in work/, for an editor of your own
 # With our configuration Jupyter does not begin by asking whether to fetch news.
 lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run installs)
 	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) -m jupyterlab \
-		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/work \
+		--ServerApp.root_dir=. --LabApp.default_url=$(SHOWN) \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
+
+tour: setup ## the course in a minute: four ranks, one loss, a hang that is named, five layouts
+	@$(INSIDE) $(PY) -m ranklab.cli tour
 
 test: setup ## everything: the tests, with the unsolved labs, and every solution
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS))

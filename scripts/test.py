@@ -1,4 +1,5 @@
-"""Run the tests, which run the unsolved labs, and every cell of the solved ones: one pytest."""
+"""Run the tests, which run the unsolved labs, and every cell of the solved ones and of the tour:
+one pytest."""
 import argparse
 import os
 import pathlib
@@ -33,7 +34,8 @@ def main(argv):
     elif options.fast:
         command += ["-m", "not slow", "tests"]
     else:
-        command += [*NBVAL, "tests", *map(str, sorted(pathlib.Path("solutions").glob("*.ipynb")))]
+        command += [*NBVAL, "tests", "labs/tour.ipynb",
+                    *map(str, sorted(pathlib.Path("solutions").glob("*.ipynb")))]
     os.execve(sys.executable, command, environment())
 
 

@@ -20,7 +20,7 @@ SLOW_BEGINS = tuple(f"test_{name}" for name in (
     "wrong_answers", "hints", "grade", "engine_scripts", "engine_notebook", "engine_modules",
     "horovod_real", "rehearse", "zero_peers", "site", "clinic", "compare", "hybrid",
     "expert_parallel", "context_parallel", "pytest_plugin", "contributing", "planner_export",
-    "projects_in_place"))
+    "projects_in_place", "tour"))
 SLOW_ENDS = "_project"
 
 # Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from ranklab.course.build import MISSING, lab_notebook
 
 sentences = load_script("sentences")
 MAKEFILE = (ROOT / "Makefile").read_text()
+FIRST = f"/lab/tree/work/{labs.TOUR}.ipynb"  # what JupyterLab opens the first time
 
 
 def read(name):
@@ -89,8 +91,15 @@ def test_condas_first_lines_open_the_copies_as_make_lab_does():
     text = (ROOT / "environment.yml").read_text()
     environment = re.search(r"^name: (\S+)", text, re.M)[1]
     assert f"&& conda activate {environment}\n" in text
-    shown = re.search(r"--LabApp.default_url=\S+", MAKEFILE)[0]
-    assert f"\n#   ranklab work && jupyter lab {shown}\n" in text
+    assert f"\n#   ranklab work && jupyter lab --LabApp.default_url={FIRST}\n" in text
+
+
+def test_make_lab_opens_the_tour_where_there_are_no_copies_yet(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for url in (FIRST, "/lab/tree/work"):
+        done = subprocess.run(["make", "-n", "lab"], cwd=tmp_path, capture_output=True, text=True)
+        assert f"--LabApp.default_url={url} " in done.stdout, done
+        (tmp_path / "work").mkdir(exist_ok=True)
 
 
 # --- the cell for Colab -----------------------------------------------------------------------

@@ -37,6 +37,7 @@ REFUSED = {
         compare --ranks 0 | of at least 1 is wanted, not '0'
         compare --ranks 13 | no layout of 13 ranks fits
         compare --layouts 1x3x1 | tp=3 must divide the 8 heads
+        tour 3 | unrecognized arguments: 3
         compare --layouts 1x1x99 | stages=99 must be between 1 and the 10 layers
         compare --layouts 2x2 | is no layout
         compare --plot x.txt | must end in .svg or .png

@@ -11,7 +11,7 @@ from conftest import ROOT, repository_files
 from ranklab.course import build, labs
 
 LIB = ROOT / "lib" / "ranklab"
-SOURCES = sorted((ROOT / "labs" / "source").glob("*.py"))
+SOURCES = sorted((ROOT / "labs" / "source").glob("[0-9]*.py"))
 MODULES = sorted(LIB.rglob("*.py"))
 
 # Arrows run one way: a module imports from its own layer or an earlier one.
@@ -74,7 +74,7 @@ def test_every_sibling_of_a_lab_exists(source):
 
 def test_nothing_has_a_stem_without_a_source():
     stems = {path.stem for path in SOURCES}
-    for folder in ("labs/*.ipynb", "solutions/*.ipynb", "slides/[0-9]*.md"):
+    for folder in ("labs/[0-9]*.ipynb", "solutions/*.ipynb", "slides/[0-9]*.md"):
         for path in ROOT.glob(folder):
             assert path.stem in stems, f"{named(path)} has no labs/source/{path.stem}.py"
 

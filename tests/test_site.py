@@ -20,7 +20,7 @@ spec = importlib.util.spec_from_file_location("site_build", ROOT / "site" / "bui
 site = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site)
 start = site.start
-STEMS = sorted(path.stem for path in (ROOT / "labs" / "source").glob("*.py"))
+STEMS = sorted(path.stem for path in (ROOT / "labs" / "source").glob("[0-9]*.py"))
 pytestmark = [pytest.mark.timeout(300),   # 15 s on an idle machine
               pytest.mark.filterwarnings("ignore:'myst_parser")]
 

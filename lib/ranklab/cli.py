@@ -1,5 +1,5 @@
 """The `ranklab` command: status (also with no command), hint, work, drill, interview, questions,
-doctor, rehearse, diagnose, compare, plan, build, grade."""
+doctor, tour, rehearse, diagnose, compare, plan, build, grade."""
 
 import argparse
 import difflib
@@ -31,10 +31,11 @@ def main(argv=None) -> int:
                       help="bring your cells from the old copy of this lab into the new one")
     work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
-    # The next five read their own options: see `ranklab drill --help`.
+    # The next six read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
                             ("interview", _interview, "a mock interview, timed and scored"),
                             ("questions", _questions, "the interview questions, also as Anki's cards"),
+                            ("tour", _tour, "the course in a minute"),
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
@@ -57,7 +58,8 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _interview, _questions, _rehearse, _compare, _plan):
+    if rest and options.run not in (_drill, _interview, _questions, _rehearse, _tour, _compare,
+                                    _plan):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     with refusals(f"ranklab {options.command}"):
@@ -113,8 +115,8 @@ def _work(options):
     root = work.checkout()
     if root is None:
         raise ValueError("run it inside a checkout (a folder with labs/source)")
-    folder, stems = Path(options.folder or root / "work"), map(labs.find_stem, options.merge or ())
-    stems = [*stems]  # before anything is written
+    folder = Path(options.folder or root / "work")
+    stems = [labs.find_notebook(name) for name in options.merge or ()]  # before anything is written
     try:
         said = work.bring(root, folder)
         said += [merge(folder, stem) for stem in stems]
@@ -161,6 +163,12 @@ def _diagnose(options):
                 options.before, options.beside)
 
 
+def _tour(options):
+    from ranklab.projects.tour import main
+
+    return main(options.rest)
+
+
 def _compare(options):
     from ranklab.projects.hybrid.compare import main
 
@@ -179,7 +187,7 @@ def _build(options):
     root = labs.repository()
     if root is None:
         raise ValueError("run it inside a checkout (a folder with labs/source)")
-    stems = [labs.find_stem(name) for name in options.labs]
+    stems = [labs.find_notebook(name) for name in options.labs]
     if planned := sorted(set(stems) - set(sources(root))):
         raise ValueError(f"{planned[0]} is planned: labs/source/{planned[0]}.py is not there")
     try:

@@ -4,6 +4,8 @@
     solutions/NN_idea.ipynb   the library's source in the place of each stub, the working in the
                               place of each `...`; executed, outputs kept. A program to be mended
                               stays, with what it shows; below it stands the mended one
+    labs/tour.ipynb           the library's functions in the place of those without a body;
+                              executed, outputs kept. It has no solution, because it asks nothing
 
 A cell's id comes from its text, so it stays when other cells change. The hash of all cells stands
 in the notebook's metadata: `ranklab build --check` compares and runs nothing.
@@ -28,6 +30,7 @@ from ranklab.course.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
 from ranklab.files import write_whole
+from ranklab.projects import tour
 
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
@@ -47,34 +50,41 @@ class BuildError(Exception):
 
 
 def build(root: Path, stems=(), force=False):
-    """labs/ and solutions/ are up to date for `stems` (all); a solution whose code changed is
-    executed again.
+    """labs/ and solutions/ are up to date for `stems` (all); a notebook whose outputs are kept is
+    executed again when its code changed.
 
-    force  executes solutions that are current (where the bank or the library changed, not the lab),
+    force  executes notebooks that are current (where the bank or the library changed, not the lab),
            and overwrites cells that this never wrote
     """
     stems = stems or sources(root)
     if not force:
         _refuse_to_overwrite(root, stems)
     for stem in stems:
-        _write(root / "labs" / f"{stem}.ipynb", lab_notebook(root, stem))
-        target = root / "solutions" / f"{stem}.ipynb"
-        notebook = solution_notebook(root, stem)
-        if force or not is_current(target, notebook):
-            if force or not _take_outputs(target, notebook):
-                print(f"{stem}: executing the solution")
-                execute(notebook, root)
-            _write(target, notebook)
+        for name, make in _notebooks(stem).items():
+            target, notebook = root / name, make(root, stem)
+            if make is lab_notebook:
+                _write(target, notebook)
+            elif force or not is_current(target, notebook):
+                if force or not _take_outputs(target, notebook):
+                    print(f"{stem}: executing {name}")
+                    execute(notebook, root)
+                _write(target, notebook)
         print(f"{stem}: built")
     if index.is_of(root) and not index.is_current():
         index.write()
         print("index.json: written")
 
 
+def _notebooks(stem):
+    """The notebooks that follow from the source of `stem`: {path: the function that makes it}."""
+    if stem == labs.TOUR:
+        return {f"labs/{stem}.ipynb": tour_notebook}
+    return {f"labs/{stem}.ipynb": lab_notebook, f"solutions/{stem}.ipynb": solution_notebook}
+
+
 def _refuse_to_overwrite(root, stems):
     """Nothing is written where a notebook holds cells of somebody's own: they may be answers."""
-    paths = (f"{folder}/{stem}.ipynb" for stem in stems for folder in ("labs", "solutions"))
-    changed = [path for path in paths
+    changed = [path for stem in stems for path in _notebooks(stem)
                if (root / path).exists() and not read_cells(root / path).as_built]
     if changed:
         raise BuildError(f"{', '.join(changed)}: cells were changed there, and building would lose "
@@ -83,19 +93,15 @@ def _refuse_to_overwrite(root, stems):
 
 def stale(root: Path, stems=()):
     """The notebooks that don't follow from their source any more. Nothing is executed."""
-    found = []
-    for stem in stems or sources(root):
-        for folder, make in (("labs", lab_notebook), ("solutions", solution_notebook)):
-            path = root / folder / f"{stem}.ipynb"
-            if not is_current(path, make(root, stem)):
-                found.append(f"{folder}/{stem}.ipynb")
+    old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
+           if not is_current(root / path, make(root, stem))]
     if index.is_of(root) and not stems and not index.is_current():
-        found.append("lib/ranklab/course/index.json")
-    return found
+        old.append("lib/ranklab/course/index.json")
+    return old
 
 
 def sources(root):
-    """The stems that have a source, in order."""
+    """The stems that have a source, in order, and the tour."""
     return sorted(p.stem for p in (root / "labs" / "source").glob("*.py"))
 
 
@@ -131,15 +137,31 @@ def lab_notebook(root, stem):
 
 def solution_notebook(root, stem):
     """Return the same lab worked, not yet executed."""
-    bound, found = set(dir(builtins)), set()
+    found = set()
+    return _notebook(root, stem, _solver(stem, _answer, found),
+                     arrange=lambda cells: _with_mended(cells, found))
+
+
+def tour_notebook(root, stem):
+    """Return the tour with the library's functions in its cells, not yet executed."""
+    return _notebook(root, stem, _solver(stem, _function_of_tour))
+
+
+def _solver(stem, text_of, unchanged=()):
+    """A function that puts the library's functions into the cells, one cell after the other.
+
+    text_of    name -> the library's text, or None
+    unchanged  sources that stay
+    """
+    bound = set(dir(builtins))
 
     def solve(source):
-        solved = _solve(source, stem, bound)  # it also looks for names that the answer lacks
-        solved = source if source in found else solved
+        solved = _solve(source, stem, bound, text_of)  # it also looks for names that it lacks
+        solved = source if source in unchanged else solved
         bound.update(bound_names(solved))
         return solved
 
-    return _notebook(root, stem, solve, arrange=lambda cells: _with_mended(cells, found))
+    return solve
 
 
 def _notebook(root, stem, change_code, without=None, arrange=list):
@@ -233,11 +255,23 @@ def marked(found, answer):
 
 
 def _answer(name):
-    return textwrap.dedent(inspect.getsource(labs.find_exercise(name).answer)).rstrip("\n")
+    """The library's text of the exercise `name`; None where no exercise has this name."""
+    exercise = labs.find_exercise(name)
+    return exercise and _text(exercise.answer)
 
 
-def _solve(source, stem, bound):
-    """`source` with each stub replaced by the library's answer and each `...` by its working."""
+def _function_of_tour(name):
+    """The text of this function of projects/tour.py; None where it has none."""
+    function = vars(tour).get(name)
+    return _text(function) if inspect.isfunction(function) else None
+
+
+def _text(function):
+    return textwrap.dedent(inspect.getsource(function)).rstrip("\n")
+
+
+def _solve(source, stem, bound, text_of):
+    """`source` with each stub replaced by the library's text and each `...` by its working."""
     source = SOLUTION.sub(lambda match: match[2], source).rstrip("\n")
     lines = source.splitlines()
     try:
@@ -247,9 +281,9 @@ def _solve(source, stem, bound):
     for node in reversed(tree.body):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):
             continue
-        if labs.find_exercise(node.name) is None:
+        answer = text_of(node.name)
+        if answer is None:
             continue
-        answer = _answer(node.name)
         missing = free_names(answer) - bound - bound_names(source)
         if missing:
             raise BuildError(f"{stem}: the answer {node.name} uses {', '.join(sorted(missing))}, "

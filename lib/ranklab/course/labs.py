@@ -12,6 +12,7 @@ STEMS = (
     "06_zero", "07_fsdp", "08_tensor_parallel", "09_pipeline_parallel", "10_context_parallel",
     "11_expert_parallel", "12_hybrid", "13_planner", "14_resilience", "15_cluster", "16_clinic",
 )
+TOUR = "tour"  # the notebook to begin with: it asks for nothing, so it is no lab and has no number
 
 
 def idea(stem):
@@ -30,6 +31,14 @@ def find_stem(text):
         if text in (stem, number, str(int(number)), name):
             return stem
     raise ValueError(f"no lab is called {text!r}; the labs are {', '.join(STEMS)}")
+
+
+def find_notebook(text):
+    """The name of the notebook that `text` means: the tour's, or the stem of a lab.
+
+    error  ValueError with the list of labs
+    """
+    return TOUR if text == TOUR else find_stem(text)
 
 
 def written():
@@ -68,7 +77,9 @@ def names():
 
 
 def names_of(stem):
-    """The names of the lab's exercises and predictions."""
+    """The names of the lab's exercises and predictions; none for the tour."""
+    if stem == TOUR:
+        return []
     if stem in index.entries():
         return list(index.entries()[stem])
     checks = checks_of(stem)

@@ -49,7 +49,7 @@ class Notebook:
         self.beside = dict(_files_beside(path))
         self.text = "\n".join(self.cells)
         self.trees = [_tree(cell) for cell in self.cells]
-        self.stem = stem if stem in labs.written() else self._likely_stem()
+        self.stem = stem if stem in (*labs.written(), labs.TOUR) else self._likely_stem()
 
     def _likely_stem(self):
         """The lab whose names the notebook mentions most often; None if it mentions none."""
