@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ranklab import check, cli, hint
-from ranklab.course import index, labs, outline, progress
+from ranklab.course import index, labs, outline, progress, spine
 from ranklab.course.check import FAILED, PASSED
 from ranklab.course.drill import Marks
 from ranklab.course.status import status
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +256,35 @@ def test_a_lab_that_is_being_written_is_looked_up_in_its_checks(monkeypatch):
 def test_a_wrong_name_in_a_notebook_gets_the_near_ones(capsys):
     hint("ring_al_reduce")
     assert "Did you mean ring_all_reduce" in capsys.readouterr().out
+
+
+# --- the spine ------------------------------------------------------------------------------------
+
+def test_the_spine_is_what_the_labs_ask():
+    """Each part names headings that are there, and each lab's first lines name its part."""
+    for part in spine.SPINE:
+        asked = part.asked()
+        assert {each.section for each in asked} >= set(part.sections), part.stem
+        assert {each.name for each in asked} >= set(part.names), part.stem
+        assert f" · **spine**: {part} · " in labs.source(part.stem).partition("# %%\n")[0]
+    rest = set(labs.written()) - {part.stem for part in spine.SPINE}
+    assert not [stem for stem in rest if "**spine**" in labs.source(stem)]
+
+
+def test_readme_and_paths_have_the_same_spine():
+    readme, paths = ((ROOT / name).read_text() for name in ("README.md", "docs/paths.md"))
+    minutes = [part.minutes for part in spine.SPINE]
+    assert f"{', '.join(map(str, minutes[:-1]))} and {minutes[-1]} minutes" in paths
+    rows = re.findall(r"^\| (\d\d) .* \| (\d):(\d\d) \| ", readme, re.M)
+    assert [(stem, 60 * int(h) + int(m)) for stem, h, m in rows] == [
+        (part.stem[:2], part.minutes) for part in spine.SPINE]
+
+
+def test_status_says_how_far_one_is_on_the_spine():
+    assert spine.progress({}) == "spine: 0.0 of 9 h; next: 00, 4.1 longest_shard"
+    first, second, *_ = spine.SPINE
+    records = {each.name: {"state": PASSED} for each in first.asked()}
+    assert spine.progress(records) == f"spine: 0.8 of 9 h; next: 02, {second.asked()[0]}"
+    records |= {each.name: {"state": PASSED} for part in spine.SPINE for each in part.asked()}
+    assert spine.progress(records) == "spine: 8.8 of 9 h: all of it"
+    assert "spine: 0.0 of 9 h" in status() and "spine" not in status("02")

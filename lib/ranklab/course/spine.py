@@ -1,0 +1,83 @@
+"""The spine: about nine hours through the course, for who wants to know how large models are
+trained. Its order is not that of the labs.
+"""
+
+from dataclasses import dataclass
+
+from ranklab.course.outline import is_passed, outline
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a lab belongs to the spine.
+
+    minutes   of its exercises and the reading around them, by the lab's own minutes
+    sections  the headings of its exercises
+    names     exercises below another heading, such as Further
+    more      what else is read there, in words
+    """
+
+    stem: str
+    minutes: int
+    sections: tuple = ()
+    names: tuple = ()
+    more: str = ""
+
+    def has(self, asked):
+        """Return whether an exercise or prediction belongs to it."""
+        return asked.section in self.sections or asked.name in self.names
+
+    def asked(self):
+        """Return the exercises and predictions, in the order of the lab."""
+        return [each for each in outline(self.stem) if self.has(each)]
+
+    def __str__(self):
+        return ", ".join(filter(None, [_ranges(self.sections), self.more]))
+
+
+SPINE = (
+    Part("00_ranks", 50, ("4.1", "4.2", "4.3", "4.4")),
+    Part("02_collectives", 70, ("4.1", "4.2", "4.3", "4.4")),
+    Part("03_data_parallel", 85, ("4.1", "4.3", "4.4", "4.5")),
+    Part("01_baseline", 55, ("4.1", "4.2", "4.3")),
+    Part("06_zero", 50, ("4.2", "4.3"), more="the memory curves at the end of 4.5"),
+    Part("08_tensor_parallel", 80, ("4.1", "4.2", "4.3", "4.4", "4.5")),
+    Part("09_pipeline_parallel", 35, ("4.1", "4.2", "4.3")),
+    Part("12_hybrid", 60, ("4.1", "4.2"), more="section 7"),
+    Part("16_clinic", 45, ("4.1",), more="two cases under Further",
+         names=("clinic_no_faster_cause", "no_faster", "clinic_flat_model_cause", "flat_model")),
+)
+MINUTES = sum(part.minutes for part in SPINE)
+
+
+def part_of(stem):
+    """Return the Part of this lab, or None."""
+    return next((part for part in SPINE if part.stem == stem), None)
+
+
+def progress(records):
+    """Return one line: how much of the spine has passed, and what comes next on it.
+
+    A part's minutes count by the share of its exercises and predictions that have passed.
+    """
+    done, coming = 0.0, None
+    for part in SPINE:
+        asked = part.asked()
+        left = [each for each in asked if not is_passed(each.name, records)]
+        done += part.minutes * (1 - len(left) / len(asked))
+        coming = coming or (left and (part.stem, left[0]))
+    hours = f"spine: {done / 60:.1f} of {MINUTES / 60:.0f} h"
+    return f"{hours}; next: {coming[0][:2]}, {coming[1]}" if coming else f"{hours}: all of it"
+
+
+def _ranges(sections):
+    """ "4.1, 4.3 to 4.5": neighbours of three or more as a range."""
+    runs = []
+    for section in sections:
+        number = int(section.split(".")[1])
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"4.{run[0]} to 4.{run[-1]}" if len(run) > 2 else
+                     ", ".join(f"4.{each}" for each in run) for run in runs)
