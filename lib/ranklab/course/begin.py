@@ -13,7 +13,7 @@ import ast
 import builtins
 import re
 
-from ranklab.course import labs, progress
+from ranklab.course import labs, progress, spine
 from ranklab.course.cells import Statement, find_lab, needs, statements_of, to_bind
 from ranklab.course.check import is_stub
 from ranklab.course.outline import first_open, is_passed, outline
@@ -86,7 +86,8 @@ def status(lab=None):
     coming = _next(asked, records)
     passed = sum(is_passed(one.name, records) for one in asked)
     after = f"Next: {_link(_heading(found, coming))}, `{coming.name}`." if coming else ""
-    _display(f"**{session.stem}**: {passed} of {len(asked)} passed. {after}\n\n"
+    _display(f"**{session.stem}**: {passed} of {len(asked)} passed. {after} "
+             f"({spine.progress(records)})\n\n"
              "| | | |\n|---|---|---|\n" + "\n".join(rows), table(session.stem))
 
 
