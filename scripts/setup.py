@@ -20,7 +20,7 @@ from sentences import (
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXTRAS = "mpi,bench,hf,cluster,site"   # the extras that install in seconds
+EXTRAS = "course,mpi,bench,hf,cluster,site"   # the extras that install in seconds
 NCCL = "2.30.7"    # from 2.30.3 on several ranks may share a GPU; torch 2.13 brings 2.29.7
 
 

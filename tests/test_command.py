@@ -1,6 +1,8 @@
 """The projects' command line: a dataclass as options, and what is refused."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -8,6 +10,8 @@ from matplotlib.figure import Figure
 from ranklab.options import check_options, comma_list, option
 from ranklab.projects import command
 from ranklab.projects.runner import Drawn, OnRanks, Project, Resumed, Shown
+
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,28 @@ def test_a_rank_that_raised_is_the_engines_report(capsys):
 def test_a_fault_of_the_program_keeps_its_traceback(fail):
     with pytest.raises((ValueError, KeyError)), command.refusals("ranklab.projects.some"):
         fail()
+
+
+@pytest.mark.parametrize("module, package", [("matplotlib", "matplotlib"), ("PIL", "pillow"),
+                                             ("sklearn.datasets", "scikit-learn")])
+def test_a_package_of_the_extra_course_is_one_sentence(module, package, capsys):
+    with pytest.raises(SystemExit) as end, command.refusals("ranklab compare"):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        f"ranklab compare: {package} is not installed: in a clone of ranklab, "
+        "python -m pip install '.[course]' -c constraints.txt\n")
+
+
+def test_another_module_that_is_missing_is_a_fault():
+    with pytest.raises(ModuleNotFoundError), command.refusals("ranklab compare"):
+        raise ModuleNotFoundError("No module named 'ranklab.planer'", name="ranklab.planer")
+
+
+def test_the_extra_course_is_what_the_sentence_knows():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.match(r"[\w-]+", text)[0] for text in extras["course"]}
+    plugins = {"pytest-xdist", "pytest-timeout"}
+    assert names - plugins == set(command.BROUGHT_BY.values()) - {"nbformat"}  # jupytext brings it

@@ -138,7 +138,7 @@ def test_colabs_cell_brings_ranklab_and_lab_00_runs(tmp_path, checkout, monkeypa
     assert cwd == str(checkout / "labs")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["pip install -q uv", f"uv pip install -q --python {sys.executable} "
-                     "--torch-backend=auto -e ranklab"]
+                     "--torch-backend=auto -e ranklab[course]"]
 
 
 def test_colabs_cell_ends_where_nothing_was_installed(tmp_path):

@@ -128,11 +128,18 @@ def ranks_to_come(ranks=None):
 
 # --- refusals -------------------------------------------------------------------------------------
 
+# {a module: its package} of the extra `course`
+BROUGHT_BY = {name: name for name in (
+    "matplotlib", "jupyterlab", "jupytext", "nbclient", "nbformat", "nbval", "pytest", "deepspeed",
+    "ipykernel")} | {"PIL": "pillow", "sklearn": "scikit-learn"}
+
+
 @contextlib.contextmanager
 def refusals(name):
     """Inside, a ValueError of the library's own or a file that can't be had ends the program: one
     sentence, exit code 2. What a rank raised is the engine's report, exit code 1. Whatever else is
-    raised is a fault of the program, and passes with its traceback.
+    raised is a fault of the program, and passes with its traceback. A package that the lean install
+    leaves out is one sentence, too.
 
     name  of the program, or of its module
     """
@@ -142,6 +149,11 @@ def refusals(name):
     except RankError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (package := BROUGHT_BY.get((error.name or "").partition(".")[0])) is None:
+            raise
+        _refuse(name, f"{package} is not installed: in a clone of ranklab, "
+                "python -m pip install '.[course]' -c constraints.txt")
     except (ValueError, OSError) as error:
         if not (said := _sentence(error)):
             raise
