@@ -59,6 +59,13 @@ def test_the_notebook_has_the_same_functions_and_shows_its_outputs():
     assert "rank 2  finished" in text and text.count("within 0.0001: True") == 2
 
 
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_a_gpus_rules_refuse_no_cell(capsys):
+    assert cli.main(["rehearse", str(TOUR)]) == 0
+    assert "0 of 7 cells with code raised" in capsys.readouterr().out
+
+
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A checkout with a small tour, built; the learner stands in it."""

@@ -3,12 +3,12 @@
 #
 # > 10 minutes to read, less than one to run · no exercise · **laptop**: everything, with real processes · **GPUs**: the same cells
 #
-# No single GPU holds a large language model. The weights, the data and the state of the training are cut up and spread over
-# many GPUs, which then have to act as one. In this course you write every way of cutting, and you check each by numbers:
-# the split training must give the same loss as one process.
+# Training a large language model takes more memory, and more time, than one GPU has. So the weights, the data and the state
+# of the training are cut up and spread over many GPUs, which then have to act as one. In this course you write every way
+# of cutting, and check each by numbers: the split training must give the same loss as one process.
 #
-# Here is a first look at four things from it. The outputs are already there. Run the cells if you like (Shift+Enter), or
-# change them: nothing can break.
+# Here is a first look, in four parts. The outputs are already there. Run the cells if you like (Shift+Enter), or change
+# them: nothing can break.
 
 # %% [markdown]
 # ## Four ranks from one cell
@@ -79,14 +79,14 @@ print("The losses agree within 0.0001:", max(abs(one - four) for one, four in pa
 from ranklab.engine import HangError
 
 try:
-    launch(train, tokens, 5, 2, ranks=4, timeout=3)
+    launch(lambda: train(tokens, 5, forgetful=2), ranks=4, timeout=3)
 except HangError as report:
     print(report)
 
 # %% [markdown]
 # Ranks 0, 1 and 3 wait in the line that rank 2 left out. The rank to look at is the one that does *not* wait there: it has
-# finished, and believes that all went well. Lab 00 teaches you to read such a report. You will meet it again, because
-# each check in this course shows one when your code hangs.
+# finished, and believes that all went well. Lab 00 teaches you to read such reports, and `check` shows you one whenever
+# your own code hangs.
 
 # %% [markdown]
 # ## Five layouts, different bytes, one loss
@@ -117,9 +117,9 @@ losses = [row["loss"] for row in rows]
 print("The losses agree within 0.0001:", max(losses) - min(losses) < 1e-4)
 
 # %% [markdown]
-# This is the proof that the whole course rests on: **however you cut the training, the loss stays the same.** Bytes,
-# messages and idle time do not, and to choose a layout is to count them. In labs 03 to 12 you write the pieces of this
-# table yourself, with the production tools next to them.
+# The whole course rests on this test: **however you cut the training, the loss stays the same.** Bytes, messages and idle
+# time change, and to choose a layout you count them. In labs 03 to 12 you write the pieces of this table yourself, and
+# compare each with the production tool that does the same.
 #
 # ## Where to go
 #

@@ -76,7 +76,7 @@ def build(root: Path, stems=(), force=False):
 
 
 def _notebooks(stem):
-    """The notebooks that follow from the source of `stem`: {path: the function that makes it}."""
+    """Return {path: the function that makes it} for the notebooks with the source of `stem`."""
     if stem == labs.TOUR:
         return {f"labs/{stem}.ipynb": tour_notebook}
     return {f"labs/{stem}.ipynb": lab_notebook, f"solutions/{stem}.ipynb": solution_notebook}
@@ -148,7 +148,7 @@ def tour_notebook(root, stem):
 
 
 def _solver(stem, text_of, unchanged=()):
-    """A function that puts the library's functions into the cells, one cell after the other.
+    """Return a function that puts the library's text into one cell after the other.
 
     text_of    name -> the library's text, or None
     unchanged  sources that stay
@@ -255,13 +255,13 @@ def marked(found, answer):
 
 
 def _answer(name):
-    """The library's text of the exercise `name`; None where no exercise has this name."""
+    """Return the library's text of the exercise `name`; None where no exercise has this name."""
     exercise = labs.find_exercise(name)
     return exercise and _text(exercise.answer)
 
 
 def _function_of_tour(name):
-    """The text of this function of projects/tour.py; None where it has none."""
+    """Return the text of the function `name` of projects/tour.py; None where it has none."""
     function = vars(tour).get(name)
     return _text(function) if inspect.isfunction(function) else None
 

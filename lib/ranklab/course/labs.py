@@ -34,7 +34,7 @@ def find_stem(text):
 
 
 def find_notebook(text):
-    """The name of the notebook that `text` means: the tour's, or the stem of a lab.
+    """Return the name of the notebook that `text` means: the tour's, or the stem of a lab.
 
     error  ValueError with the list of labs
     """

@@ -44,7 +44,11 @@ def digits():
     hands in it were never trained on.
     """
     # scikit-learn's own file, read without it: its import takes a second, and more on four ranks.
-    package = importlib.util.find_spec("sklearn").submodule_search_locations[0]
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None:
+        raise ModuleNotFoundError("the digits are a file of scikit-learn, which is not installed",
+                                  name="sklearn")
+    package = spec.submodule_search_locations[0]
     rows = np.loadtxt(Path(package, "datasets", "data", "digits.csv.gz"), np.uint8, delimiter=",")
     pixels, labels = rows[:, :64].reshape(-1, 1, 8, 8), rows[:, 64]  # 0 to 16; 0 to 9
     cut = len(pixels) * 4 // 5
