@@ -145,7 +145,8 @@ def test_another_module_that_is_missing_is_a_fault():
 def test_the_extra_course_is_what_the_sentence_knows():
     import tomllib
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {re.match(r"[\w-]+", text)[0] for text in extras["course"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    course = project["optional-dependencies"]["course"]
+    names = {re.match(r"[\w-]+", text)[0] for text in course}
     plugins = {"pytest-xdist", "pytest-timeout"}
     assert names - plugins == set(command.BROUGHT_BY.values()) - {"nbformat"}  # jupytext brings it

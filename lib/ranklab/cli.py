@@ -34,7 +34,7 @@ def main(argv=None) -> int:
     # The next six read their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
                             ("interview", _interview, "a mock interview, timed and scored"),
-                            ("questions", _questions, "the interview questions, also as Anki's cards"),
+                            ("questions", _questions, "interview questions, or cards for Anki"),
                             ("tour", _tour, "the course in a minute"),
                             ("compare", _compare, "one model in every layout"),
                             ("plan", _plan, "the best layouts on your GPUs, and their bill")):
