@@ -4,6 +4,7 @@
 on the CPU, so this shows what ranks are told, never what NCCL does.
 """
 
+import ctypes
 import os
 from types import SimpleNamespace
 
@@ -14,6 +15,13 @@ from torch.cuda import nccl
 TOTAL = 80e9
 limits = {}  # {GPU: the share of its memory}
 group = dist.init_process_group
+
+
+class WithoutNccl(ctypes.CDLL):
+    def __init__(self, name, *args, **options):
+        if name == "libnccl.so.2":  # a torch with CUDA has one
+            raise OSError(name)
+        super().__init__(name, *args, **options)
 
 
 def on_the_cpu(backend=None, device_id=None, **options):
@@ -29,3 +37,4 @@ torch.cuda.set_per_process_memory_fraction = lambda share, gpu: limits.update({g
 dist.is_nccl_available = lambda: True
 nccl.version = lambda: tuple(map(int, os.environ["NCCL"].split(".")))
 dist.init_process_group = on_the_cpu
+ctypes.CDLL = WithoutNccl

@@ -66,7 +66,7 @@ class _Generators(type):
 class Stream:
     """A stream or an event: all its work is done already."""
 
-    stream_id = 0  # FSDP2's backward compares it, from torch 2.15 on
+    stream_id, device_index, device_type = 0, 0, 20  # asked by FSDP2's backward, from torch 2.15 on
 
     def __init__(self, *args, **options):
         self.at = time.perf_counter()

@@ -12,7 +12,7 @@ REFUSES = "    if q.shape[1] % R or k.shape[1] % R:"
 WRONG = [mutant(ulysses_attention, *edits, says=says, called=called, torch=torch, trade=trade)
          for *edits, says, called in (
     (BACK, "attend(*heads)", "shape", "not_back"),
-    (BACK, "Trade.apply(attend(*heads), 1, 2, group)", "shape", "there_again"),
+    (BACK, "Trade.apply(attend(*heads), 1, 2, group)", "shape|divide equally", "there_again"),
     (THERE, "Trade.apply(x, 2, 1, group)", "attend gets", "tokens_for_heads"),
     (THERE, "Trade.apply(x, 3, 2, group)", "attend gets|Error", "head_size_cut"),
     (THERE, "trade(x, 1, 2, group)", "Autograd must know both", "no_gradient"),
