@@ -626,3 +626,5 @@ questions("00_ranks")
 # - **Why an all-reduce is right and fast**: in lab 02 you build one from the `send` and `recv` that you used here.
 #
 # Next is **01_baseline**, about one device. You can't judge eight GPUs before you know what one can do.
+#
+# On the spine **02_collectives** comes next.

@@ -867,3 +867,5 @@ questions("01_baseline")
 # - **A tokenizer**: bytes are simple but slow. Real models see three to four bytes in a token.
 #
 # Now you understand one device. In **02_collectives** several of them talk to each other.
+#
+# On the spine **06_zero** comes next.

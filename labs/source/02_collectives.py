@@ -822,3 +822,5 @@ questions("02_collectives")
 # - **Compression** (lab 04) and **overlap with computation** (lab 03), which hides what you can't make smaller.
 #
 # Now you have an all-reduce and a model. In **03_data_parallel** you put them together.
+#
+# On the spine **03_data_parallel** comes next.

@@ -816,3 +816,5 @@ questions("03_data_parallel")
 #   find it).
 #
 # In **04_ddp** you do the same in production, and read the traces that tell you what is slow.
+#
+# On the spine **01_baseline** comes next.

@@ -745,3 +745,5 @@ questions("06_zero")
 #   of experts (lab 11) get their own groups.
 #
 # Next: **07_fsdp**: stage 3 in torch itself, with each parameter cut along its first dimension.
+#
+# On the spine **08_tensor_parallel** comes next.

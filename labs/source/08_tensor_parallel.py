@@ -883,3 +883,5 @@ questions("08_tensor_parallel")
 # - **Inference.** Serving uses the same two layers, forward only, to answer sooner. Its messages are tiny, so latency is what counts.
 #
 # Next: **09_pipeline_parallel**: whole layers on each rank, as in the naive split, but with all ranks at work.
+#
+# On the spine **09_pipeline_parallel** comes next.

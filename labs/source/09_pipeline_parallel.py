@@ -786,3 +786,5 @@ questions("09_pipeline_parallel")
 # - **Models that are not a row of layers**: whatever skips a stage (skip connections, an encoder's output) must travel with the hidden state.
 #
 # Next: **10_context_parallel**, where the tokens of one sequence are split over ranks.
+#
+# On the spine **12_hybrid** comes next.

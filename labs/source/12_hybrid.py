@@ -750,3 +750,5 @@ questions("12_hybrid")
 # - **Failures.** On thousands of GPUs, something fails every few hours. Lab 14 is about that.
 #
 # Next: **13_planner**: from a layout to days, dollars and megawatts.
+#
+# On the spine **16_clinic** comes next.
