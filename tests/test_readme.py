@@ -51,7 +51,8 @@ NOT_RUN_HERE = {
     "pyproject.toml": "asks an index; docs/status.md says when it passed",
     "MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile --python-version 3.14.0 --python-platform "
     "aarch64-apple-darwin --only-binary :all: --no-binary deepspeed --extra course --extra mpi "
-    "--extra bench --extra hf --extra cluster --extra site -c constraints.txt pyproject.toml": "the same",
+    "--extra bench --extra hf --extra cluster --extra site -c constraints.txt "
+    "pyproject.toml": "the same",
     "source .venv/bin/activate": "the commands below it run with the same PATH",
 }
 # Another test or another line does about the same: make sweep runs them.
