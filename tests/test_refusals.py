@@ -28,7 +28,7 @@ REFUSED = {
         interview --minutes 0 | above 0 and at most 240 is wanted, not '0'
         interview --level 6 | of at least 1 and at most 5 is wanted, not '6'
         interview --report {folder} | is no name for a file
-        questions | required: --anki
+        questions 99 | no lab is called '99'
         questions --anki {text} --lab 99 | no lab is called '99'
         rehearse {broken} | can't be read as a notebook
         rehearse {empty}.ipynb | there is no file
