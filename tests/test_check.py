@@ -20,7 +20,7 @@ from ranklab import answer, check, hint, ranks
 from ranklab.checks import exercise, failures, trial
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
 from ranklab.checks.trial import on_ranks
-from ranklab.course import alive, labs, progress, show
+from ranklab.course import alive, index, labs, progress, show
 from ranklab.course.check import (
     FAILED, LIBRARYS, PASSED, Verdict, is_stub, judge, judge_prediction,
 )
@@ -54,6 +54,7 @@ def exercises(monkeypatch):
                         "Nearly twice the gradient.", hint="Two halves.")
     monkeypatch.setattr(labs, "find_exercise", {MINE: exercise}.get)
     monkeypatch.setattr(labs, "find_prediction", {"megabytes": number}.get)
+    monkeypatch.setattr(index, "find", lambda name: None)  # it would have the library's hints
     return exercise
 
 
