@@ -148,6 +148,7 @@ def about(decks, answers):
     both = r"\[lab\]\((labs/\w+\.ipynb)\), \[solved\]\(solutions/\w+\.ipynb\)"
     text = re.sub(both, r"[solved](\1)" if answers else r"[lab](\1)", text)
     text = text.replace("](solutions/)", "](index.md#labs)")
+    text = re.sub(r"\[([^]]+)\]\(labs/tour\.ipynb\)", r"\1", text)  # the tour has no page here yet
     return re.sub(r"\[slides\]\(slides/(\w+)\.md\)", deck, text)
 
 
