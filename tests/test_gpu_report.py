@@ -115,3 +115,16 @@ def test_words_of_a_table_stay_in_their_cell():
               "words": "x | y\nmore"}
     assert report.cell(result) == "x / y"
     assert report.line(result) == "failed       1.0 s  a            x | y"
+
+
+def test_gradients_that_are_twice_too_large_are_refused(monkeypatch):
+    """AdamW and the clipping hide them in the losses, so that the norms must tell."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import equal
+
+    class Twice(equal.DataParallel):
+        def backward(self, loss):
+            super().backward(2 * loss)
+
+    with pytest.raises(AssertionError, match="twice: losses and norms"):
+        equal.agree({"ranks": 2, "rehearsal": True}, {"twice": equal.Way(Twice)})

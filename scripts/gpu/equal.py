@@ -1,4 +1,6 @@
-"""Parts that train one GPT by a kind of parallelism, and by one process: the losses agree."""
+"""Parts that train one GPT by a kind of parallelism, and by one process: losses and the norms of
+gradients agree. (AdamW would hide it in the losses if all gradients were twice too large.)
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -32,7 +34,7 @@ from ranklab.zero.deepspeed_training import DeepSpeed
 from ranklab.zero.training import Zero
 
 STEPS = 3
-# Relative to the loss. In float32 the orders of sums alone differ, but AdamW's first steps are
+# Relative. In float32 the orders of sums alone differ, but AdamW's first steps are
 # signs of gradients, and a gradient that is nearly 0 may have either.
 TOLERANCE = 2e-4
 LIMIT = 50  # seconds of a launch
@@ -62,34 +64,46 @@ def config_for(job):
 
 
 def agree(job, ways, **changes):
-    """{name: largest relative difference of a loss}; all ways, and one process, train alike.
+    """Return {name: largest relative difference}; all ways, and one process, train alike.
 
     ways     {name: Way}
     changes  of the TrainConfig
-    error    AssertionError with the losses that differ
+    Raises: AssertionError with the numbers that differ.
     """
     shape, config = shape_for(job), replace(config_for(job), **changes)
     text = python_text()
-    right = launch(losses, Way(Parallel), text, shape, config, ranks=1, timeout=LIMIT)[0]
+    expected = launch(train, Way(Parallel), text, shape, config, ranks=1, timeout=LIMIT)[0]
     shown, wrong = {}, []
     for name, way in ways.items():
-        seen = launch(losses, way, text, shape, config, ranks=job["ranks"], timeout=LIMIT)
-        apart = max(abs(a - b) / b for each in seen for a, b in zip(each, right))
-        print(name, seen, right, flush=True)
+        ranks = launch(train, way, text, shape, config, ranks=job["ranks"], timeout=LIMIT)
+        print(name, ranks, expected, flush=True)
+        apart = max(abs(number - right) / right for rank in ranks
+                    for number, right in zip(rank, expected, strict=True))
         shown[name] = f"{apart:.1e}"
         if not apart <= TOLERANCE:
-            wrong.append(f"{name}: losses {seen[0]}, by one process {right}")
+            wrong.append(f"{name}: losses and norms {ranks[0]}, by one process {expected}")
     assert not wrong, "\n".join(wrong)
     return shown
 
 
-def losses(way, text, shape, config):
-    """On each rank: the mean loss of each step, over all ranks."""
-    trainer, seen = new_trainer(way, text, shape, config), []
+def train(way, text, shape, config):
+    """Return on each rank the mean loss of each step, over all ranks; then the gradients' norms,
+    if the trainer clips.
+    """
+    trainer, losses, norms = new_trainer(way, text, shape, config), [], []
+    parallel = trainer.parallel
+    norm_of = parallel.grad_norm
+
+    def recorded(parameters):
+        norm = norm_of(parameters)
+        norms.append(norm.item())
+        return norm
+
+    parallel.grad_norm = recorded
     for _ in range(STEPS):
-        shares = trainer.parallel.gather(torch.stack([trainer.step().double()]))
-        seen.append(trainer.parallel.total_of([share.item() for share in shares]))
-    return seen
+        shares = parallel.gather(torch.stack([trainer.step().double()]))
+        losses.append(parallel.total_of([share.item() for share in shares]))
+    return losses + norms
 
 
 def new_trainer(way, text, shape, config):
