@@ -221,7 +221,7 @@ def bring_nccl(venv):
     if len(said) != 2 or numbers(said[1]) >= numbers(NCCL):
         return
     name, version = said
-    # --no-deps: torch asks for exactly its own, and pip says so; NCCL's 2.x take older callers.
+    # --no-deps: torch asks for exactly its own version.
     code, _ = run([python, "-m", "pip", "install", "--quiet", "--no-deps", name + "==" + NCCL],
                   screen=False)
     if code:

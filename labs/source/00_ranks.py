@@ -609,7 +609,7 @@ questions("00_ranks")
 # values, and we did not measure them: this lab has not been run on several GPUs yet.
 #
 # **With a single GPU** the ranks can share it, and then NCCL's rules are real: tensors on the GPU only, calls that return
-# before they are done, a communicator for each group. Its speed is not: the ranks take turns. Before the first launch:
+# before they are done, a communicator for each group. Its speed is not. Before the first launch:
 #
 # ```python
 # os.environ["RANKLAB_SHARE_GPU"] = "1"   # or launch(..., share_gpu=True); `ranklab doctor` says whether this NCCL can

@@ -2,7 +2,6 @@
 doctor, tour, rehearse, diagnose, compare, plan, build, grade."""
 
 import argparse
-import difflib
 import sys
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def _hint(options):
     from ranklab.course.hint import hint
 
     if options.name not in labs.names():
-        near = difflib.get_close_matches(options.name, labs.names(), 3) or ["`ranklab status 02`"]
+        near = labs.near(options.name) or ["`ranklab status 02`"]
         raise ValueError(f"nothing is called {options.name!r}; see {', '.join(near)}")
     hint(options.name)
 

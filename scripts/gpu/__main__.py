@@ -20,8 +20,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-if not __package__:  # started by its folder
-    sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(ROOT / "lib"))
 
 import parts  # noqa: E402

@@ -4,6 +4,7 @@ The file's header lines and its quotes follow Anki's manual ("Text Files", docs.
 HTML, and for each card an identity, so that a later file updates the cards and leaves their dates.
 """
 
+import argparse
 import csv
 import io
 from pathlib import Path
@@ -35,14 +36,14 @@ def export(argv):
     """
     parser = Command("ranklab questions", "The interview questions: shown here, without answers, "
                      "or as cards for Anki, with them. `ranklab drill` asks them.")
-    parser.add_argument("lab", nargs="?", help="a lab, such as 00 or 00_ranks (all)")
-    parser.add_argument("--lab", dest="same", metavar="LAB", help="the same")
+    parser.add_argument("lab", nargs="?", default=argparse.SUPPRESS,
+                        help="a lab, such as 00 or 00_ranks (all)")
+    parser.add_argument("--lab", help="the same")
     parser.add_argument("--level", type=number(least=1, most=5), help="1 easy ... 5 hard (all)")
     parser.add_argument("--anki", type=new_file, metavar="FILE",
                         help="write them here with their answers, such as ranklab.txt")
     wanted = parser.parse_args(argv)
-    lab = wanted.lab or wanted.same
-    lab = None if lab is None else find_stem(lab)
+    lab = None if wanted.lab is None else find_stem(wanted.lab)
     chosen = [question for question in load()
               if lab in (None, question.lab) and wanted.level in (None, question.level)]
     if not wanted.anki:

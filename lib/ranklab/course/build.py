@@ -70,8 +70,7 @@ def build(root: Path, stems=(), force=False):
                     execute(notebook, root)
                 _write(target, notebook)
         print(f"{stem}: built")
-    if index.is_of(root) and not index.is_current():
-        index.write()
+    if index.is_of(root) and index.write():
         print("index.json: written")
 
 

@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import difflib
 import dis
 import inspect
 import math
@@ -84,7 +83,7 @@ def check(learner_fn=None, /, **predictions):
 
 
 def _no_such(kind, name):
-    near = difflib.get_close_matches(name, labs.names(), n=1)
+    near = labs.near(name, n=1)
     print(f"check: no {kind} is called {name}. Keep the name that the lab gave it"
           + (f": {near[0]}?" if near else "."))
 

@@ -122,16 +122,15 @@ def sharing_line(count):
     import torch
 
     version = sharing.nccl_version()
-    if version is None or version < sharing.OLDEST:
-        return sharing.why_not(version)
+    if why := sharing.why_not(version):
+        return why
     memory = min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
-    text = f"4 ranks can share {'it' if count == 1 else 'them'}"
     try:
         share = memory * sharing.memory_fraction(memory, 4, count)
     except ValueError as error:
         return str(error)
-    return (f"{text} (NCCL {sharing.dotted(version)}), each with {share / 1e9:.1f} GB: "
-            f"{sharing.VARIABLE}=1")
+    return (f"4 ranks can share {'it' if count == 1 else 'them'} (NCCL {sharing.dotted(version)}), "
+            f"each with {share / 1e9:.1f} GB: {sharing.VARIABLE}=1")
 
 
 def links():
@@ -175,7 +174,7 @@ def ranks():
 def judge(seen):
     """The measured all-reduce, in the columns of nccl-tests; the slowest rank counts."""
     if seen[0].get("share", 1) < 1:
-        yield "these ranks share a GPU: the times below are of its memory and of taking turns"
+        yield "these ranks share a GPU: the times below are of no link"
     wrong = [rank for rank, one in enumerate(seen) if not one["right"]]
     if wrong:
         yield Advice(f"all-reduce is wrong on ranks {wrong}: another network card or backend may "

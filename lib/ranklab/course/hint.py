@@ -1,6 +1,5 @@
 """hint and answer: help for an exercise or a prediction, a little more each time."""
 
-import difflib
 import inspect
 import os
 
@@ -53,7 +52,7 @@ def _find(name):
     name = getattr(name, "__name__", name)
     item = labs.find_exercise(name) or labs.find_prediction(name)
     if item is None:
-        near = difflib.get_close_matches(str(name), labs.names(), 3)
+        near = labs.near(name)
         print(f"No exercise or prediction is called {name!r}. "
               + (f"Did you mean {' or '.join(near)}?" if near else
                  "`ranklab status 02` lists the names in lab 02."))

@@ -47,9 +47,15 @@ def is_current():
 
 
 def write():
-    """Write the index anew, from the labs' sources and their checks."""
-    write_whole(FILE, _text())
+    """Bring the index up to date with the labs' sources and their checks; return whether it was
+    not.
+    """
+    text = _text()
+    if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
+        return False
+    write_whole(FILE, text)
     _read.cache_clear()
+    return True
 
 
 def _text():

@@ -1,5 +1,6 @@
 """The labs in their order, and what each of them holds: found by name, never registered."""
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -74,6 +75,11 @@ def _find(kind, name):
 def names():
     """The names of all exercises and predictions, lab by lab."""
     return [name for stem in written() for name in names_of(stem)]
+
+
+def near(name, n=3):
+    """Return the names of at most `n` exercises and predictions that are written like `name`."""
+    return difflib.get_close_matches(str(name), names(), n)
 
 
 def names_of(stem):

@@ -161,7 +161,7 @@ def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, s
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and not rehearse else 0
     gpu = gpu_of(index, ranks_on_machine, gpus, sees_own)
     if gpu is None and gpus and share_gpu:
-        gpu = sharing.gpu_of(index, gpus)
+        gpu = index % gpus
         sharing.prepare(gpu, ranks_on_machine, gpus)
     if gpu is not None:
         torch.cuda.set_device(gpu)

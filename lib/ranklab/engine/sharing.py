@@ -32,11 +32,6 @@ def is_wanted(share_gpu=False, environ: Mapping = os.environ):
     return bool(share_gpu) or value == "1"
 
 
-def gpu_of(index, gpus):
-    """Return the GPU of rank `index` of this machine: they take turns on the `gpus`."""
-    return index % gpus
-
-
 def variables(ranks, gpus, environ: Mapping = os.environ):
     """Return the environment of NCCL for `ranks` on `gpus`; a limit of channels by the user stays.
 
@@ -97,13 +92,14 @@ def refuse_old_nccl(version=None):
 
     Raises: RuntimeError with what to install.
     """
-    version = version or nccl_version()
-    if version is None or version < OLDEST:
-        raise RuntimeError(why_not(version))
+    if why := why_not(version or nccl_version()):
+        raise RuntimeError(why)
 
 
 def why_not(version):
-    """Return a sentence: this NCCL can't, and what to install."""
+    """Return why this NCCL can't put several ranks on a GPU, and what to install; "" if it can."""
+    if version is not None and version >= OLDEST:
+        return ""
     if version is None:
         return ("ranks can't share a GPU: this build of torch has no NCCL; "
                 "`make lab TORCH=pip` installs one that has")

@@ -60,12 +60,8 @@ def text_of(question, seed=0):
 
     None: a number of its text follows from functions of the library, and so needs torch, too.
     """
-    dice, values = _dice(question, seed), {}
     try:
-        for name, how in question.parameters.items():
-            with contextlib.suppress(*[NameError] * (not isinstance(how, dict))):
-                values[name] = _one(how, values, dice)
-        return fill(question.question, values)
+        return fill(question.question, _values(question, {}, _dice(question, seed), (NameError,)))
     except (NameError, KeyError):
         return None
 
@@ -74,11 +70,16 @@ def _dice(question, seed):
     return random.Random(f"{question.id} {seed}")
 
 
-def _values(question, names, dice):
-    """Return {parameter: value}; one may follow from those before it."""
+def _values(question, names, dice, left_out=()):
+    """Return {parameter: value}; a value may follow from the values before it.
+
+    left_out  errors of an expression that leave its parameter out. What is drawn must not fail: the
+              dice would show other numbers afterwards
+    """
     values = {}
     for name, how in question.parameters.items():
-        values[name] = _one(how, {**names, **values}, dice)
+        with contextlib.suppress(*(() if isinstance(how, dict) else left_out)):
+            values[name] = _one(how, {**names, **values}, dice)
     return values
 
 

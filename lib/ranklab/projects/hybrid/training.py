@@ -90,8 +90,8 @@ class HybridTrainer(Exported, TextTrainer):
 
     def __init__(self, model, text, config, hybrid, progress):
         gpu = device().type == "cuda" and hardware.find(torch.cuda.get_device_name())
-        peak = gpu and (hybrid.ranks * sharing.share_of_gpu()
-                        * gpu.peak_flops(PRECISIONS[config.precision]))
+        peak = (hybrid.ranks * sharing.share_of_gpu()
+                * gpu.peak_flops(PRECISIONS[config.precision])) if gpu else None
         super().__init__(model, text, config, device(), peak_flops=peak, parallel=hybrid,
                          progress=progress)
         self.bubbles = []  # one for each log
