@@ -3,8 +3,8 @@
 PYTHONS = python3 python3.13 python3.12 python3.11 python3.14
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(if $(shell command -v $(p)),$(p))))
 VENV   ?= .venv
-# PyTorch's wheels: cpu (0.2 GB, not 3 GB), pip (pip's default), cu128 and the like. Empty keeps
-# what is there; the first time it is cpu where Linux has no nvidia-smi, else pip.
+# PyTorch's wheels: cpu (0.2 GB, not 3 GB), pip (the ordinary index's), cu128 and the like. Empty
+# keeps what is there; the first time it is cpu where Linux has no nvidia-smi, else pip.
 TORCH  ?=
 # Where `make lab` serves; the next free port is taken when this one is busy.
 PORT   ?= 8888
@@ -12,8 +12,9 @@ PORT   ?= 8888
 JOBS   ?=
 # Labs, "03 06": what make test leaves out of their tests, and nothing else; empty means all tests.
 STEMS  ?=
+# pip fetches uv where it is missing. An index that wants a login gets no answer from either, and
+# setup.py says so.
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# An index that wants a login gets no answer, and setup.py says so.
 export PIP_NO_INPUT = 1
 
 # A path may hold spaces, so make's own functions, which split at them, are of no use here.
@@ -25,7 +26,7 @@ SCREEN  = $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # The first time JupyterLab opens the tour, later the folder.
-SHOWN   := /lab/tree/work$(if $(wildcard work),,/tour.ipynb)
+FIRST   := $(if $(wildcard work),,--first)
 
 .PHONY: help setup work lab tour test sweep soak check build slides site pythons gpu bench horovod \
 	slurm doctor clean
@@ -46,8 +47,7 @@ work: setup ## your copies of the labs, in work/, for an editor of your own
 
 # With our configuration Jupyter does not begin by asking whether to fetch news.
 lab: work ## open JupyterLab on your copies of the labs, in work/ (the first run installs)
-	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) -m jupyterlab \
-		--ServerApp.root_dir=. --LabApp.default_url=$(SHOWN) \
+	@$(INSIDE) JUPYTER_CONFIG_PATH="$(CURDIR)/scripts/jupyter" $(PY) scripts/lab.py $(FIRST) \
 		--port=$(PORT) $(if $(SCREEN),,--no-browser) $(AS_ROOT)
 
 tour: setup ## the course in a minute: four ranks, one loss, a hang that is named, five layouts

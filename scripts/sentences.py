@@ -12,16 +12,15 @@ AGAIN = "then run the same command again"
 SIGNS = (
     ("disk", ("no space left", "errno 28")),
     ("no build", tuple("(from versions: %d" % digit for digit in range(10))),
-    ("network", ("retry(total=0",)),       # the last try; after others pip may have got through
-    ("conflict", ("resolutionimpossible", "conflicting dependencies")),
     ("closed", ("401 unauthorized", "403 forbidden", "http error 401", "http error 403",
                 "401 client error", "403 client error", "proxy authentication required")),
     ("network", ("newconnectionerror", "connection refused", "name resolution", "timed out",
                  "name or service not known", "connecttimeout", "proxyerror", "connection reset",
-                 "network is unreachable", "dns error", "error sending request",
+                 "network is unreachable", "dns error", "request failed after",
                  "failed to fetch", "remotedisconnected", "certificate verify failed")),
-    ("nothing", ("(from versions: none)",)),
-    ("no build", ("no matching distribution", "no solution found")),
+    ("nothing", ("(from versions: none)", "not found in the")),
+    ("no build", ("no matching distribution", "no version of", "no versions of", "no wheels")),
+    ("conflict", ("no solution found",)),
 )
 
 

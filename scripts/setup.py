@@ -1,16 +1,20 @@
 """Make .venv ready: a Python that is new enough, the pinned packages, and ranklab in place.
 
-Standard library only, and nothing newer than Python 3.6 in the syntax, so that an old Python can
-still say what is wrong. A second run compares a stamp and is done in 0.1 s. Every way to fail ends
-in one sentence that says what to do.
+uv does the work; pip fetches it where it is missing, and uv is told what pip was told. Standard
+library only, and nothing newer than Python 3.6 in the syntax, so that an old Python can still say
+what is wrong. A second run compares a stamp and is done in 0.1 s. Every way to fail ends in one
+sentence that says what to do.
 """
 import argparse
+import ast
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +26,13 @@ from sentences import (
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXTRAS = "course,mpi,bench,hf,cluster,site"   # the extras that install in seconds
 NCCL = "2.30.7"    # from 2.30.3 on several ranks may share a GPU; torch 2.13 brings 2.29.7
+OLDEST_UV = (0, 9)                            # of those on the PATH; tried with 0.9.0
+CHANGES = re.compile(rb"(?<=\n) (\x1b\[\d+m)?[-+~](?=[\x1b ])")    # 150 names, at uv's end
+# pip's settings, as the variable or the option by which uv is told the same.
+VARIABLES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX",
+             "find-links": "UV_FIND_LINKS", "trusted-host": "UV_INSECURE_HOST",
+             "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT",
+             "cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "ALL_PROXY"}
 
 
 def check_platform():
@@ -38,12 +49,6 @@ def new_enough(python):
         return subprocess.call([python, "-c", code], stderr=subprocess.DEVNULL) == 0
     except OSError:
         return False
-
-
-def has_pip(venv):
-    """False where making the environment was interrupted before its last step."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pip') is None)"
-    return subprocess.call([str(venv / "bin" / "python"), "-c", code]) == 0
 
 
 def check_python(argv):
@@ -96,15 +101,44 @@ def alone(venv):
 
 
 def run(command, screen=True):
-    """The exit code of an installer, and its warnings and errors, which also go to the screen."""
-    process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), universal_newlines=True,
-                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    lines = []
-    for line in process.stderr:            # stdout goes to the screen by itself
-        lines.append(line)
+    """The exit code of an installer, and what it wrote to stderr, which also goes to the screen.
+
+    A terminal stays one for the installer, which draws its progress on no other thing.
+    """
+    terminal = screen and sys.stderr.isatty()
+    ours, its = terminal_like_ours() if terminal else os.pipe()
+    process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), stderr=its,
+                               stdin=subprocess.DEVNULL,
+                               stdout=None if screen else subprocess.DEVNULL)
+    os.close(its)
+    output, shown = b"", 0
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:                    # so Linux says that nobody writes to a terminal any more
+            part = b""
+        if not part:
+            break
+        output += part
         if screen:
-            sys.stderr.write(line)
-    return process.wait(), "".join(lines)
+            told = CHANGES.split(output, 1)[0]
+            sys.stderr.write(told[shown:].decode(errors="replace"))
+            sys.stderr.flush()
+            shown = len(told)
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace"))
+    return process.wait(), text.replace("\r", "\n")
+
+
+def terminal_like_ours():
+    """The two ends of a new terminal that is as wide as this one."""
+    import fcntl                           # none of the three is on Windows, which never comes here
+    import pty
+    import termios
+    ours, its = pty.openpty()
+    size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(its, termios.TIOCSWINSZ, size)
+    return ours, its
 
 
 def install(*command):
@@ -114,127 +148,188 @@ def install(*command):
         raise Stop(explain(output, code), cause(output))
 
 
-def create(venv):
-    """A fresh, empty environment at `venv`; an older environment there is removed, nothing else."""
-    if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
-        raise Stop("%s holds something that is not a Python environment: name another folder "
-                   "(VENV=...), or empty this one." % venv)
-    shutil.rmtree(str(venv), ignore_errors=True)
-    made = subprocess.run([sys.executable, "-m", "venv", str(venv)],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if made.returncode:
-        output = made.stdout.decode(errors="replace")
-        shutil.rmtree(str(venv), ignore_errors=True)
-        if "ensurepip" in output:          # Debian and Ubuntu ship Python without it
-            raise Stop("This Python can't make environments: install its venv package (Debian, "
-                       "Ubuntu: `apt install python3.%d-venv`), %s."
-                       % (sys.version_info[1], AGAIN))
-        raise Stop(explain(output, made.returncode))
-
-
 def pin(name):
     """`name` with its pinned version, as constraints.txt has it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return next(line.split()[0] for line in lines if line.startswith(name + "=="))
 
 
-def choose_torch(python, torch, pinned):
-    """PyTorch's wheels for `torch` (cpu, cu128, ...) are installed.
+def numbers(version):
+    """(2, 30, 7), to compare by."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
-    error  Stop; its cause is "torch's index" where only PyTorch's own index can't be reached
+
+def has_pip():
+    """True when this Python has pip."""
+    return importlib.util.find_spec("pip") is not None
+
+
+def find_uv():
+    """The command `uv`: of the PATH, or what pip fetches into build/uv."""
+    path = shutil.which("uv")
+    if path:
+        said = subprocess.run([path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              universal_newlines=True).stdout.split()
+        if len(said) > 1 and numbers(said[1]) >= OLDEST_UV:
+            return path
+    uv = ROOT / "build" / pin("uv") / "bin" / "uv"
+    if not uv.exists():
+        if not has_pip():
+            raise Stop("Neither uv nor pip is here: install one of them (Debian, Ubuntu: `apt "
+                       "install python3-pip`; uv: https://docs.astral.sh/uv), %s." % AGAIN)
+        install(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade",
+                "--root-user-action=ignore", "--target", uv.parent.parent, pin("uv"))
+    return str(uv)
+
+
+def pip_settings():
+    """{setting: value} of pip's files and variables, as `pip install` takes them."""
+    if not has_pip():
+        return {}
+    said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, universal_newlines=True).stdout
+    settings = {}
+    for section in ("global", "install", ":env:"):        # the later one counts
+        for line in said.splitlines():
+            name, equals, value = line.partition("=")
+            if equals and name.startswith(section + "."):
+                settings[name[len(section) + 1:]] = ast.literal_eval(value)
+    return settings
+
+
+class Uv:
+    """`uv pip install` into one environment, with the pins, and with what pip was told."""
+
+    def __init__(self, venv):
+        self.command, self.venv = find_uv(), venv
+        settings = pip_settings()
+        own = {name for name in os.environ if name.startswith("UV_")}
+        if not own & {"UV_DEFAULT_INDEX", "UV_INDEX_URL"}:
+            # pip takes the newest of all indexes, uv that of the first which has the package.
+            os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+            for setting, variable in VARIABLES.items():
+                if settings.get(setting):
+                    separator = "," if setting == "find-links" else " "
+                    os.environ.setdefault(variable, separator.join(settings[setting].split()))
+        self.pins = ["-c", "constraints.txt"]
+        for path in settings.get("constraint", "").split():
+            self.pins += ["-c", path]
+        self.asks_indexes = settings.get("no-index", "").lower() not in ("1", "true", "yes", "on")
+        if not self.asks_indexes:
+            self.pins += ["--no-index"]
+
+    def arguments(self, *wanted):
+        """The command that installs `wanted`."""
+        return [self.command, "pip", "install", "--python", self.venv / "bin" / "python",
+                *self.pins, *wanted]
+
+    def lacks(self, *wanted, reasons):
+        """Why `wanted` can't be had, which is one of `reasons`, words of SIGNS; "" where it can.
+
+        error  Stop for another reason
+        """
+        code, output = run(self.arguments("--dry-run", "--no-deps", *wanted), screen=False)
+        reason = cause(output) if code else ""
+        if code and reason not in reasons:
+            sys.stderr.write(output)
+            raise Stop(explain(output, code), reason)
+        return reason
+
+
+def create(uv, venv):
+    """A fresh, empty environment at `venv`; an older environment there is removed, nothing else."""
+    if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
+        raise Stop("%s holds something that is not a Python environment: name another folder "
+                   "(VENV=...), or empty this one." % venv)
+    shutil.rmtree(str(venv), ignore_errors=True)
+    install(uv.command, "venv", "--quiet", "--python", sys.executable, venv)
+
+
+def choose_torch(uv, tag):
+    """What to ask uv for, so that PyTorch's wheels of `tag` (cpu, cu128, auto) come.
+
+    error  Stop; its cause is "torch's index" where PyTorch's own index is out of reach
     """
-    wanted = pin("torch")
     # A mirror or a folder that pip was told about comes first; the public index has no tags.
-    # No -c here: beside pins pip calls what an index lacks a conflict. Ours come afterwards, and a
-    # conflict is with pins of the user's own pip.
-    code, output = run([python, "-m", "pip", "install", "--quiet", "--no-deps",
-                        "%s+%s" % (wanted, torch)], screen=False)
-    if code == 0:
-        return
-    if cause(output) not in ("no build", "nothing", "conflict"):
-        sys.stderr.write(output)
-        raise Stop(explain(output, code), cause(output))
-    # pip has no way to choose PyTorch's own index by a short name; uv has.
-    install(python, "-m", "pip", "install", pin("uv"))
-    try:
-        install(python, "-m", "uv", "pip", "install", "--python", python,
-                "--torch-backend=" + torch, *pinned, wanted)
-    except Stop as stop:
-        if stop.cause != "network":
-            raise
-        raise Stop("PyTorch's own index can't be reached: check the network, %s; or TORCH=pip "
-                   "takes pip's default, up to 3 GB." % AGAIN, "torch's index")
+    if tag != "auto":
+        tagged = "%s+%s" % (pin("torch"), tag)
+        if not uv.lacks(tagged, reasons=("no build", "nothing", "conflict")):
+            return [tagged]
+    reason = "closed" if not uv.asks_indexes else uv.lacks(
+        "--torch-backend=" + tag, pin("torch"),
+        reasons=("no build", "nothing", "conflict", "network", "closed"))
+    if not reason:
+        return ["--torch-backend=" + tag]
+    if reason in ("no build", "conflict"):
+        raise Stop("PyTorch's own index has no %s for the tag %s and this machine: TORCH= takes "
+                   "cpu, pip, auto or a tag such as cu128." % (pin("torch"), tag), reason)
+    raise Stop("PyTorch's own index can't be reached: check the network, %s; or TORCH=pip takes "
+               "the ordinary index's PyTorch, up to 3 GB." % AGAIN, "torch's index")
 
 
-def choose_cpu_if_it_comes(venv, pinned):
-    """The wheels that we chose: "cpu", or "" where PyTorch's own index is out of reach."""
+def choose_cpu_if_it_comes(uv):
+    """choose_torch() for the CPU; [] where a CPU's wheels are out of reach."""
     print("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels are taken, 0.2 GB; "
           "TORCH=pip takes those with CUDA, 3 GB.", flush=True)
     try:
-        choose_torch(venv / "bin" / "python", "cpu", pinned)
-        return "cpu"
+        return choose_torch(uv, "cpu")
     except Stop as stop:
-        if stop.cause != "torch's index":  # nobody asked for the gigabytes of pip's default
+        if stop.cause != "torch's index":  # nobody asked for the gigabytes of the ordinary index
             raise
-    free, unreached = shutil.disk_usage(str(venv.parent)).free, "PyTorch's index can't be reached"
+    free = shutil.disk_usage(str(uv.venv.parent)).free
+    unreached = "PyTorch's index can't be reached"
     if free < SPACE_FOR_CUDA:
-        raise Stop("%s, and pip's default, with CUDA, takes up to %.0f GB where %.1f GB are free: "
-                   "check the network, or free some space, %s."
+        raise Stop("%s, and the ordinary index's PyTorch, with CUDA, takes up to %.0f GB where "
+                   "%.1f GB are free: check the network, or free some space, %s."
                    % (unreached, SPACE_FOR_CUDA / 1e9, free / 1e9, AGAIN))
-    print("%s: going on with pip's default, up to 3 GB." % unreached, flush=True)
-    return ""
+    print("%s: going on with the ordinary index's PyTorch, with CUDA, up to 3 GB." % unreached,
+          flush=True)
+    return []
 
 
-def fill(venv, torch, quiet):
+def fill(uv, tag):
     """The pins are installed, and ranklab in place (edits of lib/ count at once).
 
-    torch  the wheels' tag; "" is pip's default; None is for us to choose
+    tag  of PyTorch's wheels; "" is the ordinary index's; None is for us to choose
     returns  the tag that was taken
     """
-    python, pinned = venv / "bin" / "python", ["-c", "constraints.txt"]
-    if torch is None:
-        torch = choose_cpu_if_it_comes(venv, pinned)
-    elif torch:
-        choose_torch(python, torch, pinned)
-    install(python, "-m", "pip", "install", *pinned, "-e", ".[%s]" % EXTRAS,
-            *(["--quiet"] if quiet else []))
-    return torch
+    if tag is None:
+        torch = choose_cpu_if_it_comes(uv)
+        tag = "cpu" if torch else ""
+    else:
+        torch = choose_torch(uv, tag) if tag else []
+    # pip is there for who wants a package of their own beside ours
+    install(*uv.arguments(*torch, "pip", "-e", ".[%s]" % EXTRAS))
+    return tag
 
 
-# name and version of the NCCL that pip installed with torch, if any
+# name and version of the NCCL that came with torch, if any
 WHICH_NCCL = """import importlib.metadata as metadata
 for each in metadata.distributions():
     if (each.name or "").startswith("nvidia-nccl-cu"):
         print(each.name, each.version)"""
 
 
-def bring_nccl(venv):
+def bring_nccl(uv):
     """Where a GPU is, an NCCL that lets ranks share it is in the place of torch's, if that can't.
 
     Without it all else works, so that it does not come is no error.
     """
     if not shutil.which("nvidia-smi"):
         return
-    python = str(venv / "bin" / "python")
-    said = subprocess.run([python, "-c", WHICH_NCCL], stdout=subprocess.PIPE,
-                          universal_newlines=True).stdout.split()
+    said = subprocess.run([str(uv.venv / "bin" / "python"), "-c", WHICH_NCCL],
+                          stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
     if len(said) != 2 or numbers(said[1]) >= numbers(NCCL):
         return
     name, version = said
     # --no-deps: torch asks for exactly its own version.
-    code, _ = run([python, "-m", "pip", "install", "--quiet", "--no-deps", name + "==" + NCCL],
-                  screen=False)
+    code, _ = run(uv.arguments("--no-deps", name + "==" + NCCL), screen=False)
     if code:
         print("NCCL %s could not be had, so ranks can't share a GPU; all else works with torch's "
               "NCCL %s." % (NCCL, version), flush=True)
     else:
         print("NCCL %s is in the place of torch's %s: with RANKLAB_SHARE_GPU=1 several ranks share "
               "a GPU." % (NCCL, version), flush=True)
-
-
-def numbers(version):
-    """(2, 30, 7), to compare by."""
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def wheels(asked, stamp):
@@ -256,15 +351,15 @@ def setup(venv, asked):
     if works and stamp == wanted:
         return
     check_space(venv, "cpu" if torch is None else torch)
+    uv = Uv(venv)
     # A folder that was moved keeps the old place in its scripts; two kinds of torch don't mix.
     moved = stamp and (stamp["root"], stamp["torch"]) != (wanted["root"], torch)
-    if not works or moved or not has_pip(venv):
+    if not works or moved:
         print("making %s with Python %s" % (venv, platform.python_version()))
-        create(venv)
-        stamp = {}
-    print("installing the pinned packages into %s: 2 minutes on a fast line" % venv, flush=True)
-    wanted["torch"] = fill(venv, torch, quiet=bool(stamp))
-    bring_nccl(venv)
+        create(uv, venv)
+    print("installing the pinned packages into %s" % venv, flush=True)
+    wanted["torch"] = fill(uv, torch)
+    bring_nccl(uv)
     (venv / "ranklab-setup.json").write_text(json.dumps(wanted))
 
 
@@ -272,7 +367,7 @@ def main(argv):
     parser = argparse.ArgumentParser(description="make .venv ready")
     parser.add_argument("--venv", default=".venv", help="where the environment is")
     parser.add_argument("--torch", default="",
-                        help="PyTorch's wheels: cpu, pip (pip's default), auto, a tag like cu128")
+                        help="PyTorch's wheels: cpu, pip (the ordinary index's), auto, cu128, ...")
     options = parser.parse_args(argv)
 
     def work():

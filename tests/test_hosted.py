@@ -17,7 +17,6 @@ from jupyter_server.serverapp import ServerApp
 from traitlets.config import PyFileConfigLoader
 
 from ranklab.course import labs
-from ranklab.course.build import MISSING, lab_notebook
 
 sentences = load_script("sentences")
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -96,9 +95,9 @@ def test_condas_first_lines_open_the_copies_as_make_lab_does():
 
 def test_make_lab_opens_the_tour_where_there_are_no_copies_yet(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for url in (FIRST, "/lab/tree/work"):
+    for first in (True, False):
         done = subprocess.run(["make", "-n", "lab"], cwd=tmp_path, capture_output=True, text=True)
-        assert f"--LabApp.default_url={url} " in done.stdout, done
+        assert ("scripts/lab.py --first " in done.stdout) is first, done
         (tmp_path / "work").mkdir(exist_ok=True)
 
 
@@ -153,24 +152,6 @@ def test_colabs_cell_ends_where_nothing_was_installed(tmp_path):
                           stdin=subprocess.DEVNULL, timeout=100)
     assert "no such index" in done.stdout + done.stderr
     assert done.returncode and "ranklab was not installed: the lines above say why" in done.stdout
-
-
-@pytest.mark.parametrize("stem", labs.STEMS)
-def test_each_lab_says_where_that_cell_is(stem):
-    """Before its first cell of code, in which ranklab is the first thing that Colab lacks."""
-    first, *cells = lab_notebook(ROOT, stem).cells
-    assert first.cell_type == "markdown" and first.source.endswith(f"\n\n{MISSING}")
-    code = ast.parse(next(cell.source for cell in cells if cell.cell_type == "code"))
-    imported = [getattr(node, "module", None) or node.names[0].name for node in code.body
-                if isinstance(node, ast.Import | ast.ImportFrom)]
-    roots = [name.partition(".")[0] for name in imported]
-    assert set(roots[:roots.index("ranklab")]) <= sys.stdlib_module_names | {"numpy", "torch"}
-
-
-def test_that_cell_is_where_the_labs_say():
-    assert "No module named 'ranklab'" in MISSING
-    assert "the cell in docs/setup.md, under Colab" in MISSING
-    assert colab_cell()
 
 
 def test_no_rule_of_git_hides_them():

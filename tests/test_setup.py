@@ -1,16 +1,21 @@
 """The set-up: `make lab` in a fresh clone, second runs, a clear sentence for each way to fail."""
 
 import ast
+import functools
+import http.server
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 
 import pytest
 from conftest import ROOT, load_script
@@ -173,51 +178,44 @@ def test_full_disk(monkeypatch, tmp_path):
 
 
 # What pip 23 and uv 0.13 printed when each was made to fail so, shortened.
-PIP_HAS_NO_TAGS = (
-    "ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from "
-    "versions: 2.12.1, 2.13.0)\nERROR: No matching distribution found for torch==2.13.0+cpu")
-NO_CONNECTION = (
+PIP_SEES_NOTHING = (
+    "ERROR: Could not find a version that satisfies the requirement uv==0.13.8 (from versions: "
+    "none)\nERROR: No matching distribution found for uv==0.13.8")
+PIP_NO_CONNECTION = (
     "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
-    "'NewConnectionError('<HTTPConnection>: [Errno 111] Connection refused')': /simple/torch/\n")
-PIP_SEES_NOTHING = PIP_HAS_NO_TAGS.replace("2.12.1, 2.13.0", "none")
-PIP_CONFLICT = (
-    "ERROR: Cannot install beautifulsoup4==4.15.0 because these package versions have conflicting "
-    "dependencies.\nERROR: ResolutionImpossible: for help visit the documentation")
+    "'NewConnectionError('<HTTPConnection>: [Errno 111] Connection refused')': /simple/uv/\n")
+UV_NONE = "error: No solution found when resolving dependencies\n  cause: Because "
+UV_HAS_NO_TAGS = UV_NONE + "there is no version of torch==2.13.0+cpu and you require ..."
+UV_CONFLICT = UV_NONE + "you require numpy==2.4.5 and numpy==2.4.6, we can conclude ..."
+UV_SEES_NOTHING = UV_NONE + "torch was not found in the provided package locations and ..."
 UV_CLOSED = (
-    "error: No solution found when resolving dependencies\n  cause: Because torch was not found "
-    "in the package registry and you require torch==2.13.0, we can conclude ...\n\nhint: An index "
-    "(its address) returned a 403 Forbidden error.")
-UV_NO_NETWORK = "error: Request failed after 3 retries in 6.0s\n  cause: dns error"
-NO_SPACE = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    UV_NONE + "torch was not found in the package registry and you require torch==2.13.0 ...\n\n"
+    "hint: An index (its address) returned a 403 Forbidden error.")
+UV_LOGIN = UV_CLOSED.replace("403 Forbidden error", "... (401 Unauthorized)")
+UV_NO_NETWORK = "error: Request failed after 3 retries in 7.0s\n  cause: dns error"
+UV_BROKEN = UV_NO_NETWORK.replace("dns", "HTTP status server")
+NO_SPACE = ("error: Failed to install: numpy\n  cause: failed to copy file: No space left on "
+            "device (os error 28)")
 
 
 @pytest.mark.parametrize("output, cause, sentence", [
     (NO_SPACE, "disk", "The disk filled up while installing"),
-    (NO_CONNECTION + PIP_SEES_NOTHING, "network", "The package index can't be reached"),
+    (PIP_NO_CONNECTION + PIP_SEES_NOTHING, "network", "The package index can't be reached"),
     (UV_NO_NETWORK, "network", "The package index can't be reached"),
-    (PIP_CONFLICT, "conflict", "The pinned versions do not fit each other or Python 3."),
-    (NO_CONNECTION.replace("=0", "=4") + PIP_CONFLICT, "conflict", "The pinned versions do not"),
-    (NO_CONNECTION + PIP_CONFLICT, "network", "The package index can't be reached"),
+    (UV_BROKEN, "network", "The package index can't be reached"),
+    (UV_CONFLICT, "conflict", "The pinned versions do not fit each other or Python 3."),
     (UV_CLOSED, "closed", "The package index refuses this machine"),
+    (UV_LOGIN, "closed", "The package index refuses this machine"),
     ("ERROR: HTTP error 403 while getting a file", "closed", "The package index refuses"),
     (PIP_SEES_NOTHING, "nothing", "The package index shows nothing at all"),
-    (PIP_HAS_NO_TAGS, "no build", "A pinned package has no build for"),
-    (NO_CONNECTION + PIP_HAS_NO_TAGS, "no build", "A pinned package has no build for"),
+    (UV_SEES_NOTHING, "nothing", "The package index shows nothing at all"),
+    (UV_HAS_NO_TAGS, "no build", "A pinned package has no build for"),
     ("something new\n", "", "The set-up stopped with code 2: something new"),
     ("", "", "The set-up stopped with code 2: no message"),
 ])
 def test_failed_install_is_explained(output, cause, sentence):
     assert setup.cause(output) == cause
     assert setup.explain(output, 2).startswith(sentence)
-
-
-def test_python_without_venv(monkeypatch, tmp_path):
-    script = "echo Not created because ensurepip is not available; exit 1"
-    real = setup.subprocess.run
-    monkeypatch.setattr(setup.subprocess, "run",
-                        lambda command, **kw: real(["sh", "-c", script], **kw))    # as Debian's
-    with pytest.raises(setup.Stop, match=r"`apt install python3\.\d+-venv`"):
-        setup.create(tmp_path / ".venv")
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path, capsys):
@@ -233,17 +231,157 @@ def test_a_place_that_cannot_be_written(capsys):
 
 
 @pytest.mark.slow
-def test_no_network_in_a_fresh_clone(checkout, tmp_path):
-    """The real thing: a real venv, a real pip, and an index that refuses the connection."""
+@pytest.mark.parametrize("has_uv", [False, True])
+def test_no_network_in_a_fresh_clone(checkout, tmp_path, has_uv):
+    """The real thing: pip that is to fetch uv, or uv, and an index that refuses the connection."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
     environ |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull,
                 "PIP_RETRIES": "1", "HOME": str(tmp_path), "PIP_NO_CACHE_DIR": "1"}
-    done = subprocess.run(["make", "lab", "TORCH=pip", f"VENV={tmp_path / 'venv'}"],
-                          cwd=checkout, env=environ, capture_output=True, text=True, timeout=100,
-                          stdin=subprocess.DEVNULL)
+    for name in ("python", "make", "bash", "sh", *["uv"] * has_uv):
+        of = {"python": sys.executable, "uv": setup.find_uv()}.get(name) or shutil.which(name)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).symlink_to(of)
+    done = subprocess.run(["make", "lab", "TORCH=pip", f"VENV={tmp_path / 'venv'}",
+                           f"PYTHON={sys.executable}"], cwd=checkout,
+                          env=environ | {"PATH": str(tmp_path / "bin")}, capture_output=True,
+                          text=True, timeout=100, stdin=subprocess.DEVNULL)
     assert done.returncode
     assert "The package index can't be reached: check the network" in done.stderr
     assert "Traceback" not in done.stderr
+    assert ("http://127.0.0.1:9/simple/" in done.stderr) or not has_uv, "uv was told what pip was"
+
+
+# --- uv, and what pip was told ------------------------------------------------------------------
+
+def test_neither_uv_nor_pip_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
+    monkeypatch.setattr(setup, "pin", lambda name: "uv==0")
+    monkeypatch.setattr(setup, "has_pip", lambda: False)
+    with pytest.raises(setup.Stop, match="Neither uv nor pip is here: .* python3-pip"):
+        setup.find_uv()
+
+
+@pytest.mark.parametrize("version, taken", [("0.4.30", False), ("0.9.0", True), ("1.0.2", True)])
+def test_a_uv_of_the_path_that_is_too_old_is_passed_over(monkeypatch, tmp_path, version, taken):
+    path, asked = tmp_path / "uv", []
+    path.write_text(f"#!/bin/sh\necho uv {version}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "pin", lambda name: f"{name}==9.9.9")
+    monkeypatch.setattr(setup.shutil, "which", lambda name: str(path))
+    monkeypatch.setattr(setup, "install", lambda *command: asked.append(command[-1]))
+    found = setup.find_uv()
+    assert found == (str(path) if taken else f"{tmp_path}/build/uv==9.9.9/bin/uv")
+    assert asked == ([] if taken else ["uv==9.9.9"])
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """A function that gives what an Uv takes, in an environment where pip was told `settings`."""
+    def make(configuration="", **environ):
+        (tmp_path / "pip.conf").write_text(configuration)
+        for name in os.environ:
+            if name.startswith(("UV_", "PIP_", "SSL_", "ALL_PROXY")):
+                monkeypatch.delenv(name)
+        for name, value in environ.items() | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+                                              "HOME": str(tmp_path)}.items():
+            monkeypatch.setenv(name, value)
+        before = dict(os.environ)
+        uv = setup.Uv(tmp_path / "venv")
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        for name in changed:               # set by the script itself
+            monkeypatch.setenv(name, changed[name])
+        return uv, changed
+
+    return make
+
+
+def test_uv_is_told_what_pip_was(told):
+    uv, environ = told("""[global]
+index-url = http://127.0.0.1:9/a
+extra-index-url = http://127.0.0.1:9/b
+    http://127.0.0.1:9/c
+find-links = /one /two
+constraint = /limits.txt
+[install]
+index-url = http://127.0.0.1:9/of-install
+trusted-host = 127.0.0.1
+""", PIP_CERT="/certificate.pem", PIP_NO_INDEX="1", PIP_EXTRA_INDEX_URL="http://127.0.0.1:9/d")
+    assert environ == {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/of-install",
+                       "UV_INDEX": "http://127.0.0.1:9/d", "UV_FIND_LINKS": "/one,/two",
+                       "UV_INSECURE_HOST": "127.0.0.1", "SSL_CERT_FILE": "/certificate.pem",
+                       "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    assert uv.pins == ["-c", "constraints.txt", "-c", "/limits.txt", "--no-index"]
+
+
+def test_what_uv_was_told_itself_counts(told):
+    _, environ = told("[global]\nindex-url = http://127.0.0.1:9/a\nfind-links = /one\n",
+                      UV_DEFAULT_INDEX="http://127.0.0.1:9/uv")
+    assert environ == {}
+
+
+def wheel(folder, version):
+    """A wheel of torch that holds nothing."""
+    path = folder / f"torch-{version}-py3-none-any.whl"
+    files = {"METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+             "RECORD": ""}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"torch-{version}.dist-info/{name}", content)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """The address of a package index on loopback, and its folder for torch."""
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words):
+            pass
+
+    folder = tmp_path / "index" / "simple" / "torch"
+    folder.mkdir(parents=True)
+    handler = functools.partial(Quiet, directory=tmp_path / "index")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple", folder
+        server.shutdown()
+
+
+@pytest.mark.parametrize("index_only", [False, True])
+@pytest.mark.parametrize("tags, taken", [(["+cpu", ""], "+cpu"), ([""], "")])
+def test_without_a_gpu_a_cpus_wheel_is_taken_wherever_there_is_one(told, index, tmp_path, capfd,
+                                                                   index_only, tags, taken):
+    """Real uv, with an index and a folder that pip was told of; PyTorch's is out of reach."""
+    version = setup.pin("torch").partition("==")[2]
+    address, of_index = index
+    for tag in tags:
+        wheel(tmp_path if tag and not index_only else of_index, version + tag)
+    uv, _ = told(PIP_FIND_LINKS=str(tmp_path), PIP_INDEX_URL=address, UV_HTTP_RETRIES="0",
+                 UV_CACHE_DIR=str(tmp_path / "cache"), ALL_PROXY="http://127.0.0.1:9",
+                 NO_PROXY="127.0.0.1")
+    setup.create(uv, uv.venv)
+    torch = setup.choose_cpu_if_it_comes(uv)
+    announced = "going on with the ordinary index's PyTorch, with CUDA, up to 3 GB"
+    assert (announced in capfd.readouterr().out) is (tags == [""])
+    setup.install(*uv.arguments(*torch, setup.pin("torch")))
+    here = [path.name for path in uv.venv.rglob("torch-*.dist-info")]
+    assert here == [f"torch-{version}{taken}.dist-info"]
+
+
+def test_an_installers_progress_is_shown_but_not_its_150_names(capsys):
+    lines = ["Resolved", "Installed 2 packages in 1s", " + a==1", " + b==2"]
+    code, output = setup.run(["sh", "-c", 'printf "%s\\n" "$@" >&2; exit 3', "sh", *lines])
+    assert (code, output.splitlines()) == (3, lines)
+    assert capsys.readouterr().err.splitlines() == lines[:2]
+
+
+def test_an_installer_draws_its_progress_in_a_terminal(monkeypatch):
+    ours, its = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen, open(its, "w") as terminal:
+        monkeypatch.setattr(setup.sys, "stderr", terminal)
+        code, output = setup.run(["sh", "-c", "test -t 2 && printf '\\033[1mbar\\033[0m' >&2"])
+        assert (code, output) == (0, "bar")
+        assert screen.read(99) == b"\033[1mbar\033[0m"
 
 
 # --- what decides whether to install ------------------------------------------------------------
@@ -257,10 +395,10 @@ def steps(monkeypatch, tmp_path):
     # Not a link: it would lead to the Python that .venv was made from, which may have no pip.
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(setup, "create", lambda venv: done.append("create"))
+    monkeypatch.setattr(setup, "find_uv", lambda: "uv")
+    monkeypatch.setattr(setup, "create", lambda uv, venv: done.append("create"))
     monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
-    monkeypatch.setattr(setup, "fill",
-                        lambda venv, torch, quiet: done.append(f"fill {torch}") or torch)
+    monkeypatch.setattr(setup, "fill", lambda uv, torch: done.append(f"fill {torch}") or torch)
     return done
 
 
@@ -320,16 +458,17 @@ def test_where_a_gpu_is_comes_an_nccl_that_can_share_it(monkeypatch, tmp_path, c
                                                         comes, says):
     gpus(monkeypatch, there)
     (tmp_path / "bin").mkdir()
-    python, calls = tmp_path / "bin" / "python", tmp_path / "calls"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>"{calls}"; exit {1 - comes};; '
-                      f'*) echo "{has}";; esac\n')
+    python, asked = tmp_path / "bin" / "python", []
+    python.write_text(f'#!/bin/sh\necho "{has}"\n')
     python.chmod(0o755)
-    setup.bring_nccl(tmp_path)
+    monkeypatch.setattr(setup, "find_uv", lambda: "uv")
+    monkeypatch.setattr(setup, "run", lambda command, screen: asked.append(command) or (
+        (0, "") if comes else (1, UV_NO_NETWORK)))
+    setup.bring_nccl(setup.Uv(tmp_path))
     printed = capsys.readouterr().out
     assert says in printed and bool(says) == bool(printed)
-    asked = calls.read_text() if calls.exists() else ""
     assert bool(asked) == bool(says)
-    assert not says or asked.rstrip().endswith(f"--no-deps {has.split()[0]}==2.30.7")
+    assert not says or asked[0][-2:] == ["--no-deps", f"{has.split()[0]}==2.30.7"]
 
 
 def test_set_up_and_launch_name_the_same_nccl():
@@ -339,15 +478,24 @@ def test_set_up_and_launch_name_the_same_nccl():
 
 
 @pytest.fixture
-def fresh(monkeypatch):
-    """A fresh environment without a GPU, and a list of what would be installed beside torch."""
+def installers(monkeypatch):
+    """run() with uv's part played: what it prints where asked for a word; nothing is success."""
+    class Installers(dict):
+        ran = []
+
+    def run(command, screen=True):
+        words = [str(word) for word in command]
+        played.ran.append(words)
+        output = next((played[sign] for sign in played if any(sign in word for word in words)), "")
+        return int(bool(output)), output
+
+    played = Installers()
     gpus(monkeypatch, there=False)
-    installed = []
-    monkeypatch.setattr(setup, "install", lambda *command: installed.append(command))
-    monkeypatch.setattr(setup, "check_space", lambda venv, torch: None)
-    monkeypatch.setattr(setup, "create", lambda venv: None)
+    monkeypatch.setattr(setup, "find_uv", lambda: "uv")
+    monkeypatch.setattr(setup, "run", run)
+    monkeypatch.setattr(setup, "create", lambda uv, venv: venv.mkdir(exist_ok=True))
     free(monkeypatch, 20e9)
-    return installed
+    return played
 
 
 def free(monkeypatch, room):
@@ -356,107 +504,60 @@ def free(monkeypatch, room):
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
 
 
-def fails(cause):
-    """A choose_torch that Stops for `cause`; None: it finds its wheels."""
-    def choose(python, torch, pinned):
-        assert torch == "cpu"
-        if cause is not None:
-            raise setup.Stop(f"it was: {cause}", cause)
-
-    return choose
-
-
-@pytest.mark.parametrize("reached", [True, False])
-def test_without_a_gpu_the_cpus_wheels_or_else_pips_default(monkeypatch, tmp_path, capsys, fresh,
-                                                            reached):
-    monkeypatch.setattr(setup, "choose_torch", fails(None if reached else "torch's index"))
+def test_the_second_run_finds_what_the_first_has_made(monkeypatch, tmp_path, capsys, installers):
+    installers["+cpu"] = UV_HAS_NO_TAGS
     setup.setup(tmp_path, "")
     said = capsys.readouterr().out
     assert said.count("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels") == 1
-    assert ("going on with pip's default" in said) is not reached
-    assert len(fresh) == 1, "the pins are installed either way"
-    stamp = setup.read_stamp(tmp_path)
-    assert stamp["torch"] == ("cpu" if reached else "")
+    assert setup.read_stamp(tmp_path)["torch"] == "cpu"
+    *_, last = installers.ran
+    assert "--torch-backend=cpu" in last and last[-2:] == ["-e", f".[{setup.EXTRAS}]"]
     monkeypatch.setattr(setup, "new_enough", lambda python: True)
-    monkeypatch.setattr(setup, "choose_torch", lambda *_: pytest.fail("torch is there"))
+    installers.ran.clear()
     setup.setup(tmp_path, "")
-    assert len(fresh) == 1, "the second run finds what the first has made"
+    assert installers.ran == []
 
 
-@pytest.mark.parametrize("cause", ["disk", "conflict", "closed", "network", "nothing", "no build",
-                                   ""])
-def test_no_other_failure_goes_on_to_gigabytes(monkeypatch, tmp_path, capsys, fresh, cause):
-    monkeypatch.setattr(setup, "choose_torch", fails(cause))
-    with pytest.raises(setup.Stop, match=f"it was: {cause}"):
-        setup.setup(tmp_path, "")
-    assert not fresh and "going on" not in capsys.readouterr().out
+def test_without_pytorchs_index_the_ordinary_one(tmp_path, capsys, installers):
+    installers |= {"+cpu": UV_HAS_NO_TAGS, "--torch-backend=cpu": UV_NO_NETWORK}
+    setup.setup(tmp_path, "")
+    assert "going on with the ordinary index's PyTorch" in capsys.readouterr().out
+    assert setup.read_stamp(tmp_path)["torch"] == ""
+    assert not {"torch==", "--torch"} & {word[:7] for word in installers.ran[-1]}
 
 
-def test_pips_default_is_not_begun_where_it_does_not_fit(monkeypatch, tmp_path, fresh):
-    monkeypatch.setattr(setup, "choose_torch", fails("torch's index"))
+def test_gigabytes_are_not_begun_where_they_do_not_fit(monkeypatch, tmp_path, installers):
+    installers |= {"+cpu": UV_HAS_NO_TAGS, "--torch-backend=cpu": UV_NO_NETWORK}
     free(monkeypatch, 5e9)
     with pytest.raises(setup.Stop, match="up to 10 GB where 5.0 GB are free"):
         setup.setup(tmp_path, "")
-    assert not fresh
-
-
-def test_wheels_that_were_asked_for_are_not_replaced_by_others(monkeypatch, tmp_path):
-    def fail(*command):
-        raise setup.Stop("no network")
-
-    monkeypatch.setattr(setup, "choose_torch", fail)
-    monkeypatch.setattr(setup, "install", lambda *command: pytest.fail("pip's default"))
-    with pytest.raises(setup.Stop, match="no network"):
-        setup.fill(tmp_path, "cpu", quiet=True)
-
-
-@pytest.fixture
-def installers(monkeypatch):
-    """run() with pip's and uv's part played: set what each prints; None is success."""
-    class Installers(dict):
-        ran = []
-
-    def run(command, screen=True):
-        words = [str(word) for word in command]
-        kind = ("uv" if "uv" in words[:3] else
-                "pip's uv" if words[-1].startswith("uv==") else "pip")
-        played.ran.append((kind, words))
-        output = played.get(kind)
-        return int(output is not None), output or ""
-
-    played = Installers()
-    monkeypatch.setattr(setup, "run", run)
-    return played
-
-
-@pytest.mark.parametrize("pip, asked", [
-    (None, ["pip"]), (PIP_HAS_NO_TAGS, ["pip", "pip's uv", "uv"]),
-    (PIP_SEES_NOTHING, ["pip", "pip's uv", "uv"]), (PIP_CONFLICT, ["pip", "pip's uv", "uv"]),
-])
-def test_torch_cpu_asks_pips_own_places_first_then_pytorchs(installers, tmp_path, pip, asked):
-    installers["pip"] = pip
-    setup.choose_torch(tmp_path / "python", "cpu", ["-c", "constraints.txt"])
-    assert [kind for kind, _ in installers.ran] == asked
-    assert installers.ran[0][1][-2:] == ["--no-deps", f"{setup.pin('torch')}+cpu"]
-    # Beside the pins pip 23 says "ResolutionImpossible" where an index lacks one.
-    assert not [words for kind, words in installers.ran if kind != "uv" and "-c" in words]
-    assert all("--torch-backend=cpu" in words for kind, words in installers.ran if kind == "uv")
+    assert not [words for words in installers.ran if "-e" in words]
 
 
 @pytest.mark.parametrize("prints, cause, sentence", [
-    ({"pip": NO_SPACE}, "disk", "The disk filled up"),
-    ({"pip": PIP_CONFLICT, "uv": UV_CLOSED}, "closed", "The package index refuses"),
-    ({"pip": NO_CONNECTION + PIP_SEES_NOTHING}, "network", "The package index can't be reached"),
-    ({"pip": "new"}, "", "The set-up stopped with code 1: new"),
-    ({"pip": PIP_HAS_NO_TAGS, "pip's uv": NO_SPACE}, "disk", "The disk filled up"),
-    ({"pip": PIP_HAS_NO_TAGS, "uv": NO_SPACE}, "disk", "The disk filled up"),
-    ({"pip": PIP_HAS_NO_TAGS, "uv": UV_CLOSED}, "closed", "The package index refuses"),
-    ({"pip": PIP_HAS_NO_TAGS, "uv": UV_NO_NETWORK}, "torch's index",
-     "PyTorch's own index can't be reached: check the network"),
+    ({"+cpu": NO_SPACE}, "disk", "The disk filled up"),
+    ({"+cpu": UV_NO_NETWORK}, "network", "The package index can't be reached"),
+    ({"+cpu": UV_CLOSED}, "closed", "The package index refuses"),
+    ({"+cpu": "new"}, "", "The set-up stopped with code 1: new"),
+    ({"+cpu": UV_HAS_NO_TAGS, "--torch-backend": NO_SPACE}, "disk", "The disk filled up"),
+    ({"+cpu": UV_HAS_NO_TAGS, "--torch-backend": UV_HAS_NO_TAGS}, "no build",
+     "PyTorch's own index has no torch==.* for the tag cpu"),
+    ({"+cpu": UV_HAS_NO_TAGS, "-e": UV_CLOSED}, "closed", "The package index refuses"),
 ])
-def test_torch_that_does_not_come_says_why(installers, tmp_path, prints, cause, sentence):
+@pytest.mark.parametrize("asked", ["", "cpu"])
+def test_no_other_failure_goes_on_to_gigabytes(tmp_path, capsys, installers, prints, cause,
+                                               sentence, asked):
     installers.update(prints)
     with pytest.raises(setup.Stop, match=f"^{sentence}") as stopped:
-        setup.choose_torch(tmp_path / "python", "cpu", ["-c", "constraints.txt"])
-    assert stopped.value.cause == cause
-    assert installers.ran[-1][0] == [*prints][-1], "nothing more is tried"
+        setup.setup(tmp_path, asked)
+    assert stopped.value.cause == cause and "going on" not in capsys.readouterr().out
+    assert any([*prints][-1] in word for word in installers.ran[-1]), "nothing more is tried"
+    assert not setup.read_stamp(tmp_path)
+
+
+@pytest.mark.parametrize("reason", [UV_NO_NETWORK, UV_CLOSED, UV_SEES_NOTHING])
+def test_wheels_that_were_asked_for_are_not_replaced_by_others(tmp_path, installers, reason):
+    installers |= {"+cpu": UV_HAS_NO_TAGS, "--torch-backend=cpu": reason}
+    with pytest.raises(setup.Stop, match="^PyTorch's own index can't be reached: check"):
+        setup.setup(tmp_path, "cpu")
+    assert not [words for words in installers.ran if "-e" in words]

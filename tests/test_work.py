@@ -166,7 +166,7 @@ def test_the_learners_cells_go_into_the_newer_lab(root, capsys):
     bring(root)
     old = save(root / "work" / f"{STEM}.ipynb", MINE)
     newer(root, NEW)
-    assert merged(root) == [f"# 00 Two labs\n\n{builder.MISSING}", MINE[1], MINE[2],
+    assert merged(root) == ["# 00 Two labs", MINE[1], MINE[2],
                             "shard_range = check(shard_range)",
                             "print()\ncheck(longest_shard=10 ** 6 / 8)", MINE[5]]
     assert "with 4 of your cells; the old copy is 00_ranks.old.ipynb" in capsys.readouterr().out

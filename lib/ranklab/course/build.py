@@ -35,8 +35,6 @@ from ranklab.projects import tour
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
-# Below each lab's title, because its first cell of code fails where ranklab is missing.
-MISSING = "> *`No module named 'ranklab'`?* First run the cell in docs/setup.md, under Colab."
 MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
 STUB = 'raise NotImplementedError("exercise '
@@ -167,8 +165,6 @@ def _notebook(root, stem, change_code, without=None, arrange=list):
     text = (root / "labs" / "source" / f"{stem}.py").read_text()
     notebook = jupytext.reads(text, fmt="py:percent")
     notebook.cells = arrange(notebook.cells)
-    if notebook.cells[0].cell_type == "markdown":
-        notebook.cells[0].source += f"\n\n{MISSING}"
     seen = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
