@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp_path):
     found, run = [], compare.compare
-    monkeypatch.setattr(compare, "compare", lambda *given: found.extend(run(*given)) or found)
+    monkeypatch.setattr(compare, "compare", lambda *given, **more: found.extend(run(*given, **more)) or found)
     plot = tmp_path / "compare.svg"
     assert main(["compare", "--layouts", "2x1x1", "2x2x1,sp,zero", "--plot", str(plot)]) == 0
     alone, data, mesh = found
@@ -28,7 +28,7 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
     assert mesh["sent"]["tensor"] and mesh["messages"] > data["messages"] > 0
     assert mesh["held"]["optimizer_state"] < 2 * mesh["held"]["parameters"] * 0.51
     said = capsys.readouterr().out
-    assert "KB: 1000 bytes, of the rank that has most" in said
+    assert "KB: 1000 bytes, at the peak of a step, of the rank that has most" in said
     assert "2 x 2 x 1 sp zero" in said and max(map(len, said.splitlines())) <= 100
     assert "2 x 2 x 1 sp zero" in plot.read_text()
 

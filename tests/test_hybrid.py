@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ranklab import device, launch
 from ranklab.data import python_text
 from ranklab.engine import RankError
-from ranklab.hybrid import Hybrid, Job, Layout, parse_layout
+from ranklab.hybrid import PARTS, Hybrid, Job, Layout, parse_layout
 from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed
 from ranklab.hybrid.megatron import megatron_command
 from ranklab.hybrid.torch_hybrid import TorchHybrid
@@ -52,13 +52,13 @@ def new_model(text):
     return GPT(GPTConfig(vocab_size=text.vocab_size, **MODEL))
 
 
-def new_trainer(text, layout, **changes):
+def new_trainer(text, layout, parts=None, **changes):
     rows = max(1, 16 // layout.dp // max(2, layout.pp)) if layout else 4  # as few pieces as will do
     config = settings(**{"micro_batch": rows, **changes})
     with torch.device("meta" if layout else "cpu"):  # a rank never has the whole model
         model = new_model(text)
     return TextTrainer(model, text, config, device(), progress=False,
-                       parallel=layout and Hybrid(layout.new_mesh(), layout))
+                       parallel=layout and Hybrid(layout.new_mesh(), layout, parts=parts))
 
 
 def trained(text, layout, changes=None):
@@ -79,6 +79,38 @@ def test_equal_to_one_process(words, text, alone):
     layout = parse_layout(words)
     for losses in launch(trained, text, layout, ranks=layout.ranks, timeout=120):
         assert losses == pytest.approx(alone, abs=2e-5)
+
+
+def noting(parts, used):
+    """`parts`, each of which adds its name to `used` when it is called."""
+    def note(name, part):
+        def noted(*args, **kwargs):
+            used.add(name)
+            return part(*args, **kwargs)
+
+        def __init__(self, *args, **kwargs):
+            used.add(name)
+            part.__init__(self, *args, **kwargs)
+
+        return type(name, (part,), {"__init__": __init__}) if isinstance(part, type) else noted
+
+    return {name: note(name, part) for name, part in parts.items()}
+
+
+def trained_by_parts(text, layout):
+    """As trained, and the names of the parts that were used."""
+    used = set()
+    return trained(text, layout, {"parts": noting(PARTS, used)}), used
+
+
+def test_every_part_may_be_a_learners(text, alone):
+    used = {"build_mesh"}                            # which new_mesh takes
+    for words in ("2x2x2", "2x1x2,zero,gpipe"):
+        layout = parse_layout(words)
+        for losses, used_there in launch(trained_by_parts, text, layout, ranks=layout.ranks):
+            assert losses == pytest.approx(alone, abs=2e-5)
+            used |= used_there
+    assert used == PARTS.keys()
 
 
 @pytest.mark.parametrize("layout, batch", [(Layout(2, 1, 1, zero=3), 3),

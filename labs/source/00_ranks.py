@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 Ranks: many processes, one program
 #
-# > 75 minutes · difficulty 1/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
+# > 75 minutes, 8 more with Further · difficulty 1/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 Baseline: one device, understood
 #
-# > 145 minutes · difficulty 2/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M
+# > 145 minutes, 38 more with Further · difficulty 2/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, a real GPT on real text · **one GPU**: the project at 350M
 # > to 1.5B parameters
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 Collectives: the nine verbs
 #
-# > 125 minutes · difficulty 3/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes, 60 more with Further · difficulty 3/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 Data parallel: DDP from nothing
 #
-# > 130 minutes · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes, 60 more with Further · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 DDP: production data parallelism
 #
-# > 135 minutes · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
+# > 135 minutes, 15 more with Further · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
 
 # %% [markdown]
 # ## 1. Story

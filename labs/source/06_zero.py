@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 ZeRO: stop storing everything everywhere
 #
-# > 125 minutes · difficulty 4/5 · **spine**: 4.2, 4.3, the memory curves at the end of 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes, 30 more with Further · difficulty 4/5 · **spine**: 4.2, 4.3, the memory curves at the end of 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 FSDP: sharding as PyTorch does it
 #
-# > 130 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
+# > 130 minutes, 20 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 10 Context parallelism: split the sequence
 #
-# > 150 minutes · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 30 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

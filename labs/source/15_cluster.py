@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 Cluster: where it really runs
 #
-# > 290 minutes, 190 without the part under Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
+# > 190 minutes, 100 more with Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
 
 # %% [markdown]
 # ## 1. Story

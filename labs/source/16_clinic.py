@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 16 Clinic: broken runs
 #
-# > 435 minutes with all cases, 150 without those under Further · difficulty 4/5 · **spine**: 4.1, two cases under Further · **laptop**: everything, with real ranks that really misbehave · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 285 more with Further · difficulty 4/5 · **spine**: 4.1, two cases under Further · **laptop**: everything, with real ranks that really misbehave · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

@@ -19,6 +19,7 @@ _HOME_OF = {
     "begin": "ranklab.course.begin",
     "catch_up": "ranklab.course.begin",
     "status": "ranklab.course.begin",
+    "own_answers": "ranklab.course.own",
 }
 __all__ = list(_HOME_OF)
 

@@ -169,9 +169,10 @@ def _tour(options):
 
 
 def _compare(options):
+    from ranklab.course.own import own_answers
     from ranklab.projects.hybrid.compare import main
 
-    return main(options.rest)
+    return main(options.rest, own_answers)
 
 
 def _plan(options):

@@ -14,7 +14,7 @@ import builtins
 import re
 
 from ranklab.course import labs, progress, spine
-from ranklab.course.cells import Statement, find_lab, needs, statements_of, to_bind
+from ranklab.course.cells import Statement, define, find_lab, needs, statements_of, to_bind
 from ranklab.course.check import is_stub
 from ranklab.course.outline import first_open, is_passed, outline
 from ranklab.course.show import kernels_shell, notebooks_display
@@ -181,31 +181,19 @@ class Session:
 
     def _run(self, statements, names):
         """Run them in the notebook, without output; returns the exercises whose answer is the
-        learner's.
-
-        What was there keeps its value, but for `names`. Where a statement raises, the cell that
-        needs it will say what is missing.
+        learner's. What was there keeps its value, but for `names`.
         """
         from IPython.utils.capture import capture_output
 
-        space, failed = self.shell.user_ns, set()
+        space = self.shell.user_ns
         bound = {name for one in statements for name in one.binds}
         there = {name: space[name] for name in bound - names
                  if name in space and self._is_bound(name)}
         with capture_output():
-            for one in statements:
-                if one.node is None or one.answers in failed:
-                    space[one.answers] = self.exercises[one.answers].answer
-                    continue
-                try:
-                    exec(self._compiled(one), space)
-                except Exception:
-                    if one.answers:
-                        failed.add(one.answers)
-                        space[one.answers] = self.exercises[one.answers].answer
+            own = define(statements, space, self.exercises, self._compiled)
         space.update(there)
         self.made |= {name: one.cell for one in statements for name in one.binds - there.keys()}
-        return {one.answers for one in statements if one.node} - failed
+        return own
 
     def _compiled(self, statement):
         file = self.shell.compile.cache(statement.text)

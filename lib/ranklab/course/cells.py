@@ -252,6 +252,28 @@ class Lab:
         return [replace(one, answers=name) for one in own]
 
 
+def define(statements, space, exercises, compiled):
+    """Run statements in the namespace `space`; returns the exercises whose answer is the learner's.
+
+    Where a statement raises, the cell that needs it will say what is missing; where one of an
+    answer's does, or has none, the library's answer is taken.
+    exercises  {name: Exercise} of the lab
+    compiled   (statement) -> its code
+    """
+    failed = set()
+    for one in statements:
+        if one.node is None or one.answers in failed:
+            space[one.answers] = exercises[one.answers].answer
+            continue
+        try:
+            exec(compiled(one), space)
+        except Exception:
+            if one.answers:
+                failed.add(one.answers)
+                space[one.answers] = exercises[one.answers].answer
+    return {one.answers for one in statements if one.node and one.answers} - failed
+
+
 def text_of(learner_fn):
     """The text of the notebook's cell that defines a function or class; "" where no cell does."""
     parts = vars(learner_fn).values() if isinstance(learner_fn, type) else [learner_fn]
@@ -273,14 +295,14 @@ def _is_check(node, exercises):
 
 
 def find_lab(stem, notebook=None):
-    """Return the lab `stem` from the file that the learner has open, or else from the checkout;
-    None where there is neither.
+    """Return the lab `stem` from the file that the learner has open, or else from the learner's
+    copies or the checkout's labs; None where there is none.
 
     notebook  the file's path, where the editor says it
     """
     root = labs.repository() or labs.repository(Path(__file__).parent)
     paths = [notebook, os.environ.get("JPY_SESSION_NAME"), f"{stem}.ipynb",
-             root and root / "labs" / f"{stem}.ipynb"]
+             root and root / "work" / f"{stem}.ipynb", root and root / "labs" / f"{stem}.ipynb"]
     for path in filter(None, paths):
         with contextlib.suppress(OSError):
             lab = _read(path, os.stat(path).st_mtime_ns)

@@ -3,8 +3,9 @@
     layout.py       Layout: how many ranks each axis has, and which options
     parallelize.py  parallelize: applies all of it to a model, in order
     training.py     Hybrid: how the training loop sees the mesh
+    parts.py        PARTS: the functions and classes of labs 03 to 12 of which it is made
 
-Those three are the idea. Then:
+Those four are the idea. Then:
     experts.py      a MoE layer over tensor ranks, and layouts that can't have experts
     shares.py       which layers a rank has, and how many numbers of them
     costs.py        layout_traffic: what a layout sends, by formulas
@@ -22,11 +23,12 @@ from ranklab.hybrid.costs import Job, layout_traffic
 from ranklab.hybrid.layout import Layout, parse_layout
 from ranklab.hybrid.memory import layout_memory
 from ranklab.hybrid.parallelize import parallelize
+from ranklab.hybrid.parts import PARTS
 from ranklab.hybrid.planned import model_of, plan_of
 from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_traffic",
+    "PARTS", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_traffic",
     "mesh_grad_norm", "model_of", "parallelize", "parse_layout", "plan_of",
 ]

@@ -74,11 +74,15 @@ class Layout:
     def ranks(self):
         return self.dp * self.tp * self.pp * self.cp * self.ep
 
-    def new_schedule(self):
-        """(ranks of the pipeline, micro-batches) -> a schedule"""
+    def new_schedule(self, parts=None):
+        """(ranks of the pipeline, micro-batches) -> a schedule
+
+        parts  a learner's own: {name of the function: function}
+        """
         if self.virtual > 1:
             return functools.partial(interleaved_schedule, virtual=self.virtual)
-        return SCHEDULES[self.schedule]
+        schedule = SCHEDULES[self.schedule]
+        return (parts or {}).get(schedule.__name__, schedule)
 
     @property
     def mesh(self):

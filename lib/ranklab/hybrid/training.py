@@ -12,10 +12,8 @@ from ranklab.expert_parallel.layer import MoEConfig, layers_of
 from ranklab.expert_parallel.training import ExpertReplica, move_biases, with_own_copies
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.experts import prepare_experts
-from ranklab.hybrid.parallelize import parallelize
-from ranklab.mesh import mesh_grad_norm
+from ranklab.hybrid.parts import PARTS, plan_with
 from ranklab.parallel import GroupParallel
-from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.pipeline_parallel.stages import materialize
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.dropout import own_random_in
@@ -23,7 +21,6 @@ from ranklab.tensor_parallel.split import draw_part, split_of
 from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
 from ranklab.zero.training import Zero
 
-DATA = {0: DataParallel, 1: functools.partial(Zero, 1), 3: FullyShard}
 
 
 class Hybrid(GroupParallel):
@@ -33,16 +30,18 @@ class Hybrid(GroupParallel):
     mesh    with the axes of the layout; see Layout.new_mesh
     layout  a Layout
     apply_by, sync, norm_of  parallelize, tied_embedding_sync, mesh_grad_norm, or a learner's own
+    parts   of PARTS, a learner's own: {name: function}
     lab     12
     """
 
     moe_layers = ()  # of this rank, once a model is applied
 
-    def __init__(self, mesh, layout, apply_by=parallelize, sync=tied_embedding_sync,
-                 norm_of=mesh_grad_norm):  # fmt: skip
+    def __init__(self, mesh, layout, apply_by=None, sync=None, norm_of=None, parts=None):
         super().__init__()
-        self.mesh, self.layout, self.apply_by, self.norm_of = mesh, layout, apply_by, norm_of
-        self.data = DATA[layout.zero](mesh.group(layout.axes_of_gradients))
+        self.mesh, self.layout, self.parts = mesh, layout, PARTS | (parts or {})
+        self.apply_by = apply_by or self.parts["parallelize"]
+        self.norm_of = norm_of or self.parts["mesh_grad_norm"]
+        self.data = self.new_data(mesh.group(layout.axes_of_gradients))
         self.own = mesh.group(layout.axes_of_experts)
         if layout.ep > 1:
             self.data.wrap = functools.partial(ExpertReplica, own=self.own)
@@ -51,10 +50,20 @@ class Hybrid(GroupParallel):
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
             self.data.rank * layout.pp + at["pipeline"], mesh.axes))
-        self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule(), sync=sync)
+        self.pipeline = PipelineParallel(mesh.group("pipeline"), layout.new_schedule(self.parts),
+                                         sync=sync or self.parts["tied_embedding_sync"])
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
+    def new_data(self, group):
+        """The kind of data parallelism that the layout asks for."""
+        if self.layout.zero == 3:
+            return FullyShard(group)
+        if self.layout.zero == 1:
+            return Zero(1, group, stages={1: self.parts["ZeroStage1"]})
+        return DataParallel(group, self.parts["OverlappedDataParallel"])
+
     def apply(self, model):
+        model.plan = plan_with(model, self.parts)
         if self.data.context:
             self.data.context.apply(model)  # now: layers cut off later keep their attention
         if isinstance(model.config, MoEConfig):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from ranklab.hybrid import Layout, parse_layout
+from ranklab.hybrid import PARTS, Layout, parse_layout
 from ranklab.hybrid.choose import legal
 from ranklab.options import picture, positive
 from ranklab.projects.command import Command, refusals, save_figure
@@ -13,7 +13,8 @@ from ranklab.projects.hybrid.training import run
 
 TRAIN = {"steps": 2, "log_every": 1, "warmup": 1, "eval_batch": 16, "compare": False}
 LEGEND = """dp x tp x pp: data, tensor and pipeline ranks; sp: sequence parallelism; zero: ZeRO-1.
-KB: 1000 bytes, of the rank that has most. Adam: its two moments. messages: in a step."""
+KB: 1000 bytes, at the peak of a step, of the rank that has most. Adam: its two moments.
+messages: in a step."""
 HELD = ("parameters", "gradients", "optimizer_state")
 
 
@@ -30,13 +31,14 @@ def every_layout(ranks):
     return found
 
 
-def compare(layouts, experts=0, progress=True):
+def compare(layouts, experts=0, progress=True, parts=None):
     """[{name, loss, held, sent, messages, seconds}], one process first; largest over ranks.
     experts  in each block; 0: an MLP
+    parts    a learner's own of hybrid.parts.PARTS, {name: function}
     """
     rows = []
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
-        found = run(layout=layout, experts=experts, timeout=300, **TRAIN)
+        found = run(layout=layout, experts=experts, parts=parts, timeout=300, **TRAIN)
         ranks, config, n_ctx = found["ranks"], found["config"], found["shape"].n_ctx
         rows.append({
             "name": " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *layout.words()]),
@@ -63,20 +65,24 @@ def table(rows):
 
 
 @refusals("ranklab compare")
-def main(arguments):
-    """`ranklab compare` has run; returns its exit code."""
+def main(arguments, own_answers):
+    """`ranklab compare` has run; returns its exit code.
+    own_answers  (names) -> {name: function} of the learner
+    """
     parser = Command("ranklab compare", __doc__)
     parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
     parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
                         help="dp x tp x pp, and what else (cp=2, ep=2); all of --ranks by default")
     parser.add_argument("--experts", type=positive, default=0, metavar="E",
                         help="in each block, instead of an MLP")
+    parser.add_argument("--own", action="store_true",
+                        help="by your functions, where your answers have passed and pass again")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it, too: x.svg or x.png")
     options = parser.parse_args(arguments)
     layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)
     for layout in layouts:
         Config().refuse_what_does_not_fit(with_experts(LAPTOP, options.experts), layout)
-    rows = compare(layouts, options.experts)
+    rows = compare(layouts, options.experts, parts=own_answers(PARTS) if options.own else None)
     if options.plot:
         from ranklab.plots import hybrid  # here: matplotlib takes half a second
 

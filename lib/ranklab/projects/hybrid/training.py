@@ -12,11 +12,10 @@ from ranklab.cluster.exporter import Exported, exporting
 from ranklab.engine import device, launch, sharing
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.expert_parallel import MoEConfig, moe_gpt
-from ranklab.hybrid import Hybrid, mesh_grad_norm, parallelize
+from ranklab.hybrid import PARTS, Hybrid
 from ranklab.hybrid.counted import counted_step, sent_along
-from ranklab.mesh import build_mesh
 from ranklab.models.gpt import GPT
-from ranklab.pipeline_parallel import PipelineExecutor, tied_embedding_sync
+from ranklab.pipeline_parallel import PipelineExecutor
 from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT
@@ -24,39 +23,48 @@ from ranklab.projects.hybrid.config import SIZES, with_experts
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, due
 
+# Notebooks of version 1.0 call run(build=..., sync=...).
+FIRST_NAMES = {"build": "build_mesh", "parallelize": "parallelize", "sync": "tied_embedding_sync",
+               "norm": "mesh_grad_norm"}
 
-def run(size="laptop", layout=None, build=build_mesh, parallelize=parallelize,
-        sync=tied_embedding_sync, norm=mesh_grad_norm, reshard=reshard_checkpoint, resume=False,
+
+def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, resume=False,
         until=None, path=None, shape=None, experts=0, export=None, progress=False,
         timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
     """The model is trained on all ranks of the layout; returns a dict for `report`.
 
     layout   None: the layout of this size, 2 x 2 x 2 on a laptop
-    build, parallelize, sync, norm, reshard  the library's functions, or a learner's own
+    parts    a learner's own of hybrid.parts.PARTS, {name: function}
+    reshard  reshard_checkpoint, or a learner's own
     until    stops after this step
     path     a text of your own
     shape    a GPTConfig; None: the shape of this size
     experts  how many experts each block has; 0: an MLP
     export   a folder: Prometheus finds each rank's metrics by files in it
-    changes  of Config: steps=100, micro_batch=1, ...
+    changes  of Config: steps=100, micro_batch=1, ...; and of the parts by their first names
     """
+    first = {FIRST_NAMES[name]: changes.pop(name) for name in FIRST_NAMES.keys() & changes.keys()}
     its_shape, config, its_own = SIZES[size]
     shape = with_experts(shape or its_shape, experts)
     layout, config = layout or its_own, dataclasses.replace(config, **changes)
     config.refuse_what_does_not_fit(shape, layout)
     text, shape = text_for(shape, config, path)
-    found = launch(_work, shape, text, config, layout, build, (parallelize, sync, norm), progress,
-                   resume and reshard, until, export, timeout=timeout, stream=progress,
+    given = first | (parts or {})
+    parts = PARTS | given
+    found = launch(_work, shape, text, config, layout, parts, progress, resume and reshard, until,
+                   export, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
-    parts = {"build_mesh": build, "parallelize": parallelize, "tied_embedding_sync": sync,
-             "mesh_grad_norm": norm, **({"reshard_checkpoint": reshard} if resume else {})}
+    told = {name: parts[name] for name in (*FIRST_NAMES.values(), *given)}
+    if resume:
+        told["reshard_checkpoint"] = reshard
     return {"ranks": found, "shape": shape, "config": config, "layout": layout,
-            "authors": authors(parts)}
+            "authors": authors(told)}
 
 
-def _work(shape, text, config, layout, build, parts, progress, reshard, until, export):
+def _work(shape, text, config, layout, parts, progress, reshard, until, export):
     """What this rank has seen, as a dict. It does one more step after the last, to count it."""
-    hybrid = Hybrid(layout.new_mesh(build, config.per_node or None), layout, *parts)
+    mesh = layout.new_mesh(parts["build_mesh"], config.per_node or None)
+    hybrid = Hybrid(mesh, layout, parts=parts)
     trainer = HybridTrainer(new_model(shape, "meta"), text, config, hybrid, progress)
     if reshard:
         trainer.resume(reshard)
