@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp_path):
     found, run = [], compare.compare
-    monkeypatch.setattr(compare, "compare", lambda *given, **more: found.extend(run(*given, **more)) or found)
+    monkeypatch.setattr(compare, "compare",
+                        lambda *given, **more: found.extend(run(*given, **more)) or found)
     plot = tmp_path / "compare.svg"
     assert main(["compare", "--layouts", "2x1x1", "2x2x1,sp,zero", "--plot", str(plot)]) == 0
     alone, data, mesh = found
