@@ -29,6 +29,7 @@ from ranklab.planner.page import Choices, Node, fragment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
+TOUR = ROOT / "labs" / "tour.ipynb"
 TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
 
 SOLVED = """The labs here are **solved**: they hold the answers, with outputs and figures. To learn,
@@ -57,6 +58,7 @@ CONTENTS = """
 :hidden:
 :caption: Course
 README
+labs/tour
 docs/setup
 docs/paths
 questions/index
@@ -67,7 +69,7 @@ planner
 :hidden:
 :caption: Labs
 :glob:
-labs/*
+labs/[0-9]*
 ```
 ```{toctree}
 :hidden:
@@ -88,14 +90,24 @@ docs/pins
 
 
 def lab_page(path, decks, public):
-    """The notebook at `path`, its links below its title; each figure's page text is its own."""
-    notebook, stem = json.loads(path.read_text()), path.stem
+    """The notebook at `path`, with links to what else there is of the lab below its title."""
+    stem = path.stem
     links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
-    links += [f"[Interview questions](../questions/{stem}.md)",
-              f'<a href="../notebooks/{stem}.ipynb" download>Notebook</a>']
+    links += [f"[Interview questions](../questions/{stem}.md)", download(path)]
     if public:
         links += [f"[{text}]({url})" for text, url in public.buttons(stem).items()]
         links[-2] += " (with [this cell](../docs/setup.md#colab) in front)"
+    return notebook_page(path, links)
+
+
+def download(path):
+    """A link to the notebook itself."""
+    return f'<a href="../notebooks/{path.name}" download>Notebook</a>'
+
+
+def notebook_page(path, links):
+    """The notebook at `path`, `links` below its title; each figure's page text is its own."""
+    notebook = json.loads(path.read_text())
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
@@ -208,6 +220,7 @@ def write_source(answers, decks, public=None):
         questions = [question for question in bank if question.lab == stem]
         page = question_page(stem, names[stem], questions, answers)
         (SOURCE / "questions" / f"{stem}.md").write_text(page)
+    (SOURCE / "labs" / TOUR.name).write_text(notebook_page(TOUR, [download(TOUR)]))
     every = question_list([question for question in bank if question.lab in shown], answers)
     (SOURCE / "questions" / "all.md").write_text(
         f"---\nnosearch: true\n---\n# All interview questions\n\n{every}")
@@ -236,7 +249,7 @@ def build(answers):
     write_source(answers, build_decks(), start.repository())
     (SOURCE / "planner.md").write_text(planner_page(plans()))
     (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
-    for path in labs(answers).values():
+    for path in (TOUR, *labs(answers).values()):
         shutil.copy(path, OUT / "notebooks")
     if answers:
         (OUT / "anki").mkdir()

@@ -10,6 +10,8 @@ import re
 import subprocess
 from dataclasses import dataclass
 
+from ranklab.course.spine import MINUTES, part_of
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GITHUB = re.compile(r"(?:(?:https|ssh)://)?(?:[^@/\s]+@)?github\.com[:/]([\w.-]+/[\w.-]+?)"
                     r"(?:\.git)?(?:/tree/([\w./-]+?))?/?")
@@ -118,6 +120,8 @@ def card(stem, first, row, links, buttons):
     row    its line in README.md: what you build, and on what it runs
     """
     name = html.escape(first.splitlines()[0].removeprefix("# "))
+    part = part_of(stem)
+    spine = f" On the spine: {html.escape(str(part))}." if part else ""
     minutes, level = re.search(r"> (\d+ minutes[^\xb7]*) \xb7 difficulty (\d)/5", first).groups()
     build, runs = (re.sub("`(.*?)`", r"<code>\1</code>", html.escape(cell)) for cell in row)
     deck = (ROOT / "slides" / f"{stem}.md").read_text()       # its first figure is the lab's
@@ -127,7 +131,7 @@ def card(stem, first, row, links, buttons):
     return f"""<article id="{stem}">
 <a href="labs/{stem}.html"><img src="slides/{path}" alt="{html.escape(said)}" loading="lazy"></a>
 <p><b>{link(name, f"labs/{stem}.html")}</b></p>
-<p><b>{minutes}</b>, difficulty {level} of 5. {build[0].upper()}{build[1:]}.
+<p><b>{minutes}</b>, difficulty {level} of 5. {build[0].upper()}{build[1:]}.{spine}
 <small>Runs on: {runs}.</small></p><p class="links">{shown}</p></article>"""
 
 
@@ -148,7 +152,6 @@ def about(decks, answers):
     both = r"\[lab\]\((labs/\w+\.ipynb)\), \[solved\]\(solutions/\w+\.ipynb\)"
     text = re.sub(both, r"[solved](\1)" if answers else r"[lab](\1)", text)
     text = text.replace("](solutions/)", "](index.md#labs)")
-    text = re.sub(r"\[([^]]+)\]\(labs/tour\.ipynb\)", r"\1", text)  # the tour has no page here yet
     return re.sub(r"\[slides\]\(slides/(\w+)\.md\)", deck, text)
 
 
@@ -175,5 +178,8 @@ def page(texts, decks, public, note):
         buttons = public.buttons(stem) if public else {}
         cards.append(card(stem, text, rows[stem], links, buttons))
     shown = '<div class="labs">\n' + "\n".join(cards) + "\n</div>"
-    return "\n\n".join([title, lead, whom, note, "## The course", RAW.format(arc(texts)),
+    begin = (f"Begin with [the tour](labs/tour.ipynb), ten minutes to read. [The spine]"
+             f"(docs/paths.md#the-spine) is {MINUTES / 60:.0f} hours of the labs below, in its own "
+             "order.")
+    return "\n\n".join([title, lead, whom, note, "## The course", begin, RAW.format(arc(texts)),
                         "## Labs", BUTTONS if public else "", RAW.format(shown)])

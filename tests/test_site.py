@@ -94,6 +94,13 @@ def test_every_link_anchor_and_picture_is_there(pages):
     assert not all_broken(pages)
 
 
+def test_the_tour_is_there_and_the_spine_is_marked(pages):
+    assert {"labs/tour.html", "docs/paths.html#the-spine"} <= set(pages["index.html"].links)
+    assert pages["index.html"].text.count("On the spine: 4.1") == 8      # 06 begins with 4.2
+    assert "../notebooks/tour.ipynb" in pages["labs/tour.html"].links
+    assert "labs/tour.html" in pages["README.html"].links
+
+
 @pytest.mark.sweep
 def test_without_answers_too(tmp_path):
     pages = built(tmp_path.resolve(), answers=False)
