@@ -109,7 +109,6 @@ def _hint(options):
 
 def _work(options):
     from ranklab.course import work
-    from ranklab.course.merge import merge
 
     root = work.checkout()
     if root is None:
@@ -118,7 +117,10 @@ def _work(options):
     stems = [labs.find_notebook(name) for name in options.merge or ()]  # before anything is written
     try:
         said = work.bring(root, folder)
-        said += [merge(folder, stem) for stem in stems]
+        if stems:
+            from ranklab.course.merge import merge  # here: it brings torch, some seconds at first
+
+            said += [merge(folder, stem) for stem in stems]
         print(*said, sep="\n", end="\n" * bool(said))
     except OSError as error:
         print(f"ranklab work: the copies of the labs can't be written: {error}", file=sys.stderr)
