@@ -230,14 +230,16 @@ def test_the_index_says_what_the_labs_and_their_checks_say():
 
 @pytest.mark.parametrize("command", [
     ["status"], ["status", "02"], ["hint", "ring_all_reduce"], ["hint", "server_megabytes"],
-    ["questions", "02"], ["questions", "--level", "5"], ["hint", "ring_al_reduce"]])
+    ["questions", "02"], ["questions", "--level", "5"], ["hint", "ring_al_reduce"],
+    ["work", "{here}/work"]])
 def test_these_answer_without_torch(command, tmp_path):
     """In a process of its own; torch takes seconds to import."""
     code = ("import sys; from ranklab import cli\n"
             "try: cli.main(sys.argv[1:])\n"
             "except SystemExit as end: print('ended', end.code)\n"
             "print('torch' in sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code, *command], text=True, timeout=100,
+    words = [word.format(here=tmp_path) for word in command]
+    done = subprocess.run([sys.executable, "-c", code, *words], text=True, timeout=100,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           env={**os.environ, "RANKLAB_HOME": str(tmp_path)})
     assert done.stdout.splitlines()[-1] == "False", done.stdout
