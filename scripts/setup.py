@@ -106,26 +106,26 @@ def run(command, screen=True):
     A terminal stays one for the installer, which draws its progress on no other thing.
     """
     terminal = screen and sys.stderr.isatty()
-    ours, its = terminal_like_ours() if terminal else os.pipe()
-    process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), stderr=its,
+    reader, writer = terminal_like_ours() if terminal else os.pipe()
+    process = subprocess.Popen([str(c) for c in command], cwd=str(ROOT), stderr=writer,
                                stdin=subprocess.DEVNULL,
                                stdout=None if screen else subprocess.DEVNULL)
-    os.close(its)
+    os.close(writer)
     output, shown = b"", 0
     while True:
         try:
-            part = os.read(ours, 65536)
+            part = os.read(reader, 65536)
         except OSError:                    # so Linux says that nobody writes to a terminal any more
             part = b""
         if not part:
             break
         output += part
         if screen:
-            told = CHANGES.split(output, 1)[0]
-            sys.stderr.write(told[shown:].decode(errors="replace"))
+            progress = CHANGES.split(output, 1)[0]
+            sys.stderr.write(progress[shown:].decode(errors="replace"))
             sys.stderr.flush()
-            shown = len(told)
-    os.close(ours)
+            shown = len(progress)
+    os.close(reader)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace"))
     return process.wait(), text.replace("\r", "\n")
 
@@ -135,10 +135,10 @@ def terminal_like_ours():
     import fcntl                           # none of the three is on Windows, which never comes here
     import pty
     import termios
-    ours, its = pty.openpty()
+    reader, writer = pty.openpty()
     size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
-    fcntl.ioctl(its, termios.TIOCSWINSZ, size)
-    return ours, its
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    return reader, writer
 
 
 def install(*command):
@@ -203,8 +203,7 @@ class Uv:
     def __init__(self, venv):
         self.command, self.venv = find_uv(), venv
         settings = pip_settings()
-        own = {name for name in os.environ if name.startswith("UV_")}
-        if not own & {"UV_DEFAULT_INDEX", "UV_INDEX_URL"}:
+        if not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & os.environ.keys():
             # pip takes the newest of all indexes, uv that of the first which has the package.
             os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
             for setting, variable in VARIABLES.items():

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import (
-    answer, begin, catch_up, check, device, hint, launch, own_answers, questions, status,
+    answer, begin, catch_up, check, device, hint, launch, passed_answers, questions, status,
 )
 from ranklab.hybrid import Hybrid, Layout, parse_layout
 from ranklab.mesh import Mesh
@@ -700,12 +700,12 @@ for axis, nbytes in predicted.items():
     print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
 
 # %% [markdown]
-# **One GPT, six layouts, your parts.** Now everything that you have written trains one model. `own_answers` takes your answers from the cells in which they passed, in this lab and in labs 03, 06, 08 and 09, and checks each of them once more (a quarter of a minute). The library's stands in for what has not passed.
+# **One GPT, six layouts, your parts.** Now everything that you have written trains one model. `passed_answers` takes your answers from the cells in which they passed, in this lab and in labs 03, 06, 08 and 09, and checks each of them once more (a quarter of a minute). The library's stands in for what has not passed.
 
 # %%
 from ranklab.hybrid import PARTS
 
-parts = own_answers(PARTS)
+parts = passed_answers(PARTS)
 
 # %% [markdown]
 # One model, one batch, four ranks. Before you run the cell, guess: in which layout does a rank hold the fewest bytes, and in which does it send the fewest?

@@ -19,7 +19,7 @@ _HOME_OF = {
     "begin": "ranklab.course.begin",
     "catch_up": "ranklab.course.begin",
     "status": "ranklab.course.begin",
-    "own_answers": "ranklab.course.own",
+    "passed_answers": "ranklab.course.passed_answers",
 }
 __all__ = list(_HOME_OF)
 

@@ -171,10 +171,10 @@ def _tour(options):
 
 
 def _compare(options):
-    from ranklab.course.own import own_answers
+    from ranklab.course.passed_answers import passed_answers
     from ranklab.projects.hybrid.compare import main
 
-    return main(options.rest, own_answers)
+    return main(options.rest, passed_answers)
 
 
 def _plan(options):

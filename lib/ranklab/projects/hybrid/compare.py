@@ -65,9 +65,9 @@ def table(rows):
 
 
 @refusals("ranklab compare")
-def main(arguments, own_answers):
+def main(arguments, passed_answers):
     """`ranklab compare` has run; returns its exit code.
-    own_answers  (names) -> {name: function} of the learner
+    passed_answers  (names) -> {name: function} of the learner
     """
     parser = Command("ranklab compare", __doc__)
     parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
@@ -82,7 +82,7 @@ def main(arguments, own_answers):
     layouts = [*map(parse_layout, options.layouts or ())] or every_layout(options.ranks)
     for layout in layouts:
         Config().refuse_what_does_not_fit(with_experts(LAPTOP, options.experts), layout)
-    rows = compare(layouts, options.experts, parts=own_answers(PARTS) if options.own else None)
+    rows = compare(layouts, options.experts, parts=passed_answers(PARTS) if options.own else None)
     if options.plot:
         from ranklab.plots import hybrid  # here: matplotlib takes half a second
 

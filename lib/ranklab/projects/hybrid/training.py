@@ -49,16 +49,16 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, resu
     layout, config = layout or its_own, dataclasses.replace(config, **changes)
     config.refuse_what_does_not_fit(shape, layout)
     text, shape = text_for(shape, config, path)
-    given = first | (parts or {})
-    parts = PARTS | given
+    learners = first | (parts or {})
+    parts = PARTS | learners
     found = launch(_work, shape, text, config, layout, parts, progress, resume and reshard, until,
                    export, timeout=timeout, stream=progress,
                    ranks=None if is_started_by_another() else layout.ranks)
-    told = {name: parts[name] for name in (*FIRST_NAMES.values(), *given)}
+    named = {name: parts[name] for name in (*FIRST_NAMES.values(), *learners)}
     if resume:
-        told["reshard_checkpoint"] = reshard
+        named["reshard_checkpoint"] = reshard
     return {"ranks": found, "shape": shape, "config": config, "layout": layout,
-            "authors": authors(told)}
+            "authors": authors(named)}
 
 
 def _work(shape, text, config, layout, parts, progress, reshard, until, export):

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from conftest import ROOT
 
-from ranklab import launch, own_answers
+from ranklab import launch, passed_answers
 from ranklab.course import build, labs, progress
 from ranklab.course.check import PASSED
 
@@ -52,7 +52,7 @@ def test_answers_that_passed_are_defined_and_judged_again(home):
                     HELPED.replace("gpipe_schedule", "one_f_one_b_schedule"))
     progress.record("bubble_fraction", PASSED)
     shown = []
-    answers = own_answers(["gpipe_schedule", "shard_range", "ring_shift", "bubble_fraction",
+    answers = passed_answers(["gpipe_schedule", "shard_range", "ring_shift", "bubble_fraction",
                            "one_f_one_b_schedule"], shown.append)
     assert {line.split()[0]: line.split("  ")[-1].split(":")[-1].strip() for line in shown} == {
         "shard_range": "yours, checked again", "ring_shift": "yours has not passed",

@@ -1,4 +1,4 @@
-"""own_answers: a learner's answers of any lab, from the cells that passed, judged again."""
+"""A learner's answers of any lab, outside of its notebook: from the cells that passed."""
 
 import ast
 import builtins
@@ -12,25 +12,25 @@ from ranklab.course.check import PASSED, judge
 from ranklab.course.outline import is_passed
 
 
-def own_answers(names, show=print):
-    """Return {name: function} of those exercises that the learner has passed and that pass again.
+def passed_answers(names, show=print):
+    """Return {name: function} of those exercises whose answers have passed, and pass again now.
 
-    show  gets a line for each name: whose it is, and why. None: nothing is shown
-    cost  each check once more, some seconds each
+    show  gets a line for each name: whose answer it is, and why; None: nobody does
+    Cost  each check once more, some seconds each
     """
     records, answers = progress.load(), {}
     for stem in labs.written():
         exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
-        wanted = [name for name in names if name in exercises]
-        defined = _defined(stem, exercises, wanted, records) if wanted else {}
-        for name in wanted:
+        here = [name for name in names if name in exercises]
+        functions = _defined(stem, exercises, here, records) if here else {}
+        for name in here:
             whose = "the library's: yours has not passed"
-            if name in defined:
+            if name in functions:
                 with contextlib.redirect_stdout(io.StringIO()):
-                    verdict = judge(exercises[name], defined[name])
+                    verdict = judge(exercises[name], functions[name])
                 whose = f"the library's: yours no longer passes ({verdict.state})"
                 if verdict.state == PASSED:
-                    whose, answers[name] = "yours, checked again", defined[name]
+                    whose, answers[name] = "yours, checked again", functions[name]
             elif is_passed(name, records):
                 whose = "the library's: the record of your answer has no cell that defines it"
             if show:
@@ -40,16 +40,16 @@ def own_answers(names, show=print):
 
 def _defined(stem, exercises, names, records):
     """{name: function} of the learner's answers, with what they need of the lab's cells."""
-    own = {name: records[name].get("cell", "") for name in exercises if is_passed(name, records)}
+    texts = {name: records[name].get("cell", "") for name in exercises if is_passed(name, records)}
     lab = find_lab(stem)
-    if lab is None or not any(own.get(name) for name in names):
+    if lab is None or not any(texts.get(name) for name in names):
         return {}
-    statements = to_bind(set(names), lab.statements(len(lab.cells), own),
+    statements = to_bind(set(names), lab.statements(len(lab.cells), texts),
                          lambda name, cell: hasattr(builtins, name))
     space = {"__name__": "__main__"}  # so that ranks get these functions by value
     with contextlib.redirect_stdout(io.StringIO()):
-        done = define(statements, space, exercises, _compiled)
-    return {name: space[name] for name in names if name in done}
+        learners = define(statements, space, exercises, _compiled)
+    return {name: space[name] for name in names if name in learners}
 
 
 def _compiled(statement):
