@@ -8,7 +8,7 @@ import statistics
 from ranklab import device, launch
 from ranklab.data import python_text
 from ranklab.hybrid import Hybrid, parse_layout
-from ranklab.hybrid.torch_hybrid import TorchHybrid
+from ranklab.peers.torch_hybrid import TorchHybrid
 from ranklab.projects.clock import in_turns
 from ranklab.projects.hybrid.config import LAPTOP, Config
 from ranklab.projects.hybrid.training import new_model

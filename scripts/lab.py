@@ -8,6 +8,8 @@ import sys
 
 from jupyter_server.serverapp import ServerApp
 
+from ranklab.course.status import status
+
 TOKEN = secrets.token_hex(24)    # for a token of its own Jupyter would print six lines of address
 
 
@@ -25,7 +27,8 @@ class Server(ServerApp):
 
 
 def main(argv):
-    page, Server.begin = "/lab/tree/work", "where you were: `ranklab status` says what comes next"
+    page, Server.begin = "/lab/tree/work", status().splitlines()[-1].replace(
+        "you are in", "where you were,")
     if "--first" in argv:
         page, Server.begin = page + "/tour.ipynb", "with tour.ipynb; then open 00_ranks.ipynb"
     Server.launch_instance([

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXTRAS = "course,mpi,bench,hf,cluster,site"   # the extras that install in seconds
 NCCL = "2.30.7"    # from 2.30.3 on several ranks may share a GPU; torch 2.13 brings 2.29.7
 OLDEST_UV = (0, 9)                            # of those on the PATH; tried with 0.9.0
-CHANGES = re.compile(rb"(?<=\n) (\x1b\[\d+m)?[-+~](?=[\x1b ])")    # 150 names, at uv's end
+CHANGES = re.compile(rb"(?<=\n) (\x1b\[\d+m)?[-+~](?=[\x1b ]|$)")    # 150 names, at uv's end
 # pip's settings, as the variable or the option by which uv is told the same.
 VARIABLES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX",
              "find-links": "UV_FIND_LINKS", "trusted-host": "UV_INSECURE_HOST",

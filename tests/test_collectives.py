@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ranklab import collectives as c
 from ranklab import launch
-from ranklab.collectives import mpi
+from ranklab.peers import mpi
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.collectives.watch import Message, Watch, marked
 from ranklab.engine import RankError

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from ranklab import context_parallel as cp
 from ranklab import device, launch
 from ranklab.context_parallel.formulas import layer_seconds
-from ranklab.context_parallel.peers import deepspeed_ulysses
+from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
+from ranklab.peers.llama import context_llama
 from ranklab.context_parallel.shard import begins_in, begins_of, contiguous_shard
 from ranklab.data.text import Text
 from ranklab.mesh import build_mesh
@@ -196,7 +197,7 @@ def _llama(ids):
     for how in ("whole", "shared"):
         model.zero_grad()
         shards = cp.TokenShard(dist.group.WORLD)
-        forward = cp.context_llama(model, shards) if how == "shared" else None
+        forward = context_llama(model, shards) if how == "shared" else None
         logits = forward(ids) if forward else model(ids, use_cache=False).logits
         mine = ids[:, shards.positions] if forward else ids
         loss = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / ids.numel()

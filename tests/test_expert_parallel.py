@@ -215,7 +215,7 @@ def test_numbers_of_a_model_are_counted():
 # --- peers ----------------------------------------------------------------------------------------
 
 def _beside_deepspeed(k):
-    from ranklab.expert_parallel.peers import deepspeed_moe
+    from ranklab.peers.experts import deepspeed_moe
 
     torch.manual_seed(0)
     layer = ep.MoE(ep.MoEConfig(n_embd=16, n_expert=8, top_k=k, balance="none",
@@ -245,7 +245,7 @@ def test_deepspeeds_layer_has_the_same_values(k):
 def _transformers(family, ids):
     import transformers
 
-    from ranklab.expert_parallel.peers import SpreadExperts, spread_transformers
+    from ranklab.peers.experts import SpreadExperts, spread_transformers
 
     small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, num_experts_per_tok=2)

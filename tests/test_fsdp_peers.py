@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ranklab import device, launch
 from ranklab.fsdp import FullyShardedBlock, hugging_face
-from ranklab.zero.deepspeed_engine import deepspeed_engine
+from ranklab.peers.deepspeed_zero import deepspeed_engine
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 needs_trainer = pytest.mark.skipif(not hugging_face.are_here(),

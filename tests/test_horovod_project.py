@@ -12,7 +12,7 @@ import torch
 
 import ranklab.horovod as hvd
 from ranklab import launch
-from ranklab.collectives import mpi
+from ranklab.peers import mpi
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
 from ranklab.horovod.trace import Phase, all_reduces, one_step, read_timeline

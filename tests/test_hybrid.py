@@ -14,9 +14,9 @@ from ranklab import device, launch
 from ranklab.data import python_text
 from ranklab.engine import RankError
 from ranklab.hybrid import PARTS, Hybrid, Job, Layout, parse_layout
-from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed
-from ranklab.hybrid.megatron import megatron_command
-from ranklab.hybrid.torch_hybrid import TorchHybrid
+from ranklab.peers.deepspeed_pipeline import train_with_deepspeed
+from ranklab.peers.megatron import megatron_command
+from ranklab.peers.torch_hybrid import TorchHybrid
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.tensor_parallel.split import ShardSpec
 from ranklab.text_trainer import TextTrainer, TrainConfig

@@ -14,7 +14,7 @@ from ranklab.hybrid import (
     Hybrid, Job, Layout, layout_memory, layout_traffic, model_of, parse_layout, plan_of,
 )
 from ranklab.hybrid.choose import refuse_misfits
-from ranklab.hybrid.megatron import megatron_command
+from ranklab.peers.megatron import megatron_command
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.planner import step_time
 from ranklab.planner.machine import machine

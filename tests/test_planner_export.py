@@ -20,7 +20,7 @@ from ranklab.planner.machine import machine
 from ranklab.planner.own import dry_run_plan, own_job
 from ranklab.planner.space import layouts
 from ranklab.projects.hybrid.config import parse_shape
-from ranklab.zero.deepspeed_engine import read_by_deepspeed
+from ranklab.peers.deepspeed_zero import read_by_deepspeed
 
 LLAMA, GPT = MODELS["llama-8b"], Model(8, 256, 8, 1024, 512, tied=True)
 PLAN = Plan(dp=4, tp=2, pp=2, cp=2, sequence=8192, micro_batch=2, micro_batches=8, zero=1,

@@ -15,18 +15,18 @@ from conftest import ROOT
 
 from ranklab.course import labs
 from ranklab.engine.forkserver import ENVIRON
-from ranklab.fsdp import hugging_face
+from ranklab.peers import hugging_face
 
 # Cells that can't be rehearsed, by how they begin. One that can is a failure, too.
 # DeepSpeed has a list of the devices that it knows; a dry run's tensors are fakes already
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
          "found = launch(lambda: [*side_by_side()], ranks=4)[0]",
-         "from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed",
+         "from ranklab.peers.deepspeed_pipeline import train_with_deepspeed",
          'print(project.dry_run_report("10b"))', "print(project.counted())"}
 if hugging_face.are_here():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
     # the model to the CPU
-    KNOWN |= {"from ranklab.fsdp import hugging_face",
+    KNOWN |= {"from ranklab.peers import hugging_face",
               "theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)"}
 
 # Rules hold from the first step on; the solved labs take all steps.

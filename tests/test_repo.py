@@ -17,10 +17,11 @@ MODULES = sorted(LIB.rglob("*.py"))
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
     ("models", "data", "schedules", "hardware", "files", "flat",
-     "options", "machine", "targets"),
+     "options", "machine", "targets", "moved"),
     ("engine", "mesh", "meter", "collectives", "parallel"),
     tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
     ("hybrid", "planner", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
+    ("peers",),                                                 # production tools beside ours
     ("plots", "projects"),
     ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )

@@ -10,10 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.peers.llama import parallel_llama
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.targets import IGNORE
 from ranklab.tensor_parallel import (
-    ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, parallel_llama, tensor_parallel,
+    ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, tensor_parallel,
 )
 from ranklab.tensor_parallel.dropout import own_random
 from ranklab.tensor_parallel.plan import row

@@ -17,7 +17,7 @@ from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.links import CARD, GB200, NVLINK, ring_link, switch_link
 from ranklab.projects.tensor_parallel.training import METHODS, MODELS
 from ranklab.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from ranklab.tensor_parallel.megatron import parallel_linears
+from ranklab.peers.megatron import parallel_linears
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 

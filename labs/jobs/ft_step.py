@@ -18,7 +18,7 @@ from pathlib import Path
 from ranklab.engine import launch
 from ranklab.engine.in_place import make_group
 from ranklab.engine.surroundings import patience
-from ranklab.resilience.peers import train
+from ranklab.peers.torch_elastic import train
 
 BEAT, TIMEOUT = 0.2, 3  # seconds: between heartbeats; without one, on an idle machine
 NAMED = r"RankMonServer\d+@\S*:(\d+)\] Did not get subsequent heartbeat. Waited ([\d.]+) seconds"
@@ -56,7 +56,7 @@ def main():
                 f"--ft-rank-heartbeat-timeout={TIMEOUT * patience()}",
                 "--ft-initial-rank-heartbeat-timeout=60", __file__, folder]
         environ = {**os.environ, "OMP_NUM_THREADS": "1",
-                   "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in ranklab.resilience.peers
+                   "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in ranklab.peers.torch_elastic
         launcher = subprocess.Popen(line, env=environ, stderr=subprocess.PIPE, text=True)
         log = []
         for text in launcher.stderr:

@@ -165,7 +165,7 @@ plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 # handles = dist.batch_isend_irecv([
 #     dist.P2POp(dist.isend, what_i_send, group=group, group_peer=to_whom),
 #     dist.P2POp(dist.irecv, where_it_goes, group=group, group_peer=from_whom),
-# ])                          # returns at once; wait for each handle before you use or leave the tensors
+# ])             # returns at once: handle.wait() for each of them, before you use or leave the tensors
 # ```
 #
 # Now go back and mend the cell above. (Don't trust the obvious code where it works. Some libraries, such as MPI, put small
@@ -278,6 +278,9 @@ def train_together(documents):
 
 
 launch(train_together, documents, ranks=4)
+
+# %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [02_collectives](02_collectives.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
 # ### 4.5 Who is missing?
@@ -625,6 +628,5 @@ questions("00_ranks")
 # - **Groups and meshes of ranks**: you only passed `group=` on. Lab 02 uses two groups, lab 12 many.
 # - **Why an all-reduce is right and fast**: in lab 02 you build one from the `send` and `recv` that you used here.
 #
-# Next is **01_baseline**, about one device. You can't judge eight GPUs before you know what one can do.
-#
-# On the spine **02_collectives** comes next.
+# Next is [01_baseline](01_baseline.ipynb), about one device: you can't judge eight GPUs before you know what one can do.
+# On the spine it is [02_collectives](02_collectives.ipynb).

@@ -293,6 +293,9 @@ plots.activations(
 # time.
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [06_zero](06_zero.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ### 4.4 A big batch in small pieces
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 6 lines
 #
@@ -866,6 +869,6 @@ questions("01_baseline")
 # - **Data loading**: our text fits in memory. Real loaders are a common bottleneck; lab 04 reads their traces.
 # - **A tokenizer**: bytes are simple but slow. Real models see three to four bytes in a token.
 #
-# Now you understand one device. In **02_collectives** several of them talk to each other.
+# Now you understand one device. In [02_collectives](02_collectives.ipynb) several of them talk to each other.
 #
-# On the spine **06_zero** comes next.
+# On the spine it is [06_zero](06_zero.ipynb).

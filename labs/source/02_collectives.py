@@ -77,7 +77,7 @@ def sum_on_rank_0(x):
 
 
 # %% [markdown]
-# Run it on four ranks, and count. `Traffic` (lab 00) sees every message; `bytes_to` says how much went to which rank.
+# Run it on four ranks, and count. `Traffic` counts every message that a rank sends inside of its `with`; `bytes_to` says how much went to which rank.
 
 # %%
 from ranklab.meter import Traffic
@@ -317,6 +317,9 @@ plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
 ring = launch(count, ring_all_reduce, ranks=4)
 both = {"through rank 0": naive, "ring": ring}
 plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.items()})
+
+# %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [03_data_parallel](03_data_parallel.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
 # ### 4.5 Know the time before you run it
@@ -624,7 +627,7 @@ print("all ranks agree to the last bit, for the ring and for the hierarchical on
 # should be.
 
 # %%
-from ranklab.collectives.mpi import mpirun
+from ranklab.peers.mpi import mpirun
 
 print(mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K,1M"))
 
@@ -821,6 +824,6 @@ questions("02_collectives")
 # - **Protocols**: NCCL's LL and LL128 trade bandwidth for latency; slices and channels keep several rings busy at once.
 # - **Compression** (lab 04) and **overlap with computation** (lab 03), which hides what you can't make smaller.
 #
-# Now you have an all-reduce and a model. In **03_data_parallel** you put them together.
+# Now you have an all-reduce and a model. In [03_data_parallel](03_data_parallel.ipynb) you put them together.
 #
-# On the spine **03_data_parallel** comes next.
+# On the spine it is [03_data_parallel](03_data_parallel.ipynb).

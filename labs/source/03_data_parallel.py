@@ -341,6 +341,9 @@ plots.timeline(launch(profiled, 2**20, ranks=2), "Buckets of 1 MB")
 plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hide behind")
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [01_baseline](01_baseline.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ### 4.6 Which buckets?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
@@ -815,6 +818,6 @@ questions("03_data_parallel")
 # - **Ever larger batches**: beyond some batch size, more images no longer mean fewer steps (McCandlish et al. 2018 say how to
 #   find it).
 #
-# In **04_ddp** you do the same in production, and read the traces that tell you what is slow.
+# In [04_ddp](04_ddp.ipynb) you do the same in production, and read the traces that tell you what is slow.
 #
-# On the spine **01_baseline** comes next.
+# On the spine it is [01_baseline](01_baseline.ipynb).

@@ -625,5 +625,5 @@ questions("04_ddp")
 # - **`join` for uneven data, and batch norm over ranks**: you built both in lab 03. torch has them as `Join` and `SyncBatchNorm` (which needs a GPU).
 # - **DDP with `torch.compile`**: the project has `--compile`. Its graphs end where the buckets end, so that overlap survives.
 #
-# Next: **05_horovod**, the library that made the all-reduce popular. It has the same idea, but it doesn't fill its buckets in a fixed order: it fuses
+# Next: [05_horovod](05_horovod.ipynb), the library that made the all-reduce popular. It has the same idea, but it doesn't fill its buckets in a fixed order: it fuses
 # whatever is ready.

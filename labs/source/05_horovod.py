@@ -625,4 +625,4 @@ questions("05_horovod")
 # - **Front ends for Spark, Ray, Keras and MXNet.**
 # - **Why it faded**: DDP comes with torch and overlaps just as well, and FSDP shards on top of that. Fusion and timelines live on in every framework.
 #
-# Next: **06_zero**. Why should every rank hold all of the optimizer's state?
+# Next: [06_zero](06_zero.ipynb). Why should every rank hold all of the optimizer's state?

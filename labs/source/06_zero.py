@@ -397,6 +397,9 @@ for name, curve in curves.items():
 assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [08_tensor_parallel](08_tensor_parallel.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ### 4.6 What is memory worth?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines · open: no recipe
 #
@@ -551,7 +554,7 @@ deepspeed_config = check(deepspeed_config)
 
 # %%
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.zero.deepspeed_engine import read_by_deepspeed, train_with_deepspeed
+from ranklab.peers.deepspeed_zero import read_by_deepspeed, train_with_deepspeed
 
 adamw = functools.partial(torch.optim.AdamW, lr=0.01)
 
@@ -744,6 +747,6 @@ questions("06_zero")
 # - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other and never go on. Mixtures
 #   of experts (lab 11) get their own groups.
 #
-# Next: **07_fsdp**: stage 3 in torch itself, with each parameter cut along its first dimension.
+# Next: [07_fsdp](07_fsdp.ipynb): stage 3 in torch itself, with each parameter cut along its first dimension.
 #
-# On the spine **08_tensor_parallel** comes next.
+# On the spine it is [08_tensor_parallel](08_tensor_parallel.ipynb).

@@ -553,7 +553,7 @@ print("on the other ranks:", [state for _, state in others])
 # %%
 from torch.distributed.fsdp import fully_shard
 
-from ranklab.zero.deepspeed_engine import train_with_deepspeed
+from ranklab.peers.deepspeed_zero import train_with_deepspeed
 
 adamw = functools.partial(torch.optim.AdamW, lr=0.01)
 
@@ -641,7 +641,7 @@ for tool, (losses, calls, rows) in found.items():
 # losses. On a CPU it trains with plain DDP and says nothing. One assertion on the model finds that out:
 
 # %%
-from ranklab.fsdp import hugging_face
+from ranklab.peers import hugging_face
 
 said = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
 print(textwrap.fill(str(said or hugging_face.NOT_HERE), 98))
@@ -803,4 +803,4 @@ questions("07_fsdp")
 # - **Checkpoints.** The project saves rows by name and position, so you can resume on any number of ranks (more in lab 14).
 #   `torch.distributed.checkpoint` does it for DTensors.
 #
-# Next: **08_tensor_parallel**: a layer that is never gathered, because each rank computes its part.
+# Next: [08_tensor_parallel](08_tensor_parallel.ipynb): a layer that is never gathered, because each rank computes its part.

@@ -427,6 +427,9 @@ for name, of in plan_of.items():
     print(f"{name:14} {forward} + {backward} all-reduces, {sent:,} bytes sent")
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [09_pipeline_parallel](09_pipeline_parallel.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ### 4.6 The loss
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 12 lines · open: no recipe
 #
@@ -664,7 +667,7 @@ for data_rank in range(2):
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ranklab.tensor_parallel import dtensor
+from ranklab.peers import dtensor
 
 # %%
 def by_dtensor(model, how):
@@ -702,7 +705,7 @@ for (sequence, name), (losses, sent, calls) in found.items():
 # Next comes the Llama of transformers, with grouped queries and a gated MLP. Its modules have other names, so it needs another plan. The functions are still yours.
 
 # %% tags=["nbval-check-output"]
-from ranklab.tensor_parallel import parallel_llama
+from ranklab.peers.llama import parallel_llama
 
 
 def llama_losses(batch):
@@ -740,7 +743,7 @@ def mlp_of(split):
 
 
 if importlib.util.find_spec("megatron"):
-    from ranklab.tensor_parallel.megatron import parallel_linears
+    from ranklab.peers.megatron import parallel_linears
 
     layers = {"yours": lambda up, down: (ColumnParallelLinear(up), RowParallelLinear(down)),
               "Megatron-core": parallel_linears}
@@ -882,6 +885,6 @@ questions("08_tensor_parallel")
 # - **Experts** (lab 11): a rank gets whole small layers, not a part of each layer.
 # - **Inference.** Serving uses the same two layers, forward only, to answer sooner. Its messages are tiny, so latency is what counts.
 #
-# Next: **09_pipeline_parallel**: whole layers on each rank, as in the naive split, but with all ranks at work.
+# Next: [09_pipeline_parallel](09_pipeline_parallel.ipynb): whole layers on each rank, as in the naive split, but with all ranks at work.
 #
-# On the spine **09_pipeline_parallel** comes next.
+# On the spine it is [09_pipeline_parallel](09_pipeline_parallel.ipynb).

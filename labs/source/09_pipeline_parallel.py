@@ -248,6 +248,9 @@ for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items(
           *pp.in_flight_activations(schedule))
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [12_hybrid](12_hybrid.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ### 4.4 The executor
 # > difficulty 5/5 · importance 5/5 · 30 minutes · about 22 lines
 #
@@ -785,6 +788,6 @@ questions("09_pipeline_parallel")
 # - **Pipelines of tokens** (TeraPipe): pieces along the sequence instead of the batch.
 # - **Models that are not a row of layers**: whatever skips a stage (skip connections, an encoder's output) must travel with the hidden state.
 #
-# Next: **10_context_parallel**, where the tokens of one sequence are split over ranks.
+# Next: [10_context_parallel](10_context_parallel.ipynb), where the tokens of one sequence are split over ranks.
 #
-# On the spine **12_hybrid** comes next.
+# On the spine it is [12_hybrid](12_hybrid.ipynb).

@@ -358,7 +358,7 @@ shard_documents = check(shard_documents)
 # DeepSpeed's `DistributedAttention` is Ulysses too, for tensors (B, T/R, H, D). It gets the same q, k and v as yours, and we compare values and bytes:
 
 # %%
-from ranklab.context_parallel.peers import deepspeed_ulysses
+from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
 from ranklab.meter import Traffic
 
 
@@ -387,6 +387,9 @@ for name, line in zip(("yours", "DeepSpeed"), found):
 # The Llama of transformers has grouped queries, and takes any function as its attention. It runs with yours on four ranks, beside the whole model in one process:
 
 # %% tags=["nbval-check-output"]
+from ranklab.peers.llama import context_llama
+
+
 def llama_losses(ids):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -396,7 +399,7 @@ def llama_losses(ids):
     model, (x, y) = LlamaForCausalLM(shape).to(device()), (ids[:, :-1], ids[:, 1:])
     whole = F.cross_entropy(model(x, use_cache=False).logits.flatten(0, 1), y.flatten())
     shards = cp.TokenShard(dist.group.WORLD, attention=yours)
-    logits = cp.context_llama(model, shards)(x)
+    logits = context_llama(model, shards)(x)
     mine = y[:, shards.positions]
     share = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / y.numel()
     dist.all_reduce(share := share.detach())
@@ -513,4 +516,4 @@ questions("10_context_parallel")
 # - **Striped attention** (arXiv 2311.09431): each rank takes every R-th token, which is also nearly even.
 # - **Plans by measured time**: `shard_documents` counts scores, but short pieces cost more time than their scores say.
 #
-# Next: **11_expert_parallel**, where experts are on different ranks and tokens travel to them.
+# Next: [11_expert_parallel](11_expert_parallel.ipynb), where experts are on different ranks and tokens travel to them.

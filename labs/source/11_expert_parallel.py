@@ -387,7 +387,7 @@ chunked_scan = check(chunked_scan)
 # Here is DeepSpeed's MoE layer with the same router and experts, over four ranks. No token is dropped:
 
 # %%
-from ranklab.expert_parallel.peers import deepspeed_moe
+from ranklab.peers.experts import deepspeed_moe
 
 
 def side_by_side():
@@ -423,7 +423,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
 def mixtral():
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    from ranklab.expert_parallel.peers import spread_transformers
+    from ranklab.peers.experts import spread_transformers
 
     shape = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                           num_attention_heads=4, num_key_value_heads=2, num_local_experts=8)
@@ -555,4 +555,4 @@ questions("11_expert_parallel")
 # - **Changing the plan while training**: `place_experts` says where experts should stand, but we do not move their weights and optimizer states.
 # - **Backward of `chunked_scan`**: the same scan from the last rank to the first.
 #
-# Next: **12_hybrid**.
+# Next: [12_hybrid](12_hybrid.ipynb).

@@ -603,7 +603,7 @@ for name, each in machines.items():
 # Now train the same GPT on the same mesh and batches with torch's own tools: DTensor for tensor, `fully_shard` or `replicate` for data, and `torch.distributed.pipelining`. After that DeepSpeed does the same with its `PipelineModule`, and ZeRO-1 over the data ranks. You see the first three losses:
 
 # %%
-from ranklab.hybrid.torch_hybrid import TorchHybrid
+from ranklab.peers.torch_hybrid import TorchHybrid
 
 
 def by_torch(words):
@@ -618,7 +618,7 @@ print("one process       ", *(f"{loss:.4f}" for loss in one[:3]))
 print("torch  1x2x2,sp   ", *(f"{loss:.4f}" for loss in losses))
 
 # %%
-from ranklab.hybrid.deepspeed_pipeline import train_with_deepspeed
+from ranklab.peers.deepspeed_pipeline import train_with_deepspeed
 
 
 def by_deepspeed(words):
@@ -633,7 +633,7 @@ print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 # torch leaves the tied matrix to its user, so `tied_embedding_sync` sums its gradients in that run, too. And here is the layout that you chose, as options for Megatron-LM:
 
 # %%
-from ranklab.hybrid.megatron import megatron_command
+from ranklab.peers.megatron import megatron_command
 
 layout, size = choose_layout(job, 64, a100)
 chosen = dataclasses.replace(job, micro_batch=size)
@@ -724,6 +724,9 @@ print(compare.table(rows))
 # The loss is the same in every line, and that is the proof. The costs differ. One process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because the ranks share cores.
 
 # %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [16_clinic](16_clinic.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
 # ## 8. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 12` in a terminal asks these and more, with other numbers each time.
@@ -760,6 +763,6 @@ questions("12_hybrid")
 # - **Gradients in bf16 or FP8**, only while they travel, would halve the bytes or do better. We sum them in float32, over micro-batches and over data ranks. Llama 3 does so, too (its section 3.3.2), because a long sum in bf16 loses its small terms.
 # - **Failures.** On thousands of GPUs, something fails every few hours. Lab 14 is about that.
 #
-# Next: **13_planner**: from a layout to days, dollars and megawatts.
+# Next: [13_planner](13_planner.ipynb): from a layout to days, dollars and megawatts.
 #
-# On the spine **16_clinic** comes next.
+# On the spine it is [16_clinic](16_clinic.ipynb).

@@ -355,7 +355,7 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # DeepSpeed estimates states, too. For ZeRO-2 on 4 nodes of 8 GPUs its estimate and ours must be equal. Each GPU holds 2 bytes for every weight. The 32 GPUs share another 18 bytes per parameter: gradients in 16 bits, their sums and the weights in 32 bits, and two moments.
 
 # %%
-from ranklab.zero.deepspeed_engine import quiet_deepspeed
+from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 quiet_deepspeed()
 from deepspeed.runtime.zero import stage3, stage_1_and_2
@@ -469,4 +469,4 @@ questions("13_planner")
 # - **TPUs** and torus networks. The published runs are there, but the planner doesn't use them.
 # - **Learning.** A larger batch makes a step more efficient, but the model may then need more tokens.
 #
-# Next: **14_resilience**. All these times assume that nothing fails, and on thousands of GPUs something fails every few hours.
+# Next: [14_resilience](14_resilience.ipynb). All these times assume that nothing fails, and on thousands of GPUs something fails every few hours.

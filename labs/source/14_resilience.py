@@ -455,9 +455,9 @@ plots.policies(scores)
 # **Saving in the background.** torch's DCP (distributed checkpoint) saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training stands still. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
 
 # %% tags=["nbval-check-output"]
-from ranklab.resilience import peers
+from ranklab.peers import torch_elastic
 
-found = launch(peers.async_beside_sync, folder / "dcp", ranks=2)[0]
+found = launch(torch_elastic.async_beside_sync, folder / "dcp", ranks=2)[0]
 for way in ("sync", "async"):
     print(f"{way:5}", " -> ".join(found[way]))
 print(f"{found['state']:,} bytes of state on each rank; async_save wrote those of its call:",
@@ -469,8 +469,8 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote those o
 # **A supervisor.** torchrun is torch elastic. When a rank dies, torchrun ends the others and starts all of them again. Saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
 
 # %% tags=["nbval-check-output"]
-runs = {"launch, undisturbed": launch(peers.train, folder / "usual", ranks=2)[0],
-        "torchrun, a rank dies": peers.elastic_losses(folder / "elastic")}
+runs = {"launch, undisturbed": launch(torch_elastic.train, folder / "usual", ranks=2)[0],
+        "torchrun, a rank dies": torch_elastic.elastic_losses(folder / "elastic")}
 for name, found in runs.items():
     print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
           f"{found['loss']:.3f}")
@@ -590,4 +590,4 @@ questions("14_resilience")
 # - **Healing without a restart**, built by hand. Section 5 shows what torchft does.
 # - **Errors that all ranks make in the same way**, in attention or on the network. Checksums of weights don't see these.
 #
-# Next: **15_cluster**, where all of this meets a real scheduler.
+# Next: [15_cluster](15_cluster.ipynb), where all of this meets a real scheduler.

@@ -123,5 +123,5 @@ print("The losses agree within 0.0001:", max(losses) - min(losses) < 1e-4)
 #
 # ## Where to go
 #
-# Now open [00_ranks](00_ranks.ipynb), the first lab. In 75 minutes you send your first messages between ranks, and find the
-# rank that makes a program hang.
+# Now open [00_ranks](00_ranks.ipynb), the first lab. In an hour you send your first messages between ranks, and find the
+# rank that makes a program hang. **Spine**, in the box of a lab, marks what belongs to the nine hours through the course.

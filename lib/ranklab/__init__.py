@@ -6,6 +6,8 @@ is instant and imports neither torch nor matplotlib.
 
 import importlib
 
+from ranklab import moved
+
 __version__ = "1.0.0"  # CHANGELOG.md says how versions are counted
 _HOME_OF = {
     "launch": "ranklab.engine",
@@ -28,6 +30,9 @@ def __getattr__(name):
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ranklab' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+moved.install()
 
 
 def load_ipython_extension(shell):

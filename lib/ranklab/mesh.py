@@ -8,10 +8,11 @@ The last axis varies fastest: its ranks are neighbours, so put the axis that tal
 it stays inside a node. `Mesh({...})` alone needs no ranks: it only computes their places.
 """
 
-import itertools
+import functools
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -41,6 +42,14 @@ class Mesh:
     def __reduce__(self):
         return Mesh, (self.axes,)  # groups belong to one process, and can't be sent to another
 
+    @functools.cached_property
+    def ranks(self):
+        """The layout itself: an array of the axes' sizes, which holds the rank at each place.
+
+        It is NumPy's, because torch's would have no numbers inside of a dry run.
+        """
+        return np.arange(self.size).reshape(tuple(self.axes.values()))
+
     @property
     def size(self):
         """The number of ranks."""
@@ -51,31 +60,31 @@ class Mesh:
         rank = dist.get_rank() if rank is None else rank
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} must be between 0 and {self.size - 1}")
-        places = {}
-        for name, size in reversed(self.axes.items()):
-            rank, places[name] = divmod(rank, size)
-        return {name: places[name] for name in self.axes}
+        places = np.unravel_index(rank, self.ranks.shape)
+        return dict(zip(self.axes, map(int, places)))
 
     def rank_at(self, **places):
         """The rank at these places, one for each axis: rank_at(pipeline=1, data=1, tensor=0)."""
         if set(places) != set(self.axes):
             raise ValueError(f"a rank has a place on each axis: {', '.join(self.axes)}")
-        rank = 0
         for name, size in self.axes.items():
             if not 0 <= places[name] < size:
                 raise ValueError(f"{name}={places[name]} must be between 0 and {size - 1}")
-            rank = rank * size + places[name]
-        return rank
+        return self.ranks[tuple(places[name] for name in self.axes)].item()
 
     def ranks_along(self, axes, rank=None):
         """The ranks that differ from `rank` (None: this one) on `axes` only, and itself; sorted."""
-        axes, here = self._known(axes), self.coordinates(rank)
-        along = itertools.product(*(range(self.axes[name]) for name in axes))
-        return tuple(sorted(self.rank_at(**(here | dict(zip(axes, place)))) for place in along))
+        axes, places = self._known(axes), self.coordinates(rank)
+        line = tuple(slice(None) if name in axes else places[name] for name in self.axes)
+        return tuple(self.ranks[line].flatten().tolist())
 
     def all_along(self, axes):
         """The groups into which `axes` divide all ranks: ranks_along of every rank, each once."""
-        return list(dict.fromkeys(self.ranks_along(axes, rank) for rank in range(self.size)))
+        axes = self._known(axes)
+        last = [name for name in self.axes if name not in axes] + list(axes)
+        lines = self.ranks.transpose([list(self.axes).index(name) for name in last])
+        return [tuple(line) for line in
+                lines.reshape(-1, math.prod(self.axes[name] for name in axes)).tolist()]
 
     def group(self, axes):
         """The process group in which this rank talks along `axes`."""

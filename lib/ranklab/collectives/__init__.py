@@ -7,7 +7,6 @@
     server.py        all-reduce through one rank, to see why that does not scale
     cost.py          alpha + n * beta: what each of them costs, before it is run
     uneven.py        all-to-all of pieces whose lengths only their senders know
-    mpi.py           the same verbs by mpi4py
     wire.py          the one way in which they all talk: send to one rank, receive from another
 
 Every function takes `group=None` (all ranks), leaves its input unchanged and returns its result.

@@ -8,7 +8,6 @@ Those three are the idea. Then:
     shard.py      zigzag_shard, shard_documents: which rank has which tokens
     formulas.py   attention_memory; ring_bytes, ulysses_bytes
     training.py   ContextParallel: the training loop's view
-    llama.py      the same for transformers' Llama
 
 Context ranks have different tokens of the same rows, and hold the same weights. So for the weights
 they are data-parallel ranks (data_parallel).
@@ -22,13 +21,12 @@ from ranklab.context_parallel.ring import (
     context_attention, ring_attention, ring_attention_backward,
 )
 from ranklab.context_parallel.shard import shard_documents, zigzag_shard
-from ranklab.context_parallel.llama import context_llama
 from ranklab.context_parallel.training import ContextParallel, TokenShard
 from ranklab.context_parallel.ulysses import ulysses_attention
 
 __all__ = [
     "ContextParallel", "TokenShard", "attention_memory", "block_attention", "block_gradients",
-    "causal_blocks", "context_attention", "context_llama", "online_softmax_merge", "ring_attention",
+    "causal_blocks", "context_attention", "online_softmax_merge", "ring_attention",
     "ring_attention_backward", "ring_bytes", "shard_documents", "ulysses_attention",
     "ulysses_bytes", "zigzag_shard",
 ]

@@ -47,7 +47,8 @@ def catch_up(place=None):
     """Bring back the learner's answers that passed, and take the library's for the others, up to
     the heading `place`, "4.4".
 
-    place  also an exercise; by default the first that has not passed, after the last that has
+    place  also an exercise or a prediction; by default the first that has not passed, after the
+           last that has
     """
     if not _sessions:
         print("Run the first cell of the lab, then this one again.")
@@ -69,6 +70,8 @@ def catch_up(place=None):
     said = session.supply(session.missing(wanted, number), number)
     session.last = number - 1
     goal = f"Go on at {_link(section[0].headings[-1])}" if section else "All of it is passed."
+    if place is None and (onward := spine.leads_to(session.stem, progress.load())):
+        goal += f" (on the spine: {onward})"
     _display(" ".join([*said, goal]))
 
 
@@ -202,7 +205,7 @@ class Session:
 
 def _first_open(lab, records):
     """The number of the cell at which to go on; the end where everything is passed."""
-    coming = _next([one for one in outline(lab.stem) if one.name in lab.exercises], records)
+    coming = _next(outline(lab.stem), records)
     return lab.find(coming.name) if coming else len(lab.cells)
 
 

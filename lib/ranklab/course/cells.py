@@ -204,10 +204,14 @@ class Lab:
         return None
 
     def find(self, place):
-        """Return the number of the first cell under "4.4", or of an exercise, or None."""
+        """Return the number of the first cell under "4.4", or of an exercise's or a prediction's
+        heading, or None.
+        """
+        predicted = re.compile(rf"check\([^)]*\b{re.escape(place)}\s*=")
         for number, cell in enumerate(self.cells):
             title = cell.headings[-1] if cell.headings else ""
-            if place in (title, title.split(" ")[0].rstrip("."), *cell.defines):
+            if (place in (title, title.split(" ")[0].rstrip("."), *cell.defines)
+                    or predicted.search(cell.source)):
                 return next(n for n, one in enumerate(self.cells) if one.headings == cell.headings)
         return None
 

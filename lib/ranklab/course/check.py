@@ -21,8 +21,8 @@ from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signa
 from ranklab.checks.failures import is_slip
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
 from ranklab.checks.trial import under_test
-from ranklab.course.outline import next_after
 from ranklab.course.show import show
+from ranklab.course.spine import next_after
 from ranklab.engine.report import Failure
 
 LIMIT = 120  # seconds for a whole check, on a busy machine
@@ -43,8 +43,8 @@ class Verdict:
         if self.state == NOT_WRITTEN:
             lines.append(f"  --    {self.state}")
         if self.state == LIBRARYS:
-            lines.append("  --    the library's own. Run the cell with your code again, then this "
-                         "one.")
+            lines.append(f"  --    {LIBRARYS}: the last check failed, or your cell has not run. Run "
+                         "it, then\n        this one.")
         lines += [f"  ok    {sentence}" for sentence in self.holds]
         if self.mistake:
             lines.append(f"  FAIL  {_indent(self.mistake.what)}")

@@ -4,7 +4,9 @@ trained. Its order is not that of the labs.
 
 from dataclasses import dataclass
 
+from ranklab.course import labs
 from ranklab.course.outline import is_passed, outline
+from ranklab.course.outline import next_after as outline_next
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,41 @@ def part_of(stem):
     return next((part for part in SPINE if part.stem == stem), None)
 
 
+def next_after(name, records):
+    """Return one line on what comes after `name` in its lab; where the lab's part of the spine is
+    done with it, also what comes next on the spine.
+    """
+    line, onward = outline_next(name, records), leads_to(labs.stem_of(name), records)
+    return f"{line}; on the spine: {onward}" if onward else line
+
+
+def leads_to(stem, records):
+    """ "02, 4.1 tree_rounds": what comes next on the spine, once this lab's part of it is done; ""
+    before, and where the lab has none.
+    """
+    part = part_of(stem)
+    is_done = part and all(is_passed(each.name, records) for each in part.asked())
+    return _coming(records) if is_done else ""
+
+
 def progress(records):
     """Return one line: how much of the spine has passed, and what comes next on it.
 
     A part's minutes count by the share of its exercises and predictions that have passed.
     """
-    done, coming = 0.0, None
+    done = 0.0
     for part in SPINE:
         asked = part.asked()
         left = [each for each in asked if not is_passed(each.name, records)]
         done += part.minutes * (1 - len(left) / len(asked))
-        coming = coming or (left and (part.stem, left[0]))
-    hours = f"spine: {done / 60:.1f} of {MINUTES / 60:.0f} h"
-    return f"{hours}; next: {coming[0][:2]}, {coming[1]}" if coming else f"{hours}: all of it"
+    hours, coming = f"spine: {done / 60:.1f} of {MINUTES / 60:.0f} h", _coming(records)
+    return f"{hours}; next: {coming}" if coming else f"{hours}: all of it"
+
+
+def _coming(records):
+    """ "02, 4.1 tree_rounds": the first of the spine that has not passed; "" if all have."""
+    return next((f"{part.stem[:2]}, {each}" for part in SPINE for each in part.asked()
+                 if not is_passed(each.name, records)), "")
 
 
 def _ranges(sections):

@@ -1,7 +1,7 @@
 """`ranklab status`: what the learner has passed, in the order of the labs, and what is next."""
 
 from ranklab.course import labs, progress, spine
-from ranklab.course.outline import is_passed, next_after, outline
+from ranklab.course.outline import is_passed, outline
 
 
 def status(lab=None) -> str:
@@ -22,7 +22,7 @@ def status(lab=None) -> str:
         lines.append(f"{stem:38} {len(passed):2} of {len(asked)}")
         if lab or any(one.name in records for one in asked):
             lines += [_line(one, records.get(one.name, progress.NEW)) for one in asked]
-    coming = next_after(last.name, records) if last else f"next: {outline(here)[0]}"
+    coming = spine.next_after(last.name, records) if last else f"next: {outline(here)[0]}"
     more = [] if lab else [spine.progress(records), "`ranklab status 06` lists all of lab 06"]
     return "\n".join([*lines, *more, f"you are in {here}; {coming}"])
 

@@ -177,7 +177,7 @@ class WorkerGroup:
         if not in_time:
             self._ask_where(waiting := self._running())
             what = f"did not finish within {limit:g} s"
-            what += f", nor in the {more:.1f} s more that they waited for a core" if more else ""
+            what += f" (and {more:.1f} s that they waited for a free core)" if more else ""
             note = sharing.CAUSE_OF_HANG if self.job.share_gpu else ""
             raise verdict.hang(self.handles, waiting, what, note=note)
         return [h.report.pickled for h in self.handles]

@@ -10,7 +10,6 @@ Those three are the idea. Then:
     traffic.py    moe_traffic, moe_parameters: formulas
     place.py      place_experts: which expert stands where, by a trace of loads
     scan.py       chunked_scan: a state-space model's scan over ranks
-    peers.py      the same layer by transformers and DeepSpeed
 
 Ranks with other experts take other rows: for all other weights they are data-parallel ranks
 (data_parallel). An expert's matrices are cut from the whole as tensor parallelism cuts its own

@@ -16,11 +16,9 @@ The rest:
     pretrained.py  weights of a Hugging Face folder, row by row
     memory.py      predicted_memory of a Llama, by a formula
     training.py    FullyShard: the training loop's view
-    fsdp2.py       Fsdp2: the same with torch's own, torch.distributed.fsdp.fully_shard
-    hugging_face.py  Accelerate and transformers' Trainer, and whether they have sharded
 
 It is built on zero, lab 06: ZeroStage3's methods say when a block is gathered, freed and reduced.
-The tests hold ours and torch's together.
+The tests hold ours and torch's together (peers/fsdp2).
 """
 
 from ranklab.fsdp.block import FullyShardedBlock

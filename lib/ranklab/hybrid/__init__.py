@@ -13,7 +13,6 @@ Those four are the idea. Then:
     planned.py      model_of, plan_of: a job and a layout for the planner, which predicts seconds
     choose.py       choose_layout: the fastest layout that fits
     counted.py      counted_step, dry_run: what a step holds and sends, counted
-    torch_hybrid.py, deepspeed_pipeline.py, megatron.py  the same with other tools
 
 Everything from labs 03 to 11 is imported, and not written again here.
 """

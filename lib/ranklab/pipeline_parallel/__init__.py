@@ -16,7 +16,6 @@ Those three are the idea. Then:
     stages.py       split_stages: which layers a stage has; tied_embedding_sync
     emulated.py     SleepingStage: work that only takes time
     training.py     PipelineParallel: the training loop's view
-    torch_pipelining.py  the same step by torch.distributed.pipelining
 
 A schedule is pure data: it says what each rank does, and in which order. Running, drawing and
 checking it all read the same tuples.

@@ -12,7 +12,6 @@
                    traces.py makes failures out of published rates
     neighbour.py   Neighbour: a copy of each rank's shard in another rank's memory
     heartbeat.py   Heartbeats: a rank that has stopped is noticed
-    peers.py       the same by torch: DCP's async_save, torch elastic
 """
 
 from ranklab.resilience.corruption import recompute_step, silent_corruption

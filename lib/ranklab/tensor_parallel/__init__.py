@@ -10,17 +10,15 @@ Those three are the idea. Then:
     sequence.py    sequence_parallel_norm: some tokens on each rank outside of the regions
     dropout.py     dropout_seeds
     plan.py        a model changed from outside, by the names of its modules
-    llama.py       the same for transformers' Llama
     training.py    TensorParallel: the training loop's view
-    dtensor.py     the same GPT by torch's DTensor; megatron.py: two linears by Megatron-core
 
-Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours and torch's together.
+Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours, torch's
+and Megatron's together (peers/dtensor, peers/megatron).
 """
 
 from ranklab.tensor_parallel.attention import parallel_attention
 from ranklab.tensor_parallel.dropout import dropout_seeds
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from ranklab.tensor_parallel.llama import parallel_llama
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt, tensor_parallel
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.sequence import sequence_parallel_norm
@@ -30,7 +28,7 @@ from ranklab.tensor_parallel.vocabulary import (
 
 __all__ = [
     "ColumnParallelLinear", "TPConfig", "RowParallelLinear", "copy_to_region", "dropout_seeds",
-    "parallel_attention", "parallel_gpt", "parallel_llama", "reduce_from_region",
+    "parallel_attention", "parallel_gpt", "reduce_from_region",
     "sequence_parallel_norm", "tensor_parallel", "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
 ]

@@ -18,11 +18,8 @@ The rest:
     offload.py     the optimizer's state in the CPU's memory, or in a file
     config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
     training.py    Zero: the training loop's view
-    deepspeed_engine.py  DeepSpeed on the same model, optimizer and data
-    deepspeed_training.py  the training loop's view of it
-    deepspeed_ops.py     its own Adam, compiled where that is asked for
 
-DeepSpeed has all of it as configuration; the tests hold the two together.
+DeepSpeed has all of it as configuration; the tests hold the two together (peers/deepspeed_zero).
 """
 
 from ranklab.zero.config import deepspeed_config, fastest_way

@@ -66,8 +66,7 @@ PREDICTIONS = (
     Prediction("calls_it_made", solution="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
                hint="The others wait in a call that it never makes. How many calls did they make, "
                      "with that one?",
-               mistakes={5: "all others wait in their fifth call; the guilty rank made one call "
-                            "less",
+               mistakes={5: "it has five documents; does each of them lead to a call?",
                          1: "it skipped one call, and made all the rest",
                          0: "it skipped one call, and made all the rest"},
                why="Its second call met the others' second, but it passed another document: "

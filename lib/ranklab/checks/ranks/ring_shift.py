@@ -14,8 +14,9 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 
 IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group). "
-            "But dist.send(x, dst) still means a rank of the whole world. Say group_dst= and "
-            "group_src= (in a P2POp: group_peer=), with group=group.")
+            "Give each message group=group, with group_dst= and group_src= (in a P2POp: "
+            "group=group, group_peer=): without the group, and with dst=, it means a rank of the "
+            "whole world.")
 CLOSES = ("Each message must be sent by one rank and received by another. The ring closes: "
           "the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives it.")
 NOT_ALL_ALIKE = r"hang: (?!.*runs)(?!(send|, )+$)(?!(recv|, )+$).*"

@@ -11,7 +11,7 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 
 import sys
 
-from ranklab.collectives import mpi
+from ranklab.peers import mpi
 from ranklab.projects.collectives.config import Config
 from ranklab.projects.collectives.timing import by_mpi, figure, run, summary, table
 from ranklab.projects.runner import Project, Shown

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
-from ranklab.collectives import mpi
+from ranklab.peers import mpi
 from ranklab.engine import device, launch
 from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all

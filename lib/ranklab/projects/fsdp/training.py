@@ -11,7 +11,7 @@ from ranklab.data.instructions import (
 )
 from ranklab.engine import launch
 from ranklab.fsdp import (
-    FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, fsdp2, full_state_dict,
+    FullyShardedBlock, Precision, clip_grad_norm_sharded, fill_shards, full_state_dict,
     hybrid_shard_groups, masked_loss, whole_bytes, wrap_policy,
 )
 from ranklab.fsdp.pretrained import save_pretrained

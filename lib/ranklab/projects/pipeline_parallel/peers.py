@@ -7,7 +7,7 @@ from torch import nn
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.pipeline_parallel.torch_pipelining import torch_step
+from ranklab.peers.torch_pipelining import torch_step
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.pipeline_parallel.config import schedule_of
 

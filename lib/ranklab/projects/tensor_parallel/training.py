@@ -23,7 +23,7 @@ from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
-from ranklab.tensor_parallel.dtensor import DTensors
+from ranklab.peers.dtensor import DTensors
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for

@@ -20,7 +20,7 @@ from ranklab.projects.zero.measure import Costs, measure, predicted
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
-from ranklab.zero.deepspeed_training import DeepSpeed
+from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.zero.training import STAGES, Zero
 
 

@@ -20,7 +20,7 @@ from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
 from ranklab.hybrid.training import Hybrid
 from ranklab.pipeline_parallel import tied_embedding_sync
-from ranklab.tensor_parallel.dtensor import parallelize_gpt, summed_loss
+from ranklab.peers.dtensor import parallelize_gpt, summed_loss
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -17,7 +17,7 @@ from ranklab.engine import device, launch
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.shards import sharded_parameters
 from ranklab.fsdp.masked import masked_loss
-from ranklab.zero.deepspeed_engine import PAPERS, quiet_deepspeed
+from ranklab.peers.deepspeed_zero import PAPERS, quiet_deepspeed
 
 NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "
             "brings them")

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from ranklab.zero.deepspeed_engine import quiet_deepspeed
+from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 def deepspeed_ulysses(q, k, v, attend, group=None):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ranklab.expert_parallel.dispatch import combine_tokens, dispatch_tokens
-from ranklab.zero.deepspeed_engine import quiet_deepspeed
+from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 class SpreadExperts(nn.Module):

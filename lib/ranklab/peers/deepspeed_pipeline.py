@@ -10,7 +10,7 @@ from torch import nn
 from ranklab.data import batch_at
 from ranklab.hybrid.layout import Layout
 from ranklab.trainer import decay_groups, learning_rate
-from ranklab.zero.deepspeed_engine import quiet_deepspeed, settings
+from ranklab.peers.deepspeed_zero import quiet_deepspeed, settings
 
 
 def train_with_deepspeed(model, text, config, layout, steps):

@@ -3,7 +3,7 @@
     async_beside_sync  what happens between the call of a save and the end of its write, in order
     train              trains on each rank, from the last save on; a rank may die
     elastic_losses     runs train under torchrun, which starts dead ranks again
-    main               a rank of it: python -m ranklab.resilience.peers FOLDER STEPS
+    main               a rank of it: python -m ranklab.peers.torch_elastic FOLDER STEPS
 
 torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
 """
@@ -139,8 +139,8 @@ def elastic_losses(folder, steps=10, ranks=2):
     agent's store, and cannot connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
-        torchrun("--max-restarts=2", "-m", "ranklab.resilience.peers", folder, steps, ranks=ranks,
-                 timeout=2 * LIMIT)
+        torchrun("--max-restarts=2", "-m", "ranklab.peers.torch_elastic", folder, steps,
+                 ranks=ranks, timeout=2 * LIMIT)
     return json.loads(Path(folder, "found.json").read_text())
 
 

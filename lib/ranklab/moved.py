@@ -1,0 +1,46 @@
+"""Modules under the names that they had in version 1, for notebooks and programs that import those.
+
+Python asks here last, when it has found no module of that name. Version 3 is without them.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+
+MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
+    "collectives.mpi": "peers.mpi",
+    "zero.deepspeed_engine": "peers.deepspeed_zero",
+    "zero.deepspeed_training": "peers.deepspeed_zero",
+    "fsdp.fsdp2": "peers.fsdp2",
+    "fsdp.hugging_face": "peers.hugging_face",
+    "tensor_parallel.dtensor": "peers.dtensor",
+    "tensor_parallel.llama": "peers.llama",
+    "tensor_parallel.megatron": "peers.megatron",
+    "pipeline_parallel.torch_pipelining": "peers.torch_pipelining",
+    "context_parallel.llama": "peers.llama",
+    "context_parallel.peers": "peers.deepspeed_ulysses",
+    "expert_parallel.peers": "peers.experts",
+    "hybrid.torch_hybrid": "peers.torch_hybrid",
+    "hybrid.deepspeed_pipeline": "peers.deepspeed_pipeline",
+    "hybrid.megatron": "peers.megatron",
+    "resilience.peers": "peers.torch_elastic",
+}.items()}
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a module of MOVED under its old name: it is the same module object."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name in MOVED else None
+
+    def create_module(self, spec):
+        return None  # Python's own way
+
+    def exec_module(self, module):
+        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
+
+
+def install():
+    """Python looks here, too, from now on."""
+    sys.meta_path.append(Finder())
