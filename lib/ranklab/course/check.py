@@ -43,8 +43,8 @@ class Verdict:
         if self.state == NOT_WRITTEN:
             lines.append(f"  --    {self.state}")
         if self.state == LIBRARYS:
-            lines.append(f"  --    {LIBRARYS}: the last check failed, or your cell has not run. Run "
-                         "it, then\n        this one.")
+            lines.append(f"  --    {LIBRARYS}: the last check failed, or your cell has not run. "
+                         "Run it, then\n        this one.")
         lines += [f"  ok    {sentence}" for sentence in self.holds]
         if self.mistake:
             lines.append(f"  FAIL  {_indent(self.mistake.what)}")
