@@ -62,7 +62,7 @@ sweep: setup ## make test, and what it leaves out: all wrong answers, rehearsals
 soak: setup ## lab 14's training disturbed 100 times; it must end the same (half an hour)
 	@$(INSIDE) $(PY) -m ranklab.projects.resilience --soak 100
 
-check: setup ## no notebooks and no slow tests, three minutes, for while you work
+check: setup ## no notebooks and no slow tests, five minutes, for while you work
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --fast
 
 build: setup ## labs/ and solutions/ from labs/source/ and the library

@@ -297,6 +297,15 @@ def test_the_librarys_text_is_known_and_no_note_where_the_stub_forces_it(tmp_pat
     assert Notebook(tmp_path / "beside" / "imports.ipynb").has_library_text(token)
 
 
+def test_a_stub_that_runs_is_not_written_until_it_is_touched(tmp_path):
+    """ring_shift's stub is code that deadlocks, and no mistake of a learner's."""
+    lab = ROOT / "labs" / "00_ranks.ipynb"
+    assert Notebook(lab).is_untouched("ring_shift") and Notebook(lab).is_untouched("shard_range")
+    changed = tmp_path / "00_ranks.ipynb"
+    changed.write_text(lab.read_text().replace("from_before = torch", "before = torch"))
+    assert not Notebook(changed).is_untouched("ring_shift")
+
+
 def test_the_librarys_code_is_known_by_whatever_way_it_came():
     exercise = labs.find_exercise("shard_range")
     spaces = {"__name__": "__main__"}

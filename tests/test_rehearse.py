@@ -452,7 +452,9 @@ def test_the_command_runs_a_script_and_says_when_nothing_was_rehearsed(tmp_path)
 
     assert run("made.py") == run("made") == (0, "['gpu']\n")
     assert run("made.py", "no") == (
-        1, "made.py ended, but it launched no ranks: nothing was held to a GPU's rules\n")
+        1, "made.py ended, but it launched no ranks: nothing was held to a GPU's rules.\n"
+           "A rehearsal is for ranks of ranklab's launch; a script that calls init_process_group "
+           "has none.\n")
 
 
 def kernels():

@@ -18,6 +18,7 @@ from ranklab.engine import torchrun
 from ranklab.engine.report import count_ranks
 
 WATCHED = "RANKLAB_DIAGNOSE"
+OWN_GROUP = " (--ranks N starts a script that calls init_process_group, by torchrun)"
 
 
 def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
@@ -42,7 +43,8 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
                          for each in (folder, before, beside)]
         if not all((runs, *others)):
             raise ValueError(f"{what}: no ranks were observed" + (
-                " in the other folder" if runs else f": {ended}" if ended else
+                " in the other folder" if runs else
+                f": {ended}{'' if ranks else OWN_GROUP}" if ended else
                 "" if Path(what).is_dir() else
                 ": it never calls init_process_group" if ranks else
                 ": it launches none under this command; --ranks N starts them by torchrun"))

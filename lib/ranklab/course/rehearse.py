@@ -40,9 +40,11 @@ def _rehearse_program(words, arguments):
         mark = Path(folder, "rehearsed")
         environ = os.environ | {"RANKLAB_REHEARSE": "gpu", "RANKLAB_REHEARSED": str(mark)}
         failed = subprocess.call([sys.executable, *words, *arguments], env=environ) != 0
-        if failed or mark.exists():
+        if mark.exists():
             return int(failed)
-    print(f"{words[-1]} ended, but it launched no ranks: nothing was held to a GPU's rules")
+    print(f"{words[-1]} {'failed' if failed else 'ended'}, but it launched no ranks: nothing was "
+          "held to a GPU's rules.\nA rehearsal is for ranks of ranklab's launch; a script that "
+          "calls init_process_group has none.")
     return 1
 
 

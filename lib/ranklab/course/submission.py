@@ -105,6 +105,8 @@ def _judge(notebook, kept, scratch, limit, row, clean):
         if prediction.name in numbers:
             row.set(prediction.name, *judge_number(prediction, *numbers[prediction.name]))
     for name, pickled in kept.items():
+        if notebook.is_untouched(name):
+            continue
         left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row, clean)
     for name in labs.names_of(row.stem):
         if name not in row.states:

@@ -84,6 +84,8 @@ class Notebook:
         """(state, reason) of an answer that could not be taken from the notebook."""
         if any(name == prediction.name for prediction in labs.checks_of(self.stem).PREDICTIONS):
             return NOT_WRITTEN, ""
+        if self.is_untouched(name):
+            return NOT_WRITTEN, ""
         if name in definitions(self.text):
             return NOT_WRITTEN, "its cell was not reached, or failed"
         if not re.search(rf"\b{name}\b", self.text):
@@ -96,6 +98,12 @@ class Notebook:
         """The words in its code that no answer needs, in order."""
         texts = [self.text, *(data.decode(errors="replace") for data in self.beside.values())]
         return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
+
+    def is_untouched(self, name):
+        """True when each definition of it is the lab's stub, which may be code that runs."""
+        texts = {_bare(node) for tree in self.trees for node in tree.body
+                 if getattr(node, "name", None) == name}
+        return texts == {_stub(name, self.stem)}
 
     def has_library_text(self, exercise):
         """True when the last definition, or one in a file beside the notebook, is the library's,
@@ -111,13 +119,17 @@ class Notebook:
 
 def is_forced(exercise, stem):
     """True when the stub leaves so little to write that many learners write the same."""
+    given = {line.strip() for line in _stub(exercise.name, stem).splitlines()}
+    lines = [line.strip() for line in _bare(_answer(exercise)).splitlines()[1:]]
+    return len([line for line in lines if line not in given]) <= FEW
+
+
+def _stub(name, stem):
+    """The text of the lab's stub, but for comments and docstring; "" where the lab is not here."""
     root = labs.repository(__file__) or labs.repository()
     source = root and root / "labs" / "source" / f"{stem}.py"
     tree = _tree(source.read_text()) if source and source.exists() else ast.Module([], [])
-    stub = [node for node in tree.body if getattr(node, "name", None) == exercise.name]
-    given = {line.strip() for node in stub for line in _bare(node).splitlines()}
-    lines = [line.strip() for line in _bare(_answer(exercise)).splitlines()[1:]]
-    return len([line for line in lines if line not in given]) <= FEW
+    return next((_bare(node) for node in tree.body if getattr(node, "name", None) == name), "")
 
 
 def has_code_of(exercise, pickled):
