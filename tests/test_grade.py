@@ -16,6 +16,7 @@ import types
 import cloudpickle
 import psutil
 import pytest
+from conftest import ROOT
 
 from ranklab.cli import main
 from ranklab.course import labs
