@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ranklab import check, cli, hint
-from ranklab.course import index, labs, outline, progress, spine
+from ranklab.course import index, index_builder, labs, outline, progress, spine
 from ranklab.course.check import FAILED, PASSED
 from ranklab.course.drill import Marks
 from ranklab.course.status import status
@@ -221,7 +221,7 @@ def test_a_hint_in_a_terminal(capsys):
 
 
 def test_the_index_says_what_the_labs_and_their_checks_say():
-    assert index.is_current(), "run `make build`"
+    assert index_builder.is_current(), "run `make build`"
     for stem in labs.written():
         checks = labs.checks_of(stem)
         names = {item.name for item in (*checks.EXERCISES, *checks.PREDICTIONS)}

@@ -7,7 +7,7 @@ case.py says what an incident is. The mended programs, each with the edits that 
     later.py    what goes well at first: precision, memory, checkpoints, a resumed run; shards.py
 signs.py says which signs each disease shows: a table that is measured.
 Then what `ranklab diagnose` is made of, to be read in this order:
-    diagnose.py four detectors in plain numbers, and diagnose(), which asks them all
+    detectors.py  four detectors in plain numbers; diagnose.py: diagnose(), which asks all
     symptoms.py what a run shows of itself: a step, a collective; as lines in a file
     stopped.py, trained.py, split.py, kept.py     the detectors, group by group
     marks.py    a tensor in five numbers

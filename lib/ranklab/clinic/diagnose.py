@@ -1,14 +1,15 @@
 """diagnose: which of the known diseases a run has, by what its ranks have shown (symptoms.py).
 
-The first four functions are exercises of lab 16: each finds a disease in plain lists of numbers.
 In stopped.py, trained.py, split.py and kept.py a detector takes [Rank, ...] and returns a
 sentence of evidence, or None. Evidence has numbers: what was seen, and what should have been.
+Four of them rest on detectors.py, the exercises of lab 16.
 """
 
-import math
 from typing import NamedTuple
 
+from ranklab.clinic import kept, split, stopped, trained
 from ranklab.clinic.symptoms import by_optimizer
+
 
 class Finding(NamedTuple):
     """A disease, and the sentence that proves it."""
@@ -17,83 +18,12 @@ class Finding(NamedTuple):
     evidence: str
 
 
-def first_difference(calls):
-    """Return the number, counted from 0, of the first call that is not the same on all ranks.
-
-    None where there is no such call.
-    calls  {rank: [what it called, ...]} of a group; a shorter list is no difference: its rank has
-           only not come as far, and the others are still compared
-    lab    16
-    """
-    for number in range(max(map(len, calls.values()), default=0)):
-        here = {each[number] for each in calls.values() if len(each) > number}
-        if len(here) > 1:
-            return number
-    return None
-
-
-def circle_of_waits(waits):
-    """[rank, ...] that wait for one another in a circle, each for the next one, the last for the
-    first; the smallest rank stands first. [] where there is no circle.
-
-    waits  {rank: set of ranks that it waits for}; a rank that waits for nobody may be left out
-    lab    16
-    """
-    def walk(path):
-        for other in sorted(waits.get(path[-1], ())):
-            if other == path[0]:
-                return path
-            if other > path[0] and other not in path and (found := walk([*path, other])):
-                return found
-        return []
-
-    return next((found for rank in sorted(waits) if (found := walk([rank]))), [])
-
-
-def own_limit(norms, tolerance=1e-3):
-    """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
-
-    It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
-    same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
-    norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
-    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike; inf and
-           NaN count for nothing, and [] is a run without a step
-    lab    16
-    """
-    limit = max((norm for step in norms for norm in step if math.isfinite(norm)), default=0)
-    at_limit = [sum(norm >= limit * (1 - tolerance) for norm in step) for step in norms]
-    is_clipped = limit > 0 and sum(count >= 2 for count in at_limit) >= max(2, len(norms) / 10)
-    return limit if is_clipped else None
-
-
-def steps_behind(used, held, tolerance=1e-9):
-    """By how many steps the model's weights are older than those that the optimizers hold: the
-    smallest number that explains all steps but a tenth, not counting the first ones, whose partner
-    would be before the run. None where no number of steps does.
-
-    used  [sum of the weights in the forward of step 0, of step 1, ...]
-    held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the
-          two are equal up to `tolerance` times the larger one
-    lab   16
-    """
-    for behind in range(len(used) // 2):
-        pairs = [*zip(used[behind:], held)]
-        wrong = sum(not math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
-        if wrong <= len(pairs) / 10:
-            return behind
-    return None
-
-
-# --- the list of all detectors --------------------------------------------------------------------
-
 def diagnose(ranks, before=(), beside=()):
     """[Finding, ...] for the Ranks of one run; [] where none of the known diseases is seen.
 
     before  the Ranks of the run that this one goes on with; data_twice looks at both
     beside  those of the same program on fewer ranks: without them no learning_rate is judged
     """
-    from ranklab.clinic import kept, split, stopped, trained
-
     found, more = {}, {"data_twice": [before], "learning_rate": [beside]}
     for module in (stopped, trained, split, kept) if ranks else ():
         for name, look in module.DETECTORS.items():

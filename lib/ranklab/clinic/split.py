@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from itertools import combinations
 
-from ranklab.clinic import diagnose
+from ranklab.clinic import detectors
 from ranklab.clinic.trained import MOST, name_of, replicas, together
 
 
@@ -66,7 +66,7 @@ def stale_weights(ranks):
     for held in ([each[0][1] for each in sums], [sum(one[1] for one in each) for each in sums]):
         near = 1e-9 * max(map(abs, held))  # a sum of numbers of both signs is no exacter
         fresh = [math.isclose(a, b, rel_tol=1e-9, abs_tol=near) for a, b in zip(used, held)]
-        behind = diagnose.steps_behind(used, held)
+        behind = detectors.steps_behind(used, held)
         if behind == 0 or sum(fresh) > len(fresh) / 2:
             return None
         if fresh[0] and held[0] and behind:
@@ -95,7 +95,7 @@ def shard_norm(ranks):
     for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
         norms = [_own_norms([of(r, step) for r, step in zip(ranks, steps)])
                  for steps in together(ranks)]
-        limit = diagnose.own_limit(norms)
+        limit = detectors.own_limit(norms)
         if limit:
             at = sum(norm >= limit * 0.999 for step in norms for norm in step)
             return (f"the gradient of a rank {what} has a norm of {limit:.4g} in {at} of "

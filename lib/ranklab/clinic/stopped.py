@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 import psutil
 import torch
 
-from ranklab.clinic import diagnose
+from ranklab.clinic import detectors
 from ranklab.engine.report import rank_names
 from ranklab.resilience.straggler import find_straggler
 
@@ -65,7 +65,7 @@ def communicator_order(ranks):
         members = _of(ranks, number).groups.get(call.group, ())
         waits[number] = {r.number for r in ranks if r.number in members and not any(
             other.group == call.group and other.number >= call.number for other in r.calls)}
-    circle = diagnose.circle_of_waits(waits)
+    circle = detectors.circle_of_waits(waits)
     if len({last[rank].group for rank in circle}) < 2:
         return None
     parts = [f"rank {rank} waits for rank {circle[(i + 1) % len(circle)]} in {last[rank].kind} of "
@@ -176,7 +176,7 @@ def _differences(ranks):
         is_one = len({shapes[rank] for rank in calls}) == 1  # so parameters have the same numbers
         known = [is_one and all(call.which for call in same if call)
                  for same in itertools.zip_longest(*calls.values())]
-        number = diagnose.first_difference({rank: [_key(*each) for each in zip(mine, known)]
+        number = detectors.first_difference({rank: [_key(*each) for each in zip(mine, known)]
                                    for rank, mine in calls.items()})
         if number is not None:
             yield group, calls, number

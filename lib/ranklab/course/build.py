@@ -25,7 +25,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from ranklab.course import index, labs
+from ranklab.course import index_builder, labs
 from ranklab.course.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
@@ -68,7 +68,7 @@ def build(root: Path, stems=(), force=False):
                     execute(notebook, root)
                 _write(target, notebook)
         print(f"{stem}: built")
-    if index.is_of(root) and index.write():
+    if index_builder.is_of(root) and index_builder.write():
         print("index.json: written")
 
 
@@ -92,7 +92,7 @@ def stale(root: Path, stems=()):
     """The notebooks that don't follow from their source any more. Nothing is executed."""
     old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
            if not is_current(root / path, make(root, stem))]
-    if index.is_of(root) and not stems and not index.is_current():
+    if index_builder.is_of(root) and not stems and not index_builder.is_current():
         old.append("lib/ranklab/course/index.json")
     return old
 

@@ -1,6 +1,6 @@
 """The figures of lab 16: what each disease shows, who waits for whom, losses after a restart."""
 
-from ranklab.clinic.diagnose import first_difference
+from ranklab.clinic.detectors import first_difference
 from ranklab.clinic.signs import COLUMNS, SIGNS
 from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, styled

@@ -2,7 +2,7 @@
 
 from mutants import mutant
 
-from ranklab.clinic.diagnose import circle_of_waits, first_difference, own_limit, steps_behind
+from ranklab.clinic.detectors import circle_of_waits, first_difference, own_limit, steps_behind
 
 WRONG = [
     mutant(first_difference, "range(max(map(len, calls.values()), default=0))",

@@ -5,7 +5,7 @@ import random
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Exercise
-from ranklab.clinic.diagnose import circle_of_waits, first_difference, own_limit, steps_behind
+from ranklab.clinic.detectors import circle_of_waits, first_difference, own_limit, steps_behind
 
 
 def agree(fn, cases, args_of=lambda given: (given,)):

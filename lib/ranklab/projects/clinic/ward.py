@@ -7,9 +7,10 @@ from operator import attrgetter
 from pathlib import Path
 from unittest import mock
 
-from ranklab.clinic import diagnose as detectors
+from ranklab.clinic import detectors
 from ranklab.clinic.all_cases import CASES
 from ranklab.clinic.case import Case
+from ranklab.clinic.diagnose import diagnose
 from ranklab.clinic.symptoms import read
 from ranklab.engine import HangError, RankError, launch
 
@@ -53,7 +54,7 @@ def visit(case, form="found", **own):
     """A Visit. own: detectors by name, which take the place of the library's."""
     ranks = observe(FORMS[form](case))
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
-        found = detectors.diagnose(ranks)
+        found = diagnose(ranks)
     disease = "" if form == "mended" else case.disease
     said = {each.disease: each.evidence for each in found}
     evidence = said.get(disease) or next(iter(said.values()), "")
