@@ -9,7 +9,6 @@ it runs: an exercise's from the learner's cell that passed, or else from the lib
 from the lab's cells above. Only a Jupyter kernel does this; elsewhere `begin` does nothing.
 """
 
-import ast
 import builtins
 import re
 
@@ -193,14 +192,10 @@ class Session:
         there = {name: space[name] for name in bound - names
                  if name in space and self._is_bound(name)}
         with capture_output():
-            own = define(statements, space, self.exercises, self._compiled)
+            own = define(statements, space, self.exercises)
         space.update(there)
         self.made |= {name: one.cell for one in statements for name in one.binds - there.keys()}
         return own
-
-    def _compiled(self, statement):
-        file = self.shell.compile.cache(statement.text)
-        return compile(ast.Module([statement.node], []), file, "exec")
 
 
 def _first_open(lab, records):

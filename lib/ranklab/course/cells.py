@@ -256,13 +256,12 @@ class Lab:
         return [replace(one, answers=name) for one in own]
 
 
-def define(statements, space, exercises, compiled):
-    """Run statements in the namespace `space`; returns the exercises whose answer is the learner's.
+def define(statements, space, exercises):
+    """Run statements in the namespace `space`; return the exercises whose answer is the learner's.
 
     Where a statement raises, the cell that needs it will say what is missing; where one of an
     answer's does, or has none, the library's answer is taken.
     exercises  {name: Exercise} of the lab
-    compiled   (statement) -> its code
     """
     failed = set()
     for one in statements:
@@ -270,12 +269,20 @@ def define(statements, space, exercises, compiled):
             space[one.answers] = exercises[one.answers].answer
             continue
         try:
-            exec(compiled(one), space)
+            exec(_compiled(one), space)
         except Exception:
             if one.answers:
                 failed.add(one.answers)
                 space[one.answers] = exercises[one.answers].answer
     return {one.answers for one in statements if one.node and one.answers} - failed
+
+
+def _compiled(statement):
+    """Compile a statement, whose tracebacks and text_of then show its cell."""
+    file = (f"<your cell of {statement.answers}>" if statement.answers else
+            f"<code cell {statement.cell + 1} of the lab>")
+    linecache.cache[file] = (len(statement.text), None, statement.text.splitlines(True), file)
+    return compile(ast.Module([statement.node], []), file, "exec")
 
 
 def text_of(learner_fn):

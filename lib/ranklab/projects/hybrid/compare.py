@@ -70,9 +70,11 @@ def main(arguments, passed_answers):
     passed_answers  (names) -> {name: function} of the learner
     """
     parser = Command("ranklab compare", __doc__)
-    parser.add_argument("--ranks", type=positive, default=4, help="of each layout")
-    parser.add_argument("--layouts", nargs="+", metavar="2x2x2,zero,sp",
-                        help="dp x tp x pp, and what else (cp=2, ep=2); all of --ranks by default")
+    parser.add_argument("--ranks", type=positive, default=4, help="in each layout")
+    parser.add_argument("--layouts", nargs="+", metavar="LAYOUT",
+                        help="such as 2x2x2,zero,sp: dp x tp x pp ranks; sp: sequence parallelism; "
+                             "zero, full: ZeRO-1, ZeRO-3; cp=2, ep=2: context, expert ranks. By "
+                             "default every layout of --ranks")
     parser.add_argument("--experts", type=positive, default=0, metavar="E",
                         help="in each block, instead of an MLP")
     parser.add_argument("--own", action="store_true",
