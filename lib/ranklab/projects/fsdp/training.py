@@ -17,6 +17,7 @@ from ranklab.fsdp import (
 from ranklab.fsdp.pretrained import save_pretrained
 from ranklab.fsdp.training import FullyShard
 from ranklab.meter import memory_of
+from ranklab.peers import fsdp2
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.costs import counted_step, fit_counted, median_speed
