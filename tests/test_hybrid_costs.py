@@ -7,12 +7,12 @@ import torch.distributed as dist
 
 from ranklab import launch
 from ranklab.hybrid import (
-    Job, Layout, choose_layout, layout_memory, layout_traffic, model_of, parse_layout, plan_of,
+    Job, Layout, layout_memory, layout_traffic, parse_layout,
 )
-from ranklab.hybrid.choose import legal
 from ranklab.hybrid.counted import dry_run_here
+from ranklab.hybrid.legal import legal
 from ranklab.models.gpt import GPTConfig
-from ranklab.planner import memory_per_gpu, step_time
+from ranklab.planner import choose_layout, memory_per_gpu, model_of, plan_of, step_time
 from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
 

@@ -11,12 +11,12 @@ from ranklab import device, launch
 from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.expert_parallel import MoEConfig, moe_parameters
 from ranklab.hybrid import (
-    Hybrid, Job, Layout, layout_memory, layout_traffic, model_of, parse_layout, plan_of,
+    Hybrid, Job, Layout, layout_memory, layout_traffic, parse_layout,
 )
-from ranklab.hybrid.choose import refuse_misfits
-from ranklab.peers.megatron import megatron_command
+from ranklab.hybrid.legal import refuse_misfits
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.planner import step_time
+from ranklab.peers.megatron import megatron_command
+from ranklab.planner import model_of, plan_of, step_time
 from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
 from ranklab.text_trainer import TextTrainer

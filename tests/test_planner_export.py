@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ranklab.hybrid import layout_memory, parse_layout
-from ranklab.hybrid.choose import refuse_misfits
+from ranklab.hybrid.legal import refuse_misfits
 from ranklab.planner import Model, Plan, memory_per_gpu
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.export import (

@@ -542,13 +542,16 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # | `machine.memory_bytes`, `machine.node` | memory of a GPU; how many GPUs NVLink joins |
 
 # %%
-from ranklab.hybrid import Job, choose_layout as library_choice, layout_memory, model_of, plan_of
-from ranklab.planner import find_node, memory_per_gpu, step_time
+from ranklab.hybrid import Job, layout_memory
+from ranklab.planner import (
+    choose_layout as library_choice, find_node, memory_per_gpu, model_of, plan_of, step_time,
+)
 
 # %%
 ### BEGIN SOLUTION
 from dataclasses import replace
-from ranklab.hybrid.choose import legal, refusal
+from ranklab.hybrid.legal import legal
+from ranklab.planner.choose import refusal
 
 
 ### END SOLUTION

@@ -21,6 +21,8 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
     "context_parallel.llama": "peers.llama",
     "context_parallel.peers": "peers.deepspeed_ulysses",
     "expert_parallel.peers": "peers.experts",
+    "hybrid.choose": "planner.choose",
+    "hybrid.planned": "planner.planned",
     "hybrid.torch_hybrid": "peers.torch_hybrid",
     "hybrid.deepspeed_pipeline": "peers.deepspeed_pipeline",
     "hybrid.megatron": "peers.megatron",

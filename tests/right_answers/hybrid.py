@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
-from ranklab.hybrid import Layout, model_of, plan_of
-from ranklab.hybrid.choose import divisors
+from ranklab.hybrid import Layout
+from ranklab.hybrid.legal import divisors
 from ranklab.mesh import Mesh
-from ranklab.planner import memory_per_gpu, step_time
+from ranklab.planner import memory_per_gpu, model_of, plan_of, step_time
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 

@@ -10,24 +10,21 @@ Those four are the idea. Then:
     shares.py       which layers a rank has, and how many numbers of them
     costs.py        layout_traffic: what a layout sends, by formulas
     memory.py       layout_memory: what it holds, by formulas
-    planned.py      model_of, plan_of: a job and a layout for the planner, which predicts seconds
-    choose.py       choose_layout: the fastest layout that fits
+    legal.py        legal: which layouts a job can have; planner/choose.py finds the fastest
     counted.py      counted_step, dry_run: what a step holds and sends, counted
 
 Everything from labs 03 to 11 is imported, and not written again here.
 """
 
-from ranklab.hybrid.choose import choose_layout
 from ranklab.hybrid.costs import Job, layout_traffic
 from ranklab.hybrid.layout import Layout, parse_layout
 from ranklab.hybrid.memory import layout_memory
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.parts import PARTS
-from ranklab.hybrid.planned import model_of, plan_of
 from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "PARTS", "Hybrid", "Job", "Layout", "choose_layout", "layout_memory", "layout_traffic",
-    "mesh_grad_norm", "model_of", "parallelize", "parse_layout", "plan_of",
+    "PARTS", "Hybrid", "Job", "Layout", "layout_memory", "layout_traffic",
+    "mesh_grad_norm", "parallelize", "parse_layout",
 ]

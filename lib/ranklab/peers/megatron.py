@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ranklab.engine import device
 from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid.memory import layout_memory
-from ranklab.hybrid.planned import model_of, plan_of
 from ranklab.planner.export.megatron import megatron_arguments
 from ranklab.planner.memory import memory_per_gpu
+from ranklab.planner.planned import model_of, plan_of
 from ranklab.tensor_parallel.split import split_parameter
 
 

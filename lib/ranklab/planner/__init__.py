@@ -7,6 +7,8 @@
     step.py       step_time: the parts of a step's time, which add up
 
     search.py     search_layouts: all layouts that fit, the fastest first
+    choose.py     choose_layout: the same for the course's own trainer (lab 12); planned.py: its
+                  jobs and layouts as Model and Plan, model_of, plan_of, and back; own.py: a dry run
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
 
 Those are the idea. Then:
@@ -23,15 +25,18 @@ Those are the idea. Then:
 """
 
 from ranklab.planner.catalog import find_model, find_node, model_of_size
+from ranklab.planner.choose import choose_layout
 from ranklab.planner.cost import bill, cost_per_token
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
+from ranklab.planner.planned import model_of, plan_of
 from ranklab.planner.scaling import scaling_curve
 from ranklab.planner.search import NoLayout, search_layouts
 from ranklab.planner.step import Step, step_time
 
 __all__ = [
-    "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "cost_per_token", "find_model",
-    "find_node", "memory_per_gpu", "model_of_size", "scaling_curve", "search_layouts", "step_time",
+    "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "choose_layout", "cost_per_token",
+    "find_model", "find_node", "memory_per_gpu", "model_of", "model_of_size", "plan_of",
+    "scaling_curve", "search_layouts", "step_time",
 ]

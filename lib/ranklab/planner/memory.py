@@ -9,10 +9,12 @@ FSDP2 with float32 weights. Ours: layout_memory of lab 12's trainer.
 
 from dataclasses import dataclass
 
+from ranklab.hybrid import layout_memory
 from ranklab.pipeline_parallel.formulas import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
 from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.planned import own_job
 from ranklab.zero.memory import zero_memory
 
 # Bytes of a parameter: weight, main gradient, optimizer. With 16-bit gradients Megatron's guide has
@@ -185,9 +187,6 @@ def ours(model, plan, c):
 
     error  ValueError if the trainer has no such model
     """
-    from ranklab.hybrid import layout_memory  # here: lab 12 asks this file what fits
-    from ranklab.planner.own import own_job
-
     found = layout_memory(*own_job(model, plan))
     return GpuMemory(found.parameters, found.gradients, found.optimizer_state, found.activations,
                      0.0, found.total - found.parameters - found.gradients - found.optimizer_state

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from mutants import mutant
 
-from ranklab.hybrid import Layout, model_of, plan_of
-from ranklab.hybrid.choose import choose_layout, divisors, legal
-from ranklab.planner import memory_per_gpu
+from ranklab.hybrid import Layout
+from ranklab.hybrid.legal import divisors, legal
+from ranklab.planner import choose_layout, memory_per_gpu, model_of, plan_of
 
 FITS = "if needs[-1][0] <= machine.memory_bytes:"
 SORT = "sorted(found, key=lambda each: each[0])"

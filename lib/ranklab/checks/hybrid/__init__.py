@@ -8,10 +8,11 @@ from ranklab.checks.hybrid.gradients import check_mesh_grad_norm, check_tied_emb
 from ranklab.checks.hybrid.parallelize import check_parallelize
 from ranklab.checks.hybrid.predictions import PREDICTIONS
 from ranklab.checks.hybrid.reshard_checkpoint import check_reshard_checkpoint
-from ranklab.hybrid import choose_layout, parallelize
+from ranklab.hybrid import parallelize
 from ranklab.mesh import build_mesh
 from ranklab.mesh import mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
+from ranklab.planner import choose_layout
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 

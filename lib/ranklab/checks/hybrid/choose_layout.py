@@ -9,10 +9,10 @@ from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.trial import refusal
-from ranklab.hybrid import Job, Layout, model_of, plan_of
-from ranklab.hybrid.choose import legal
+from ranklab.hybrid import Job, Layout
+from ranklab.hybrid.legal import legal
 from ranklab.models.gpt import GPTConfig
-from ranklab.planner import memory_per_gpu, step_time
+from ranklab.planner import memory_per_gpu, model_of, plan_of, step_time
 from ranklab.planner.machine import Machine, machine
 
 SLOWER, CALLS = 1.01, 20_000  # than the best; of step_time() in one search

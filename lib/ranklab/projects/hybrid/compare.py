@@ -5,7 +5,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from ranklab.hybrid import PARTS, Layout, parse_layout
-from ranklab.hybrid.choose import legal
+from ranklab.hybrid.legal import legal
 from ranklab.options import picture, positive
 from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config, with_experts

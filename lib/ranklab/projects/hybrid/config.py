@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid import Job, Layout, parse_layout
-from ranklab.hybrid.choose import refuse_misfits
+from ranklab.hybrid.legal import refuse_misfits
 from ranklab.models.gpt import GPTConfig
 from ranklab.options import option
 from ranklab.projects.runner import OnText, Resumed

@@ -1,4 +1,5 @@
-"""A job and a layout of lab 12 in the planner's classes, for memory_per_gpu and step_time.
+"""A job and a layout of lab 12 in the planner's classes, for memory_per_gpu and step_time; and
+own_job, the way back.
 
 No run has tested the planner's model of the course's own trainer. It assumes that no message is
 hidden, that no kernels are fused, and that messages have the sizes of bf16 weights, although the
@@ -6,6 +7,8 @@ trainer's are float32. It gives stages equally many layers, while the trainer cu
 """
 
 from ranklab.expert_parallel.layer import MoEConfig
+from ranklab.hybrid import Job, Layout
+from ranklab.models.gpt import GPTConfig
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 from ranklab.planner.space import USUAL
@@ -36,3 +39,30 @@ def plan_of(job, layout, tool="ours"):
                 zero=layout.zero, sequence_parallel=layout.sequence_parallel,
                 recompute="full" if layout.recompute else "none", outermost=layout.outermost,
                 tool=tool, **USUAL[tool])
+
+
+def own_job(model, plan):
+    """(Job, Layout) of this plan.
+
+    error  ValueError if the trainer has no such model, or can't run such a plan
+    """
+    if model.gated or model.experts or model.kv_heads != model.heads:
+        raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads, "
+                         "such as gpt3-175b (--model)")
+    if (model.ffn != 4 * model.hidden or model.width != model.hidden or not model.tied
+            or model.parallel or model.attention_numbers):
+        raise ValueError(f"the course's GPT has ffn=4 x {model.hidden}, heads that are "
+                         f"{model.hidden} wide together, a tied head, and MLPs behind attention")
+    if (plan.recompute in ("selective", "operators") or plan.recomputed < 1 or plan.offload
+            or plan.precision != "bf16" or plan.frozen or plan.attended or plan.schedule == "zb-h2"
+            or plan.sharders < plan.copies):
+        raise ValueError(f"{plan.words()}: the course's trainer recomputes all blocks or none, "
+                         "packs no sequences, trains all weights in bf16, on the GPU, without "
+                         "zb-h2, and shards states over all ranks with the same weights")
+    layout = Layout(dp=plan.dp, tp=plan.tp, pp=plan.pp, cp=plan.cp, virtual=plan.virtual,
+                    sequence_parallel=plan.sequence_parallel, zero=plan.zero,
+                    schedule=plan.schedule.replace("interleaved", "1f1b"),
+                    recompute=plan.recompute == "full", outermost=plan.outermost)
+    config = GPTConfig(vocab_size=model.vocab, n_ctx=plan.sequence, n_embd=model.hidden,
+                       n_head=model.heads, n_layer=model.layers)
+    return Job(config, plan.batch, plan.micro_batch), layout
