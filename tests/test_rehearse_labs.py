@@ -71,7 +71,7 @@ SHORTER = {
     # Four ranks do where eight are not needed to meet all rules.
     "12_hybrid": {"steps=12,": "steps=2,", "until=6)": "until=1)",
                   "for _ in range(3)]": "for _ in range(1)]",
-                  '("4x1x1", "1x4x1", "1x1x4", "4x1x1,full", ': "(",
+                  '("4x1x1", "4x1x1,zero", "4x1x1,full", "1x4x1", ': "(",
                   '"1x2x2,sp")': '"1x2x2,sp",)',
                   '("2x2x2", "2x2x2,sp,zero,recompute")': '("2x2x1,sp,zero,recompute",)',
                   "*map(parse_layout, ways), ranks=8": "*map(parse_layout, ways), ranks=4",
