@@ -14,11 +14,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ranklab import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.projects.clock import in_turns
+from ranklab.peers.deepspeed_zero import deepspeed_engine
 from ranklab.peers.dtensor import parallelize_gpt
+from ranklab.projects.clock import in_turns
 from ranklab.tensor_parallel import TPConfig, parallel_gpt
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3
-from ranklab.peers.deepspeed_zero import deepspeed_engine
 
 RANKS, ROUNDS = 2, 20
 GPT_SIZE = GPTConfig(n_layer=4, n_embd=256)  # 3.2 million parameters

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from ranklab import collectives as c
 from ranklab import launch
-from ranklab.peers import mpi
 from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.collectives.watch import Message, Watch, marked
 from ranklab.engine import RankError
 from ranklab.meter import Traffic
+from ranklab.peers import mpi
 from ranklab.plots import collectives as plots
 from ranklab.projects.collectives import links
 from ranklab.projects.collectives import timing as project

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from ranklab import context_parallel as cp
 from ranklab import device, launch
 from ranklab.context_parallel.formulas import layer_seconds
-from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
-from ranklab.peers.llama import context_llama
 from ranklab.context_parallel.shard import begins_in, begins_of, contiguous_shard
 from ranklab.data.text import Text
 from ranklab.mesh import build_mesh
 from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
+from ranklab.peers.llama import context_llama
 from ranklab.targets import IGNORE
 from ranklab.text_trainer import TextTrainer, TrainConfig
 

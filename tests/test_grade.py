@@ -301,10 +301,10 @@ def test_the_librarys_text_is_known_and_no_note_where_the_stub_forces_it(tmp_pat
 def test_a_stub_that_runs_is_not_written_until_it_is_touched(tmp_path):
     """ring_shift's stub is code that deadlocks, and no mistake of a learner's."""
     lab = ROOT / "labs" / "00_ranks.ipynb"
-    assert Notebook(lab).is_untouched("ring_shift") and Notebook(lab).is_untouched("shard_range")
+    assert {"ring_shift", "shard_range"} <= Notebook(lab).untouched
     changed = tmp_path / "00_ranks.ipynb"
     changed.write_text(lab.read_text().replace("from_before = torch", "before = torch"))
-    assert not Notebook(changed).is_untouched("ring_shift")
+    assert "ring_shift" not in Notebook(changed).untouched
 
 
 def test_the_librarys_code_is_known_by_whatever_way_it_came():

@@ -12,10 +12,10 @@ import torch
 
 import ranklab.horovod as hvd
 from ranklab import launch
-from ranklab.peers import mpi
 from ranklab.data.labelled_text import Words
 from ranklab.engine import torchrun
 from ranklab.horovod.trace import Phase, all_reduces, one_step, read_timeline
+from ranklab.peers import mpi
 from ranklab.projects.horovod import __main__ as command
 from ranklab.projects.horovod import bert, training
 from ranklab.projects.horovod.config import Config

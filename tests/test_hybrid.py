@@ -14,10 +14,10 @@ from ranklab import device, launch
 from ranklab.data import python_text
 from ranklab.engine import RankError
 from ranklab.hybrid import PARTS, Hybrid, Job, Layout, parse_layout
+from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.peers.deepspeed_pipeline import train_with_deepspeed
 from ranklab.peers.megatron import megatron_command
 from ranklab.peers.torch_hybrid import TorchHybrid
-from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.tensor_parallel.split import ShardSpec
 from ranklab.text_trainer import TextTrainer, TrainConfig
 

@@ -10,6 +10,7 @@ import pytest
 
 from ranklab.hybrid import layout_memory, parse_layout
 from ranklab.hybrid.legal import refuse_misfits
+from ranklab.peers.deepspeed_zero import read_by_deepspeed
 from ranklab.planner import Model, Plan, memory_per_gpu
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.export import (
@@ -20,7 +21,6 @@ from ranklab.planner.machine import machine
 from ranklab.planner.own import dry_run_plan, own_job
 from ranklab.planner.space import layouts
 from ranklab.projects.hybrid.config import parse_shape
-from ranklab.peers.deepspeed_zero import read_by_deepspeed
 
 LLAMA, GPT = MODELS["llama-8b"], Model(8, 256, 8, 1024, 512, tied=True)
 PLAN = Plan(dp=4, tp=2, pp=2, cp=2, sequence=8192, micro_batch=2, micro_batches=8, zero=1,

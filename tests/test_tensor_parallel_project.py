@@ -12,12 +12,12 @@ from ranklab.engine import launch
 from ranklab.hardware import H100
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.peers.megatron import parallel_linears
 from ranklab.projects import tensor_parallel as project
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.tensor_parallel.links import CARD, GB200, NVLINK, ring_link, switch_link
 from ranklab.projects.tensor_parallel.training import METHODS, MODELS
 from ranklab.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from ranklab.peers.megatron import parallel_linears
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 

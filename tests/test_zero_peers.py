@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ranklab import device, launch
 from ranklab.data_parallel import OverlappedDataParallel
 from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.peers.deepspeed_ops import compiled_adam
+from ranklab.peers.deepspeed_zero import read_by_deepspeed, settings, train_with_deepspeed
 from ranklab.projects import zero as project
 from ranklab.projects.zero.config import MODELS
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3, deepspeed_config
 from ranklab.zero.config import STRATEGIES, fastest_way
-from ranklab.peers.deepspeed_zero import read_by_deepspeed, settings, train_with_deepspeed
-from ranklab.peers.deepspeed_ops import compiled_adam
 
 pytestmark = pytest.mark.timeout(300)
 

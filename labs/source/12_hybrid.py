@@ -556,7 +556,7 @@ from ranklab.planner.choose import refusal
 
 ### END SOLUTION
 def choose_layout(job, gpus, machine):
-    """(Layout, micro_batch): the fastest of all that are legal and fit.
+    """Return (Layout, micro_batch), the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
              layout) of a job with this micro_batch. The check accepts a choice that is at most 1%

@@ -18,19 +18,19 @@ from ranklab.data import python_text
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.fsdp import Precision, fill_shards
-from ranklab.peers.fsdp2 import Fsdp2, fill
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.parallel import Parallel
+from ranklab.peers.deepspeed_zero import DeepSpeed
+from ranklab.peers.dtensor import DTensors
+from ranklab.peers.fsdp2 import Fsdp2, fill
 from ranklab.pipeline_parallel import (
     gpipe_schedule, interleaved_schedule, one_f_one_b_schedule, zero_bubble_schedule)
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.hybrid.compare import compare
-from ranklab.peers.dtensor import DTensors
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig
-from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.zero.training import Zero
 
 STEPS = 3

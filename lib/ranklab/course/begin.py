@@ -213,10 +213,8 @@ def _next(asked, records):
 
 def _heading(lab, asked):
     """The title under which an exercise or prediction stands."""
-    if lab is None:
-        return asked.section
-    return next((cell.headings[-1] for cell in lab.cells if f"{asked.name}=..." in cell.source
-                 or asked.name in cell.defines), asked.section)
+    number = lab and lab.find(asked.name)
+    return asked.section if number is None else lab.cells[number].headings[-1]
 
 
 def _link(title):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranklab.course import labs, sandbox
-from ranklab.course.check import FAILED, PASSED
+from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED
 from ranklab.course.predicted import judge_number
 from ranklab.course.submitted import has_code_of, is_forced
 
@@ -104,10 +104,10 @@ def _judge(notebook, kept, scratch, limit, row, clean):
     for prediction in checks.PREDICTIONS:
         if prediction.name in numbers:
             row.set(prediction.name, *judge_number(prediction, *numbers[prediction.name]))
-    for name, pickled in kept.items():
-        if notebook.is_untouched(name):
-            continue
-        left -= _judge_kept(name, pickled, scratch, left, limit * CELL_SHARE, row, clean)
+    for name in notebook.untouched:
+        row.set(name, NOT_WRITTEN)
+    for name in [each for each in kept if each not in notebook.untouched]:
+        left -= _judge_kept(name, kept[name], scratch, left, limit * CELL_SHARE, row, clean)
     for name in labs.names_of(row.stem):
         if name not in row.states:
             row.set(name, *notebook.why_missing(name))

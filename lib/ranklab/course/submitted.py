@@ -2,7 +2,9 @@
 
 import ast
 import builtins
+import functools
 import inspect
+import itertools
 import json
 import re
 import textwrap
@@ -84,8 +86,6 @@ class Notebook:
         """(state, reason) of an answer that could not be taken from the notebook."""
         if any(name == prediction.name for prediction in labs.checks_of(self.stem).PREDICTIONS):
             return NOT_WRITTEN, ""
-        if self.is_untouched(name):
-            return NOT_WRITTEN, ""
         if name in definitions(self.text):
             return NOT_WRITTEN, "its cell was not reached, or failed"
         if not re.search(rf"\b{name}\b", self.text):
@@ -99,11 +99,15 @@ class Notebook:
         texts = [self.text, *(data.decode(errors="replace") for data in self.beside.values())]
         return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
 
-    def is_untouched(self, name):
-        """True when each definition of it is the lab's stub, which may be code that runs."""
-        texts = {_bare(node) for tree in self.trees for node in tree.body
-                 if getattr(node, "name", None) == name}
-        return texts == {_stub(name, self.stem)}
+    @functools.cached_property
+    def untouched(self):
+        """The exercises whose every definition is the lab's stub, which may be code that runs."""
+        stubs = _stubs(self.stem)
+        texts = {exercise.name: set() for exercise in labs.checks_of(self.stem).EXERCISES}
+        for node in itertools.chain.from_iterable(tree.body for tree in self.trees):
+            if getattr(node, "name", None) in texts:
+                texts[node.name].add(_bare(node))
+        return {name for name in texts if texts[name] == {stubs.get(name)}}
 
     def has_library_text(self, exercise):
         """True when the last definition, or one in a file beside the notebook, is the library's,
@@ -119,17 +123,19 @@ class Notebook:
 
 def is_forced(exercise, stem):
     """True when the stub leaves so little to write that many learners write the same."""
-    given = {line.strip() for line in _stub(exercise.name, stem).splitlines()}
+    given = {line.strip() for line in _stubs(stem).get(exercise.name, "").splitlines()}
     lines = [line.strip() for line in _bare(_answer(exercise)).splitlines()[1:]]
     return len([line for line in lines if line not in given]) <= FEW
 
 
-def _stub(name, stem):
-    """The text of the lab's stub, but for comments and docstring; "" where the lab is not here."""
+def _stubs(stem):
+    """{name: text} of all that the lab's source defines, without comments and docstrings; {} where
+    the lab is not here.
+    """
     root = labs.repository(__file__) or labs.repository()
     source = root and root / "labs" / "source" / f"{stem}.py"
     tree = _tree(source.read_text()) if source and source.exists() else ast.Module([], [])
-    return next((_bare(node) for node in tree.body if getattr(node, "name", None) == name), "")
+    return {node.name: _bare(node) for node in reversed(tree.body) if hasattr(node, "name")}
 
 
 def has_code_of(exercise, pickled):

@@ -22,7 +22,6 @@ from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
 from ranklab.zero.training import Zero
 
 
-
 class Hybrid(GroupParallel):
     """A mesh of ranks. Each rank has some layers, a part of each layer, and some of the rows; with
     cp it has some of their tokens, and with ep some of the experts.

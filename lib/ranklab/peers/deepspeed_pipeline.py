@@ -9,8 +9,8 @@ from torch import nn
 
 from ranklab.data import batch_at
 from ranklab.hybrid.layout import Layout
-from ranklab.trainer import decay_groups, learning_rate
 from ranklab.peers.deepspeed_zero import quiet_deepspeed, settings
+from ranklab.trainer import decay_groups, learning_rate
 
 
 def train_with_deepspeed(model, text, config, layout, steps):

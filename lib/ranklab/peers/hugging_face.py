@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from ranklab.engine import device, launch
 from ranklab.fsdp.block import FullyShardedBlock
-from ranklab.fsdp.shards import sharded_parameters
 from ranklab.fsdp.masked import masked_loss
+from ranklab.fsdp.shards import sharded_parameters
 from ranklab.peers.deepspeed_zero import PAPERS, quiet_deepspeed
 
 NOT_HERE = ("transformers and accelerate are not here: pip install -c constraints.txt -e '.[hf]' "

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.baseline import checkpoint_blocks
 from ranklab.engine import device
 from ranklab.hybrid.training import Hybrid
-from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.peers.dtensor import parallelize_gpt, summed_loss
+from ranklab.pipeline_parallel import tied_embedding_sync
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -11,7 +11,7 @@ from ranklab.planner.step import step_time
 
 
 def choose_layout(job, gpus, machine):
-    """(Layout, micro_batch): the fastest of all that are legal and fit.
+    """Return (Layout, micro_batch), the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
              layout) of a job with this micro_batch

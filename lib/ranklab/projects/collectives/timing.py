@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
-from ranklab.peers import mpi
 from ranklab.engine import device, launch
+from ranklab.peers import mpi
 from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all
 

@@ -17,13 +17,13 @@ from ranklab.meter import Traffic, memory_of
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.options import option
 from ranklab.parallel import Parallel
+from ranklab.peers.dtensor import DTensors
 from ranklab.pipeline_parallel.actions import Action
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
-from ranklab.peers.dtensor import DTensors
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.text_trainer import TextTrainer, TrainConfig, text_for

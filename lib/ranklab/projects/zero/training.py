@@ -12,6 +12,7 @@ from ranklab.baseline import checkpoint_blocks
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT
+from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.costs import fit_counted, median_speed
@@ -20,7 +21,6 @@ from ranklab.projects.zero.measure import Costs, measure, predicted
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import History
 from ranklab.zero import zero_memory
-from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.zero.training import STAGES, Zero
 
 
