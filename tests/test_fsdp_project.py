@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ranklab import launch
+from ranklab.basics.targets import IGNORE
 from ranklab.data.instructions import Bytes, Instructions, as_batch, encode
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
@@ -18,7 +19,6 @@ from ranklab.projects.fsdp import training
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.hugging_face import is_here, offline_transformers
-from ranklab.targets import IGNORE
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
               pytest.mark.skipif(not is_here(), reason="needs transformers")]

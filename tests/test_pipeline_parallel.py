@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.basics.targets import IGNORE
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.pipeline_parallel import (
     Action, PipelineExecutor, dualpipe_v, gpipe_schedule, interleaved_schedule,
@@ -19,7 +20,6 @@ from ranklab.pipeline_parallel import (
 from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
 from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.targets import IGNORE
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,6 +1,7 @@
 """Rules of the repository: one stem in every folder, arrows one way, no private places."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, repository_files
 
+import ranklab
 from ranklab.course import build, labs
 
 LIB = ROOT / "lib" / "ranklab"
@@ -16,15 +18,18 @@ MODULES = sorted(LIB.rglob("*.py"))
 
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
-    ("models", "data", "schedules", "hardware", "files", "flat",
-     "options", "machine", "targets", "moved"),
-    ("engine", "mesh", "meter", "collectives", "parallel"),
-    tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
-    ("hybrid", "planner", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
+    ("models", "data", "hardware", "basics", "moved"),
+    ("engine", "mesh", "meter", "collectives"),
+    ("baseline",),                                              # one process: the first technique
+    ("checkpoint", "trainer"),                                  # its loop, and what it saves
+    tuple(labs.idea(stem) for stem in labs.STEMS
+          if labs.idea(stem) not in ("collectives", "baseline", "hybrid", "planner")),
+    ("hybrid", "planner"),
     ("peers",),                                                 # production tools beside ours
     ("plots", "projects"),
     ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )
+TECHNIQUES = 4                                                  # their place in LAYERS
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
@@ -108,8 +113,48 @@ def test_arrows_run_one_way(path):
         if layer(other) is None:
             continue                                           # a name of ranklab/__init__.py
         assert layer(other) <= mine, f"{part} must not import {other}: it comes later"
-        if mine == layer(other) == 2:
+        if mine == layer(other) == TECHNIQUES:
             assert other in said, f"{part} is made of {other}: its docstring must say so"
+
+
+def public_names(module):
+    """What may be imported from it: its __all__, or what it defines without an underscore."""
+    path = LIB.joinpath(*module.split(".")[1:])
+    tree = parse(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(eval(ast.unparse(node.value), {"_HOME_OF": ranklab.__all__}))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("path", sorted(LIB.rglob("__init__.py")), ids=named)
+def test_every_package_says_what_is_public(path):
+    package = ".".join(path.parent.relative_to(LIB.parent).parts)
+    module = importlib.import_module(package)
+    for name in module.__all__:                                # a name, or a module on a shelf
+        assert hasattr(module, name) or importlib.util.find_spec(f"{package}.{name}"), name
+
+
+SHELVES = ("cluster", "peers", "plots", "projects")            # packages of independent modules
+
+
+@pytest.mark.parametrize("source", [*SOURCES, ROOT / "labs" / "source" / "tour.py"],
+                         ids=lambda path: path.stem)
+def test_labs_import_public_names_only(source):
+    tops = set(ranklab.__all__) | {part_of(path) for path in MODULES}
+    for node in ast.walk(parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.module.startswith("ranklab"):
+            continue
+        place = node.module.split(".")[1:]
+        assert len(place) <= (2 if place[:1] and place[0] in SHELVES else 1), ast.unparse(node)
+        public = public_names(node.module) if place else tops
+        private = {alias.name for alias in node.names} - public
+        assert not private, f"{node.module} does not offer {private}"
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "models"], ids=named)
@@ -149,8 +194,8 @@ def test_no_globals_and_no_work_at_import(path):
         assert is_text or is_main or isinstance(node, fine), f"line {node.lineno} runs at import"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if layer(part_of(p)) in (1, 2, 3)
-                                  and part_of(p) not in ("engine", "meter")], ids=named)
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) not in ("engine", "meter")
+                                  and layer(part_of(p)) in range(1, TECHNIQUES + 2)], ids=named)
 def test_public_functions_that_communicate_take_a_group(path):
     for function in parse(path).body:
         if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):

@@ -16,7 +16,7 @@ from ranklab.projects.resilience.chaos import MARK, corrupt
 from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.soak import TOLERANCE, Trial
 from ranklab.projects.resilience.survive import Survived, last_whole, live, survive
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 

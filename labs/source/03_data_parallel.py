@@ -87,7 +87,7 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
 # The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing about ranks.
 
 # %% tags=["nbval-check-output"]
-from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.models import CNN, CNNConfig
 
 model = CNN(CNNConfig())
 for name, tensor in model.state_dict().items():
@@ -352,7 +352,7 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # has to wait for its last gradient. Small buckets pay alpha each, and while one travels, the next ones wait.
 
 # %% tags=["nbval-check-output"]
-from ranklab.data_parallel.plan import block_timeline, bucket_times, capped_buckets, exposed_seconds
+from ranklab.data_parallel import block_timeline, bucket_times, capped_buckets, exposed_seconds
 
 case = [1.0, 2.0, 3.0], [5, 5, 5], 0.5, 0.1  # ready, nbytes, alpha, beta
 for plan in ([[0], [1], [2]], [[0, 1, 2]], [[0], [1, 2]]):

@@ -131,8 +131,7 @@ plots.several({
 # In code, a schedule is a tuple with one tuple of `Action(kind, stage, micro_batch)` for each rank, in the order in which that rank does them. The kinds are F and B, and later also I and W, the two halves of B. `pp.schedule_text` prints a schedule, `pp.parse_schedule` reads it, and `pp.problems(schedule, ranks, micro_batches)` says in sentences what is wrong with it.
 
 # %%
-from ranklab.pipeline_parallel import Action, schedule_text, simulate
-from ranklab.pipeline_parallel.actions import check_counts
+from ranklab.pipeline_parallel import Action, check_counts, schedule_text, simulate
 
 # %% [markdown]
 # ### 4.1 GPipe
@@ -275,7 +274,7 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
 # `self.take("F", s, m)`, or with `"B"`, is given. It waits for the tensor if it is arriving, and pops it if it is there. A message names the stage on its own side, so for an `SF` of stage s, `send` takes `there["F", s + 1, m]`, and for an `SB` it takes `there["B", s - 1, m]`. A W needs nothing from you. As in section 3, the autograd graph ends at both ends of a stage.
 
 # %%
-from ranklab.pipeline_parallel.executor import ScheduleRunner
+from ranklab.pipeline_parallel import ScheduleRunner
 
 # %%
 class PipelineExecutor(ScheduleRunner):
@@ -329,9 +328,9 @@ PipelineExecutor = check(PipelineExecutor)
 # Now a GPT on four ranks, with your schedules and your executor. `PipelineParallel` cuts the model, and is all that the training loop sees. Embedding and head are one matrix, so the first and the last rank have a copy each, and add up its gradients.
 
 # %%
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
-from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.models import GPT, GPTConfig
+from ranklab.pipeline_parallel import PipelineParallel
+from ranklab.trainer import Parallel
 
 config = GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=6)
 tokens = torch.randint(64, (16, 17), generator=torch.Generator().manual_seed(1))
@@ -366,8 +365,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
 # How long did the ranks wait? With fewer cores than ranks they take turns, so we can't tell. But ranks that **sleep** really overlap (lab 02). So here the stages sleep, while the messages, the order and the waits are real:
 
 # %%
-from ranklab.pipeline_parallel.deferred import WeightQueue
-from ranklab.pipeline_parallel.emulated import SleepingStage
+from ranklab.pipeline_parallel import SleepingStage, WeightQueue
 
 UNIT = 0.03  # seconds: F, I and W take one, B two; divided by the stages of a rank
 
@@ -523,7 +521,7 @@ split_stages = check(split_stages)
 # Try it on a GPT of 14 blocks with a vocabulary of 32,000. `gpt_costs` counts the FLOPs of embedding, blocks and head:
 
 # %% tags=["nbval-check-output"]
-from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
+from ranklab.pipeline_parallel import gpt_costs, stage_of
 
 costs = gpt_costs(GPTConfig(vocab_size=32000, n_ctx=512, n_embd=512, n_layer=14))
 even = [range(4 * stage, 4 * stage + 4) for stage in range(4)]
@@ -592,7 +590,7 @@ for stash in (True, False):
 
 # %%
 from ranklab.data import python_text
-from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
+from ranklab.pipeline_parallel import PipeDreamExecutor
 
 text = torch.from_numpy(python_text().train[:200_000].astype("int64"))
 starts = torch.randint(len(text) - 33, (40, 4, 1), generator=torch.Generator().manual_seed(0))

@@ -43,17 +43,14 @@ from ranklab.engine import HangError, RankError
 begin("16_clinic")
 
 # %%
+from ranklab.data_parallel import pack
 from ranklab.clinic.shards import stored_shards
 from ranklab.data import batch_at, digits, held_out_batch, text_file
-from ranklab.data_parallel import convert_sync_batch_norm
-from ranklab.data_parallel.replicas import replicas_agree
-from ranklab.flat import pack
+from ranklab.data_parallel import convert_sync_batch_norm, replicas_agree
 from ranklab.meter import MemoryCurve, Traffic
-from ranklab.models.cnn import CNN, CNNConfig
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.pipeline_parallel.stages import keep_layers
-from ranklab.tensor_parallel.dropout import dropout_seeds, own_random
-from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+from ranklab.models import CNN, GPT, CNNConfig, GPTConfig
+from ranklab.pipeline_parallel import keep_layers
+from ranklab.tensor_parallel import copy_to_region, dropout_seeds, own_random, reduce_from_region
 
 # %% [markdown]
 # ## 2. Picture

@@ -9,6 +9,15 @@ import importlib.machinery
 import sys
 
 MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
+    "text_trainer": "trainer.text",
+    "image_trainer": "projects.ddp.image_trainer",
+    "parallel": "trainer.parallel",
+    "stop_signal": "trainer.stop_signal",
+    "targets": "basics.targets",
+    "flat": "basics.flat",
+    "options": "basics.options",
+    "files": "basics.files",
+    "machine": "basics.machine",
     "collectives.mpi": "peers.mpi",
     "zero.deepspeed_engine": "peers.deepspeed_zero",
     "zero.deepspeed_training": "peers.deepspeed_zero",

@@ -9,7 +9,7 @@ import shutil
 import torch
 
 from ranklab.baseline.checkpointing import random_state
-from ranklab.files import whole_file
+from ranklab.basics.files import whole_file
 
 INDEX = "index.json"
 

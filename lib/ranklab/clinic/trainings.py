@@ -17,10 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from ranklab.basics.flat import pack
 from ranklab.data import digits
 from ranklab.data_parallel import convert_sync_batch_norm
 from ranklab.engine import device
-from ranklab.flat import pack
 from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.models.gpt import GPT, GPTConfig
 

@@ -15,21 +15,25 @@ Every function takes `group=None` (all ranks). Lab 03 builds all of this; torch'
 torch.nn.parallel.DistributedDataParallel, and the tests hold the two together.
 """
 
+from ranklab.basics.flat import pack, unpack
 from ranklab.data_parallel.batch_norm import (
     SyncBatchNorm, batch_norm_bytes, convert_sync_batch_norm, sync_batch_norm,
 )
-from ranklab.data_parallel.buckets import Bucket, assign_buckets, average_gradients
+from ranklab.data_parallel.buckets import Bucket, assign_buckets, average_gradients, buckets_of
 from ranklab.data_parallel.join import join_uneven
 from ranklab.data_parallel.learning_rate import scale_learning_rate
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.data_parallel.plan import plan_buckets
+from ranklab.data_parallel.plan import (
+    block_timeline, bucket_times, capped_buckets, exposed_seconds, plan_buckets,
+)
 from ranklab.data_parallel.replica import Replica, no_sync
 from ranklab.data_parallel.replicas import broadcast_parameters, replicas_agree
 from ranklab.data_parallel.shards import shard_sampler
 
 __all__ = [
     "Bucket", "OverlappedDataParallel", "Replica", "SyncBatchNorm", "assign_buckets",
-    "average_gradients", "batch_norm_bytes", "broadcast_parameters", "convert_sync_batch_norm",
-    "join_uneven", "no_sync", "plan_buckets", "replicas_agree", "scale_learning_rate",
-    "shard_sampler", "sync_batch_norm",
+    "average_gradients", "batch_norm_bytes", "block_timeline", "broadcast_parameters",
+    "bucket_times", "buckets_of", "capped_buckets", "convert_sync_batch_norm", "exposed_seconds",
+    "join_uneven", "no_sync", "pack", "plan_buckets", "replicas_agree", "scale_learning_rate",
+    "shard_sampler", "sync_batch_norm", "unpack",
 ]

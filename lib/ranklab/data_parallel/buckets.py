@@ -5,7 +5,7 @@ import heapq
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import pieces
+from ranklab.basics.flat import pieces
 
 
 def average_gradients(model, group=None):

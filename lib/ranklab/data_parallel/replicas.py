@@ -5,7 +5,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import pack, unpack
+from ranklab.basics.flat import pack, unpack
 
 
 def broadcast_parameters(model, src=0, group=None):

@@ -4,9 +4,9 @@ import contextlib
 
 import torch
 
+from ranklab.basics.targets import IGNORE
 from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.parallel import GroupParallel
-from ranklab.targets import IGNORE
+from ranklab.trainer.parallel import GroupParallel
 
 
 class DataParallel(GroupParallel):

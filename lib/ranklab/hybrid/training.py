@@ -13,12 +13,12 @@ from ranklab.expert_parallel.training import ExpertReplica, move_biases, with_ow
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.experts import prepare_experts
 from ranklab.hybrid.parts import PARTS, plan_with
-from ranklab.parallel import GroupParallel
 from ranklab.pipeline_parallel.stages import materialize
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.split import draw_part, split_of
 from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
+from ranklab.trainer.parallel import GroupParallel
 from ranklab.zero.training import Zero
 
 

@@ -6,7 +6,6 @@ import torch
 
 from ranklab.engine import device
 from ranklab.mesh import mesh_grad_norm
-from ranklab.parallel import GroupParallel, groups_here
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
@@ -14,6 +13,7 @@ from ranklab.pipeline_parallel.schedules import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import (
     gpt_costs, keep_layers, materialize, split_stages, stage_of, tied_embedding_sync,
 )
+from ranklab.trainer.parallel import GroupParallel, groups_here
 
 
 class PipelineParallel(GroupParallel):

@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
+from ranklab.basics.flat import pack
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import GROUPS, LAB, SAME, near, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.clinic import trainings
 from ranklab.clinic.all_cases import CASE
 from ranklab.clinic.wrong import NORM
-from ranklab.flat import pack
 
 DIGITS = 1437  # to train on
 AS_FOUND = "That is the program as it was found: nothing that counts has changed."

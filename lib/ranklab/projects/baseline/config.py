@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ranklab.basics.options import number, option, positive
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import number, option, positive
 from ranklab.projects.runner import OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 # GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
 # 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.

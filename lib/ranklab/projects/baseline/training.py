@@ -15,12 +15,12 @@ from ranklab.baseline import (accumulate_gradients, activation_bytes, checkpoint
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.meter.curve import MemoryPeak
 from ranklab.models.gpt import GPT, count_parameters
-from ranklab.parallel import Parallel
 from ranklab.projects.authors import authors
 from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
 from ranklab.projects.costs import median_speed
-from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, text_for
 
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
          "accumulate": accumulate_gradients, "checkpointed": checkpointed,

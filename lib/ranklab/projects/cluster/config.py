@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranklab.options import option
+from ranklab.basics.options import option
 from ranklab.projects.runner import Options as Command
 
 JOBS = Path(__file__).resolve().parents[4] / "labs" / "jobs"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ranklab.options import comma_list, number, option, positive
+from ranklab.basics.options import comma_list, number, option, positive
 from ranklab.projects.collectives.timing import DTYPES, VERBS
 from ranklab.projects.runner import Drawn, OnNodes
 

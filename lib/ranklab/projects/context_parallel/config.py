@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from ranklab.basics.options import option
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 METHODS = ("ring", "ulysses", "both")
 

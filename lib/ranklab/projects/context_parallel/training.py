@@ -17,11 +17,11 @@ from ranklab.engine import device, launch
 from ranklab.mesh import build_mesh
 from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.context_parallel.config import SHARE, SIZES, Config
-from ranklab.text_trainer import TextTrainer, text_for
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, text_for
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ranklab.options import check_options, existing_folder, option, positive
+from ranklab.basics.options import check_options, existing_folder, option, positive
 from ranklab.projects.runner import Drawn, OnRanks
 
 # What a run can leave out, and what is wrong then.

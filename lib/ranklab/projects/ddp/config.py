@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ranklab.image_trainer import ImageConfig
+from ranklab.basics.options import existing_folder, new_file, option
 from ranklab.models.resnet import STAGES, ResNetConfig
-from ranklab.options import existing_folder, new_file, option
+from ranklab.projects.ddp.image_trainer import ImageConfig
 from ranklab.projects.runner import Drawn, OnRanks, Resumed
 
 MODELS = {f"resnet{depth}": depth for depth in STAGES}

@@ -12,13 +12,13 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.ddp import compress_fp16_hook, diagnose
 from ranklab.engine import device, is_main_process, launch
 from ranklab.engine.report import count_ranks
-from ranklab.image_trainer import ImageTrainer
 from ranklab.meter import Timeline, merged_trace
 from ranklab.models.resnet import ResNet
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.costs import median_speed
 from ranklab.projects.ddp.config import SIZES
+from ranklab.projects.ddp.image_trainer import ImageTrainer
 
 WARMUP = 4  # steps that are not in a trace
 

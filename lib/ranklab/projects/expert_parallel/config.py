@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from ranklab.basics.options import option
 from ranklab.expert_parallel import MoEConfig
 from ranklab.expert_parallel.layer import BALANCE
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 RANKS = 4
 

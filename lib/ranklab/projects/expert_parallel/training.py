@@ -18,8 +18,8 @@ from ranklab.models.gpt import GPT
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.expert_parallel.config import RANKS, SIZES, Config
-from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS
+from ranklab.trainer.text import TextTrainer, text_for
 
 WATCHED = 10  # steps from one look at the loads to the next
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranklab.options import existing_file, new_folder, option
+from ranklab.basics.options import existing_file, new_folder, option
 from ranklab.projects.runner import OnRanks, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 # What transformers.LlamaConfig takes, where no folder of weights says it.
 LLAMAS = {

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from ranklab.basics.targets import IGNORE
 from ranklab.data.instructions import as_batch
 from ranklab.engine import device
-from ranklab.targets import IGNORE
 from ranklab.trainer import History, Trainer
 
 

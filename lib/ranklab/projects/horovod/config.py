@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ranklab.options import comma_list, existing_file, existing_folder, new_file, option
+from ranklab.basics.options import comma_list, existing_file, existing_folder, new_file, option
 from ranklab.projects.runner import OnNodes
 from ranklab.trainer import LoopConfig
 

@@ -20,8 +20,8 @@ from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.projects.hybrid.config import SIZES, with_experts
-from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, due
+from ranklab.trainer.text import TextTrainer, text_for
 
 # Notebooks of version 1.0 call run(build=..., sync=...).
 FIRST_NAMES = {"build": "build_mesh", "parallelize": "parallelize", "sync": "tied_embedding_sync",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ranklab import pipeline_parallel as pp
+from ranklab.basics.options import option, positive
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option, positive
 from ranklab.projects.runner import OnRanks, OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 SCHEDULES = {"gpipe": pp.gpipe_schedule, "1f1b": pp.one_f_one_b_schedule,
              "interleaved": pp.interleaved_schedule, "zb-h1": pp.zero_bubble_schedule,

@@ -17,7 +17,7 @@ from ranklab.projects.authors import authors
 from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.pipeline_parallel.config import SIZES
-from ranklab.text_trainer import TextTrainer, text_for
+from ranklab.trainer.text import TextTrainer, text_for
 
 SECONDS = 0.03  # that the forward of a mean stage sleeps
 

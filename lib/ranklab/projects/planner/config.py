@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ranklab.options import existing_file, new_file, option
+from ranklab.basics.options import existing_file, new_file, option
 from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.published import read_runs, run_files
 from ranklab.projects.runner import OnRanks

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ranklab.options import comma_list, new_file, new_folder, number, picture, positive
+from ranklab.basics.options import comma_list, new_file, new_folder, number, picture, positive
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
 from ranklab.planner.mixed import search_mixed

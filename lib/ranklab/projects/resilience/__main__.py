@@ -14,7 +14,7 @@ from ranklab.projects.resilience.config import SHAPE, Options
 from ranklab.projects.resilience.report import report, said
 from ranklab.projects.resilience.soak import soak
 from ranklab.projects.runner import Project, Shown
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 
 def act(options, config):

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from ranklab.basics.options import option, positive, seed
 from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option, positive, seed
 from ranklab.projects.hybrid.config import Config as HybridConfig
 from ranklab.projects.runner import OnText
 

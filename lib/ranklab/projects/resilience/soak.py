@@ -9,7 +9,7 @@ from ranklab.hybrid import parse_layout
 from ranklab.projects.resilience.chaos import plan_faults
 from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.survive import Survived, survive
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 # Another layout adds in another order. It rounds differently, by 6e-8, and AdamW enlarges this in
 # each step. With the same layouts at the same steps nothing may differ.

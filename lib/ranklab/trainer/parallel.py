@@ -1,4 +1,4 @@
-"""Parallel: the seam between the one training loop (trainer.py) and all kinds of parallelism.
+"""Parallel: the seam between the one training loop (loop.py) and all kinds of parallelism.
 
 The loop asks it for everything that depends on other processes. Each kind overrides what is
 different with it, and nothing else:
@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 
 
 class Piece(NamedTuple):

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
+from ranklab.basics.options import check_options, new_folder, option
 from ranklab.checkpoint import RunFingerprint
 from ranklab.data.image_folder import Normalise
 from ranklab.data_parallel import scale_learning_rate
 from ranklab.data_parallel.replicas import broadcast_together
 from ranklab.engine import device
-from ranklab.options import check_options, new_folder, option
 from ranklab.trainer import PRECISIONS, LoopConfig, Schedule, Trainer
 
 REFERENCE_BATCH = 256  # images in a step, for which the learning rate is meant

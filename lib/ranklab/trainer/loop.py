@@ -2,8 +2,8 @@
 
 Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
 a GPU is kept busy only when Python runs ahead of it. It waits only where a number is printed.
-A subclass says what is trained, and on which data: TextTrainer (text_trainer.py) for a GPT,
-ImageTrainer (image_trainer.py) for a ResNet.
+A subclass says what is trained, and on which data: TextTrainer (text.py) for a GPT,
+ImageTrainer (projects/ddp/image_trainer.py) for a ResNet.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from ranklab.basics.options import check_options, new_folder, option
 from ranklab.checkpoint import load_checkpoint, save_checkpoint
-from ranklab.options import check_options, new_folder, option
-from ranklab.parallel import Parallel
-from ranklab.stop_signal import StopSignal
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.stop_signal import StopSignal
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

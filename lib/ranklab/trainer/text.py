@@ -6,9 +6,9 @@ from functools import partial
 import torch
 
 from ranklab.baseline.flops import transformer_flops
+from ranklab.basics.options import option
 from ranklab.data import batch_at, held_out_batch, python_text, text_file
 from ranklab.data.text import check_length
-from ranklab.options import option
 from ranklab.trainer import LoopConfig, Trainer
 
 
