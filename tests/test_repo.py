@@ -140,6 +140,16 @@ def test_every_package_says_what_is_public(path):
         assert hasattr(module, name) or importlib.util.find_spec(f"{package}.{name}"), name
 
 
+def test_the_table_of_contents_names_files_that_exist():
+    lines = re.findall(r"^    .{28,29}  (\S.*)$", ranklab.__doc__, re.M)
+    assert len(lines) == len(labs.STEMS) + 5
+    for line in lines:
+        folder = LIB
+        for file in re.findall(r"[\w/]+\.py", line):         # the first of a line names the folder
+            folder = LIB / file.rpartition("/")[0] if "/" in file else folder
+            assert (folder / file.rpartition("/")[2]).exists(), line
+
+
 SHELVES = ("cluster", "peers", "plots", "projects")            # packages of independent modules
 
 
