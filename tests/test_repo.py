@@ -28,6 +28,7 @@ LAYERS = (
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
+MODULE = re.compile(r"ranklab(\.\w+)+(:\w+)?")  # also "ranklab.module:function", for a loader
 COLUMNS = 100
 
 
@@ -41,7 +42,9 @@ def layer(part):
 
 
 def imports(tree):
-    """Every module name that is imported anywhere in the file, also inside functions."""
+    """Every module of ranklab or others that a file names: by an import, also inside a function, or
+    by a string that is a dotted name and no more.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -49,6 +52,8 @@ def imports(tree):
             # `from ranklab import hybrid` imports the module ranklab.hybrid
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from names if node.module == "ranklab" else [node.module]
+        elif isinstance(node, ast.Constant) and MODULE.fullmatch(str(node.value)):
+            yield node.value.partition(":")[0]
 
 
 def parse(path):
@@ -97,19 +102,26 @@ def test_arrows_run_one_way(path):
     part, tree = part_of(path), parse(path)
     if path == LIB / "__init__.py":
         return                                                 # loads its names on first use
-    mine = layer(part)
-    assert mine is not None, f"{part} is in no layer: add it to LAYERS"
-    said = ast.get_docstring(tree) or ""
+    own_layer = layer(part)
+    assert own_layer is not None, f"{part} is in no layer: add it to LAYERS"
+    docstring = ast.get_docstring(tree) or ""
     for name in imports(tree):
-        other = (name or "").split(".")[1:2]
-        if not name.startswith("ranklab.") or other == [part]:
+        if not name.startswith("ranklab."):
             continue
-        other = other[0]
-        if layer(other) is None:
-            continue                                           # a name of ranklab/__init__.py
-        assert layer(other) <= mine, f"{part} must not import {other}: it comes later"
-        if mine == layer(other) == 2:
-            assert other in said, f"{part} is made of {other}: its docstring must say so"
+        other = name.split(".")[1]
+        if other == part or layer(other) is None:              # None: of ranklab/__init__.py
+            continue
+        assert layer(other) <= own_layer, f"{part} must not name {name}: it comes later"
+        if own_layer == layer(other) == 2:
+            assert other in docstring, f"{part} is made of {other}: its docstring must say so"
+
+
+@pytest.mark.parametrize("line", ["from ranklab.clinic import hooks", "from ranklab import clinic",
+                                  "import ranklab.clinic.hooks", "x = 'ranklab.clinic.hooks'",
+                                  "x = 'ranklab.clinic.hooks:begin'"])
+def test_an_arrow_is_seen_in_any_form(line):
+    names = [*imports(ast.parse(f"def f():\n    {line}"))]
+    assert [name.split(".")[:2] for name in names] == [["ranklab", "clinic"]]
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "models"], ids=named)

@@ -3,3 +3,5 @@
 One file per lab; style.py, gantt.py and boxes.py for what they share. Each function takes plain
 data and returns a figure; nothing is drawn at import.
 """
+
+HEAVY = True  # matplotlib would make each fork of the engine slower
