@@ -1631,15 +1631,16 @@ print(*diagnose(project.observe(my_patient)), sep="\n")
 # What does observation cost? The same training runs with it and without it, in turns, and the last number says how much is written:
 
 # %%
+import contextlib
 import statistics
 import time
-from unittest import mock
+
+from ranklab.clinic.hooks import observation
 
 
 def seconds(observed):
     with tempfile.TemporaryDirectory() as folder:
-        extra = {"RANKLAB_DIAGNOSE": folder} if observed else {}
-        with mock.patch.dict(os.environ, extra):
+        with observation(folder) if observed else contextlib.nullcontext():
             start = time.perf_counter()
             launch(lambda: CASE["no_faster"].program() and None, ranks=2)
             took = time.perf_counter() - start

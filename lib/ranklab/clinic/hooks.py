@@ -1,9 +1,9 @@
-"""A rank is observed: hooks and wrappers that hand what happens to its Observer.
+"""Observe a rank: hooks and wrappers that hand what happens to its Observer.
 
     RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks [-m] PROGRAM ARGUMENTS
 
-runs a program that knows nothing of it. Ranks that `launch` starts are observed wherever that
-variable is set. Nothing is sent between ranks.
+runs a program that knows nothing of it. Ranks that `launch` starts inside observation() are
+observed, too. Nothing is sent between ranks.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import socket
 import sys
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import torch
@@ -31,8 +32,19 @@ from ranklab.clinic.symptoms import Step
 DETAILS = 50  # steps: after these, every 50th has marks of all parameters
 
 
-def observed(fn):
-    """What calls `fn`, and says how it ended. This rank, whose group is up, is observed."""
+@contextlib.contextmanager
+def observation(folder):
+    """Observe the ranks that are launched inside the block, also by a program that it starts.
+
+    folder  for what they write: RANKLAB_DIAGNOSE tells them
+    """
+    with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=str(Path(folder).absolute()),
+                         RANKLAB_RANK_HOOK=f"{observe_rank.__module__}:{observe_rank.__name__}"):
+        yield
+
+
+def observe_rank(fn):
+    """Observe this rank, whose group is up; return a function that calls `fn` and notes its end."""
     observer = begin()
 
     def call(*args):

@@ -4,6 +4,7 @@ One file per lab; style.py, gantt.py and boxes.py for what they share. Each func
 data and returns a figure; nothing is drawn at import.
 """
 
+HEAVY = True  # matplotlib would make each fork of the engine slower
 __all__ = [
     "baseline", "clinic", "cluster", "cluster_links", "collectives", "context_parallel",
     "data_parallel", "ddp", "expert_parallel", "fsdp", "horovod", "hybrid", "mesh",
