@@ -248,7 +248,7 @@ def test_the_table_of_contents_names_files_that_exist():
     assert len(lines) == len(labs.STEMS) + 5
     for line in lines:
         folder = LIB
-        for file in re.findall(r"[\w/]+\.py", line):          # the first of a line names the folder
+        for file in re.findall(r"[\w/]+\.py", line):        # the first of a line names the folder
             folder = LIB / file.rpartition("/")[0] if "/" in file else folder
             assert (folder / file.rpartition("/")[2]).exists(), line
 

@@ -18,6 +18,7 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
     "options": "basics.options",
     "files": "basics.files",
     "machine": "basics.machine",
+    "data_parallel.overlapped": "data_parallel.gradients",
     "collectives.mpi": "peers.mpi",
     "zero.deepspeed_engine": "peers.deepspeed_zero",
     "zero.deepspeed_training": "peers.deepspeed_zero",

@@ -9,7 +9,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.data_parallel.replica import Replica
 from ranklab.data_parallel.training import DataParallel
 from ranklab.expert_parallel.layer import layers_of
