@@ -8,12 +8,13 @@ from dataclasses import replace
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
+from ranklab.planner.placement import place
 from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import step_time
 
 AXES = {"tensor": "tensor", "context": "context", "expert": "expert", "weights": "shard",
-        "pipeline": "pipeline", "data": "weights"}  # part of a Step -> axis of Plan.span
+        "pipeline": "pipeline", "data": "weights"}  # part of a Step -> field of its Placement
 COMPUTING = ("products", "attention", "other")
 HIDDEN = {  # tool: {axis: its messages, and what hides them}
     "megatron": {"data": "gradients (--overlap-grad-reduce, --overlap-param-gather)",
@@ -34,8 +35,9 @@ def shares(plan, step, machine):
     parts = {"computing": sum(getattr(step, part) for part in COMPUTING)}
     for part in ("recompute", "bubble", "optimizer", "rest"):
         parts[part] = getattr(step, part)
-    for part, axis in AXES.items():
-        parts[f"{part} by {link(plan.span(axis, machine), machine)}"] = getattr(step, part)
+    placement = place(plan, machine)
+    for part, group in AXES.items():
+        parts[f"{part} by {link(getattr(placement, group), machine)}"] = getattr(step, part)
     return sorted(((name, seconds / step.total) for name, seconds in parts.items() if seconds),
                   key=lambda each: -each[1])
 
