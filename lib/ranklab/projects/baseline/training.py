@@ -18,7 +18,7 @@ from ranklab.models.gpt import GPT, count_parameters
 from ranklab.parallel import Parallel
 from ranklab.projects.authors import authors
 from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
-from ranklab.projects.costs import median_speed
+from ranklab.projects.training import median_speed
 from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS
 

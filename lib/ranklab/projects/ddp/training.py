@@ -17,7 +17,7 @@ from ranklab.meter import Timeline, merged_trace
 from ranklab.models.resnet import ResNet
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import median_speed
+from ranklab.projects.training import median_speed
 from ranklab.projects.ddp.config import SIZES
 
 WARMUP = 4  # steps that are not in a trace

@@ -20,7 +20,7 @@ from ranklab.meter import memory_of
 from ranklab.peers import fsdp2
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import counted_step, fit_counted, median_speed
+from ranklab.projects.training import counted_step, fit_counted, median_speed
 from ranklab.projects.fsdp import llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.tuner import FineTuner

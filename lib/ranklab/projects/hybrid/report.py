@@ -7,7 +7,7 @@ from ranklab.hybrid.counted import dry_run
 from ranklab.pipeline_parallel import bubble_fraction, simulate
 from ranklab.planner.constants import CONSTANTS
 from ranklab.projects.hybrid.config import JOBS, SIZES
-from ranklab.projects.pipeline_parallel.report import layer_names
+from ranklab.projects.pipeline_parallel.training import layer_names
 
 
 def report(found):
