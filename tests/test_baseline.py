@@ -258,7 +258,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 
     def refused(*options):
         with pytest.raises(SystemExit):
-            command.main([*quick, *options])
+            command.project.main([*quick, *options])
         return capsys.readouterr().err
 
     assert "name it with --checkpoint" in refused("--resume")

@@ -62,7 +62,7 @@ def test_exposed_is_what_no_computing_hides():
 
 def test_the_command_prints_a_table_and_draws(tmp_path, capsys):
     path = tmp_path / "figure.svg"
-    assert command.main(["--epochs", "1", "--seeds", "2", "--warmup", "0", "--ranks", "2",
+    assert command.project.main(["--epochs", "1", "--seeds", "2", "--warmup", "0", "--ranks", "2",
                          "--without", "mean,buffers", "--figure", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "speed-up" in printed and "The ranges over 2 seeds" in printed
@@ -74,7 +74,7 @@ def test_cifar_files_train(tmp_path, capsys):
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         labels, pixels = rng.integers(0, 10, (24, 1)), rng.integers(0, 256, (24, 3072))
         (tmp_path / f"{name}.bin").write_bytes(np.c_[labels, pixels].astype(np.uint8).tobytes())
-    assert command.main(["--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch",
+    assert command.project.main(["--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch",
                          "24", "--base-batch", "24", "--width", "4", "--warmup", "1", "--seeds",
                          "1", "--precision", "bf16", "--ranks", "2"]) == 0
     said = capsys.readouterr().out

@@ -133,7 +133,7 @@ def test_the_project_runs_a_learners_hook_and_reports():
 
 def test_the_command_prints_once_and_goes_on_from_its_checkpoint(tmp_path, capsys):
     path = str(tmp_path / "run")
-    assert command.main(["--model", "resnet18", "--images", "64", "--held-out", "8",
+    assert command.project.main(["--model", "resnet18", "--images", "64", "--held-out", "8",
                          "--batch-per-rank", "8", "--checkpoint", path, "--ranks", "2"]) == 0
     first = capsys.readouterr().out
     assert first.count("8 of 8 steps of 16 images") == first.count("epoch 2:") == 1

@@ -61,8 +61,8 @@ SCRIPT = """
 import sys
 import torch
 import ranklab.horovod as hvd
-from ranklab.projects.horovod.__main__ import main
-main(sys.argv[2:])
+from ranklab.projects.horovod.__main__ import project
+project.main(sys.argv[2:])
 hvd.init()  # and no shutdown
 with open(f"{sys.argv[1]}/rank{hvd.rank()}", "w") as file:     # what ranks print runs together
     print(hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), file=file)
@@ -113,7 +113,7 @@ def test_every_moment_counts_once_also_in_our_own_file(tmp_path, capsys):
     with pytest.raises(ValueError, match="this timeline holds no all-reduce"):
         shares([])
     hvd.timeline([tuple(phase) for phase in TWO_STEPS], tmp_path / "trace.json")
-    assert command.main(["--read", str(tmp_path / "trace.json")]) == 0
+    assert command.project.main(["--read", str(tmp_path / "trace.json")]) == 0
     said = capsys.readouterr().out
     assert "18.00 s, 2 all-reduces of 4 gradients" in said and "bottleneck: all-reduce, 33%" in said
 
@@ -153,5 +153,5 @@ def test_one_step_has_the_same_loss_by_other_tools(name, monkeypatch):
 
 def test_without_transformers_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(training, "is_here", lambda: False)
-    assert command.main([]) == 0 and training.run() is None
+    assert command.project.main([]) == 0 and training.run() is None
     assert "pip install -c constraints.txt -e '.[hf]'" in capsys.readouterr().out

@@ -66,7 +66,7 @@ def test_the_report_says_whose_functions_they_are_and_what_it_costs(found):
 
 
 def test_a_dry_run_is_that_of_the_layout_that_is_given(capsys):
-    assert command.main(["--dry-run", "--layout", "2x1x2,full"]) == 0
+    assert command.project.main(["--dry-run", "--layout", "2x1x2,full"]) == 0
     said = capsys.readouterr().out
     assert "laptop on 4 GPUs: dp 2 x tp 1 x pp 2 full, 4 micro-batches" in said
     assert "it fits in 80 GB" in said

@@ -14,8 +14,9 @@ from ranklab.pipeline_parallel import (
 from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.projects import pipeline_parallel as project
 from ranklab.projects.pipeline_parallel import peers, training
-from ranklab.projects.pipeline_parallel.config import SCHEDULES, schedule_of
-from ranklab.projects.pipeline_parallel.report import above_mean, layer_names, monitor
+from ranklab.projects.pipeline_parallel.training import (
+    SCHEDULES, above_mean, layer_names, monitor, schedule_of,
+)
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 

@@ -23,7 +23,7 @@ from ranklab.planner.plan import Plan, Span
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import bubble_part, step_time
 from ranklab.projects.planner import config
-from ranklab.projects.planner.__main__ import main
+from ranklab.projects.planner.__main__ import project as command
 
 GPT_22B = Model(48, 6144, 64, 24576, 51200, tied=True)
 LLAMA_405B = Model(126, 16384, 128, 53248, 128256, 8, gated=True)
@@ -366,11 +366,11 @@ def test_quantiles():
 
 def test_the_command_scores_files(capsys):
     path = next(path for path in published.run_files() if "zero_bubble" in path.name)
-    assert not main(["score", str(path), "--json"])
+    assert not command.main(["score", str(path), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["all"]["rows"] == 37 == found["zero_bubble"]["used"]
     assert found["all"]["step_time"]["number"] == 37 and found["all"]["pairs"]["number"] == 105
-    assert not main(["score", "--part", "validation"])
+    assert not command.main(["score", "--part", "validation"])
     out = capsys.readouterr().out
     assert "tpu_maxtext: " in out and "the usual is assumed: recompute in 63 rows" in out
 
@@ -379,6 +379,6 @@ def test_the_command_refuses_what_is_no_file(capsys):
     for argv, words in ((["score", "nowhere.csv"], "there is no file 'nowhere.csv'"),
                         (["draw"], "invalid choice: 'draw'")):
         with pytest.raises(SystemExit):
-            main(argv)
+            command.main(argv)
         assert words in capsys.readouterr().err
     assert config.Options().runs()

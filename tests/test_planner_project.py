@@ -13,7 +13,7 @@ from ranklab.planner.mixed import mixed_plans, mixed_step
 from ranklab.planner.space import ADVISED, layouts, refuse
 from ranklab.planner.why import shares
 from ranklab.projects import planner as project
-from ranklab.projects.planner.__main__ import main
+from ranklab.projects.planner.__main__ import project as command
 from ranklab.projects.planner.plan import main as ranklab_plan
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 # --- orders ---------------------------------------------------------------------------------------
 
 def test_every_order_has_a_plan_that_keeps_all_constraints(capsys):
-    assert not main(["orders"])
+    assert not command.main(["orders"])
     said = capsys.readouterr().out
     assert said.count(" ok ") >= 12 and "FAIL" not in said
     assert "10b   10B over two sites" in said and "RTX-4090: deepspeed" in said
@@ -146,7 +146,7 @@ def test_unlike_gpus_end_together():
 
 def test_a_measured_node_is_a_machine(tmp_path, capsys):
     path = tmp_path / "node.json"
-    assert not main(["measure", "--ranks", "2", "--write", str(path)])
+    assert not command.main(["measure", "--ranks", "2", "--write", str(path)])
     assert "all-reduce" in capsys.readouterr().out
     node = find_node(str(path))
     assert node.node == 2 and node.bf16 > 0 and 1e7 < node.link < 1e12

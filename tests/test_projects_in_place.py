@@ -30,7 +30,7 @@ RUNS = {  # project: its options, {what its report has: how often}
 SCRIPT = """
 import contextlib, importlib, json, os, sys
 for name, (words, path) in json.loads(sys.argv[1]).items():
-    main = importlib.import_module(f"ranklab.projects.{name}.__main__").main
+    main = importlib.import_module(f"ranklab.projects.{name}.__main__").project.main
     with open(f"{path}.{os.environ['RANK']}", "w") as file, contextlib.redirect_stdout(file):
         assert main(words) == 0, name
 """

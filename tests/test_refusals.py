@@ -221,7 +221,7 @@ def there(tmp_path_factory):
 def main_of(name):
     if name == "ranklab":
         return cli.main
-    return importlib.import_module(f"ranklab.projects.{name}.__main__").main
+    return importlib.import_module(f"ranklab.projects.{name}.__main__").project.main
 
 
 @pytest.mark.parametrize("name, arguments, said", CASES, ids=[f"{n} {a}" for n, a, _ in CASES])

@@ -136,12 +136,12 @@ def test_a_torn_checkpoint_is_counted_and_left_out(job, tmp_path):
 
 def test_the_command_runs_and_torchrun_is_refused(monkeypatch, capsys):
     options = "--soak", "3", "--faults", "1", "--steps", "4", "--checkpoint-every", "2"
-    assert command.main([*options, "--layouts", "1x1x2 1x1x1"]) == 0
+    assert command.project.main([*options, "--layouts", "1x1x2 1x1x1"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("seed    1: 1 faults, ") and "DIFFERS" not in text
     assert "3 of 3 runs ended as if undisturbed, after 3 faults; torn checkpoints: 0 of " in text
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
-        command.main([])
+        command.project.main([])
     assert ended.value.code == 2 and "run it by python, not by torchrun" in capsys.readouterr().err

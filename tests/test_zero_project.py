@@ -6,7 +6,7 @@ import pytest
 
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects import zero as project
-from ranklab.projects.zero.__main__ import main, project as command
+from ranklab.projects.zero.__main__ import project as command
 from ranklab.projects.zero.config import MODELS
 from ranklab.zero import ZeroStage2, deepspeed_config, zero_memory
 from ranklab.zero.config import read_config
@@ -103,6 +103,6 @@ def test_a_deepspeed_config_becomes_the_projects(tmp_path):
 @pytest.mark.parametrize("gpus, gb, stage", [(4, 80, 0), (4, 24, 1), (4, 11, 2), (32, 6, 3)])
 def test_the_stage_for_a_machine_is_the_fastest_that_fits(gpus, gb, stage, tmp_path, capsys):
     path = tmp_path / "ds.json"
-    main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb), "--write-config", str(path)])
+    command.main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb), "--write-config", str(path)])
     assert f"{gpus} GPUs of {gb} GB: stage {stage}" in capsys.readouterr().out
     assert json.loads(path.read_text())["zero_optimization"]["stage"] == stage

@@ -4,6 +4,7 @@ A project has one frozen dataclass for its command, an Options, and often a seco
 training, the settings. Each field is an option: basics/options.py says how it gets its help.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Project:
     act: Callable
 
     def parse(self, argv=None):
-        """(the options, the settings that they name, changed by what was given)."""
+        """Return (the options, their settings with the changes of the command line)."""
         command = Command(self.package, self.doc)
         with refusals(self.package):
             usual = self.options()
@@ -47,7 +48,7 @@ class Project:
             return options, settings and command.config(settings, given)
 
     def main(self, argv=None):
-        """The exit code; the program ends where the arguments are wrong."""
+        """Run the command; return its exit code. Wrong arguments end the program."""
         options, settings = self.parse(argv)
         with refusals(self.package):
             shown = self.act(options, settings)
@@ -58,8 +59,22 @@ class Project:
             return shown.code
 
 
+def run_and_report(run, report, figure=None):
+    """Return the `act` that calls `run` with all options and settings, and shows its report.
+
+    figure  (what `run` returned) -> the figure for --figure
+    """
+    def act(options, settings):
+        arguments = vars(options) | watched() | vars(settings)
+        arguments.pop("figure", None)
+        results = run(**arguments)
+        return Shown(report(results), figure and functools.partial(figure, results))
+
+    return act
+
+
 def watched():
-    """Arguments for a long run: a progress bar in a terminal, and the time limit."""
+    """Return the arguments of a long run: a bar in a terminal, and the time limit."""
     return {"progress": sys.stderr.isatty(), "timeout": time_limit()}
 
 

@@ -17,7 +17,7 @@ from ranklab.meter.curve import MemoryPeak
 from ranklab.models.gpt import GPT, count_parameters
 from ranklab.projects.authors import authors
 from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
-from ranklab.projects.costs import median_speed
+from ranklab.projects.training import median_speed
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.parallel import Parallel
 from ranklab.trainer.text import TextTrainer, text_for

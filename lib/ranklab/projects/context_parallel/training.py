@@ -1,32 +1,70 @@
-"""A GPT is trained on long sequences over all ranks; then its memory, bytes and losses are seen."""
+"""A GPT is trained on long sequences over all ranks; its memory, bytes and losses are reported."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ranklab.basics.options import option
 from ranklab.context_parallel import (
     ContextParallel, TokenShard, context_attention, ring_bytes, ulysses_attention, ulysses_bytes,
     zigzag_shard,
 )
 from ranklab.data import held_out_batch
 from ranklab.data.text import END
-from ranklab.engine import device, launch
+from ranklab.engine import device
+from ranklab.engine.report import count_ranks
 from ranklab.mesh import build_mesh
 from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.authors import authors
-from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.context_parallel.config import SHARE, SIZES, Config
-from ranklab.trainer.parallel import Parallel
-from ranklab.trainer.text import TextTrainer, text_for
+from ranklab.projects.command import ranks_to_come
+from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
+from ranklab.projects.training import Session, trained_alone
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
+
+METHODS = ("ring", "ulysses", "both")
+PARTS = {"attention": context_attention, "trade": ulysses_attention, "shard": zigzag_shard}
+SHARE = 8  # a rank's memory budget is what 1/SHARE of the sequence needs, and a quarter more
 
 
 @dataclass(frozen=True)
-class Found:
-    """What all ranks have seen together."""
+class Config(TrainConfig):
+    """How to train; checked when it is made. The defaults suit a laptop."""
+
+    steps: int = 80
+    lr: float = 6e-3
+    batch: int = 16  # long sequences
+    micro_batch: int = 16
+    eval_batch: int = option(64, "held-out sequences")
+    method: str = option("ring", "of attention; both: Ulysses in pairs, a ring between them",
+                         METHODS)
+    documents: bool = option(False, "no token sees past the beginning of its file")
+    compare: bool = option(True, "rank 0 trains on short windows, too")
+
+
+SIZES = {  # the long sequence; a rank is allowed an eighth of it
+    "laptop": (GPTConfig(n_ctx=128, n_head=8), Config()),
+    "gpt2": (GPTConfig(50304, 65536, 12, 12, 768, rotary_base=500_000.0),
+             Config(steps=200, batch=1, micro_batch=1, eval_batch=8, lr=6e-4, precision="bf16",
+                    compare=False)),
+}
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, OnText, Drawn):
+    """What the command takes besides Config."""
+
+    size: str = option("laptop", "of the GPT", SIZES)
+
+    def settings(self):
+        return SIZES[self.size][1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of all ranks together."""
 
     shape: GPTConfig
     config: Config
@@ -38,98 +76,84 @@ class Found:
     kept_short: int  # bytes of activations of one short window in one process
 
 
-def run(size="laptop", ranks=8, attention=context_attention, trade=ulysses_attention,
-        shard=zigzag_shard, path=None, resume=False, until=None, progress=False,
-        timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
-    """The model is trained on all ranks; returns a Found.
+def run(size="laptop", ranks=None, **arguments):
+    """Train the model on all ranks (8 without torchrun); return an Outcome.
 
-    attention, trade, shard  a learner's own will do: see TokenShard
-    path     a text of your own
-    changes  of Config: steps=100, method="ulysses", ...
-    error    ValueError where the ranks do not divide the sequence or, by ulysses, the heads
+    arguments  of Session; of PARTS, a learner's own: see TokenShard; and of Config
+    Raises ValueError where the ranks do not divide the sequence or, by ulysses, the heads.
     """
+    ranks = ranks or ranks_to_come(SHARE)
     shape, config = SIZES[size]
-    config = dataclasses.replace(config, **changes)
-    text, shape = text_for(shape, config, path)
-    R = ranks_to_come(ranks)
-    shard(shape.n_ctx, R)  # refuses now what it would refuse on all ranks
-    columns = columns_of(config.method, R)
+    session, parts, config = Session.divide({"ranks": ranks} | arguments, PARTS, config)
+    text, shape = text_for(shape, config, session.path)
+    parts["shard"](shape.n_ctx, ranks)  # refuses now what it would refuse on all ranks
+    columns = columns_of(config.method, ranks)
     if shape.n_head % columns:
         raise ValueError(f"{columns} ranks that trade heads must divide n_head={shape.n_head}")
-    parts = {"attention": attention, "trade": trade, "shard": shard}
-    found = launch(_work, shape, config, text, parts, columns, resume, until, progress,
-                   ranks=ranks, timeout=timeout, stream=progress)
-    first = found[0].pop("first")
-    return Found(shape, config, authors(parts), found, **first)
+    results = session.launch(_work, shape, config, text, parts, columns)
+    return Outcome(shape, config, authors(parts), results, **results[0].pop("first"))
 
 
-def columns_of(method, R):
-    """How many ranks trade heads with each other; the others are in a ring."""
-    if method == "both" and R % 2:
-        raise ValueError(f"ranks={R} must be even for both: they trade heads in pairs")
-    return {"ring": 1, "ulysses": R, "both": 2}[method]
+def columns_of(method, ranks):
+    """Return how many ranks trade heads with each other; the others are in a ring."""
+    if method == "both" and ranks % 2:
+        raise ValueError(f"ranks={ranks} must be even for both: they trade heads in pairs")
+    return {"ring": 1, "ulysses": ranks, "both": 2}[method]
 
 
-def _work(shape, config, text, parts, columns, resume, until, progress):
-    """On each rank: the model is trained, and looked at."""
+def _work(session, shape, config, text, parts, columns):
+    """Train the model on each rank, and measure it."""
     mesh = build_mesh({"ring": dist.get_world_size() // columns, "ulysses": columns})
     tokens = TokenShard(mesh.group("ring"), mesh.group("ulysses") if columns > 1 else None,
                         end=END[0] if config.documents else None, **parts)
-    trainer = new_trainer(shape, text, config, ContextParallel(tokens=tokens), progress)
-    if resume:
-        trainer.resume()
-    trainer.fit(until)
-    steps = trainer.steps_done
-    seen = {"kept": kept(trainer), "said": said(mesh, shape, config)} | sent(trainer)
-    curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
-    first = {"steps": steps, "losses": dict.fromkeys(curves), "kept_short": 0}
-    if config.compare and dist.get_rank() == 0:
-        short = alone(shape, text, config)
-        first["kept_short"] = kept(short)
-        curves["short windows"] = by_position(short, None, held_out(text, shape, config))
-    if dist.get_rank() == 0:
-        first["by_position"] = {name: parts_of(curve) for name, curve in curves.items()}
-        first["losses"] = {name: curve.mean().item() for name, curve in curves.items()}
-        seen["first"] = first
-    return seen
-
-
-def new_trainer(shape, text, config, parallel, progress=False):
     torch.manual_seed(0)
-    return TextTrainer(GPT(shape), text, config, device(), parallel=parallel, progress=progress)
+    trainer = TextTrainer(GPT(shape), text, config, device(),
+                          parallel=ContextParallel(tokens=tokens), progress=session.progress)
+    session.fit(trainer)
+    steps = trainer.steps_done
+    result = {"kept": kept_bytes(trainer), "said": said_bytes(mesh, shape, config),
+              "sent": sent_bytes(trainer)}
+    curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
+    kept_short = 0
+    if config.compare and dist.get_rank() == 0:
+        short = train_on_windows(shape, text, config)
+        kept_short = kept_bytes(short)
+        curves["short windows"] = by_position(short, None, windows(text, shape, config))
+    if dist.get_rank() == 0:
+        result["first"] = {
+            "steps": steps, "kept_short": kept_short,
+            "by_position": {name: parts_of(curve) for name, curve in curves.items()},
+            "losses": {name: curve.mean().item() for name, curve in curves.items()}}
+    return result
 
 
-def alone(shape, text, config):
-    """The trainer of one process that has learned as many tokens, in windows of 1/SHARE."""
-    shape = dataclasses.replace(shape, n_ctx=shape.n_ctx // SHARE)
+def train_on_windows(shape, text, config):
+    """Return the trainer of one process that learned as many tokens, in windows of 1/SHARE."""
     batches = {name: getattr(config, name) * SHARE for name in ("batch", "micro_batch")}
-    config = dataclasses.replace(config, checkpoint=None, **batches)
-    trainer = new_trainer(shape, text, config, Parallel())
-    trainer.fit()
-    return trainer
+    torch.manual_seed(0)
+    return trained_alone(GPT(replace(shape, n_ctx=shape.n_ctx // SHARE)), text,
+                         replace(config, **batches))
 
 
-# --- what is looked at ----------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
-def kept(trainer):
-    """Bytes that one sequence keeps for backward on this rank."""
-    x, y = trainer.next_batch()
-    x, y = x[:1].to(trainer.device), y[:1].to(trainer.device)
+def kept_bytes(trainer):
+    """Return the bytes that one sequence keeps for backward on this rank."""
+    x, y = (tokens[:1].to(trainer.device) for tokens in trainer.next_batch())
     with SavedActivations(trainer.model) as saved:
         trainer.loss_sum(x, y)
     return saved.bytes
 
 
-def sent(trainer):
-    """{"sent": bytes that attention's messages have in one step}; gradients are left out."""
+def sent_bytes(trainer):
+    """Do one more step; return the bytes of attention's messages, without gradients."""
     with Traffic() as traffic:
         trainer.step()
-    of_attention = [op for op in traffic.ops if op.name in ("send", "all_to_all")]
-    return {"sent": sum(op.sent_bytes for op in of_attention)}
+    return sum(op.sent_bytes for op in traffic.ops if op.name in ("send", "all_to_all"))
 
 
-def said(mesh, shape, config):
-    """The same bytes by the formulas: for both, a ring of what a pair of ranks holds."""
+def said_bytes(mesh, shape, config):
+    """Return the same bytes by the formulas: for both, a ring of what a pair of ranks holds."""
     rows, columns = mesh.axes.values()
     heads, width = shape.n_head, 4 if config.precision == "fp32" else 2
     ring = ring_bytes(shape.n_ctx, heads // columns, shape.head_size, rows, width)
@@ -137,15 +161,15 @@ def said(mesh, shape, config):
     return (ring + traded) * config.batch * shape.n_layer
 
 
-def held_out(text, shape, config):
-    """The held-out sequences, cut into windows of 1/SHARE that follow on each other."""
-    whole = held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
-    return [part.reshape(-1, shape.n_ctx // SHARE) for part in whole]
+def windows(text, shape, config):
+    """Return the held-out sequences, cut into windows of 1/SHARE that follow on each other."""
+    batch = held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
+    return [tokens.reshape(-1, shape.n_ctx // SHARE) for tokens in batch]
 
 
 @torch.no_grad()
 def by_position(trainer, tokens, batch):
-    """(T,): the mean loss at each position of the long sequences, alike on all ranks."""
+    """Return the mean loss at each position of the long sequences, (T,), equal on all ranks."""
     x, y = (t.to(trainer.device) for t in batch)
     trainer.model.eval()
     losses = F.cross_entropy(trainer.model(x).float().flatten(0, 1), y.flatten(), reduction="none")
@@ -160,6 +184,42 @@ def by_position(trainer, tokens, batch):
 
 
 def parts_of(curve):
-    """[(the middle of a part, its mean loss)] of SHARE parts."""
+    """Return [(the middle of a part, its mean loss)] of SHARE parts."""
     return [((2 * i + 1) * len(curve) / (2 * SHARE), part.mean().item())
             for i, part in enumerate(curve.chunk(SHARE))]
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+def report(outcome):
+    """Return the Outcome as text."""
+    shape, config, ranks = outcome.shape, outcome.config, outcome.ranks
+    kept = max(result["kept"] for result in ranks)
+    lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "
+             f"{count_ranks(len(ranks))}, by {config.method}", outcome.authors,
+             "a rank sends for attention in a step: counted {sent:,} bytes, said {said:,}".format(
+                 **ranks[0]),
+             f"a sequence of {shape.n_ctx} tokens keeps for backward, on the fullest rank: "
+             f"{kept:,} bytes"]
+    if config.compare:
+        budget = outcome.kept_short * 5 // 4
+        lines += [f"one process keeps {outcome.kept_short:,} bytes of {shape.n_ctx // SHARE} "
+                  f"tokens. With a budget of {budget:,}, a quarter more, the long sequence "
+                  + ("fits" if kept <= budget else "does not fit")]
+    middles = [middle for middle, _ in outcome.by_position["long"]]
+    lines += ["\nheld-out nats per token, by position",
+              f"{'':14}" + "".join(f"{middle:8.0f}" for middle in middles) + "     mean"]
+    lines += [f"{name:14}" + "".join(f"{loss:8.3f}" for _, loss in points)
+              + f"{outcome.losses[name]:9.3f}" for name, points in outcome.by_position.items()]
+    if config.compare:
+        gaps = [short - long for (_, long), (_, short) in zip(*outcome.by_position.values())]
+        lines.append(f"trained on long sequences, it is better by {gaps[0]:.3f} nats in the first "
+                     f"part, where both see as much, and by {gaps[-1]:.3f} in the last")
+    return "\n".join(lines)
+
+
+def figure(outcome):
+    """Draw the loss by position."""
+    from ranklab.plots.context_parallel import by_position  # here: needs matplotlib
+
+    return by_position(outcome.by_position)

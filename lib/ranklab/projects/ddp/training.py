@@ -16,9 +16,9 @@ from ranklab.meter import Timeline, merged_trace
 from ranklab.models.resnet import ResNet
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import median_speed
 from ranklab.projects.ddp.config import SIZES
 from ranklab.projects.ddp.image_trainer import ImageTrainer
+from ranklab.projects.training import median_speed
 
 WARMUP = 4  # steps that are not in a trace
 

@@ -1,6 +1,5 @@
 """A GPT with experts beside a dense one of equal FLOPs."""
 
-from ranklab.projects.expert_parallel.report import report
-from ranklab.projects.expert_parallel.training import run
+from ranklab.projects.expert_parallel.training import report, run
 
 __all__ = ["report", "run"]

@@ -1,32 +1,80 @@
-"""A GPT with experts is trained over ranks, and a dense one; loads, bytes and losses are seen."""
+"""A GPT with experts is trained over ranks, and a dense one; loads, bytes and losses are reported.
+"""
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.options import option
 from ranklab.data_parallel.training import DataParallel
-from ranklab.engine import device, launch
+from ranklab.engine import device
+from ranklab.engine.report import count_ranks
 from ranklab.expert_parallel import (
     ExpertParallel, MoEConfig, capacity, combine_tokens, dispatch_tokens, expert_gradients,
-    layers_of, load_balance_loss, moe_gpt, moe_traffic, top_k_route,
+    layers_of, load_balance_loss, moe_gpt, moe_parameters, moe_traffic, top_k_route,
 )
+from ranklab.expert_parallel.layer import BALANCE
 from ranklab.mesh import build_mesh
 from ranklab.meter import Traffic
-from ranklab.models.gpt import GPT
+from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.projects.authors import authors
-from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.expert_parallel.config import RANKS, SIZES, Config
+from ranklab.projects.command import ranks_to_come
+from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
+from ranklab.projects.training import Session, trained_alone
 from ranklab.trainer import PRECISIONS
-from ranklab.trainer.text import TextTrainer, text_for
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
-WATCHED = 10  # steps from one look at the loads to the next
+RANKS = 4
+PARTS = {"route": top_k_route, "limit": capacity, "dispatch": dispatch_tokens,
+         "combine": combine_tokens, "balance_loss": load_balance_loss, "average": expert_gradients}
+SAMPLED = 10  # steps from one sample of the loads to the next
 
 
 @dataclass(frozen=True)
-class Found:
-    """What all ranks have seen together."""
+class Config(TrainConfig):
+    """How to train; checked when it is made. The defaults suit a laptop."""
+
+    steps: int = 100
+    batch: int = 32
+    micro_batch: int = 8
+    eval_batch: int = 64
+    n_expert: int = option(16, "of each layer", least=1)
+    top_k: int = option(2, "experts of a token", least=1)
+    balance: str = option("loss", "of the experts' loads", BALANCE)
+    factor: float = option(0.0, "of the capacity; 0: no token is dropped", least=0)
+    shared_width: int = option(0, "of an expert that all tokens take; 0: none", least=0)
+    ep: int = option(0, "ranks over which experts are spread; 0: all", least=0)
+    compare: bool = option(True, "a dense GPT is trained, too")
+
+    def shape(self, dense):
+        """Return the GPT with experts: as many numbers for a token in the MLPs as `dense`."""
+        return MoEConfig(**vars(dense), n_expert=self.n_expert, top_k=self.top_k,
+                         balance=self.balance, factor=self.factor, shared_width=self.shared_width,
+                         renormalize=self.top_k > 1)
+
+
+SIZES = {
+    "laptop": (GPTConfig(), Config()),
+    "gpt2": (GPTConfig(50304, 1024, 12, 12, 768, rotary_base=1e4),
+             Config(steps=1000, batch=128, micro_batch=4, eval_batch=64, lr=6e-4, n_expert=32,
+                    precision="bf16", compare=False)),
+}
+
+
+@dataclass(frozen=True)
+class Options(OnRanks, Resumed, OnText, Drawn):
+    """What the command takes besides Config."""
+
+    size: str = option("laptop", "of the GPT", SIZES)
+
+    def settings(self):
+        return SIZES[self.size][1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of all ranks together."""
 
     shape: MoEConfig
     config: Config
@@ -38,70 +86,50 @@ class Found:
     dropped: float  # part of all choices in a step, at the end
 
 
-def run(size="laptop", ranks=RANKS, route=top_k_route, limit=capacity, dispatch=dispatch_tokens,
-        combine=combine_tokens, balance_loss=load_balance_loss, average=expert_gradients,
-        path=None, resume=False, until=None, progress=False, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
-    """Both models are trained on all ranks; returns a Found.
+def run(size="laptop", ranks=None, **arguments):
+    """Train both models on all ranks (4 without torchrun); return an Outcome.
 
-    route ... average  a learner's own will do
-    path     a text of your own
-    changes  of Config: steps=100, balance="bias", ...
-    error    ValueError where ep does not divide the ranks or the experts
+    arguments  of Session; of PARTS, a learner's own; and of Config
+    Raises ValueError where ep does not divide the ranks or the experts.
     """
-    dense, config = SIZES[size]
-    config = dataclasses.replace(config, **changes)
-    text, dense = text_for(dense, config, path)
-    shape, R = config.shape(dense), ranks_to_come(ranks)  # refuses now what all ranks would refuse
-    if min(config.batch, config.eval_batch) < R:
+    ranks, (dense, config) = ranks or ranks_to_come(RANKS), SIZES[size]
+    session, parts, config = Session.divide({"ranks": ranks} | arguments, PARTS, config)
+    text, dense = text_for(dense, config, session.path)
+    shape = config.shape(dense)  # refuses now what all ranks would refuse
+    if min(config.batch, config.eval_batch) < ranks:
         raise ValueError(f"batch={config.batch} and eval_batch={config.eval_batch} rows must be at "
-                         f"least {R}, one for each rank")
-    spread = config.ep or R
-    if R % spread or config.n_expert % spread:
-        raise ValueError(f"ep={spread} must divide the {R} ranks and n_expert={config.n_expert}")
-    parts = {"route": route, "limit": limit, "dispatch": dispatch, "combine": combine,
-             "balance_loss": balance_loss}
-    found = launch(_work, dense, config, text, parts, average, spread, resume, until, progress,
-                   ranks=ranks, timeout=timeout, stream=progress)
-    first = found[0].pop("first")
-    return Found(shape, config, authors(parts | {"average": average}), found, **first)
+                         f"least {ranks}, one for each rank")
+    spread = config.ep or ranks
+    if ranks % spread or config.n_expert % spread:
+        raise ValueError(f"ep={spread} must divide the {ranks} ranks and "
+                         f"n_expert={config.n_expert}")
+    results = session.launch(_work, dense, config, text, parts, spread)
+    return Outcome(shape, config, authors(parts), results, **results[0].pop("first"))
 
 
-def _work(dense, config, text, parts, average, spread, resume, until, progress):
-    """On each rank: the model with experts is trained and looked at; then the dense one."""
+def _work(session, dense, config, text, parts, spread):
+    """Train and measure the model with experts on each rank; then train the dense one."""
     mesh = build_mesh({"data": dist.get_world_size() // spread, "expert": spread},
                       joined=[("data", "expert")])
     parallel = ExpertParallel(mesh.group(("data", "expert")), mesh.group("expert"),
-                              mesh.group("data"), average)
-    trainer = ExpertTrainer(config.shape(dense), text, config, parallel, parts, progress)
-    if resume:
-        trainer.resume()
-    trainer.fit(until)
-    steps, loads = trainer.steps_done, trainer.loads
-    losses = {"experts": trainer.evaluate()}
-    seen = counted(trainer, mesh.group("expert"))
+                              mesh.group("data"), parts["average"])
+    trainer = ExpertTrainer(config.shape(dense), text, config, parallel, parts, session.progress)
+    session.fit(trainer)
+    first = {"steps": trainer.steps_done, "loads": trainer.loads,
+             "losses": {"experts": trainer.evaluate()}}
+    result = counted(trainer, mesh.group("expert"))
     dropped = parallel.total(torch.stack([(layer.seen["chosen"] < 0).float().mean()
                                           for layer in layers_of(trainer.model)]).mean())
+    first["dropped"] = dropped.item() / parallel.ranks
     if config.compare:
-        losses["dense"] = train_dense(dense, text, config, progress).evaluate()
-    if dist.get_rank() == 0:
-        seen["first"] = {"steps": steps, "losses": losses, "loads": loads,
-                         "dropped": dropped.item() / parallel.ranks}
-    return seen
-
-
-def train_dense(shape, text, config, progress):
-    """The trainer of a GPT with MLPs in the place of experts, trained on the same batches."""
-    torch.manual_seed(0)
-    config = dataclasses.replace(config, checkpoint=None)
-    trainer = TextTrainer(GPT(shape), text, config, device(), parallel=DataParallel(),
-                          progress=progress)
-    trainer.fit()
-    return trainer
+        torch.manual_seed(0)
+        trainer = trained_alone(GPT(dense), text, config, DataParallel(), session.progress)
+        first["losses"]["dense"] = trainer.evaluate()
+    return result | ({"first": first} if dist.get_rank() == 0 else {})
 
 
 class ExpertTrainer(TextTrainer):
-    """A TextTrainer that keeps the loads of the experts.
+    """A TextTrainer that samples the loads of the experts.
 
     parts  of each MoE layer: a learner's own functions
     """
@@ -110,12 +138,12 @@ class ExpertTrainer(TextTrainer):
         torch.manual_seed(0)
         model = moe_gpt(shape)
         for layer in layers_of(model):
-            vars(layer).update(parts)
+            vars(layer).update((name, part) for name, part in parts.items() if name != "average")
         super().__init__(model, text, config, device(), parallel=parallel, progress=progress)
         self.loads = []
 
     def after_step(self, *args):
-        if self.steps_done % WATCHED == 0:
+        if self.steps_done % SAMPLED == 0:
             counts = self.parallel.total(torch.stack([
                 layer.seen["wanted"].flatten().bincount(minlength=self.shape.n_expert)
                 for layer in layers_of(self.model)]).float())
@@ -124,25 +152,52 @@ class ExpertTrainer(TextTrainer):
 
 
 def counted(trainer, group):
-    """{"sent": bytes of all all-to-alls in a step, "said": by moe_traffic, of what was chosen}"""
-    noted, E = [], trainer.shape.n_expert
+    """Do one more step; return {"sent": bytes of its all-to-alls, "said": by moe_traffic}."""
+    choices, experts = [], trainer.shape.n_expert
     for layer in layers_of(trainer.model):
-        layer.dispatch = _noting(layer.dispatch, noted)
+        layer.dispatch = _recorded(layer.dispatch, choices)
     with Traffic() as traffic:
         trainer.step()
-    R, rank = dist.get_world_size(group), dist.get_rank(group)
-    said = len(noted) * 8 * E * (R - 1) // R  # the counts that ranks tell each other
-    for mine in noted:
-        counts = [torch.empty_like(mine) for _ in range(R)]
-        dist.all_gather(counts, mine, group=group)
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    said = len(choices) * 8 * experts * (ranks - 1) // ranks  # counts that ranks tell each other
+    for local_counts in choices:
+        counts = [torch.empty_like(local_counts) for _ in range(ranks)]
+        dist.all_gather(counts, local_counts, group=group)
         row = PRECISIONS[trainer.config.precision].itemsize * trainer.shape.n_embd
         said += moe_traffic(torch.stack(counts), row)[rank].sum().item()
-    sent = sum(op.sent_bytes for op in traffic.ops if op.name == "all_to_all")
-    return {"sent": sent, "said": said}
+    return {"sent": sum(op.sent_bytes for op in traffic.ops if op.name == "all_to_all"),
+            "said": said}
 
 
-def _noting(dispatch, noted):
-    def noting(x, chosen, n_experts, group=None):
-        noted.append(chosen[chosen >= 0].bincount(minlength=n_experts))
+def _recorded(dispatch, choices):
+    def recorded(x, chosen, n_experts, group=None):
+        choices.append(chosen[chosen >= 0].bincount(minlength=n_experts))
         return dispatch(x, chosen, n_experts, group)
-    return noting
+    return recorded
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+def report(outcome):
+    """Return the Outcome as text."""
+    shape, config, ranks = outcome.shape, outcome.config, len(outcome.ranks)
+    parameters, active = moe_parameters(shape)
+    most = [max(load) for load in outcome.loads[-1][1]] if outcome.loads else []
+    lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "
+             f"{count_ranks(ranks)}, {shape.n_expert} experts over {config.ep or ranks}, "
+             f"top {shape.top_k}", outcome.authors,
+             f"{parameters:,} numbers, of which a token meets {active:,}",
+             "rank 0 sends rows and counts in one more step: counted {sent:,} bytes, "
+             "said {said:,}".format(**outcome.ranks[0]),
+             f"the fullest expert of each layer, beside the mean, balanced by {config.balance}: "
+             + ", ".join(f"{load:.2f}" for load in most),
+             f"choices dropped: {outcome.dropped:.1%}"]
+    lines += [f"held out, {name:8} {loss:.3f} nats" for name, loss in outcome.losses.items()]
+    return "\n".join(lines)
+
+
+def figure(outcome):
+    """Draw the loads of the experts."""
+    from ranklab.plots.expert_parallel import loads  # here: needs matplotlib
+
+    return loads({"": outcome.loads})

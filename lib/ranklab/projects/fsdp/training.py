@@ -20,11 +20,11 @@ from ranklab.meter import memory_of
 from ranklab.peers import fsdp2
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import counted_step, fit_counted, median_speed
 from ranklab.projects.fsdp import llama
 from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.tuner import FineTuner
 from ranklab.projects.hugging_face import is_here
+from ranklab.projects.training import counted_step, fit_counted, median_speed
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}

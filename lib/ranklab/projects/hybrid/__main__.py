@@ -11,8 +11,7 @@ A checkpoint goes on in any other layout. `ranklab compare` puts layouts side by
 import sys
 
 from ranklab.projects.hybrid.config import Options
-from ranklab.projects.hybrid.report import dry_run_report, report
-from ranklab.projects.hybrid.training import run
+from ranklab.projects.hybrid.training import dry_run_report, report, run
 from ranklab.projects.runner import Project, watched
 
 
@@ -25,7 +24,6 @@ def act(options, config):
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

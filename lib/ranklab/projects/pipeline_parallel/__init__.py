@@ -1,6 +1,5 @@
 """A GPT trained through a pipeline, and a monitor of its bubble."""
 
-from ranklab.projects.pipeline_parallel.report import report
-from ranklab.projects.pipeline_parallel.training import run
+from ranklab.projects.pipeline_parallel.training import report, run
 
 __all__ = ["report", "run"]

@@ -10,20 +10,17 @@ A checkpoint goes on with any number of stages and with any schedule.
 
 import sys
 
-from ranklab.projects.pipeline_parallel.config import Options, schedule_of
-from ranklab.projects.pipeline_parallel.report import report
-from ranklab.projects.pipeline_parallel.training import run
+from ranklab.projects.pipeline_parallel.training import Options, report, run, schedule_of
 from ranklab.projects.runner import Project, watched
 
 
 def act(options, settings):
-    schedule = schedule_of(options.schedule, options.virtual)
-    return report(run(options.size, options.ranks, schedule, path=options.path,
-                      resume=options.resume, **watched(), **vars(settings)))
+    arguments = vars(options) | watched() | vars(settings)
+    schedule = schedule_of(arguments.pop("schedule"), arguments.pop("virtual"))
+    return report(run(schedule=schedule, **arguments))
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

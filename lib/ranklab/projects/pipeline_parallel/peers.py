@@ -9,7 +9,7 @@ from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.peers.torch_pipelining import torch_step
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.projects.pipeline_parallel.config import schedule_of
+from ranklab.projects.pipeline_parallel.training import schedule_of
 
 SHAPE, PIECES = GPTConfig(n_layer=6), 8
 

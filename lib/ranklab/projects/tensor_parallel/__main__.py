@@ -9,16 +9,10 @@
 
 import sys
 
-from ranklab.projects.runner import Project, watched
+from ranklab.projects.runner import Project, run_and_report
 from ranklab.projects.tensor_parallel.training import Options, report, run
 
-
-def act(options, settings):
-    return report(run(**vars(options), **watched(), **vars(settings)))
-
-
-project = Project(__package__, __doc__, Options, act)
-main = project.main
+project = Project(__package__, __doc__, Options, run_and_report(run, report))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -2,7 +2,7 @@
 
 from ranklab.baseline import transformer_flops
 from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
-from ranklab.projects.pipeline_parallel.report import parameters
+from ranklab.projects.pipeline_parallel.training import parameters
 from ranklab.ranks import shard_range
 from ranklab.tensor_parallel.formulas import summed_bytes
 

@@ -5,24 +5,26 @@ import itertools
 import math
 import statistics
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ranklab.basics.options import option
-from ranklab.engine import device, launch
+from ranklab.engine import device
 from ranklab.engine.report import count_ranks
 from ranklab.meter import Traffic, memory_of
+from ranklab.meter.text import lined_up
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.peers.dtensor import DTensors
 from ranklab.pipeline_parallel.actions import Action
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.authors import authors
-from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
+from ranklab.projects.training import Session
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.trainer import PRECISIONS, History
@@ -35,7 +37,6 @@ MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),
           "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600, **GPT2)}  # 25 heads: 5 ranks
 METHODS = ("one", "naive", "tensor", "sequence", "dtensor")
 PARTS = {field.name: field.default for field in fields(TPConfig) if callable(field.default)}
-WIDTHS = 11, 11, 9, 9, 11, 11  # of the report's columns
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ SIZES = {"laptop": Config(steps=30, batch=8, micro_batch=8, eval_batch=32, log_e
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText):
-    """What the command takes beside Config."""
+    """What the command takes besides Config."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     method: str = option("all", "how ranks share it; sequence is tensor with --sequence-parallel",
@@ -64,7 +65,7 @@ class Options(OnRanks, Resumed, OnText):
 
 
 class Row(NamedTuple):
-    """What one method has shown, on rank 0."""
+    """The results of one method, on rank 0."""
 
     method: str
     said: tuple  # bytes held, messages and bytes sent in a step, by formulas
@@ -74,28 +75,23 @@ class Row(NamedTuple):
     held_out: float | None  # nats per token; None: stopped before the end
 
 
-def run(size="laptop", ranks=None, method="tensor", path=None, resume=False, until=None,
-        progress=False, timeout=LAUNCH_LIMIT, **changes):  # fmt: skip
-    """A GPT is trained on all ranks by each of the methods; returns a dict for `report`.
+def run(size="laptop", method="tensor", **arguments):
+    """Train a GPT on all ranks by each of the methods; return a dict for `report`.
 
-    method   one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
-    path     a text of your own
-    changes  functions: a learner's own copy, reduce, column, row, attention, embed, cross_entropy,
-             norm. All others are of Config: steps=40, overlap=True, ...
+    method     one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
+    arguments  of Session; of PARTS, a learner's own; and of Config
     """
-    parts = {name: changes.pop(name, ours) for name, ours in PARTS.items()}
-    config, shape = replace(SIZES[size], **changes), MODELS[size]
+    session, parts, config = Session.divide(arguments, PARTS, SIZES[size])
     methods = METHODS if method == "all" else (method,)
-    refuse(method, methods, config, shape, ranks_to_come(ranks))
-    text, shape = text_for(shape, config, path)  # read once, for all ranks
-    found = launch(_train_all, methods, shape, config, parts, text, resume, until, progress,
-                   ranks=ranks, timeout=timeout, stream=progress)
-    return {"rows": found[0], "shape": shape, "config": config, "ranks": len(found),
+    refuse(method, methods, config, MODELS[size], ranks_to_come(session.ranks))
+    text, shape = text_for(MODELS[size], config, session.path)  # read once, for all ranks
+    results = session.launch(_train_all, methods, shape, config, parts, text)
+    return {"rows": results[0], "shape": shape, "config": config, "ranks": len(results),
             "text": text.name, "authors": authors(parts)}
 
 
 def refuse(method, methods, config, shape, R):
-    """Raises ValueError for what can't be, before anything is launched."""
+    """Raise ValueError for what can't be, before anything is launched."""
     by_tokens = config.sequence_parallel or "sequence" in methods
     if not set(methods) <= set(METHODS):
         raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
@@ -110,26 +106,25 @@ def refuse(method, methods, config, shape, R):
     TPConfig(None, by_tokens, config.overlap)  # refuses both
 
 
-def _train_all(methods, *arguments):
-    """On each rank: the Rows; one process trains on rank 0 alone, and all others wait."""
+def _train_all(session, methods, *arguments):
+    """Return the Rows on each rank; one process trains on rank 0 alone, and all others wait."""
     rows = []
     for method in methods:
         if method != "one" or dist.get_rank() == 0:
-            rows.append(train(method, *arguments))
+            rows.append(train(session, method, *arguments))
             gc.collect()  # modules and their hooks refer to each other
         dist.barrier()
     return rows
 
 
-def train(method, shape, config, parts, text, resume, until, progress):
-    """The Row of a training by one method; after it, one more step is counted."""
+def train(session, method, shape, config, parts, text):
+    """Train by one method, and count one more step; return its Row."""
     torch.manual_seed(0)
     parallel = new_parallel(method, config, parts)
-    trainer = TextTrainer(GPT(shape), text, config, device(), parallel=parallel, progress=progress)
-    if resume:
-        trainer.resume()
+    trainer = TextTrainer(GPT(shape), text, config, device(), parallel=parallel,
+                          progress=session.progress)
     start, worked = time.perf_counter(), time.process_time()
-    history = trainer.fit(until)
+    history = session.fit(trainer)
     busy = torch.tensor([time.process_time() - worked], device=device())
     busy = parallel.gather(busy).mean().item() / (time.perf_counter() - start)
     with Traffic() as sent:
@@ -155,29 +150,29 @@ def new_parallel(method, config, parts):
 
 
 def one_by_one(ranks, micro_batches):
-    """The naive split as a schedule: each micro-batch goes through all ranks and back, before the
-    next one begins. So one rank works at a time.
+    """Return the naive split as a schedule: one rank works at a time.
+
+    Each micro-batch goes through all ranks and back, before the next one begins.
     """
     return tuple(tuple(Action(kind, rank, m) for m in range(micro_batches) for kind in "FB")
                  for rank in range(ranks))
 
 
-def report(found):
-    """What `run` found, as text."""
-    config, rows = found["config"], found["rows"]
-    columns = "held", "formula", "messages", "formula", "sent", "formula"
-    head = "".join(f"{name:>{width}}" for name, width in zip(columns, WIDTHS))
-    lines = [f"{config.steps} steps of {config.batch} x {found['shape'].n_ctx} tokens of "
-             f"{found['text']}, {config.precision}, {count_ranks(found['ranks'])}",
-             f"{found['authors']}\n",
-             f"{'bytes':8}{head}  busy  tokens/s apart   loss"]
+def report(results):
+    """Return what `run` returned as text."""
+    config, rows, table = results["config"], results["rows"], []
     for row in rows:
-        pairs = zip(row.counted, row.said)
-        cells = [f"{n:{width},.0f}" for n, width in zip(itertools.chain(*pairs), WIDTHS)]
         losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
         apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
-        lines.append(f"{row.method:8}{''.join(cells)}{row.busy:6.0%}"
-                     f"{statistics.median(speeds):10,.0f}{apart:6.0e}"
-                     f"{row.held_out or math.nan:7.3f}")
-    return "\n".join([*lines, "held, sent: on rank 0, sent in a step; busy: computing; apart: the "
-                      f"first three\nlosses from those of {rows[0].method}; loss: held out, nats."])
+        costs = itertools.chain(*zip(row.counted, row.said))
+        table.append((row.method, *(f"{cost:,.0f}" for cost in costs), f"{row.busy:.0%}",
+                      f"{statistics.median(speeds):,.0f}", f"{apart:.0e}",
+                      f"{row.held_out or math.nan:.3f}"))
+    return "\n".join([
+        f"{config.steps} steps of {config.batch} x {results['shape'].n_ctx} tokens of "
+        f"{results['text']}, {config.precision}, {count_ranks(results['ranks'])}",
+        f"{results['authors']}\n",
+        lined_up(("bytes", "held", "formula", "messages", "formula", "sent", "formula", "busy",
+                  "tokens/s", "apart", "loss"), table),
+        "held, sent: on rank 0, sent in a step; busy: computing; apart: the first three",
+        f"losses from those of {rows[0].method}; loss: held out, nats."])

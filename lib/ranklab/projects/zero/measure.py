@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ranklab.meter import memory_of
 from ranklab.meter.storage import tensors_in
 from ranklab.models.gpt import block_parameters, count_parameters
-from ranklab.projects.costs import counted_step
+from ranklab.projects.training import counted_step
 from ranklab.zero.memory import zero_traffic
 
 

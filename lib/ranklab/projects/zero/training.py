@@ -15,7 +15,7 @@ from ranklab.models.gpt import GPT
 from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.costs import fit_counted, median_speed
+from ranklab.projects.training import fit_counted, median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.measure import Costs, measure, predicted
 from ranklab.trainer import History

@@ -1,0 +1,119 @@
+"""What projects share that train a model: the arguments of `run`, and what a step costs, counted."""
+
+import contextlib
+import statistics
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from ranklab.engine import device, launch
+from ranklab.meter import MemoryCurve, Traffic
+from ranklab.projects.command import LAUNCH_LIMIT
+from ranklab.trainer.text import TextTrainer
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a training goes: every project's `run` takes these arguments by name.
+
+    ranks     None: the ranks of the job, or as many as `launch` starts
+    path      a text of your own
+    resume    goes on from the checkpoint
+    until     stops after this step
+    progress  shows a bar
+    timeout   seconds, of `launch`
+    """
+
+    ranks: int | None = None
+    path: str | None = None
+    resume: bool = False
+    until: int | None = None
+    progress: bool = False
+    timeout: float = LAUNCH_LIMIT
+
+    @classmethod
+    def divide(cls, arguments, parts, config):
+        """Divide the arguments of `run` by their names among a Session, functions and a config.
+
+        parts   {name: the library's function}; a learner's own takes its place
+        config  a dataclass, which all other arguments change
+        Returns (Session, {name: function}, config). Raises TypeError for an unknown name.
+        """
+        names = {field.name for field in fields(cls)}
+        own = {name: value for name, value in arguments.items()
+               if name in parts and callable(value)}
+        session = {name: value for name, value in arguments.items() if name in names}
+        changes = {name: value for name, value in arguments.items()
+                   if name not in own and name not in session}
+        return cls(**session), parts | own, replace(config, **changes)
+
+    def launch(self, work, *arguments, **how):
+        """Run work(session, *arguments) on all ranks; return a list, one value a rank."""
+        return launch(work, self, *arguments, ranks=self.ranks, timeout=self.timeout,
+                      stream=self.progress, **how)
+
+    def fit(self, trainer):
+        """Train to the end, or to step `until`, from the checkpoint on if wanted: the History."""
+        if self.resume:
+            trainer.resume()
+        return trainer.fit(self.until)
+
+
+def trained_alone(model, text, config, parallel=None, progress=False):
+    """Return the trainer of a model that was trained without a checkpoint; None: by one process."""
+    trainer = TextTrainer(model, text, replace(config, checkpoint=None), device(),
+                          parallel=parallel, progress=progress)
+    trainer.fit()
+    return trainer
+
+
+def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total, **held):
+    """Do one more step; return ([look() before each optimizer step], peak bytes, bytes sent).
+
+    bytes_of  Memory -> the bytes that count for the peak. It is taken on rank 0 alone, whose
+              numbers are shown: it makes every op slower. A GPU counts its peak itself
+    held      what MemoryCurve is told: shards=, gathered=, communication=
+    """
+    looks, curve, on_gpu = [], None, device().type == "cuda"
+    hook = optimizer.register_step_pre_hook(lambda *_: looks.append(look()))
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    elif trainer.parallel.rank == 0:
+        curve = MemoryCurve(trainer.model, optimizer, **held)
+    with Traffic() as traffic, curve or contextlib.nullcontext():
+        trainer.step()
+    hook.remove()
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    return looks, max(map(bytes_of, curve.points)) if curve else peak, traffic.sent_bytes
+
+
+def median_speed(history):
+    """Return the median of all stretches that were logged; NaN without any."""
+    return statistics.median([speed for speed in history.speed if speed] or [float("nan")])
+
+
+def fit_counted(trainer, count, until=None):
+    """Train to the end, or to step `until`; return (what count() returns, the score at the end).
+
+    count  does one step and counts. It is the second one: the first makes the optimizer's state,
+           and shows a sharded model the order of its parts
+    Returns None for what is missing: costs of fewer than three steps, and the score of a training
+    that a SIGTERM has stopped, because then there is no time left.
+    """
+    costs, score, last = None, None, trainer.schedule.steps
+    if min(until or last, last) - trainer.steps_done > 2:
+        trainer.step()
+        costs = count()
+    history = trainer.fit(until)
+    if not trainer.stopped:
+        score = history.held_out.get(trainer.steps_done) or trainer.evaluate()
+    return costs, score
+
+
+def bytes_table(title, rows):
+    """Return a table of bytes as text. rows: (name, by formula, counted); None: not known"""
+    lines = [f"{title:28}{'formula':>18}{'counted':>18}"]
+    for name, *numbers in rows:
+        cells = ("-" if number is None else f"{number:,.0f}" for number in numbers)
+        lines.append(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)
