@@ -1,4 +1,4 @@
-"""The programs of wrong.py, mended: short trainings on real data.
+"""The programs of silent_errors.py, mended: short trainings on real data.
 
 What an answer uses of the lab's import cell, beside torch, dist, nn and F: argparse, copy, inspect,
 LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and of ranklab CNN,

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 from ranklab.clinic.diagnose import diagnose
+from ranklab.clinic.hang_detectors import whereabouts
 from ranklab.clinic.hooks import observation
-from ranklab.clinic.stopped import whereabouts
-from ranklab.clinic.symptoms import read
+from ranklab.clinic.trace import read
 from ranklab.course.program import words_of
 from ranklab.engine import torchrun
 from ranklab.engine.report import count_ranks

@@ -12,7 +12,7 @@ from ranklab.clinic.all_cases import CASES
 from ranklab.clinic.case import Case
 from ranklab.clinic.diagnose import diagnose
 from ranklab.clinic.hooks import observation
-from ranklab.clinic.symptoms import read
+from ranklab.clinic.trace import read
 from ranklab.engine import HangError, RankError, launch
 
 STALL = 2.0  # seconds without any work: a hang

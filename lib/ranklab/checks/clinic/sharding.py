@@ -1,4 +1,4 @@
-"""The checks of clinic/sharded.py, in float64: results may differ as far as float32 rounds."""
+"""The checks of clinic/sharding.py, in float64: results may differ as far as float32 rounds."""
 
 import contextlib
 from functools import partial
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, near, runs, traffic_and
 from ranklab.checks.exercise import Exercise
-from ranklab.clinic import sharded
-from ranklab.clinic.sharded import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
+from ranklab.clinic import sharding
+from ranklab.clinic.sharding import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
 
 ROUNDED = 1e-5  # as sums of float32 are
 
@@ -39,7 +39,7 @@ def _masks():
 
 
 def check_wide_layer(program):
-    for run in _runs(program, sharded.wide_layer, {"steps": 4, "tensor": 2, "seed": 0},
+    for run in _runs(program, sharding.wide_layer, {"steps": 4, "tensor": 2, "seed": 0},
                      lambda size, _: {"steps": 4, "tensor": size, "seed": size},
                      {"steps": 4, "tensor": 1, "seed": 2}, one=None, watch=_masks):
         T, D = run.settings["tensor"], run.size // run.settings["tensor"]
@@ -111,7 +111,7 @@ TIED = (
 
 
 def check_staged_gpt(program):
-    for run in _runs(program, sharded.staged_gpt, {"steps": 4, "seed": 0},
+    for run in _runs(program, sharding.staged_gpt, {"steps": 4, "seed": 0},
                      lambda size, _: {"steps": 4, "seed": size}):
         one, stages = run.one, [found["weights"] for found in run.found]
         one["weights"]["head.weight"] = one["weights"]["token.weight"]
@@ -141,7 +141,7 @@ SLIP_OF_END = ("They are those before the last step, which is lost.", (
 
 
 def check_gathered_model(program):
-    for run in _runs(program, sharded.gathered_model, {"steps": 8, "lr": 1.0, "seed": 0},
+    for run in _runs(program, sharding.gathered_model, {"steps": 8, "lr": 1.0, "seed": 0},
                      lambda size, _: {"steps": 6, "lr": 0.3, "seed": size}):
         one = run.one
         run.awaited()
@@ -161,7 +161,7 @@ def _given(optimizer):
 
 
 def check_moved_gpt(program):
-    for run in _runs(program, sharded.moved_gpt, {"steps": 3, "seed": 0},
+    for run in _runs(program, sharding.moved_gpt, {"steps": 3, "seed": 0},
                      lambda size, _: {"steps": 3, "seed": size},
                      watch=partial(traffic_and, _given)):
         for place, found in enumerate(run.found):
@@ -202,7 +202,7 @@ LENGTHENED = ("A gradient that is short enough stays as it is: the factor is at 
 
 
 def check_flat_model(program):
-    for run in _runs(program, sharded.flat_model, {"steps": 6, "max_norm": 0.5, "seed": 0},
+    for run in _runs(program, sharding.flat_model, {"steps": 6, "max_norm": 0.5, "seed": 0},
                      lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
                      {"steps": 3, "max_norm": 1e3, "seed": 1}):
         one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
@@ -216,31 +216,31 @@ def check_flat_model(program):
         yield f"as one process, {run.where}"
 
 
-SHARDED = tuple(Exercise(program, check, hints) for program, check, hints in (
-    (sharded.wide_layer, check_wide_layer, (
+SHARDING = tuple(Exercise(program, check, hints) for program, check, hints in (
+    (sharding.wide_layer, check_wide_layer, (
         "Print what F.dropout gets and what it returns, on the two ranks of a pair, in step 0.",
         "y is the same on both ranks of a pair: they must drop the same of it. h is another part "
         "on each: they must not. And other rows are dropped otherwise.",
         "Lab 08: shared, own = dropout_seeds(seed, row, column, tensor); torch.manual_seed(shared) "
         "before the loop; with own_random(own): around the dropout of h.")),
-    (sharded.staged_gpt, check_staged_gpt, (
+    (sharding.staged_gpt, check_staged_gpt, (
         "The two copies are alike before the first step. When do they part, and which gradients "
         "have they had by then?",
         "In one process the matrix has one gradient: that of its use as embedding and that of its "
         "use as head, added up. Here each end has one of the two.",
         "A group of the first and the last rank; after backward, before the step, an all-reduce of "
         "the shared matrix's gradient in it. A single rank has nothing to do.")),
-    (sharded.gathered_model, check_gathered_model, (
+    (sharding.gathered_model, check_gathered_model, (
         "Run two steps with lr=0 and with lr=100. Which weights give the loss of step 1?",
         "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
         "arrive come into the model? Then the same for the evaluation.",
         "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate.")),
-    (sharded.moved_gpt, check_moved_gpt, (
+    (sharding.moved_gpt, check_moved_gpt, (
         "Which weights have changed after a step? And which gradients are there?",
         "fully_shard puts new parameters, DTensors, in the place of the model's. The optimizer "
         "keeps those that it was given.",
         "Make the optimizer after the last fully_shard, that of the root: it has the embedding.")),
-    (sharded.flat_model, check_flat_model, (
+    (sharding.flat_model, check_flat_model, (
         "Compare the norms of step 0 on four ranks with that of one rank. What do squares give?",
         "Each rank has a part of the vector. The norm of the vector follows from the parts' "
         "squares, and one factor scales all parts.",

@@ -104,7 +104,7 @@ SHARE = "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]"
 IN_A_ROW = "piles[len(piles) * rank // ranks:len(piles) * (rank + 1) // ranks]"
 BY_SIZE = "functions = sorted(functions, key=len)[len(functions) // ranks * rank:][:32]"
 
-SLOW = (
+SLOWDOWNS = (
     Case(
         train_large_batch,
         edits=((f"""            loss += part.detach() / ranks

@@ -1,4 +1,4 @@
-"""The checks of clinic/slow.py: right beside one process, and what is sent and worked through."""
+"""The checks of clinic/slowdowns.py: equal to one process, and what is sent and computed."""
 
 import contextlib
 from collections import Counter
@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
 from ranklab.checks.exercise import Exercise
-from ranklab.clinic import slow
+from ranklab.clinic import slowdowns
 
 # --- train_large_batch ----------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def _sends_once(where, found):
 
 
 def check_train_large_batch(program):
-    for run in runs(program, slow.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
+    for run in runs(program, slowdowns.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
                     one=lambda size, _: ((), {"batch": 2 * size})):
         run.equal({"the loss of step 0": run.one["losses"][0]}, hint=MEAN,
                   of=lambda found: {"the loss of step 0": found["losses"][0]})
@@ -79,7 +79,7 @@ def work_counted():
 
 def check_train_on_functions(program):
     shares = []
-    for run in runs(program, slow.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
+    for run in runs(program, slowdowns.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
                     watch=work_counted):
         run.equal(run.one, hint=WHOLE)
         for what, is_training in (("training", True), ("evaluation", False)):
@@ -100,14 +100,14 @@ def _largest_share(run, of, is_training):
                for place, found in enumerate(run.found))
 
 
-SLOW = (
-    Exercise(slow.train_large_batch, check_train_large_batch, hints=(
+SLOWDOWNS = (
+    Exercise(slowdowns.train_large_batch, check_train_large_batch, hints=(
         "Count the bytes that a rank sends in a step (Traffic), and those of its gradient.",
         "A gradient that is added up on a rank need not travel before the optimizer wants it. The "
         "same holds for a loss that is only logged.",
         "Move both all-reduces behind the loop over the micro-batches; inside it, "
         "loss += part.detach() / ranks.")),
-    Exercise(slow.train_on_functions, check_train_on_functions, hints=(
+    Exercise(slowdowns.train_on_functions, check_train_on_functions, hints=(
         "Each rank has as many piles as the others. What else must be alike?",
         "The piles are sorted: neighbours are alike, and a row of them is short or long. Give each "
         "rank some of each kind. There are two places.",

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations
 
 from ranklab.clinic import detectors
-from ranklab.clinic.trained import MOST, name_of, replicas, together
+from ranklab.clinic.training_detectors import MOST, name_of, replicas, together
 
 
 def dropout_seeds(ranks):
@@ -30,13 +30,13 @@ def dropout_seeds(ranks):
 
 def tied_weights(ranks):
     """A matrix that embeds begins as the same as another one, and does not stay so."""
-    first = [(r, i, mark) for r in ranks if r.steps
-             for i, mark in enumerate(r.steps[0].weights) if not _is_constant(mark)]
-    for r, i, mark in first:
+    first = [(r, i, digest) for r in ranks if r.steps
+             for i, digest in enumerate(r.steps[0].weights) if not _is_constant(digest)]
+    for r, i, digest in first:
         if i not in r.steps[0].embeddings:
             continue
         for other, j, its in first:
-            if its.bits == mark.bits and its.numel == mark.numel and (
+            if its.bits == digest.bits and its.numel == digest.numel and (
                     j not in other.steps[0].embeddings) and (other, j) != (r, i):
                 ends = _last(r, i, other, j)
                 if ends[0].bits != ends[1].bits:
@@ -108,34 +108,35 @@ def _own_norms(of_ranks):
     """Norms of the ranks' gradients, without what is alike on all of them: clipped by each rank's
     own norm it would not be. Ranks with the same gradient count once.
     """
-    alike = [len({mark.bits for mark in marks}) == 1 for marks in zip(*of_ranks)]
-    own = [[m for m, is_alike in itertools.zip_longest(marks, alike) if m and not is_alike]
-           for marks in of_ranks if marks]
-    return list({tuple(m.bits for m in marks): math.hypot(*(m.norm for m in marks))
-                 for marks in own}.values())
+    alike = [len({digest.bits for digest in digests}) == 1 for digests in zip(*of_ranks)]
+    own = [[m for m, is_alike in itertools.zip_longest(digests, alike) if m and not is_alike]
+           for digests in of_ranks if digests]
+    return list({tuple(m.bits for m in digests): math.hypot(*(m.norm for m in digests))
+                 for digests in own}.values())
 
 
 def _final(rank, step):
-    return [mark for mark in step.final if mark]
+    return [digest for digest in step.final if digest]
 
 
 def _given(rank, step):
-    return [call.mark for call in rank.calls if call.step == step.number and call.backwards
+    return [call.digest for call in rank.calls if call.step == step.number and call.backwards
             and call.kind in ("reduce_scatter", "all_reduce") and not call.in_backward
-            and call.mark.numel > 1]
+            and call.digest.numel > 1]
 
 
 def _last(rank, place, other, its_place):
-    """Marks of both parameters at the last step of which both are known: a rank may go on alone."""
+    """Digests of both at the last step for which both are known: a rank may go on alone."""
     found = [(a.weights[place], b.weights[its_place]) for a, b in zip(rank.steps, other.steps)
              if len(a.weights) > place and len(b.weights) > its_place
              and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
     return found[-1]
 
 
-def _is_constant(mark):
+def _is_constant(digest):
     """All its numbers are alike, as those of a norm layer at the start; or there are few."""
-    return mark.numel < 64 or math.isclose(mark.sum**2, mark.norm**2 * mark.numel, rel_tol=1e-9)
+    return digest.numel < 64 or math.isclose(
+        digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
 
 
 DETECTORS = {each.__name__: each for each in (

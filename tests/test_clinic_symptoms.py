@@ -1,4 +1,4 @@
-"""Lab 16: each disease shows the signs that the Picture says, and no other. All is measured: the
+"""Lab 16: each disease shows the symptoms that the Picture says, and no other. All is measured: the
 program as it was found against the mended one, both on four ranks.
 """
 
@@ -14,13 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.flop_counter import FlopCounterMode
 
-from ranklab.clinic import signs
+from ranklab.clinic import symptoms
 from ranklab.clinic.all_cases import CASES
 from ranklab.engine import HangError, launch
 from ranklab.meter import MemoryCurve, Traffic
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow, pytest.mark.sweep]
-SIGNS = {name: seen for group in signs.SIGNS.values() for name, seen in group.items()}
+SYMPTOMS = {name: seen for group in symptoms.SYMPTOMS.values() for name, seen in group.items()}
 MORE = 1.5  # times the bytes or the work of the mended one is slow
 NEAR = {"rtol": 1e-2, "atol": 1e-4, "equal_nan": True}  # sums in another order, and Adam after it
 LEAST_GROWTH = 4096  # bytes a step
@@ -101,30 +101,30 @@ def repeated(ranks):
 def measured(case):
     broken, mended = run(case.broken()), run(case.program)
     if broken is None:
-        return {signs.HANGS}
+        return {symptoms.HANGS}
     is_late = [as_one_process(run(case.broken(), **{name: never}),
                               run(case.program, **{name: never}))
                for name, never in (("stops", ()), ("stop", 0))
                if name in inspect.signature(case.program).parameters]
     shows = {
-        signs.SLOW: any(max(map(of, broken)) > MORE * max(map(of, mended)) for of in (
+        symptoms.SLOW: any(max(map(of, broken)) > MORE * max(map(of, mended)) for of in (
             attrgetter("flops"), attrgetter("sent_bytes"))),
-        signs.RANKS: bool(shared(mended) & {*broken[0].found} - shared(broken)),
-        signs.PROCESS: not as_one_process(broken, mended),
-        signs.FINITE: not all(value.isfinite().all() for rank in broken
+        symptoms.RANKS: bool(shared(mended) & {*broken[0].found} - shared(broken)),
+        symptoms.PROCESS: not as_one_process(broken, mended),
+        symptoms.FINITE: not all(value.isfinite().all() for rank in broken
                               for value in rank.found.values()),
-        signs.MEMORY: max(growth(a) - growth(b) for a, b in zip(broken, mended)) > LEAST_GROWTH,
-        signs.TWICE: repeated(broken) > repeated(mended),
-        signs.RESTART: any(is_late),
+        symptoms.MEMORY: max(growth(a) - growth(b) for a, b in zip(broken, mended)) > LEAST_GROWTH,
+        symptoms.TWICE: repeated(broken) > repeated(mended),
+        symptoms.RESTART: any(is_late),
     }
     return {sign for sign, is_shown in shows.items() if is_shown}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.disease)
-def test_a_disease_shows_these_signs(case):
-    assert measured(case) == SIGNS[case.disease]
+def test_a_disease_shows_these_symptoms(case):
+    assert measured(case) == SYMPTOMS[case.disease]
 
 
 def test_each_disease_has_a_row_and_each_sign_a_disease():
-    assert [*SIGNS] == [case.disease for case in CASES]
-    assert set().union(*SIGNS.values()) == set(signs.COLUMNS)
+    assert [*SYMPTOMS] == [case.disease for case in CASES]
+    assert set().union(*SYMPTOMS.values()) == set(symptoms.COLUMNS)

@@ -1,8 +1,8 @@
-"""Other mends of clinic/sharded.py that are right. (The test finds mutants by the name WRONG.)"""
+"""Other mends of clinic/sharding.py that are right. (The test finds mutants by the name WRONG.)"""
 
 from mutants import mutant
 
-from ranklab.clinic.sharded import (
+from ranklab.clinic.sharding import (
     BLOCKS, CLIP, GATHER, LOAD, NEW_ENDS, OPTIMIZER, OWN, ROOT, SEEDS, STEP, SUM_ENDS, flat_model,
     gathered_model, moved_gpt, staged_gpt, wide_layer,
 )

@@ -1,10 +1,10 @@
-"""Mends of clinic/sharded.py that treat a symptom, or one place of two, or fit these sizes only."""
+"""Mends of clinic/sharding.py that treat a symptom, or one place of two, or fit one size only."""
 
 from mutants import mutant, slips_of
 
-from ranklab.checks.clinic.sharded import (LENGTHENED, SLIP_OF_END, SLIP_OF_HELD_OUT,
+from ranklab.checks.clinic.sharding import (LENGTHENED, SLIP_OF_END, SLIP_OF_HELD_OUT,
                                             SLIPS_OF_NORM, TIED)
-from ranklab.clinic.sharded import (
+from ranklab.clinic.sharding import (
     BLOCKS, CLIP, GATHER, KEEP, LOAD, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP, SUM_ENDS,
     flat_model, gathered_model, moved_gpt, staged_gpt, wide_layer,
 )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.distributed import DistributedSampler
 
-from ranklab.clinic.marks import mark_of
+from ranklab.clinic.digests import digest_of
 from ranklab.clinic.observer import SMALLEST, here
 from ranklab.meter.storage import tensors_in
 
@@ -88,7 +88,7 @@ def _version(observer, content):
     step = next((int(said[name]) for name in STEP_NAMES
                  if isinstance(said.get(name), (int, float, torch.Tensor))), None)
     with _disable_current_modes(), torch.no_grad():
-        return observer.steps, step, mark_of(*tensors_in(content)).bits
+        return observer.steps, step, digest_of(*tensors_in(content)).bits
 
 
 def samplers(observer):

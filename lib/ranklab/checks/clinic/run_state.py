@@ -1,4 +1,4 @@
-"""The checks of clinic/later.py: a run goes wrong midway, or goes on wrongly after a stop."""
+"""The checks of clinic/run_state.py: a run goes wrong midway, or goes on wrongly after a stop."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import STUCK
-from ranklab.clinic import later
+from ranklab.clinic import run_state
 from ranklab.clinic.shards import SIZE, Shard, stored_shards
 from ranklab.meter import MemoryCurve
 
@@ -51,7 +51,7 @@ ALL_PARTS = """\
 
 
 def check_half_digits(half_digits):
-    for run in _runs(half_digits, later.half_digits, HALVES, lambda size, _: (
+    for run in _runs(half_digits, run_state.half_digits, HALVES, lambda size, _: (
             [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
         one = run.one
         if run.found[0]["scale"] != one["scale"]:  # perhaps it divides before backward: fewer halve
@@ -94,7 +94,7 @@ def _peak():
 
 def check_validated_digits(validated_digits):
     first, seen = {}, []
-    for run in runs(validated_digits, later.validated_digits, *(
+    for run in runs(validated_digits, run_state.validated_digits, *(
             (groups, {"steps": steps} | more) for groups, more in (
                 (FOUR, {}), (GROUPS, {"batch": 36})) for steps in (3, 7)), watch=_peak):
         seen.append(run)
@@ -144,14 +144,14 @@ ALL_WHOLE_SHARDS = """\
 """
 SLIPS_OF_SHARDS = (
     ("It trains on a shard that is not what was written. Beside each one stands its checksum: "
-     "compare before use.", *later.STORED),
+     "compare before use.", *run_state.STORED),
     ("What is left out does not count, either: the mean is over the images that are trained on, of "
      "all ranks.", ("float(len(y))", f"{SIZE}.0")))
 
 
 def check_stored_digits(stored_digits):
-    for run in _runs(stored_digits, later.stored_digits, _stores(), lambda size, _: (
-            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *later.STORED], {}), stuck=(
+    for run in _runs(stored_digits, run_state.stored_digits, _stores(), lambda size, _: (
+            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *run_state.STORED], {}), stuck=(
                 f"{STUCK_HERE} A rank with nothing to give still goes through each collective, "
                 "with zeros.")):
         run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard takes no part, and "
@@ -171,7 +171,7 @@ RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"sto
 
 
 def check_resumed_digits(resumed_digits):
-    for run in _runs(resumed_digits, later.resumed_digits, RESUMES, lambda size, _: (
+    for run in _runs(resumed_digits, run_state.resumed_digits, RESUMES, lambda size, _: (
             [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
         one = run.one
         steps, rights = len(one["losses"]), [{"seen": torch.cat(
@@ -205,7 +205,8 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
 
 
 def check_split_digits(split_digits):
-    for run in _runs(split_digits, later.split_digits, SPLITS, lambda size, _: ((), {"stop": 0})):
+    for run in _runs(split_digits, run_state.split_digits, SPLITS,
+                     lambda size, _: ((), {"stop": 0})):
         every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
         one, saved = run.one, stop // every * every
         right = saved - every if saved == stop and first < run.size else saved
@@ -224,29 +225,29 @@ def check_split_digits(split_digits):
     yield "no step more is lost where all have saved; anew where nobody has; as in one process"
 
 
-LATER = (
-    Exercise(later.half_digits, check_half_digits, hints=(
+RUN_STATE = (
+    Exercise(run_state.half_digits, check_half_digits, hints=(
         "In which step does the first loss become NaN? Print scaler.get_scale() of each rank "
         "around it.",
         "Where in a step does GradScaler look for infinities, and what has each rank in p.grad "
         "then?",
         "Leave out scaler.unscale_: step() does it, after the sum is there. If you clip, unscale "
         "after the all-reduces.")),
-    Exercise(later.validated_digits, check_validated_digits, hints=(
+    Exercise(run_state.validated_digits, check_validated_digits, hints=(
         "MemoryCurve of 4 steps and of 8, on each rank: how many bytes does a step leave?",
         "What does a tensor hold that has a grad_fn, and until when?",
         "with torch.no_grad(): logits = model(held_out). Or .item() for all that is kept.")),
-    Exercise(later.stored_digits, check_stored_digits, hints=(
+    Exercise(run_state.stored_digits, check_stored_digits, hints=(
         "Which shard does which rank read in step 5, and what is x.abs().max()?",
         "Beside a shard's content stands what its content must give: hashlib.sha256(...)"
         ".hexdigest(). And a rank that leaves its shard out must not leave the others alone.",
         "x, y = x[:0], y[:0]: the sum over no images is 0, its gradients are zeros, and the count "
         "is 0.")),
-    Exercise(later.resumed_digits, check_resumed_digits, hints=(
+    Exercise(run_state.resumed_digits, check_resumed_digits, hints=(
         "Collect `seen` of all ranks, and count how often each image comes in two epochs.",
         "How many batches of its epoch are over when the run goes on?",
         "order.split(batch)[step % in_epoch:], which is all of it where an epoch begins.")),
-    Exercise(later.split_digits, check_split_digits, hints=(
+    Exercise(run_state.split_digits, check_split_digits, hints=(
         'Print state["step"] on every rank, after it was loaded.',
         "Two things are needed: to agree on the newest step that all have, and that every rank "
         "still has that one.",

@@ -1,4 +1,4 @@
-"""Mark: a tensor in five numbers, which are enough to see what is alike, scaled, or added up."""
+"""Digest: a tensor in five numbers, which are enough to see what is alike, scaled, or added up."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGE = 2**63 - 1
 
 
-class Mark(NamedTuple):
+class Digest(NamedTuple):
     """Two tensors with equal bits are the same, for all that can be told."""
 
     numel: int
@@ -23,11 +23,11 @@ class Mark(NamedTuple):
     bits: int
 
 
-def mark_of(*tensors):
-    """The Mark of all of them together."""
-    total = Mark(0, 0.0, 0.0, 0.0, 0)
+def digest_of(*tensors):
+    """The Digest of all of them together."""
+    total = Digest(0, 0.0, 0.0, 0.0, 0)
     for one in map(_mark, tensors):
-        total = Mark(total.numel + one.numel, total.sum + one.sum,
+        total = Digest(total.numel + one.numel, total.sum + one.sum,
                      math.hypot(total.norm, one.norm), total.dot + one.dot,
                      (31 * total.bits + one.bits) % LARGE)
     return total
@@ -35,7 +35,7 @@ def mark_of(*tensors):
 
 def _mark(tensor):
     if not is_here(tensor):
-        return Mark(0, 0.0, 0.0, 0.0, 0)
+        return Digest(0, 0.0, 0.0, 0.0, 0)
     flat = plain(tensor).reshape(-1)
     n = flat.numel()
     some = flat[::-(-n // SAMPLE)].contiguous()
@@ -43,7 +43,7 @@ def _mark(tensor):
     numbers = flat if flat.is_floating_point() else flat.double()
     norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
     dot = direction @ some.double()
-    return Mark(n, numbers.sum(dtype=torch.float64).item(), norm.item(), dot.item(),
+    return Digest(n, numbers.sum(dtype=torch.float64).item(), norm.item(), dot.item(),
                 _bits(some[None]).item())
 
 

@@ -1,4 +1,4 @@
-"""What goes well at first: precision, memory, data, and what comes back after a restart (lab 16).
+"""Incidents of what a run keeps: its numbers, memory, data files, and checkpoints (lab 16).
 
 The programs use what the lab's import cell binds, and no more: hashlib, io, tempfile, Path, torch,
 dist, nn, F, device, digits (ranklab.data.images), stored_shards (ranklab.clinic.shards).

@@ -1,4 +1,4 @@
-"""Detectors of diseases that come later: of numbers, memory, files, and of what a resume reads."""
+"""Detectors of diseases of what a run keeps: its numbers, memory, data files, checkpoints."""
 
 import itertools
 from statistics import median

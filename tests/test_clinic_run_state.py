@@ -1,4 +1,4 @@
-"""Lab 16, what comes later: the broken programs show what is told of them, and so do the others of
+"""Lab 16, what a run keeps: the broken programs show what is told of them, and so do the others of
 the same cause. (That the mended ones equal one process is what the checks compare.)
 """
 
@@ -10,7 +10,7 @@ import torch.nn as nn
 
 from ranklab import launch
 from ranklab.clinic.case import changed
-from ranklab.clinic.later import CASES, half_digits
+from ranklab.clinic.run_state import CASES, half_digits
 from ranklab.meter import MemoryCurve
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.sweep]  # a story's numbers

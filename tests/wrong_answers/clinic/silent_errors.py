@@ -2,11 +2,11 @@
 
 from mutants import mutant, slips_of
 
-from ranklab.checks.clinic.wrong import SLIPS_OF_CURVE, SLIPS_OF_NORM, SLIPS_OF_RATE
+from ranklab.checks.clinic.silent_errors import SLIPS_OF_CURVE, SLIPS_OF_NORM, SLIPS_OF_RATE
+from ranklab.clinic.silent_errors import START
 from ranklab.clinic.trainings import (
     long_steps, moving_curve, no_faster, saved_model, two_scores, worse_together,
 )
-from ranklab.clinic.wrong import START
 
 MEAN = "    mean = copy.deepcopy(model)\n"
 SAMPLER = "    sampler = DistributedSampler(data, R, rank, seed=seed)\n"

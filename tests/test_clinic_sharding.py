@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ranklab import launch
-from ranklab.clinic.sharded import CASES
+from ranklab.clinic.sharding import CASES
 from ranklab.data import batch_at, held_out_batch, text_file
 from ranklab.models.gpt import GPT, GPTConfig
 

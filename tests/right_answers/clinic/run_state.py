@@ -1,17 +1,17 @@
-"""Lab 16, what comes later: right mends of other kinds. (WRONG is the name that tests load.)"""
+"""Lab 16, what a run keeps: right mends of other kinds. (WRONG is the name that tests load.)"""
 
 from mutants import mutant
 
-from ranklab.clinic import later
+from ranklab.clinic import run_state
 
-SCALE, NO_GRAD = later.SCALE, later.VALIDATED[0][0]
+SCALE, NO_GRAD = run_state.SCALE, run_state.VALIDATED[0][0]
 MEAN = "            p.grad /= ranks\n"
 LOSS, SURE = "F.cross_entropy(logits, labels)", "logits.softmax(1).amax(1).mean()"
 EMPTY, COUNT = "x, y = x[:0], y[:0]", "float(len(y))"
 BACKWARD = "        loss.backward()\n"
 MIN = "            dist.all_reduce(start, dist.ReduceOp.MIN, group=group)  # what all have\n"
 
-WRONG = [mutant(getattr(later, name), *edits, says=says) for name, *edits, says in (
+WRONG = [mutant(getattr(run_state, name), *edits, says=says) for name, *edits, says in (
     ("half_digits", SCALE, f"{SCALE}        scaler.unscale_(optimizer)\n"
      "        found = scaler._per_optimizer_states[id(optimizer)]['found_inf_per_device']\n"
      "        for each in found.values():\n"

@@ -1,6 +1,4 @@
-"""Detectors of diseases of waiting: ranks that wait for ever, or that are slow (which rank is slow
-is judged as in resilience).
-"""
+"""Detectors of hangs and slowdowns (which rank is slow is judged as in resilience)."""
 
 import contextlib
 import itertools
@@ -79,12 +77,12 @@ def sync_every_micro_step(ranks):
     seen, all_steps = [], sum(len(rank.steps) for rank in ranks)
     for rank in ranks:
         for step in rank.steps:
-            total = sum(mark.numel for mark in step.final if mark)
+            total = sum(digest.numel for digest in step.final if digest)
             sent = Counter()
             for call in rank.calls:
                 if call.step == step.number and call.kind == "all_reduce" and (
                         call.in_backward or call.which.startswith("gradient")):
-                    sent[call.backwards + call.in_backward] += call.mark.numel
+                    sent[call.backwards + call.in_backward] += call.digest.numel
             if step.backwards > 1 and total:
                 each = [sent[i] for i in range(1, step.backwards + 1)]
                 seen.append((step.backwards, total, all(abs(n - total) < 0.01 * total
@@ -183,7 +181,7 @@ def _differences(ranks):
 
 
 def _key(call, knows_which):
-    size = call.mark.numel if call.kind in ONE_SIZE else None
+    size = call.digest.numel if call.kind in ONE_SIZE else None
     which = call.which if knows_which and call.kind == "all_reduce" else ""
     return call.kind, call.root, size, which
 
@@ -214,7 +212,7 @@ def _by(of, calls, number):
 def _said(call):
     root = "" if call.root is None else f" from rank {call.root}"
     root = root.replace("from", "to") if call.kind == "reduce" else root
-    return f"{call.kind} of {call.mark.numel:,} numbers{root}"
+    return f"{call.kind} of {call.digest.numel:,} numbers{root}"
 
 
 def _named(group, ranks):

@@ -20,7 +20,7 @@ def _largest_norm(ranks):
     """The largest of the ranks' norms is taken, where each has another part of the gradient."""
     for rank in ranks:
         for call in rank.calls:
-            is_norm = call.norm > 0 and any(math.isclose(call.mark.sum, call.norm**power,
+            is_norm = call.norm > 0 and any(math.isclose(call.digest.sum, call.norm**power,
                                                          rel_tol=1e-4) for power in (1, 2))
             if call.kind == "all_reduce" and call.op == "MAX" and is_norm:
                 norms = [same.norm for r in ranks for same in r.calls
@@ -50,8 +50,8 @@ def _shares(steps):
     for place, final in enumerate(steps[0].final):
         local = [step.local[place] for step in steps if place < len(step.local)]
         if final and len(local) == len(steps) and all(local):
-            total = sum(mark.dot for mark in local)
-            if abs(total) > 1e-3 * sum(abs(mark.dot) for mark in local):
+            total = sum(digest.dot for digest in local)
+            if abs(total) > 1e-3 * sum(abs(digest.dot) for digest in local):
                 yield final.dot / total / steps[0].clip
 
 
@@ -91,8 +91,8 @@ def unsynchronised_start(ranks):
     """Ranks take the same steps from different weights."""
     for group in replicas(ranks):
         first = [r.steps[0] for r in group]
-        apart = [place for place, marks in enumerate(zip(*(step.weights for step in first)))
-                 if len({mark.bits for mark in marks}) > 1]
+        apart = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
+                 if len({digest.bits for digest in digests}) > 1]
         if apart:
             place = apart[0]
             norms = [step.weights[place].norm for step in first]
@@ -125,9 +125,9 @@ def same_data(ranks):
 
 def _scatter_alike(a, b):
     """They give the same to each reduce_scatter of the first steps."""
-    marks = [[call.mark.bits for call in r.calls if call.kind == "reduce_scatter"][:20]
+    digests = [[call.digest.bits for call in r.calls if call.kind == "reduce_scatter"][:20]
              for r in (a, b)]
-    return bool(marks[0]) and marks[0] == marks[1]
+    return bool(digests[0]) and digests[0] == digests[1]
 
 
 def token_mean(ranks):
@@ -201,7 +201,7 @@ WHOLE = ("same_data", "batch_norm", "learning_rate")
 # --- what ranks have in common --------------------------------------------------------------------
 
 def together(ranks):
-    """Step by step, the steps of these ranks that have marks."""
+    """Step by step, the steps of these ranks that have digests."""
     steps = zip(*(r.steps for r in ranks))
     return [each for each in steps if all(step.final for step in each)]
 
@@ -213,8 +213,9 @@ def replicas(ranks):
     """
     groups = defaultdict(list)
     for r in ranks:
-        finals = [[mark and mark.bits for mark in step.final] for step in r.steps if step.final]
-        if any(mark and 0 < mark.norm < math.inf for step in r.steps for mark in step.final):
+        finals = [[digest and digest.bits for digest in step.final]
+                  for step in r.steps if step.final]
+        if any(digest and 0 < digest.norm < math.inf for step in r.steps for digest in step.final):
             groups[str(finals[:10])].append(r)
     return [group for group in groups.values() if len(group) > 1]
 

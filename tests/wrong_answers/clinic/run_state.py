@@ -1,11 +1,11 @@
-"""Lab 16, what comes later: symptoms that are treated, and mends of half of a cause."""
+"""Lab 16, what a run keeps: symptoms that are treated, and mends of half of a cause."""
 
 from mutants import mutant, slips_of
 
-from ranklab.checks.clinic.later import SLIPS_OF_SHARDS
-from ranklab.clinic import later
+from ranklab.checks.clinic.run_state import SLIPS_OF_SHARDS
+from ranklab.clinic import run_state
 
-SCALE, NO_GRAD = later.SCALE, later.VALIDATED[0][0]
+SCALE, NO_GRAD = run_state.SCALE, run_state.VALIDATED[0][0]
 UNSCALE = f"{SCALE}        scaler.unscale_(optimizer)\n"
 STEP = "        scaler.step(optimizer)\n"
 FINITE = ("        fine = torch.stack([p.grad.isfinite().all() for p in model.parameters()]).all()"
@@ -15,8 +15,8 @@ ORDER = "order.split(batch)[step % in_epoch:]"
 NEWEST = "dist.all_reduce(start, dist.ReduceOp.MIN, group=group)"
 OWN = "state = torch.load(Path(disk, str(start.item())), map_location=device())"
 
-WRONG = slips_of(later.stored_digits, SLIPS_OF_SHARDS[1:])
-WRONG += [mutant(getattr(later, name), *edits, says=says, called=called)
+WRONG = slips_of(run_state.stored_digits, SLIPS_OF_SHARDS[1:])
+WRONG += [mutant(getattr(run_state, name), *edits, says=says, called=called)
           for name, *edits, says, called in (
     ("half_digits", SCALE, UNSCALE, STEP, "        for p in model.parameters():\n"
      f"            p.grad.nan_to_num_(0.0, 0.0, 0.0)\n{STEP}", "scale ends at|one process",

@@ -1,4 +1,4 @@
-"""The checks of clinic/wrong.py: trainings that run to the end and are wrong."""
+"""The checks of clinic/silent_errors.py: trainings that run to the end and are wrong."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from ranklab.checks.clinic.runs import GROUPS, LAB, SAME, near, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.clinic import trainings
 from ranklab.clinic.all_cases import CASE
-from ranklab.clinic.wrong import NORM
+from ranklab.clinic.silent_errors import NORM
 
 DIGITS = 1437  # to train on
 AS_FOUND = "That is the program as it was found: nothing that counts has changed."
@@ -205,7 +205,7 @@ def _exercise(check, *hints):
     return Exercise(CASE[check.__name__.removeprefix("check_")].program, check, hints)
 
 
-WRONG = (
+SILENT_ERRORS = (
     _exercise(check_long_steps,
               "A collective that runs is not one that is right. Write down for each what one "
               "process computes there, and what the ranks hold of it.",
