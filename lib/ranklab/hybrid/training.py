@@ -84,7 +84,7 @@ class Hybrid(GroupParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """The optimizer of what this rank has; `groups` are those of the whole model."""
-        optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
+        optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.local_groups(groups))
         optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
 

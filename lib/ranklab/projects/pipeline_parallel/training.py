@@ -151,7 +151,7 @@ def measured_step(trainer, plan):
 
         def forward(self, action):
             super().forward(action)
-            self.most = max(self.most, len(self.kept) + len(self.weight_queue.waiting))
+            self.most = max(self.most, len(self.activations) + len(self.weight_queue.pending))
 
     parallel.executor = functools.partial(Watched, timed=True)
     wait_for_all()
