@@ -34,7 +34,7 @@ LAYERS = (
     ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )
 TECHNIQUES = 4                                                  # their place in LAYERS
-SHELVES = ("cluster", "peers", "plots", "projects")             # packages of independent modules
+SHELVES = ("clinic", "cluster", "course", "peers", "plots", "projects")  # independent modules
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}

@@ -20,3 +20,5 @@ Then what `ranklab diagnose` is made of, to be read in this order:
     observer.py   what is seen of a rank's ops
     hooks.py, wrappers.py  put the observer into a program
 """
+
+__all__ = ["all_cases", "case", "detectors", "diagnose", "hooks", "shards", "symptoms", "trace"]

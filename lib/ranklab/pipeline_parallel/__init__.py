@@ -41,7 +41,7 @@ from ranklab.pipeline_parallel.simulate import (
     Span, bubble_fraction, in_flight_activations, memory_line, simulate,
 )
 from ranklab.pipeline_parallel.stages import (
-    GPTStage, gpt_costs, keep_layers, split_stages, stage_of, tied_embedding_sync,
+    GPTStage, gpt_costs, keep_layers, split_stages, tied_embedding_sync,
 )
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.pipeline_parallel.v_shaped import dualpipe_v, zb_v_schedule

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+__all__ = ["Run", "read_runs", "run_files", "table"]
+
 HERE = Path(__file__).parent
 
 
