@@ -444,7 +444,7 @@ check(mesh_checkpoint_gb=...)
 
 # %%
 ### BEGIN SOLUTION
-from ranklab.checkpoint.reshard import overlap  # the same numbers in a piece and in a box
+from ranklab.checkpoint import overlap
 
 
 ### END SOLUTION
