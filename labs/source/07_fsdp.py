@@ -740,7 +740,7 @@ for R in (1, 2, 3, 4):
 
 # %% tags=["nbval-check-output"]
 from ranklab.fsdp.memory import predicted_memory
-from ranklab.projects.fsdp.config import LLAMAS
+from ranklab.projects.fsdp import LLAMAS
 
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
          "total")
