@@ -139,7 +139,7 @@ class OneDevice(Parallel):
 
 
 def flops_table(shape, config, transformer_flops=transformer_flops):
-    """Return {"predicted", "counted"}: FLOPs of one step; counted by torch on tensors without data."""
+    """Return {"predicted", "counted"}: FLOPs of one step; torch counts on tensors without data."""
     plain = replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
     with torch.device("meta"):
         model, tokens = GPT(plain), torch.zeros(1, shape.n_ctx, dtype=torch.long)

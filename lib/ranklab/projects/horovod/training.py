@@ -47,7 +47,7 @@ class Config(LoopConfig):
             raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
 
     def check(self, ranks, texts):
-        """Raise ValueError where ranks can't have equal shares: the mean of means would be wrong."""
+        """Raise ValueError where ranks have unequal shares: a mean of means would be wrong."""
         if self.batch % ranks:
             raise ValueError(f"{ranks} ranks must divide batch={self.batch}")
         if texts < self.batch:
