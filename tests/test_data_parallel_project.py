@@ -10,7 +10,7 @@ from ranklab.meter import Event
 from ranklab.plots import data_parallel as plots
 from ranklab.projects import data_parallel as project
 from ranklab.projects.data_parallel import __main__ as command
-from ranklab.projects.data_parallel.config import PIECES, Config
+from ranklab.projects.data_parallel.comparison import PIECES, Config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,7 +13,7 @@ from ranklab.fsdp import FullyShardedBlock, Precision, masked_loss
 from ranklab.fsdp.memory import Step, predicted_memory
 from ranklab.fsdp.shards import sharded_modules
 from ranklab.meter import MemoryPeak, posing, without_memory
-from ranklab.projects.fsdp.config import LLAMAS
+from ranklab.projects.fsdp import LLAMAS
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.hugging_face import is_here, offline_transformers
 

@@ -16,9 +16,10 @@ from ranklab.fsdp import (
 from ranklab.fsdp.memory import predicted_costs
 from ranklab.projects import fsdp as project
 from ranklab.projects.fsdp import training
-from ranklab.projects.fsdp.config import LLAMAS, SIZES
 from ranklab.projects.fsdp.llama import PRELOAD
+from ranklab.projects.fsdp.training import LLAMAS, SIZES
 from ranklab.projects.hugging_face import is_here, offline_transformers
+from ranklab.projects.training import Session
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
               pytest.mark.skipif(not is_here(), reason="needs transformers")]
@@ -50,7 +51,8 @@ def _one(until=None, resume=False, **changes):
     plain = PLAIN if config.pretrain else []
     torch.seed()  # as torchrun's ranks begin, each by chance
     try:
-        return training._work(SHAPE, config, training.PARTS, plain, TAUGHT, resume, until, False)
+        return training._work(Session(until=until, resume=resume), SHAPE, config, training.PARTS,
+                              plain, TAUGHT)
     except ValueError as error:
         return str(error)
 

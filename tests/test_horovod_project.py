@@ -18,8 +18,8 @@ from ranklab.horovod.trace import Phase, all_reduces, one_step, read_timeline
 from ranklab.peers import mpi
 from ranklab.projects.horovod import __main__ as command
 from ranklab.projects.horovod import bert, training
-from ranklab.projects.horovod.config import Config
 from ranklab.projects.horovod.timeline import shares
+from ranklab.projects.horovod.training import Config
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(180)]
 needs_bert = pytest.mark.skipif(not training.is_here(), reason="needs transformers")

@@ -737,7 +737,7 @@ for R in (1, 2, 3, 4):
 
 # %% tags=["nbval-check-output"]
 from ranklab.fsdp import predicted_memory
-from ranklab.projects.fsdp.config import LLAMAS
+from ranklab.projects.fsdp import LLAMAS
 
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
          "total")

@@ -12,8 +12,7 @@ from ranklab import hardware
 from ranklab.engine import device, launch
 from ranklab.planner import Model, Plan, step_time
 from ranklab.planner.machine import machine
-from ranklab.projects.baseline.config import MODELS
-from ranklab.projects.baseline.training import run
+from ranklab.projects.baseline.training import MODELS, run
 from ranklab.trainer.text import TextTrainer, text_for
 
 # (size, sequences of a micro-batch, compiled): what is worth most comes first

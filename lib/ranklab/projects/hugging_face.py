@@ -3,14 +3,17 @@
 import os
 from importlib.util import find_spec
 
+INSTALL = ("transformers is not here. After pip install -c constraints.txt -e '.[hf]' this runs: "
+           "python -m ranklab.projects.{}")
+
 
 def is_here():
-    """True when transformers is installed; nothing is imported."""
+    """Tell whether transformers is installed; import nothing."""
     return find_spec("transformers") is not None
 
 
 def offline_transformers():
-    """The module transformers, which asks no network for anything and keeps quiet."""
+    """Return the module transformers, which asks no network for anything and keeps quiet."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers  # seconds, and only here
     from huggingface_hub import constants

@@ -1,4 +1,4 @@
-"""What projects share that train a model: the arguments of `run`, and what a step costs, counted."""
+"""What projects that train share: the arguments of `run`, and what a step costs, counted."""
 
 import contextlib
 import statistics
@@ -17,7 +17,6 @@ class Session:
     """How a training goes: every project's `run` takes these arguments by name.
 
     ranks     None: the ranks of the job, or as many as `launch` starts
-    path      a text of your own
     resume    goes on from the checkpoint
     until     stops after this step
     progress  shows a bar
@@ -25,7 +24,6 @@ class Session:
     """
 
     ranks: int | None = None
-    path: str | None = None
     resume: bool = False
     until: int | None = None
     progress: bool = False

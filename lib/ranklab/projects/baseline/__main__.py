@@ -13,8 +13,7 @@ import sys
 
 import torch
 
-from ranklab.projects.baseline.config import Options
-from ranklab.projects.baseline.training import report_with_sample, run
+from ranklab.projects.baseline.training import Options, report_with_sample, run
 from ranklab.projects.runner import Project
 
 
@@ -27,7 +26,6 @@ def act(options, settings):
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -1,67 +1,126 @@
 """A GPT is trained on real text, and its costs are accounted for: the project of lab 01."""
 
-import dataclasses
+import argparse
 import functools
 import math
+import os
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranklab import data, hardware
-from ranklab.baseline import (accumulate_gradients, activation_bytes, checkpoint_blocks,
-                              checkpointed, frugal_gradients, model_state_bytes,
-                              transformer_flops)  # fmt: skip
+from ranklab.baseline import (
+    accumulate_gradients, activation_bytes, checkpoint_blocks, checkpointed, frugal_gradients,
+    model_state_bytes, transformer_flops,
+)
+from ranklab.basics.options import number, option, positive
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.meter.curve import MemoryPeak
-from ranklab.models.gpt import GPT, count_parameters
+from ranklab.meter.text import lined_up
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects.authors import authors
-from ranklab.projects.baseline.config import MODELS, TRAINING, precision_on
+from ranklab.projects.runner import OnText, Resumed
 from ranklab.projects.training import median_speed
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.parallel import Parallel
-from ranklab.trainer.text import TextTrainer, text_for
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
          "accumulate": accumulate_gradients, "checkpointed": checkpointed,
          "frugal": frugal_gradients}  # fmt: skip
+# GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
+# 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.
+LARGE = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
+MODELS = {
+    "laptop": GPTConfig(),
+    "124m": LARGE(n_layer=12, n_head=6, n_embd=768),
+    "350m": LARGE(n_layer=24, n_head=8, n_embd=1024),
+    "774m": LARGE(n_layer=36, n_head=10, n_embd=1280),
+    "1.5b": LARGE(n_layer=28, n_head=16, n_embd=2048),
+}
+TRAINING = {
+    "laptop": TrainConfig(),
+    "124m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
+    "350m": TrainConfig(steps=100, batch=128, micro_batch=32, lr=6e-4, log_every=10),
+    "774m": TrainConfig(steps=100, batch=128, micro_batch=16, lr=4e-4, log_every=10),
+    "1.5b": TrainConfig(steps=100, batch=128, micro_batch=16, lr=3e-4, log_every=10),
+}
+
+
+def precision_on(device):
+    """Return the precision that suits the device."""
+    return "bf16" if torch.device(device).type == "cuda" else "fp32"
+
+
+def device(text):
+    """A type: the name of a device that torch knows."""
+    try:
+        return str(torch.device(text))
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: cpu, cuda or cuda:1") from None
+
+
+@dataclass(frozen=True)
+class Options(Resumed, OnText):
+    """What the command takes besides TrainConfig."""
+
+    size: str = option("laptop", "of the GPT", MODELS)
+    device: str = option("cpu", "cpu, cuda, cuda:1", kind=device)
+    compile: bool = option(False, "torch.compile the model")
+    recompute: bool = option(False, "checkpoint each block")
+    loss_chunks: int = option(1, "logits in so many parts", kind=positive)
+    threads: int = option(1, "of the CPU; more for large models", kind=number(least=1, most=1024))
+
+    def __post_init__(self):
+        super().__post_init__()
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this is the baseline of one "
+                             "device; lab 03 trains on many")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"--device {self.device}: this torch ({torch.__version__}) sees no "
+                             "GPU")
+
+    def settings(self):
+        return replace(TRAINING[self.size], precision=precision_on(self.device))
 
 
 def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks=1, path=None,
         resume=False, progress=True, model_seed=0, frugally=False, **changes):
-    """The model is trained and its costs are accounted for; returns all numbers in a dict.
-    changes   functions: a learner's own of PARTS; all others are of TrainConfig: steps=50, ...
-    frugally  gradients are those of the function `frugal`, in float32; path: a text of your own
+    """Train the model and account for its costs; return all numbers in a dict.
+
+    path      a text of your own
+    frugally  gradients by the function `frugal`, in float32
+    changes   of PARTS, a learner's own; and of TrainConfig: steps=50, ...
     """
-    given = {name: changes.pop(name) for name in PARTS if name in changes}
-    parts = PARTS | given
-    config = dataclasses.replace(TRAINING[size], **{"precision": precision_on(device), **changes})
+    own = {name: changes.pop(name) for name in PARTS if name in changes}
+    parts = PARTS | own
+    config = replace(TRAINING[size], **{"precision": precision_on(device), **changes})
     if frugally and config.precision != "fp32":
         raise ValueError(f"frugally=True computes in float32, not in {config.precision}")
-    text, shape = text_for(dataclasses.replace(MODELS[size], loss_chunks=loss_chunks), config, path)
+    text, shape = text_for(replace(MODELS[size], loss_chunks=loss_chunks), config, path)
     torch.manual_seed(model_seed)
-    model = GPT(shape)
+    model, hardware_here = GPT(shape), hardware.present(device)
     if recompute:
         by_torch = functools.partial(checkpoint, use_reentrant=False)
-        checkpoint_blocks(model, given.get("checkpointed", by_torch))
-    here = hardware.present(device)
+        checkpoint_blocks(model, own.get("checkpointed", by_torch))
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
                           parallel=OneDevice(parts, model if frugally else None),
-                          peak_flops=here.peak_flops(PRECISIONS[config.precision]))  # fmt: skip
+                          peak_flops=hardware_here.peak_flops(PRECISIONS[config.precision]))
     if resume:
         trainer.resume()
-    found = {"text": text, "shape": shape, "config": config, "device": here, "model": model,
-             "flops": flops_table(shape, config, parts["flops"]), "history": trainer.fit(),
-             **speed(trainer)}  # fmt: skip
-    at_the_end = found["history"].held_out.get(config.steps)  # None: nothing was left to train
-    found["held_out"] = trainer.evaluate() if at_the_end is None else at_the_end
+    history = trainer.fit()
+    loss = history.held_out.get(config.steps)  # None: nothing was left to train
     window = data.held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
-    found["bigram"] = data.bigram_loss(text.train, *window, text.vocab_size)
-    found["memory"] = memory_table(trainer, recompute, parts["states"], parts["activations"])
-    found["peak"] = peak_of_a_step(trainer)
-    found["authors"] = authors(parts)
-    found["sample"] = sample(trainer, text)
-    return found
+    return {"text": text, "shape": shape, "config": config, "device": hardware_here,
+            "model": model, "flops": flops_table(shape, config, parts["flops"]),
+            "history": history, **speed(trainer),
+            "held_out": trainer.evaluate() if loss is None else loss,
+            "bigram": data.bigram_loss(text.train, *window, text.vocab_size),
+            "memory": memory_table(trainer, recompute, parts["states"], parts["activations"]),
+            "peak": peak_of_a_step(trainer), "authors": authors(parts),
+            "sample": sample(trainer, text)}
 
 
 class OneDevice(Parallel):
@@ -80,26 +139,27 @@ class OneDevice(Parallel):
 
 
 def flops_table(shape, config, transformer_flops=transformer_flops):
-    """{"predicted", "counted"}: FLOPs of one step; counted by torch on tensors without data."""
-    plain = dataclasses.replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
+    """Return {"predicted", "counted"}: FLOPs of one step; torch counts on tensors without data."""
+    plain = replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
     with torch.device("meta"):
         model, tokens = GPT(plain), torch.zeros(1, shape.n_ctx, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).backward()
     return {"predicted": transformer_flops(shape, config.batch, shape.n_ctx),
-            "counted": config.batch * counter.get_total_flops()}  # fmt: skip
+            "counted": config.batch * counter.get_total_flops()}
 
 
 def speed(trainer):
-    """The middle tokens/s of all logged stretches, and the MFU that it means."""
+    """Return the median tokens/s of all logged stretches, and the MFU that it means."""
     tokens_per_second = median_speed(trainer.history)
-    used = trainer.flops_per_token * tokens_per_second / trainer.peak_flops
-    return {"tokens_per_second": tokens_per_second, "mfu": used}
+    return {"tokens_per_second": tokens_per_second,
+            "mfu": trainer.flops_per_token * tokens_per_second / trainer.peak_flops}
 
 
 def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
                  activation_bytes=activation_bytes):
-    """{category: (predicted, counted)} in bytes, at this micro-batch, after training.
+    """Return {category: (predicted, counted)} in bytes, at this micro-batch, after training.
+
     Counted exactly on a CPU in float32. On a GPU the allocator's peak stands beside the sum: under
     autocast, saved casts of weights come on top, and the compiler recomputes what is cheap.
     """
@@ -111,19 +171,20 @@ def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
     if trainer.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(trainer.device)
         return {"states": (sum(states.values()), None), "saved activations": (kept, None),
-                "total": (sum(states.values()) + kept, peak)}  # fmt: skip
+                "total": (sum(states.values()) + kept, peak)}
     with SavedActivations(trainer.model) as saved, trainer.autocast():
         trainer.model(inputs, targets, "sum")
     memory = memory_of(trainer.model, trainer.optimizer)
     return {"parameters": (states["parameters"], memory.parameters),
             "gradients": (states["gradients"], memory.gradients),
             "optimizer state": (states["optimizer"], memory.optimizer_state),
-            "saved activations": (kept, saved.bytes)}  # fmt: skip
+            "saved activations": (kept, saved.bytes)}
 
 
 def peak_of_a_step(trainer):
-    """The most bytes that live in a forward and backward beside what lives between two steps; None
-    on a GPU, where compiled kernels are not seen.
+    """Return the most bytes of a forward and backward besides those that live between two steps.
+
+    None on a GPU, where compiled kernels are not seen.
     """
     if trainer.device.type == "cuda":
         return None
@@ -134,7 +195,7 @@ def peak_of_a_step(trainer):
 
 
 def sample(trainer, text, n=200):
-    """What the model writes after "def "; None when the tokens are not bytes."""
+    """Return what the model writes after "def "; None when the tokens are not bytes."""
     if text.vocab_size != 256:
         return None
     start = torch.tensor([list(b"\ndef ")], device=trainer.device)
@@ -146,40 +207,38 @@ def sample(trainer, text, n=200):
     return data.decode(written[written < 256])
 
 
-def report(found):
-    """What `run` found, as text."""
-    shape, config, text = found["shape"], found["config"], found["text"]
+def report(results):
+    """Return what `run` returned as text."""
+    shape, config, text = results["shape"], results["config"], results["text"]
     unit = "byte" if text.vocab_size == 256 else "token"
-    peak = found["device"].peak_flops(PRECISIONS[config.precision])
-    lines = [
+    peak = results["device"].peak_flops(PRECISIONS[config.precision])
+    rows = [*results["memory"].items()]
+    rows += [("peak beside states", (None, results["peak"]))] if results["peak"] else []
+    return "\n".join([
         f"text      {text.name}: {len(text.train):,} {unit}s to train on, {len(text.held_out):,} "
         "held out, split by file",
         f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
         f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
         f"training  {config.steps} steps of {config.batch} x {shape.n_ctx} tokens, "
-        f"{config.precision}, on {found['device'].name}",
-        f"FLOPs     {found['flops']['predicted']:.4g} a step predicted, "
-        f"{found['flops']['counted']:.4g} counted",
-        f"speed     {found['tokens_per_second']:,.0f} tokens/s, MFU {found['mfu']:.1%} of "
+        f"{config.precision}, on {results['device'].name}",
+        "FLOPs     {predicted:.4g} a step predicted, {counted:.4g} counted".format(
+            **results["flops"]),
+        f"speed     {results['tokens_per_second']:,.0f} tokens/s, MFU {results['mfu']:.1%} of "
         + (f"{peak / 1e12:.3g} TFLOP/s" if peak > 1e13 else f"{peak / 1e9:.0f} GFLOP/s"),
-        f"loss      {found['held_out']:.3f} nats per {unit} on held-out text "
-        f"({found['held_out'] / math.log(2):.2f} bits)",
-        f"bigram    {found['bigram']:.3f} nats per {unit} on the same text "
-        f"({found['bigram'] / math.log(2):.2f} bits)",
-        found["authors"],
-        f"\n{'memory in bytes':20} {'predicted':>16} {'counted':>16}",
-    ]
-    for name, (predicted, counted) in found["memory"].items():
-        seen = "-" if counted is None else f"{counted:,}"
-        lines.append(f"{name:20} {predicted:16,} {seen:>16}")
-    if found["peak"]:
-        lines.append(f"{'peak beside states':20} {'-':>16} {found['peak']:16,}")
-    return "\n".join(lines)
+        *(f"{name:9} {loss:.3f} nats per {unit} on {where} text ({loss / math.log(2):.2f} bits)"
+          for name, loss, where in (("loss", results["held_out"], "held-out"),
+                                    ("bigram", results["bigram"], "the same"))),
+        results["authors"] + "\n",
+        lined_up(("memory in bytes", "predicted", "counted"), [
+            (name, *("-" if nbytes is None else nbytes for nbytes in pair))
+            for name, pair in rows])])
 
 
-def report_with_sample(found):
-    """And what the model writes."""
-    lines = [report(found), f"\na sample:\n{found['sample']}" if found["sample"] else ""]
-    if found["held_out"] >= found["bigram"]:
+def report_with_sample(results):
+    """Return the report, and what the model writes."""
+    lines = [report(results)]
+    if results["sample"]:
+        lines.append(f"\na sample:\n{results['sample']}")
+    if results["held_out"] >= results["bigram"]:
         lines.append("It has not beaten the bigram model yet: give it more --steps.")
-    return "\n".join(filter(None, lines))
+    return "\n".join(lines)

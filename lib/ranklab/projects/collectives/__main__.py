@@ -11,24 +11,10 @@ nccl-tests, size is the whole tensor: the input of reduce-scatter, the output of
 
 import sys
 
-from ranklab.peers import mpi
-from ranklab.projects.collectives.config import Config
-from ranklab.projects.collectives.timing import by_mpi, figure, run, summary, table
-from ranklab.projects.runner import Project, Shown
+from ranklab.projects.collectives.timing import Options, benchmark
+from ranklab.projects.runner import Project
 
-
-def act(config, _):
-    sizes, iters = config.all_sizes(), config.iters
-    if config.mpi and not mpi.is_here():
-        return mpi.NO_MPI
-    rows = by_mpi(sizes, iters) if config.mpi else run(
-        config.ranks, config.nodes, config.verbs, sizes, config.kind, iters)
-    return Shown("\n".join([table(rows), summary(rows)]).strip(), lambda: figure(rows),
-                 int(any(row.wrong for row in rows)))
-
-
-project = Project(__package__, __doc__, Config, act)
-main = project.main
+project = Project(__package__, __doc__, Options, benchmark)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -3,16 +3,19 @@
 import statistics
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
+from ranklab.basics.options import comma_list, number, option, positive
 from ranklab.engine import device, launch
 from ranklab.peers import mpi
 from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all
+from ranklab.projects.runner import Drawn, OnNodes, Shown
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.collectives}}
@@ -24,6 +27,39 @@ BUILT = {  # what lab 02 builds: {verb: {algorithm: its function in ranklab.coll
     "all_to_all": {"any_lengths": "all_to_all_v"},
 }
 VERBS = tuple(BUILT)
+
+
+def size_of(text):
+    """Return "64K" as 65536 bytes: powers of two, as in nccl-tests."""
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper())
+    value = number(float, above=0)(text[:-1] if scale else text)
+    return number(least=1, most=2**40)(int(value * (scale or 1)))
+
+
+@dataclass(frozen=True)
+class Options(OnNodes, Drawn):
+    """What the command takes."""
+
+    verbs: tuple = option(VERBS, "which of them, with commas", kind=comma_list(choices=VERBS))
+    sizes: tuple = option((2**10, 2**14, 2**18, 2**22), "bytes, as 64M, with commas",
+                          kind=comma_list(size_of))
+    max: int | None = option(None, "up to this size in steps of 4, from 1K", kind=size_of)
+    kind: str = option("float", "of the elements", DTYPES, flag="type")
+    iters: int = option(5, "times, of which the median counts", kind=positive)
+    mpi: bool = option(False, "under mpirun: MPI's own collectives")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.all_sizes():
+            raise ValueError(f"--max {self.max} bytes is less than 1K, the first size")
+        if self.figure and ("all_reduce" not in self.verbs or len(self.all_sizes()) < 2):
+            raise ValueError("--figure draws all_reduce of two sizes or more: see --verbs, --sizes")
+
+    def all_sizes(self):
+        """Return the sizes in bytes."""
+        if not self.max:
+            return self.sizes
+        return [4**k * 1024 for k in range(20) if 4**k * 1024 <= self.max]
 
 
 class Row(NamedTuple):
@@ -213,3 +249,14 @@ def figure(rows):
         fine = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 60) for i in range(61)]
         curves[name] = fine, [a + b * n for n in fine]
     return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")
+
+
+def benchmark(options, _):
+    """Show the table and the fits; exit code 1 where a sum is wrong."""
+    sizes, iters = options.all_sizes(), options.iters
+    if options.mpi and not mpi.is_here():
+        return mpi.NO_MPI
+    rows = by_mpi(sizes, iters) if options.mpi else run(
+        options.ranks, options.nodes, options.verbs, sizes, options.kind, iters)
+    return Shown("\n".join([table(rows), summary(rows)]).strip(), lambda: figure(rows),
+                 int(any(row.wrong for row in rows)))

@@ -76,16 +76,17 @@ class Outcome:
     kept_short: int  # bytes of activations of one short window in one process
 
 
-def run(size="laptop", ranks=None, **arguments):
+def run(size="laptop", ranks=None, path=None, **arguments):
     """Train the model on all ranks (8 without torchrun); return an Outcome.
 
+    path       a text of your own
     arguments  of Session; of PARTS, a learner's own: see TokenShard; and of Config
     Raises ValueError where the ranks do not divide the sequence or, by ulysses, the heads.
     """
     ranks = ranks or ranks_to_come(SHARE)
     shape, config = SIZES[size]
     session, parts, config = Session.divide({"ranks": ranks} | arguments, PARTS, config)
-    text, shape = text_for(shape, config, session.path)
+    text, shape = text_for(shape, config, path)
     parts["shard"](shape.n_ctx, ranks)  # refuses now what it would refuse on all ranks
     columns = columns_of(config.method, ranks)
     if shape.n_head % columns:

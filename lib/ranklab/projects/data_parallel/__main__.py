@@ -11,12 +11,10 @@ MNIST's four idx files, or CIFAR-10's batches, are.
 
 import sys
 
-from ranklab.projects.data_parallel.comparing import study
-from ranklab.projects.data_parallel.config import Options
+from ranklab.projects.data_parallel.comparison import Options, study
 from ranklab.projects.runner import Project
 
 project = Project(__package__, __doc__, Options, study)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

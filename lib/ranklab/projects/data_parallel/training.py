@@ -49,7 +49,7 @@ class Run:
 
 
 def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **functions):
-    """{name: one Run for each seed} for {name: Config}, which differ in anything but data.
+    """Return {name: one Run for each seed} for {name: Config}, which differ in all but data.
 
     On fresh ranks, in one launch; under torchrun or srun on those that are there.
     functions  a learner's own of Functions: replica=..., sampler=...
@@ -67,14 +67,14 @@ def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **function
 
 
 def refuse_ranks(config, ranks):
-    """Raises ValueError where the ranks can't have as many images of a step each."""
+    """Raise ValueError where the ranks can't have as many images of a step each."""
     if config.batch % ranks:
         raise ValueError(f"{ranks} ranks must divide the batch of {config.batch} images")
 
 
 def _train_jobs(jobs, images, functions, progress):
-    """What each of the trainings left in `seen` on this rank."""
-    images, found = images or find_images(jobs[0][0].data, jobs[0][0].folder), []
+    """Return what each training saw on this rank."""
+    images, results = images or find_images(jobs[0][0].data, jobs[0][0].folder), []
     # all on the device: a few hundred megabytes at most, and no loader to wait for
     images = dataclasses.replace(images, **{
         name: getattr(images, name).to(device())
@@ -82,13 +82,13 @@ def _train_jobs(jobs, images, functions, progress):
     for config, seed in jobs:
         trainer = ClassTrainer(config, images, seed, functions, progress)
         trainer.fit()
-        found.append(trainer.seen | {"accuracy": accuracy(trainer.forward, images),
-                                     "spread": spread(trainer.model)})
-    return found
+        results.append(trainer.seen | {"accuracy": accuracy(trainer.forward, images),
+                                       "spread": spread(trainer.model)})
+    return results
 
 
 def _whole(of_ranks, own):
-    """One Run of what a training has left on each rank."""
+    """Return one Run of what a training saw on each rank."""
     first = of_ranks[0]
     loss, seconds = (zip(*(one[name] for one in of_ranks)) for name in ("loss", "seconds"))
     return Run(first["accuracy"], min(one["accuracy"] for one in of_ranks), first["spread"],
@@ -119,7 +119,7 @@ class ClassTrainer(Trainer):
                          progress=progress)
 
     def rate(self):
-        """Scaled to the batch, with warm-up; after it half a cosine down to zero."""
+        """Return the rate: scaled to the batch, with warm-up; then half a cosine down to zero."""
         config, warmup = self.config, self.config.warmup * self.steps_per_epoch
         scale = partial(self.functions.scale, config.lr, config.batch, config.base_batch)
         if self.steps_done < warmup:
@@ -131,9 +131,9 @@ class ClassTrainer(Trainer):
         if number == 0:
             rank = 0 if "shard" in self.config.without else dist.get_rank()
             epoch = 0 if "epoch" in self.config.without else epoch
-            mine = self.functions.sampler(len(self.images.train), rank, dist.get_world_size(),
+            rows = self.functions.sampler(len(self.images.train), rank, dist.get_world_size(),
                                           epoch, self.seed)
-            self.rows = torch.tensor(mine, device=device()).split(self.batch_per_rank)
+            self.rows = torch.tensor(rows, device=device()).split(self.batch_per_rank)
             self.start, self.lost = time.perf_counter(), 0.0
         rows = self.rows[number]
         return self.images.train[rows], self.images.train_labels[rows]
@@ -149,7 +149,7 @@ class ClassTrainer(Trainer):
         return loss
 
     def evaluate(self):
-        """The epoch is in `seen`; whether all replicas agree."""
+        """Add the epoch to `seen`; return whether all replicas agree."""
         self.seen["loss"].append(float(self.lost) / self.images_per_epoch)  # waits for the device
         self.seen["seconds"].append(time.perf_counter() - self.start)
         self.seen["agree"].append(self.functions.agree(self.model))
@@ -167,10 +167,10 @@ class WithPieces(DataParallel):
 
     def apply(self, model):
         without = self.config.without
-        mine = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         replica = super().apply(model)
         if "broadcast" in without:
-            model.load_state_dict(mine)
+            model.load_state_dict(weights)
         if "average" in without:
             replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
         if "buffers" in without:
@@ -187,7 +187,7 @@ def make_model(config, images):
 
 @torch.no_grad()
 def accuracy(replica, images):
-    """The fraction of held-out images that this rank's replica gets right."""
+    """Return the fraction of held-out images that this rank's replica gets right."""
     replica.eval()
     right = sum((replica(x).argmax(1) == y).sum().item() for x, y in
                 zip(images.held_out.split(1000), images.held_out_labels.split(1000)))
@@ -196,7 +196,7 @@ def accuracy(replica, images):
 
 @torch.no_grad()
 def spread(model):
-    """The largest difference between two ranks in a weight or statistic of `model`."""
+    """Return the largest difference between two ranks in a weight or statistic."""
     most = torch.cat([t.flatten().float() for t in (*model.parameters(), *model.buffers())])
     least = most.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)

@@ -9,7 +9,7 @@
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
 SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from there.
 
-Read config.py, training.py and strong_and_weak.py; the training loop is that of the course, which
+Read training.py and strong_and_weak.py; the training loop is that of the course, which
 image_trainer.py feeds with images.
 """
 
@@ -17,7 +17,7 @@ import sys
 
 from ranklab.projects import ddp
 from ranklab.projects.command import time_limit
-from ranklab.projects.ddp.config import Options
+from ranklab.projects.ddp.training import Options
 from ranklab.projects.runner import Project, Shown
 
 
@@ -28,12 +28,11 @@ def act(options, config):
     if options.scaling:
         rows = ddp.scaling(config, ranks, timeout=limit)
         return Shown(ddp.scaling_report(rows), lambda: ddp.figure(rows))
-    return ddp.report(ddp.run(ranks, resume=options.resume, progress=True, timeout=limit,
+    return ddp.report(ddp.run(ranks=ranks, resume=options.resume, progress=True, timeout=limit,
                               **vars(config)))
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

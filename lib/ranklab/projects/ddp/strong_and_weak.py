@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ranklab.basics.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import launch
+from ranklab.meter.text import lined_up
 from ranklab.projects.clock import in_turns
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.ddp.training import new_trainer
@@ -37,23 +38,23 @@ class Measured(NamedTuple):
 
 
 def scaling(config, ranks=None, steps=20, timeout=LAUNCH_LIMIT, efficiency=scaling_efficiency):
-    """[Measured], strong scaling first, then weak, by ranks.
+    """Return [Measured], strong scaling first, then weak, by ranks.
 
     efficiency  scaling_efficiency, or a learner's own
-    error       the ranks can't share batch_per_rank evenly
+    Raises ValueError where the ranks can't share batch_per_rank evenly.
     """
     plan = batches(ranks_to_come(ranks), config.batch_per_rank)
-    seen = launch(measure, config, plan, steps, ranks=ranks, timeout=timeout)[0]
+    times = launch(measure, config, plan, steps, ranks=ranks, timeout=timeout)[0]
     rows = []
     for kind, per_rank in plan.items():
-        seconds = {R: seen[R, batch] for R, batch in per_rank.items()}
+        seconds = {R: times[R, batch] for R, batch in per_rank.items()}
         shares = efficiency(seconds, kind)
         rows += [Measured(kind, R, per_rank[R], seconds[R], shares[R]) for R in seconds]
     return rows
 
 
 def batches(ranks, batch_per_rank):
-    """{kind: {ranks: images per rank}}, for 1, 2, 4, ... ranks and all of them."""
+    """Return {kind: {ranks: images per rank}}, for 1, 2, 4, ... ranks and all of them."""
     sizes = [*(2**k for k in range((ranks - 1).bit_length())), ranks]
     if unfit := [R for R in sizes if batch_per_rank % R]:
         raise ValueError(f"batch_per_rank={batch_per_rank} is what strong scaling divides: "
@@ -63,7 +64,7 @@ def batches(ranks, batch_per_rank):
 
 
 def measure(config, plan, steps):
-    """On each rank: {(ranks, images per rank): seconds of a step, until the slowest is done}."""
+    """Return {(ranks, images per rank): seconds of a step, until the slowest is done}."""
     calls = {}
     for R, batch in (point for per_rank in plan.values() for point in per_rank.items()):
         group = dist.new_group(range(R))  # every rank takes part
@@ -77,15 +78,14 @@ def measure(config, plan, steps):
 
 
 def scaling_report(rows):
-    """The table as text, and what this machine can't show."""
-    lines = [f"{'scaling':8}{'ranks':>6}{'batch/rank':>12}{'images/s':>12}{'ms/step':>10}"
-             f"{'efficiency':>12}"]
-    lines += [f"{r.kind:8}{r.ranks:6}{r.batch:12}{r.images_per_second:12,.0f}"
-              f"{1e3 * r.seconds:10.1f}{r.efficiency:12.0%}" for r in rows]
-    most, here = max(r.ranks for r in rows), cores()
-    if not torch.cuda.is_available() and most > here:
-        lines.append(f"{most} ranks share {here} cores: past {here} nothing gets faster. That is "
-                     "this machine, not DDP.")
+    """Return the table as text, and what this machine can't show."""
+    lines = [lined_up(("scaling", "ranks", "batch/rank", "images/s", "ms/step", "efficiency"), [
+        (r.kind, r.ranks, r.batch, f"{r.images_per_second:,.0f}", f"{1e3 * r.seconds:.1f}",
+         f"{r.efficiency:.0%}") for r in rows])]
+    most, available = max(r.ranks for r in rows), cores()
+    if not torch.cuda.is_available() and most > available:
+        lines.append(f"{most} ranks share {available} cores: past {available} nothing gets faster. "
+                     "That is this machine, not DDP.")
     return "\n".join(lines)
 
 

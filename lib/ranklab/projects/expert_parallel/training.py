@@ -86,15 +86,16 @@ class Outcome:
     dropped: float  # part of all choices in a step, at the end
 
 
-def run(size="laptop", ranks=None, **arguments):
+def run(size="laptop", ranks=None, path=None, **arguments):
     """Train both models on all ranks (4 without torchrun); return an Outcome.
 
+    path       a text of your own
     arguments  of Session; of PARTS, a learner's own; and of Config
     Raises ValueError where ep does not divide the ranks or the experts.
     """
     ranks, (dense, config) = ranks or ranks_to_come(RANKS), SIZES[size]
     session, parts, config = Session.divide({"ranks": ranks} | arguments, PARTS, config)
-    text, dense = text_for(dense, config, session.path)
+    text, dense = text_for(dense, config, path)
     shape = config.shape(dense)  # refuses now what all ranks would refuse
     if min(config.batch, config.eval_batch) < ranks:
         raise ValueError(f"batch={config.batch} and eval_batch={config.eval_batch} rows must be at "

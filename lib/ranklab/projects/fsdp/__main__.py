@@ -12,18 +12,10 @@ sharding, two copies. A checkpoint goes on with any number of ranks and either e
 
 import sys
 
-from ranklab.projects.fsdp.config import Command
-from ranklab.projects.fsdp.report import report
-from ranklab.projects.fsdp.training import run
-from ranklab.projects.runner import Project, watched
+from ranklab.projects.fsdp.training import Options, report, run
+from ranklab.projects.runner import Project, run_and_report
 
-
-def act(command, config):
-    return report(run(command.size, command.ranks, command.resume, **watched(), **vars(config)))
-
-
-project = Project(__package__, __doc__, Command, act)
-main = project.main
+project = Project(__package__, __doc__, Options, run_and_report(run, report))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -1,20 +1,25 @@
-"""A Llama as transformers has it, made without memory, and filled when it is in shards."""
+"""A Llama as transformers has it, made without memory and filled in shards; and its FineTuner."""
 
+import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from ranklab.data.instructions import Bytes
+from ranklab.basics.targets import IGNORE
+from ranklab.data.instructions import Bytes, as_batch
 from ranklab.engine import device
 from ranklab.fsdp.pretrained import rows_by_name, rows_in
 from ranklab.projects.hugging_face import offline_transformers
+from ranklab.trainer import History, Trainer
 
 PRELOAD = ("transformers.trainer", "transformers.models.llama.modeling_llama")  # for launch
 
 
 def on_meta(shape, folder, recompute):
-    """(the model, whose parameters have shapes and no numbers yet; its tokenizer; its rows, as
-    fill_shards takes them): those of a Hugging Face folder, or of this shape, fresh.
+    """Return (a model without numbers, its tokenizer, its rows as fill_shards takes them).
+
+    They come from a Hugging Face folder, or are fresh, of this shape.
     """
     transformers = offline_transformers()
     config, tokenizer = transformers.LlamaConfig(**shape), Bytes()
@@ -31,6 +36,80 @@ def on_meta(shape, folder, recompute):
 
 
 def make_buffers(model):
-    """The angles of positions are there: no parameter, so they come from no shard."""
+    """Make the angles of positions: they are no parameter, so they come from no shard."""
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(model.config).to(device())
+
+
+class Score(NamedTuple):
+    """The score on the held-out examples, equal on all ranks."""
+
+    loss: float  # nats per token of an answer
+    exact: float  # share of the examples whose answer is right to the last token
+
+
+class FineTuner(Trainer):
+    """A causal language model, trained on the answers of pairs, from begin() on.
+
+    held_out  (tokens, labels), as many rows as the ranks divide
+    loss      masked_loss, or a learner's
+    """
+
+    unit = "examples"
+
+    def __init__(self, model, config, held_out, loss, parallel, progress):
+        self.held_out, self.loss, self.units_per_step = held_out, loss, config.batch
+        adamw = functools.partial(torch.optim.AdamW, lr=config.lr, betas=config.betas, fused=True)
+        super().__init__(model, config, config, adamw, device(), parallel=parallel,
+                         progress=progress)
+
+    def begin(self, config, encoded):
+        """Stand before step 0 of a training on these pairs; the weights stay."""
+        self.config = self.loop = self.schedule = config
+        self.encoded, self.steps_done, self.history = encoded, 0, History()
+        self.optimizer.state.clear()
+
+    def next_batch(self):
+        """Return the next pairs in their order, again and again."""
+        n, first = self.config.batch, self.steps_done * self.config.batch
+        pairs = [self.encoded[i % len(self.encoded)] for i in range(first, first + n)]
+        tokens, labels = as_batch(pairs, self.config.n_ctx)
+        self.answers = count_of(labels)  # of all ranks: no rank has to ask
+        return self.parallel.batch(tokens, labels)
+
+    def logits(self, tokens):  # (B, T) -> (B, T, V)
+        """Compute without a mask: zeros come after an answer, and tokens see only earlier ones."""
+        return self.forward(input_ids=tokens, use_cache=False).logits
+
+    def loss_sum(self, tokens, labels):
+        return self.sum_of(self.logits(tokens), labels, self.answers)
+
+    def sum_of(self, logits, labels, count):
+        """Return this rank's sum, for the loop: masked_loss is R times a part of a mean."""
+        return self.loss(logits, labels, count) * count / self.parallel.ranks
+
+    @torch.no_grad()
+    def evaluate(self):
+        """Return the Score, by one forward on every rank.
+
+        What a model writes token by token is right exactly if each token is the likeliest one after
+        the right ones before it.
+        """
+        count = count_of(self.held_out[1])
+
+        def sums(tokens, labels):
+            logits, wanted = self.logits(tokens), labels[:, 1:]
+            right = (logits[:, :-1].argmax(-1) == wanted) | (wanted == IGNORE)
+            return torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
+
+        batch = (self.to_device(x) for x in self.parallel.batch(*self.held_out))
+        self.model.eval()
+        totals = self.parallel.forward_only(sums, *batch, self.loop.micro_batch)
+        self.model.train()
+        loss, exact = self.parallel.total(totals).tolist()
+        return Score(loss / count, exact / len(self.held_out[0]))
+
+
+def count_of(labels):
+    """Return how many labels some logits are for."""
+    return int((labels[:, 1:] != IGNORE).sum())

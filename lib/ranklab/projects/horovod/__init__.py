@@ -1,6 +1,5 @@
-"""A BERT classifies texts by Horovod's API. Read config.py, bert.py, training.py, timeline.py."""
+"""A BERT classifies texts by Horovod's API. Read training.py, bert.py, timeline.py."""
 
-from ranklab.projects.horovod.config import Config
-from ranklab.projects.horovod.training import report, run
+from ranklab.projects.horovod.training import Config, report, run
 
 __all__ = ["Config", "report", "run"]

@@ -11,12 +11,10 @@ begins from scratch. `--weights` is a folder with a BERT's weights and tokenizer
 
 import sys
 
-from ranklab.projects.horovod.config import Options
-from ranklab.projects.horovod.training import command
+from ranklab.projects.horovod.training import Options, command
 from ranklab.projects.runner import Project
 
 project = Project(__package__, __doc__, Options, command)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -16,7 +16,7 @@ KINDS = {  # what it is, and what helps. Of what goes on at the same time, the f
 
 
 def kind_of(phase):
-    """What kind of time it is; None for ALLREDUCE, which is all of them, and other verbs."""
+    """Return its kind of time; None for ALLREDUCE, which is all of them, and other verbs."""
     if phase.name in ("NEGOTIATE_ALLREDUCE", "QUEUE"):
         return "negotiation"
     if phase.name.startswith("MEMCPY_"):
@@ -25,7 +25,7 @@ def kind_of(phase):
 
 
 def shares(phases):
-    """{kind: share of the time} from the first to the last phase; together 1.
+    """Return {kind: share of the time} from the first to the last phase; together 1.
 
     A moment counts once: as an all-reduce when any is running, else as copying, else as waiting.
     """
@@ -43,11 +43,11 @@ def shares(phases):
 
 
 def table(phases):
-    """What the timeline says, as text; the last line names the bottleneck, and what helps."""
-    found, carried = shares(phases), all_reduces(phases)
+    """Return the timeline as text; the last line names the bottleneck, and what helps."""
+    time_shares, carried = shares(phases), all_reduces(phases)
     whole = max(p.end for p in phases) - min(p.start for p in phases)
-    most = max(found, key=found.get)
+    most = max(time_shares, key=time_shares.get)
     return "\n".join([
         f"{whole:.2f} s, {len(carried)} all-reduces of {sum(carried)} gradients",
-        *(f"{kind:14} {found[kind]:5.0%}   {what}" for kind, (what, _) in KINDS.items()),
-        f"bottleneck: {most}, {found[most]:.0%} of the time. {KINDS[most][1]}"])
+        *(f"{kind:14} {time_shares[kind]:5.0%}   {what}" for kind, (what, _) in KINDS.items()),
+        f"bottleneck: {most}, {time_shares[most]:.0%} of the time. {KINDS[most][1]}"])

@@ -31,7 +31,7 @@ FIRST_NAMES = {"build": "build_mesh", "parallelize": "parallelize", "sync": "tie
 
 
 def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shape=None, experts=0,
-        export=None, **arguments):
+        export=None, path=None, **arguments):
     """Train the model on all ranks of the layout; return a dict for `report`.
 
     layout     None: the layout of this size, 2 x 2 x 2 on a laptop
@@ -40,6 +40,7 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shap
     shape      a GPTConfig; None: the shape of this size
     experts    how many experts each block has; 0: an MLP
     export     a folder: Prometheus finds each rank's metrics by files in it
+    path       a text of your own
     arguments  of Session; of Config; and of the parts by their first names
     """
     first = {FIRST_NAMES[name]: arguments.pop(name) for name in FIRST_NAMES.keys() & arguments}
@@ -48,7 +49,7 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shap
     ranks = None if is_started_by_another() else layout.ranks
     session, _, config = Session.divide({"ranks": ranks} | arguments, {}, config)
     config.refuse_what_does_not_fit(shape, layout)
-    text, shape = text_for(shape, config, session.path)
+    text, shape = text_for(shape, config, path)
     learners = first | (parts or {})
     parts = PARTS | learners
     results = session.launch(_work, shape, text, config, layout, parts, reshard, export)

@@ -83,14 +83,15 @@ class Options(OnRanks, Resumed, OnText):
         return SIZES[self.size][1]
 
 
-def run(size="laptop", **arguments):
+def run(size="laptop", path=None, **arguments):
     """Train the model on all ranks; return a dict for `report`.
 
+    path       a text of your own
     arguments  of Session; of PARTS, a learner's own: see PipelineParallel; and of Config
     """
     shape, config = SIZES[size]
     session, parts, config = Session.divide({"ranks": 4} | arguments, PARTS, config)
-    text, shape = text_for(shape, config, session.path)
+    text, shape = text_for(shape, config, path)
     # refuses what it cannot do
     plan = parts["schedule"](ranks_to_come(session.ranks), config.micro_batches)
     layers = parts["split"](gpt_costs(shape), len(pp.places(plan)))

@@ -15,12 +15,11 @@ from ranklab.projects.runner import Project, Shown
 
 
 def act(options, _):
-    found = run(**vars(options))
-    return Shown(report(found), code=1 if found["problems"] else 0)
+    results = run(**vars(options))
+    return Shown(report(results), code=1 if results["problems"] else 0)
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

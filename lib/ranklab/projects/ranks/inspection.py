@@ -50,9 +50,9 @@ class Options(OnNodes):
 
 
 def answer_the_roll(limit_s=10, roll_call=roll_call):
-    """Every rank has called within `limit_s` seconds.
+    """Wait until every rank has called, for `limit_s` seconds at most.
 
-    error  RuntimeError that names the ranks that have not, on each rank that has
+    Raises RuntimeError that names the missing ranks, on each rank that has called.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
@@ -68,7 +68,7 @@ def answer_the_roll(limit_s=10, roll_call=roll_call):
 
 
 def all_reduce_is_right(n=1000):
-    """True when the sum over ranks came out right, element by element. Returned on each rank."""
+    """Tell whether the sum over ranks came out right, element by element, on this rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x = (rank + 1) * torch.arange(n, device=device(), dtype=torch.int64)
     dist.all_reduce(x)
@@ -77,7 +77,7 @@ def all_reduce_is_right(n=1000):
 
 
 def timed(fn, repeats=5, pick=statistics.median, pause_s=0.0):
-    """The median time of `fn()` in seconds, or what `pick` makes of them; with the GPU's work."""
+    """Return the median time of `fn()` in seconds, or another `pick`; with the GPU's work."""
     seconds = []
     for _ in range(repeats + 1):
         time.sleep(pause_s)
@@ -89,7 +89,7 @@ def timed(fn, repeats=5, pick=statistics.median, pause_s=0.0):
 
 
 def all_reduce_times(sizes=SIZES):
-    """[(bytes, seconds)] of all-reduces of these sizes, as this rank sees them."""
+    """Return [(bytes, seconds)] of all-reduces of these sizes, as this rank sees them."""
     rows = []
     for size in sizes:
         x = torch.ones(size // 4, device=device())
@@ -98,7 +98,7 @@ def all_reduce_times(sizes=SIZES):
 
 
 def compute_time(width=384, late_s=0.0):
-    """This rank's own time for a fixed matrix product; `late_s` emulates a slow machine.
+    """Return this rank's own time for a fixed matrix product; `late_s` emulates a slow machine.
 
     The best of twenty over half a second: another program may slow down some of them, but not all.
     """
@@ -107,13 +107,13 @@ def compute_time(width=384, late_s=0.0):
 
 
 def link_time(n_bytes=2_000_000, ring_shift=ring_shift):
-    """The time of a message from the rank before this one, all at once around the ring."""
+    """Return the time of a message from the rank before, all at once around the ring."""
     x = torch.ones(n_bytes // 4, device=device())
     return timed(lambda: ring_shift(x)) if dist.get_world_size() > 1 else 0.0
 
 
 def inspect_rank(slow, missing, limit_s, n_bytes, roll_call, ring_shift):
-    """What this rank has to say: (Rank, all-reduce times). `slow`, `missing`: emulate a fault."""
+    """Return (Rank, all-reduce times) of this rank. `slow`, `missing`: emulate a fault."""
     rank = dist.get_rank()
     if rank == missing:
         time.sleep(limit_s + 2)  # alive, but not at the roll call: like a rank stuck in its loader
@@ -133,7 +133,7 @@ def _device_name():
 
 
 def problems(ranks):
-    """One sentence for each thing that is wrong: sums, versions, slow ranks, slow links."""
+    """Return a sentence for each thing that is wrong: sums, versions, slow ranks."""
     found = [f"rank {r.rank} on {r.host}: its all-reduce is wrong" for r in ranks if not r.right]
     if len({r.torch for r in ranks}) > 1:
         found.append("torch differs: " + ", ".join(f"rank {r.rank} {r.torch}" for r in ranks))
@@ -145,36 +145,35 @@ def problems(ranks):
 
 
 def table(ranks):
-    """Who lives where, as text."""
-    head = f"{'rank':>4} {'node':>4} {'local':>5}  {'host':16} {'device':22} {'sum':5} " \
-           f"{'compute':>9} {'link in':>9}"
-    lines = [f"{r.rank:4} {r.node:4} {r.local_rank:5}  {r.host[:16]:16} {r.device[:22]:22} "
-             f"{'right' if r.right else 'WRONG':5} {r.compute_s * 1e3:6.1f} ms "
-             f"{r.link_s * 1e3:6.1f} ms" for r in ranks]
-    return "\n".join([head, *lines])
+    """Return who lives where, as text."""
+    lines = [f"{'rank':>4} {'node':>4} {'local':>5}  {'host':16} {'device':22} {'sum':5} "
+             f"{'compute':>9} {'link in':>9}"]
+    lines += [f"{r.rank:4} {r.node:4} {r.local_rank:5}  {r.host[:16]:16} {r.device[:22]:22} "
+              f"{'right' if r.right else 'WRONG':5} {r.compute_s * 1e3:6.1f} ms "
+              f"{r.link_s * 1e3:6.1f} ms" for r in ranks]
+    return "\n".join(lines)
 
 
-def report(found):
-    """What `run` found, as text."""
+def report(results):
+    """Return what `run` returned as text."""
     times = [f"all-reduce {size:>10,} bytes  {seconds * 1e3:8.2f} ms"
-             for size, seconds in found["times"]]
-    said = found["problems"] or ["all ranks are here, right, and alike"]
-    return "\n".join([found["table"], *times, *said])
+             for size, seconds in results["times"]]
+    verdict = results["problems"] or ["all ranks are here, right, and alike"]
+    return "\n".join([results["table"], *times, *verdict])
 
 
-def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_000, **mine):
-    """The inspection is done; returns {"ranks", "table", "times", "problems"}.
+def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_000, **functions):
+    """Inspect all ranks; return {"ranks", "table", "times", "problems"}.
 
-    n_bytes  of the message over each link
-    mine     functions: a learner's own roll_call, ring_shift
+    n_bytes    of the message over each link
+    functions  a learner's own roll_call, ring_shift
     """
     for name, rank in (("slow", slow), ("missing", missing)):
         if rank is not None and rank >= ranks_to_come(ranks):
             raise ValueError(f"--{name} {rank} is not one of the {ranks_to_come(ranks)} ranks")
-    parts = PARTS | mine
-    seen = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
-                  nodes=nodes, timeout=limit_s + 60)
-    gathered = [rank for rank, _ in seen]
-    return {"ranks": [asdict(r) for r in gathered],
-            "table": f"{authors(parts)}\n{table(gathered)}",
-            "times": seen[0][1], "problems": problems(gathered)}
+    parts = PARTS | functions
+    results = launch(inspect_rank, slow, missing, limit_s, n_bytes, *parts.values(), ranks=ranks,
+                     nodes=nodes, timeout=limit_s + 60)
+    rows = [rank for rank, _ in results]
+    return {"ranks": [asdict(row) for row in rows], "table": f"{authors(parts)}\n{table(rows)}",
+            "times": results[0][1], "problems": problems(rows)}

@@ -75,16 +75,17 @@ class Row(NamedTuple):
     held_out: float | None  # nats per token; None: stopped before the end
 
 
-def run(size="laptop", method="tensor", **arguments):
+def run(size="laptop", method="tensor", path=None, **arguments):
     """Train a GPT on all ranks by each of the methods; return a dict for `report`.
 
     method     one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
+    path       a text of your own
     arguments  of Session; of PARTS, a learner's own; and of Config
     """
     session, parts, config = Session.divide(arguments, PARTS, SIZES[size])
     methods = METHODS if method == "all" else (method,)
     refuse(method, methods, config, MODELS[size], ranks_to_come(session.ranks))
-    text, shape = text_for(MODELS[size], config, session.path)  # read once, for all ranks
+    text, shape = text_for(MODELS[size], config, path)  # read once, for all ranks
     results = session.launch(_train_all, methods, shape, config, parts, text)
     return {"rows": results[0], "shape": shape, "config": config, "ranks": len(results),
             "text": text.name, "authors": authors(parts)}

@@ -19,7 +19,7 @@ import sys
 
 from ranklab.projects.runner import Project, watched
 from ranklab.projects.zero.config import Command
-from ranklab.projects.zero.report import report, write_config
+from ranklab.projects.zero.costs import report, write_config
 from ranklab.projects.zero.training import run
 
 
@@ -33,7 +33,6 @@ def act(command, config):
 
 
 project = Project(__package__, __doc__, Command, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -34,13 +34,15 @@ class Config(TrainConfig):
     recompute: bool = option(False, "activation checkpointing: each block computes twice")
 
     def has_master_weights(self, stage):
-        """True where a model of 16-bit parameters is stepped in float32. Plain data parallelism has
-        none: there the weights stay in float32, and products are taken in bf16.
+        """Tell whether a model of 16-bit parameters is stepped in float32.
+
+        Plain data parallelism has none: there the weights stay in float32, and products are taken
+        in bf16.
         """
         return self.precision == "bf16" and (stage > 0 or self.engine == "deepspeed")
 
     def check(self, stages, ranks):
-        """Nothing of it contradicts these stages, on so many ranks; else a ValueError."""
+        """Raise ValueError where a setting contradicts these stages, or the ranks."""
         ours = self.engine == "ours"
         for is_wrong, sentence in (
                 (ours and self.compiled, "--compiled is for --engine deepspeed"),
@@ -67,7 +69,7 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Command(OnRanks, Resumed, OnText, Machine):
-    """What the command takes beside Config."""
+    """What the command takes besides Config."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     stage: tuple | None = option(None, "0, 1, 2 or 3, or some of them with commas (all)",
@@ -82,5 +84,5 @@ class Command(OnRanks, Resumed, OnText, Machine):
         return replace(SIZES[self.size], **given)
 
     def stages(self):
-        """Those of the command line, or that of the DeepSpeed config; else all."""
+        """Return the stages of the command line, or of the DeepSpeed config; else all."""
         return tuple(self.stage or ([read_config(self.config)[0]] if self.config else STAGES))

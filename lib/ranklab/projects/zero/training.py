@@ -10,14 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
 from ranklab.data_parallel.training import DataParallel
-from ranklab.engine import device, launch
+from ranklab.engine import device
 from ranklab.models.gpt import GPT
 from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.projects.authors import authors
-from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
-from ranklab.projects.training import fit_counted, median_speed
+from ranklab.projects.command import ranks_to_come
+from ranklab.projects.training import Session, fit_counted, median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
-from ranklab.projects.zero.measure import Costs, measure, predicted
+from ranklab.projects.zero.costs import Costs, measure, predicted
 from ranklab.trainer import History
 from ranklab.trainer.text import TextTrainer, text_for
 from ranklab.zero import zero_memory
@@ -25,7 +25,7 @@ from ranklab.zero.training import STAGES, Zero
 
 
 class StageResult(NamedTuple):
-    """What one stage has shown, on rank 0."""
+    """The results of one stage, on rank 0."""
 
     stage: int
     said: Costs  # by the formulas
@@ -36,51 +36,49 @@ class StageResult(NamedTuple):
     steps: int  # done
 
 
-def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_memory, ranks=None,
-        path=None, resume=False, until=None, progress=False, timeout=LAUNCH_LIMIT,
-        **changes):  # fmt: skip
-    """The model is trained on all ranks, in each of the stages `numbers`; returns a dict.
+def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_memory,
+        path=None, **arguments):
+    """Train the model on all ranks, in each of the stages `numbers`; return a dict for `report`.
 
     stages       {1: class, 2: class, 3: class} for our engine: a learner's will do
-    zero_memory  the formula that stands beside what is counted
-    path         a text of yours
-    changes      of Config: engine="deepspeed", steps=100, ...
-    error        ValueError as in Config.check
+    zero_memory  the formula that stands beside the counts
+    path         a text of your own
+    arguments    of Session and of Config
+    Raises ValueError as Config.check does.
     """
-    config, count = dataclasses.replace(SIZES[size], **changes), ranks_to_come(ranks)
-    config.check(numbers, count)
+    session, _, config = Session.divide(arguments, {}, SIZES[size])
+    ranks = ranks_to_come(session.ranks)
+    config.check(numbers, ranks)
     text, shape = text_for(MODELS[size], config, path)  # read once, for all ranks
-    shown = launch(_train_all, shape, config, numbers, stages, text, resume, until, progress,
-                   ranks=ranks, timeout=timeout, stream=progress)[0]
-    rows = [StageResult(number, predicted(shape, config, number, count, zero_memory), *of_stage)
-            for number, of_stage in zip(numbers, shown)]
+    by_stage = session.launch(_train_all, shape, config, numbers, stages, text)[0]
+    rows = [StageResult(number, predicted(shape, config, number, ranks, zero_memory), *result)
+            for number, result in zip(numbers, by_stage)]
     used = {f"ZeroStage{n}": stages[n] for n in numbers if n and config.engine == "ours"}
-    return {"rows": rows, "shape": shape, "config": config, "ranks": count, "text": text.name,
+    return {"rows": rows, "shape": shape, "config": config, "ranks": ranks, "text": text.name,
             "authors": authors({**used, "zero_memory": zero_memory})}
 
 
-def _train_all(shape, config, numbers, stages, text, resume, until, progress):
-    """On each rank: all stages, one after the other; of each all of a StageResult from `costs` on.
-    """
-    shown = []
+def _train_all(session, shape, config, numbers, stages, text):
+    """Train on each rank in one stage after the other; return each StageResult from `costs` on."""
+    results = []
     for stage in numbers:
         torch.manual_seed(0)
         model = GPT(shape).to(device())
         if config.recompute:
             checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
-        trainer = new_trainer(model, text, config, stage, stages, progress)
-        if resume:
+        trainer = new_trainer(model, text, config, stage, stages, session.progress)
+        if session.resume:
             trainer.resume()
-        scores = fit_counted(trainer, functools.partial(measure, trainer, config), until)
+        scores = fit_counted(trainer, functools.partial(measure, trainer, config), session.until)
         history = trainer.history
-        shown.append((*scores, median_speed(history), history, trainer.steps_done))
+        results.append((*scores, median_speed(history), history, trainer.steps_done))
         del model, trainer
         gc.collect()  # modules and their hooks refer to each other: else two models are in memory
-    return shown
+    return results
 
 
 def new_trainer(model, text, config, stage, stages, progress):
-    """The trainer of `model` by config.engine, in this stage of ZeRO."""
+    """Return the trainer of `model` by config.engine, in this stage of ZeRO."""
     kind, options = TextTrainer, {"offload": config.offload}
     if config.engine == "deepspeed":
         kind = DeepSpeedTrainer
