@@ -32,7 +32,7 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
     "context_parallel.peers": "peers.deepspeed_ulysses",
     "expert_parallel.peers": "peers.experts",
     "hybrid.choose": "planner.choose",
-    "hybrid.planned": "planner.planned",
+    "hybrid.planned": "planner.hybrid_jobs",
     "hybrid.torch_hybrid": "peers.torch_hybrid",
     "hybrid.deepspeed_pipeline": "peers.deepspeed_pipeline",
     "hybrid.megatron": "peers.megatron",

@@ -120,6 +120,11 @@ def run_files():
     return tuple(sorted(HERE.glob("runs_*.csv")))
 
 
+def all_runs():
+    """Return all published Runs, file by file."""
+    return [run for path in run_files() for run in read_runs(path)]
+
+
 def table(name):
     """The rows of a published table as dictionaries of text: table("nccl_busbw")."""
     with (HERE / f"{name}.csv").open(newline="", encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 """A job and a layout of lab 12 in the planner's classes, for memory_per_gpu and step_time; and
-own_job, the way back.
+hybrid_job, the way back.
 
 No run has tested the planner's model of the course's own trainer. It assumes that no message is
 hidden, that no kernels are fused, and that messages have the sizes of bf16 weights, although the
@@ -15,7 +15,9 @@ from ranklab.planner.space import USUAL
 
 
 def model_of(config):
-    """The planner's Model of a GPTConfig or MoEConfig: plain attention and MLPs, a tied head."""
+    """Return the planner's Model of a GPTConfig or MoEConfig: plain attention and MLPs, a tied
+    head.
+    """
     experts = {} if not isinstance(config, MoEConfig) else dict(
         experts=config.n_expert, top_k=config.top_k, expert_ffn=config.expert_width,
         shared=config.shared_width / config.expert_width)  # below 1 if it is narrower
@@ -24,11 +26,11 @@ def model_of(config):
 
 
 def plan_of(job, layout, tool="ours"):
-    """The planner's Plan of a step of this job in this layout, run by "ours" or "megatron".
+    """Return the planner's Plan of a step of this job in this layout, run by "ours" or "megatron".
 
-    Its data ranks are all ranks that take other rows, so they include expert ranks. fp16 counts as
-    bf16, and ZB-V as ZB-H1.
-    error  ValueError for fp32, because the planner knows only narrower products
+    The data ranks of the Plan are all ranks that take other rows, so they include expert ranks.
+    fp16 counts as bf16, and ZB-V as ZB-H1.
+    Raises ValueError for fp32, because the planner knows only narrower products.
     """
     if job.precision == "fp32":
         raise ValueError("precision='fp32' is not the planner's: it knows products of bf16 or less")
@@ -41,10 +43,10 @@ def plan_of(job, layout, tool="ours"):
                 tool=tool, **USUAL[tool])
 
 
-def own_job(model, plan):
-    """(Job, Layout) of this plan.
+def hybrid_job(model, plan):
+    """Return the (Job, Layout) of a plan.
 
-    error  ValueError if the trainer has no such model, or can't run such a plan
+    Raises ValueError if the trainer has no such model, or can't run such a plan.
     """
     if model.gated or model.experts or model.kv_heads != model.heads:
         raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads, "
