@@ -34,7 +34,8 @@ LAYERS = (
     ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )
 TECHNIQUES = 4                                                  # their place in LAYERS
-SHELVES = ("clinic", "cluster", "course", "peers", "plots", "projects")  # independent modules
+# Packages whose __all__ names modules as well: what these define without an underscore is public.
+SHELVES = ("clinic", "cluster", "course", "peers", "planner", "plots", "projects")
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
@@ -236,7 +237,9 @@ def private_imports(source):
         if not isinstance(node, ast.ImportFrom) or not node.module.startswith("ranklab"):
             continue
         place = node.module.split(".")[1:]
-        if len(place) > (2 if place and place[0] in SHELVES else 1):
+        is_on_a_shelf = len(place) == 2 and place[0] in SHELVES and (
+            place[1] in public_names(f"ranklab.{place[0]}"))
+        if len(place) > 1 and not is_on_a_shelf:
             yield f"{source.stem}: {ast.unparse(node)}"
         elif private := {alias.name for alias in node.names} - (
                 public_names(node.module) if place else tops):

@@ -40,7 +40,8 @@ from ranklab.planner.search import NoLayout, search_layouts
 from ranklab.planner.step import Step, step_time
 
 __all__ = [
-    "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "choose_layout", "cost_per_token",
-    "find_model", "find_node", "memory_per_gpu", "model_of", "model_of_size", "plan_of",
-    "scaling_curve", "search_layouts", "step_time",
+    "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "catalog", "choose", "choose_layout",
+    "constants", "cost", "cost_per_token", "export", "find_model", "find_node", "jobs", "memory",
+    "memory_per_gpu", "model_of", "model_of_size", "plan_of", "published", "scaling_curve",
+    "search", "search_layouts", "space", "step", "step_time", "why",
 ]
