@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from ranklab import device, launch
-from ranklab.machine import cores
+from ranklab.basics.machine import cores
 
 RANKS, ROUNDS = 4, 3
 SMALLEST_JOB = """

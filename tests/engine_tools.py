@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+import torch.distributed as dist
 
 MARK = "RANKLAB_TEST_MARK"  # in the environment of everything that a test starts
 
@@ -16,6 +17,12 @@ MARK = "RANKLAB_TEST_MARK"  # in the environment of everything that a test start
 def new_mark():
     """A value for MARK that no other process of the machine has."""
     return uuid.uuid4().hex
+
+
+def with_group(fn):
+    """A hook of ranks: `fn` returns also whether the group was up when the hook was called."""
+    is_up = dist.is_initialized()
+    return lambda *args: (is_up, fn(*args))
 
 
 def alive(mark):

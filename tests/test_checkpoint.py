@@ -20,8 +20,8 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.ddp import PowerSGD, TopK
 from ranklab.engine import RankError
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel, Piece, flat_pieces
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.parallel import Parallel, Piece, flat_pieces
+from ranklab.trainer.text import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.clinic import symptoms
+from ranklab.clinic import trace
 from ranklab.clinic.all_cases import CASES
 from ranklab.clinic.diagnose import diagnose
-from ranklab.clinic.stopped import whereabouts
+from ranklab.clinic.hang_detectors import whereabouts
 from ranklab.projects.clinic.ward import FORMS, observe
 
 TWO_RUNS = "learning_rate"
@@ -272,10 +272,10 @@ def test_what_cannot_be_judged_is_said(tmp_path):
 # --- pieces ---------------------------------------------------------------------------------------
 
 def test_files_of_a_long_run_stay_small_and_keep_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(symptoms, "MOST_BYTES", 1000)
-    lines = symptoms.Lines(tmp_path, 0)
+    monkeypatch.setattr(trace, "MOST_BYTES", 1000)
+    lines = trace.Lines(tmp_path, 0)
     for number in range(1000):
         lines.write("pass", 0, number, True)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3000
-    epochs = [epoch for _, epoch, _ in symptoms.read(tmp_path)[0].passes]
+    epochs = [epoch for _, epoch, _ in trace.read(tmp_path)[0].passes]
     assert epochs[0] == 0 and epochs[-1] == 999 and epochs == sorted(epochs)

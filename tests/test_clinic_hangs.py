@@ -2,7 +2,7 @@
 
 import pytest
 
-from ranklab.checks.clinic.slow import work_counted
+from ranklab.checks.clinic.slowdowns import work_counted
 from ranklab.clinic.case import changed
 from ranklab.clinic.hangs import CASES
 from ranklab.engine import HangError, launch

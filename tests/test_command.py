@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ranklab.options import check_options, comma_list, option
+from ranklab.basics.options import check_options, comma_list, option
 from ranklab.projects import command
 from ranklab.projects.runner import Drawn, OnRanks, Project, Resumed, Shown
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from ranklab import context_parallel as cp
 from ranklab import device, launch
+from ranklab.basics.targets import IGNORE
 from ranklab.context_parallel.formulas import layer_seconds
 from ranklab.context_parallel.shard import begins_in, begins_of, contiguous_shard
 from ranklab.data.text import Text
@@ -16,8 +17,7 @@ from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
 from ranklab.peers.llama import context_llama
-from ranklab.targets import IGNORE
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.text import TextTrainer, TrainConfig
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ranklab import machine
+from ranklab.basics import machine
 from ranklab.course import doctor
 from ranklab.course.doctor import LARGE, SMALL, Advice
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from engine_tools import eventually, python_run, ranks_alive, write
 
-from ranklab import device, launch
+from ranklab import RankError, device, launch
 from ranklab.engine import worker_group
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,6 +29,14 @@ def test_values_come_from_every_rank_in_order(ranks):
 
     total = float(sum(range(ranks)))
     assert launch(work, 10, ranks=ranks) == [(10 + r, ranks, [total] * 3) for r in range(ranks)]
+
+
+def test_a_hook_from_the_environment_wraps_the_function_of_each_rank(monkeypatch):
+    monkeypatch.setenv("RANKLAB_RANK_HOOK", "engine_tools:with_group")
+    assert launch(dist.get_rank, ranks=2) == [(True, 0), (True, 1)]
+    monkeypatch.setenv("RANKLAB_RANK_HOOK", "engine_tools:nothing_here")
+    with pytest.raises(RankError, match="nothing_here"):
+        launch(dist.get_rank, ranks=2)
 
 
 def test_four_ranks_where_there_are_no_gpus():

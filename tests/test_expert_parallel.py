@@ -12,7 +12,7 @@ from ranklab.data.text import Text
 from ranklab.expert_parallel.layer import ExpertLinear, takes_grouped
 from ranklab.mesh import build_mesh
 from ranklab.models.gpt import GPT
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.text import TextTrainer, TrainConfig
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ranklab import launch
+from ranklab.basics.targets import IGNORE
 from ranklab.data.instructions import Bytes, Instructions, as_batch, encode
 from ranklab.fsdp import (
     FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
@@ -19,7 +20,6 @@ from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.fsdp.training import LLAMAS, SIZES
 from ranklab.projects.hugging_face import is_here, offline_transformers
 from ranklab.projects.training import Session
-from ranklab.targets import IGNORE
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread"),
               pytest.mark.skipif(not is_here(), reason="needs transformers")]

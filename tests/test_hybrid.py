@@ -19,7 +19,7 @@ from ranklab.peers.deepspeed_pipeline import train_with_deepspeed
 from ranklab.peers.megatron import megatron_command
 from ranklab.peers.torch_hybrid import TorchHybrid
 from ranklab.tensor_parallel.split import ShardSpec
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.text import TextTrainer, TrainConfig
 
 pytestmark = pytest.mark.timeout(180)
 

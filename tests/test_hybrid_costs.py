@@ -93,7 +93,7 @@ def test_the_planner_counts_the_same_memory(layout):
     plan = plan_of(job, layout)
     assert (plan.gpus, plan.batch) == (layout.ranks, job.batch)
     held = memory_per_gpu(model_of(job.config), plan, A100)
-    assert held.seen("allocated") == layout_memory(job, layout).total
+    assert held.reading("allocated") == layout_memory(job, layout).total
 
 
 def test_the_planner_has_no_float32_products():

@@ -19,7 +19,7 @@ from ranklab.peers.megatron import megatron_command
 from ranklab.planner import model_of, plan_of, step_time
 from ranklab.planner.machine import machine
 from ranklab.projects.hybrid.config import JOBS, SIZES
-from ranklab.text_trainer import TextTrainer
+from ranklab.trainer.text import TextTrainer
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ranklab import hardware
+from ranklab.basics.targets import IGNORE
 from ranklab.data import text as data
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
-from ranklab.targets import IGNORE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.basics.targets import IGNORE
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.pipeline_parallel import (
     Action, PipelineExecutor, dualpipe_v, gpipe_schedule, interleaved_schedule,
@@ -17,9 +18,8 @@ from ranklab.pipeline_parallel import (
     zb_v_schedule, zero_bubble_schedule,
 )
 from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
-from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
+from ranklab.pipeline_parallel.stages import GPTStage, gpt_costs
 from ranklab.pipeline_parallel.training import PipelineParallel
-from ranklab.targets import IGNORE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -131,7 +131,7 @@ LR, PIECES, P = 0.05, 6, 3
 def _pipedream(stash):
     """The versions are those of stale_weights; returns the weights of this rank's stage."""
     model, rank = new_gpt(tied=False), dist.get_rank()  # two ranks, two matrices
-    module = stage_of(model, split_stages(gpt_costs(CONFIG), P)[rank])
+    module = GPTStage(model, split_stages(gpt_costs(CONFIG), P)[rank])
     optimizer = torch.optim.SGD(module.parameters(), LR)
     executor = PipeDreamExecutor({rank: module}, lambda stage: optimizer.step(), P - 1,
                                  lambda x: torch.empty(*x.shape, 16, device=device()), stash=stash)
@@ -139,14 +139,14 @@ def _pipedream(stash):
     x, y = next(batches(2 * PIECES, 1))
     executor.run(schedule, list(zip(x.split(2), y.split(2))), weight=1 / 14)
     said = stale_weights(schedule, stash)
-    assert executor.used == {action: said[action] for action in schedule[rank]}
+    assert executor.versions == {action: said[action] for action in schedule[rank]}
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
 def test_pipedream_uses_the_versions_that_it_says():
     """With stashed weights, beside one process that takes the same old versions."""
     model = new_gpt(tied=False)
-    stages = [stage_of(model, part) for part in split_stages(gpt_costs(CONFIG), P)]
+    stages = [GPTStage(model, part) for part in split_stages(gpt_costs(CONFIG), P)]
     history = [[{n: p.detach().clone() for n, p in stage.named_parameters()}] for stage in stages]
     said = stale_weights(pipedream_schedule(P, PIECES))
     x, y = next(batches(2 * PIECES, 1))

@@ -6,7 +6,7 @@ import pytest
 
 from ranklab import pipeline_parallel as pp
 from ranklab.pipeline_parallel import Action, parse_schedule, simulate
-from ranklab.pipeline_parallel.actions import makes, needs
+from ranklab.pipeline_parallel.actions import dependencies, result
 from ranklab.plots import pipeline_parallel as plots
 
 RANKS = range(1, 9)
@@ -270,9 +270,9 @@ def run(lists, stages, blocking):
 
     def goes_on(rank, entry):
         if isinstance(entry, Action):
-            if not have[rank].issuperset(needs(entry, stages)):
+            if not have[rank].issuperset(dependencies(entry, stages)):
                 return False
-            have[rank].add(makes(entry))
+            have[rank].add(result(entry))
             return True
         peer = entry.peer
         if blocking:

@@ -20,6 +20,7 @@ from ranklab.planner.machine import UNKNOWN_SHARE, machine
 from ranklab.planner.memory import fits, in_flight, kept_bytes, memory_per_gpu, states
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan, Span
+from ranklab.planner.published import all_runs
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import bubble_part, step_time
 from ranklab.projects.planner import report
@@ -30,10 +31,6 @@ LLAMA_405B = Model(126, 16384, 128, 53248, 128256, 8, gated=True)
 GLM_130B = Model(70, 12288, 96, 32768, 150528, gated=True)
 BLOOM_176B = Model(70, 14336, 112, 57344, 250880, tied=True)
 A100, H100 = machine("A100-SXM-80GB"), machine("H100-SXM-80GB")
-
-
-def all_runs():
-    return [run for path in published.run_files() for run in published.read_runs(path)]
 
 
 # --- the loader -----------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ def test_ours_is_lab_12s():
     plan = Plan(dp=2, tp=2, pp=2, sequence=128, micro_batches=4, tool="ours")
     config = GPTConfig(vocab_size=512, n_ctx=128, n_embd=256, n_head=8, n_layer=8)
     expected = layout_memory(Job(config, 8, 1), Layout(2, 2, 2)).total
-    assert memory_per_gpu(model, plan, A100).seen("allocated") == expected
+    assert memory_per_gpu(model, plan, A100).reading("allocated") == expected
     with pytest.raises(ValueError, match="the course's trainer has GPTs"):
         memory_per_gpu(LLAMA_405B, plan, H100)
 

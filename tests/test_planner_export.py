@@ -14,11 +14,11 @@ from ranklab.peers.deepspeed_zero import read_by_deepspeed
 from ranklab.planner import Model, Plan, memory_per_gpu
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.export import (
-    deepspeed_differs, deepspeed_json, megatron_arguments, own_command, torchtitan_function,
-    torchtitan_toml,
+    deepspeed_differs, deepspeed_json, dry_run_plan, hybrid_command, megatron_arguments,
+    torchtitan_function, torchtitan_toml,
 )
+from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.planner.machine import machine
-from ranklab.planner.own import dry_run_plan, own_job
 from ranklab.planner.space import layouts
 from ranklab.projects.hybrid.config import parse_shape
 
@@ -111,18 +111,18 @@ def test_deepspeed_takes_its_config(change):
 
 def test_the_courses_project_takes_its_command():
     plan = replace(PLAN, sequence=512, cp=1)
-    said = own_command(GPT, plan)
-    job, layout = own_job(GPT, plan)
+    said = hybrid_command(GPT, plan)
+    job, layout = hybrid_job(GPT, plan)
     assert parse_layout(re.search(r"--layout (\S+)", said)[1]) == layout
     shape = parse_shape(re.search(r"--shape (\S+)", said)[1])
     assert replace(shape, rotary_base=100.0) == job.config
-    assert memory_per_gpu(GPT, plan, None, "ours").seen("allocated") == layout_memory(
+    assert memory_per_gpu(GPT, plan, None, "ours").reading("allocated") == layout_memory(
         job, layout).total
     for model, change, words in (
             (LLAMA, {}, "a plain MLP"), (replace(GPT, tied=False), {}, "a tied head"),
             (GPT, {"offload": True}, "on the GPU"), (GPT, {"tp": 3}, "tp=3 must divide the 8")):
         with pytest.raises(ValueError, match=words):
-            own_command(model, replace(plan, **change))
+            hybrid_command(model, replace(plan, **change))
 
 
 @pytest.mark.parametrize("plan", [
@@ -131,17 +131,17 @@ def test_the_courses_project_takes_its_command():
          recompute="full"),
     Plan(dp=2, tp=2, pp=2, sequence=512, micro_batches=4, zero=3, sequence_parallel=True)])
 def test_a_dry_run_counts_what_formulas_say(plan):
-    found = dry_run_plan(GPT, plan)
-    assert found.held.total == pytest.approx(found.said.seen("allocated"), rel=0.05)
-    for axis, nbytes in found.said_sent.items():
-        assert found.sent[axis] == pytest.approx(nbytes, rel=0.05), axis
+    run = dry_run_plan(GPT, plan)
+    assert run.memory.total == pytest.approx(run.formula_memory.reading("allocated"), rel=0.05)
+    for axis, nbytes in run.formula_sent.items():
+        assert run.sent[axis] == pytest.approx(nbytes, rel=0.05), axis
 
 
 def test_lab_12_takes_every_layout_of_the_search():
     node, found = replace(machine("A100-SXM-80GB"), node=6), 0
     for gpus, tokens in ((12, 96), (6, 1000), (12, 8192)):
         for plan in layouts(Model(6, 192, 6, 768, 300, tied=True), node, gpus, tokens, 12, "ours"):
-            job, layout = own_job(Model(6, 192, 6, 768, 300, tied=True), plan)
+            job, layout = hybrid_job(Model(6, 192, 6, 768, 300, tied=True), plan)
             refuse_misfits(layout, job, 6)
             found += 1
     assert found > 300

@@ -9,10 +9,10 @@ import pytest
 
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.page import Choices, Node, around, plan_page
-from ranklab.planner.quick import quick_search
-from ranklab.planner.search import NoLayout, distinct, search_layouts
-from ranklab.planner.why import assumptions, likely_range, why
-from ranklab.planner.wish import Wish
+from ranklab.planner.request import Request
+from ranklab.planner.score import likely_range
+from ranklab.planner.search import NoLayout, distinct, quick_search, search_layouts
+from ranklab.planner.why import assumptions, why
 
 H100, L40S = find_node("h100-dgx"), find_node("l40s-pcie")
 CHOICES = Choices(
@@ -33,7 +33,7 @@ def data(page):
 
 
 @pytest.mark.parametrize("choice, search", [
-    (CHOICES.asked, search_layouts), (("<b>", "h100-dgx", 64, 2048, 2**20), quick_search)])
+    (CHOICES.first, search_layouts), (("<b>", "h100-dgx", 64, 2048, 2**20), quick_search)])
 def test_rows_are_the_librarys(data, choice, search):
     name, node, gpus, sequence, batch = choice
     model, machine = CHOICES.models[name], CHOICES.nodes[node].machine
@@ -84,7 +84,7 @@ def test_nothing_is_loaded_and_names_are_escaped(page):
 
 
 def test_around_one_query_are_half_and_twice_of_it():
-    found = around("llama-8b", Wish(MODELS["llama-8b"], H100, 8, 2048, 33), "")
-    assert len(list(found)) == 27 and found.asked in list(found)
+    found = around("llama-8b", Request(MODELS["llama-8b"], H100, 8, 2048, 33), "")
+    assert len(list(found)) == 27 and found.first in list(found)
     assert found.nodes["h100-dgx"].gpus == (4, 8, 16) and found.sequences == (1024, 2048, 4096)
-    assert found.wish(*found.asked).batch == 33
+    assert found.request(*found.first).batch == 33

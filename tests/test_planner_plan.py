@@ -15,16 +15,17 @@ from ranklab.planner.cost import bill, price_of
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
+from ranklab.planner.offers import affordable, offers
 from ranklab.planner.plan import Plan
+from ranklab.planner.request import Request, nearest, plain
 from ranklab.planner.search import RESERVE, distinct, rank, room, search_layouts
 from ranklab.planner.sensitivity import changes
 from ranklab.planner.space import ADVISED, layouts, virtuals
 from ranklab.planner.step import step_time
-from ranklab.planner.wish import Wish, affordable, nearest, offers, plain
 
 A100, H100, RACK = find_node("a100-dgx"), find_node("h100-dgx"), find_node("gb200-nvl72")
 SMALL = "--model llama-8b --gpus 16 --on h100-dgx --batch 32".split()
-WISH = Wish(MODELS["llama-8b"], H100, 16, 4096, 32, price=2.0)
+REQUEST = Request(MODELS["llama-8b"], H100, 16, 4096, 32, price=2.0)
 
 
 def said(capsys, *argv):
@@ -39,7 +40,7 @@ def refused(capsys, *argv):
 
 def test_numbers_are_the_librarys(capsys):
     found = json.loads(said(capsys, *SMALL, "--json", "--tokens", "3e11"))
-    every = WISH.search()
+    every = REQUEST.search()
     expected = distinct(every)
     assert (found["layouts_that_fit"], found["reserve"]) == (len(every), RESERVE)
     assert found["machine"]["memory_bytes"] == H100.memory_bytes == 79.1 * 2**30
@@ -48,19 +49,19 @@ def test_numbers_are_the_librarys(capsys):
     assert [row["layout"] for row in found["layouts"]] == [each.plan.words() for each in expected]
     for row, (plan, memory, step) in zip(found["layouts"], expected):
         assert Plan(**{**row["plan"], "hides": tuple(row["plan"]["hides"])}) == plan
-        assert row["bytes"] == memory.total == memory_per_gpu(WISH.model, plan, H100).total
-        assert row["seconds"] == step.total == step_time(WISH.model, plan, H100).total
-        assert row["mfu"] == step.mfu(WISH.model, plan, H100) > row["mfu_causal"]
+        assert row["bytes"] == memory.total == memory_per_gpu(REQUEST.model, plan, H100).total
+        assert row["seconds"] == step.total == step_time(REQUEST.model, plan, H100).total
+        assert row["mfu"] == step.mfu(REQUEST.model, plan, H100) > row["mfu_causal"]
         price = price_of("H100-SXM-80GB")[0]
         assert row["dollars_per_token"] == pytest.approx(
             16 * price / 3600 / step.tokens_per_second(plan))
     plan, _, step = expected[0]
-    whole = bill(plan, step, H100, 3e11, price, good_share_of(WISH.model, H100, 16))
+    whole = bill(plan, step, H100, 3e11, price, good_share_of(REQUEST.model, H100, 16))
     assert {**found["bill"], **dataclasses.asdict(whole)} == found["bill"]
     without = {each["what"]: each["seconds_without"] for each in found["assumptions"]}
     flash = dataclasses.replace(plan, attention="flash")
     assert without["attention by cuDNN or FlashAttention 3"] == step_time(
-        WISH.model, flash, H100).total > step.total
+        REQUEST.model, flash, H100).total > step.total
     assert without["all of these"] == max(without.values())
     low, high = (found["range"][end] / step.total for end in ("low", "high"))
     assert low < high < 2 and f"took {low:.2f} to {high:.2f} times" in found["range"]["of"]
@@ -73,7 +74,7 @@ def test_numbers_are_the_librarys(capsys):
 
 
 def test_shown_layouts_differ_and_each_tool_has_one():
-    found = WISH.search()
+    found = REQUEST.search()
     shown = distinct(found, 4)
     kinds = [(each.plan.tool, each.plan.tp, each.plan.pp) for each in shown]
     assert len(set(kinds)) == len(kinds) <= 6 and {tool for tool, *_ in kinds} == set(ADVISED)
@@ -91,8 +92,8 @@ def test_a_price_is_asked_for_and_taken(capsys):
 
 
 def test_what_changes_the_plan_has_the_right_sign(capsys):
-    found, best = WISH.search(), WISH.best()
-    rows = {(each.what, each.factor): each for each in changes(WISH, found, best)}
+    found, best = REQUEST.search(), REQUEST.best()
+    rows = {(each.what, each.factor): each for each in changes(REQUEST, found, best)}
     def speed(what, factor):
         each = rows[what, factor].best
         return each.step.tokens_per_second(each.plan)
@@ -102,7 +103,7 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
         assert speed(what, 0.5) <= now <= speed(what, 2), what
     assert speed("sequence", 2) < now < speed("sequence", 0.5)
     for row in rows.values():
-        assert row.best.step == step_time(WISH.model, row.best.plan, row.wish.machine)
+        assert row.best.step == step_time(REQUEST.model, row.best.plan, row.request.machine)
     text = said(capsys, *SMALL, "--tool", "torchtitan", "--sensitivity")
     assert "link x 0.5" in text and "  change  " in text and max(map(len, text.splitlines())) <= 100
 
@@ -126,11 +127,11 @@ def test_a_refusal_is_a_sentence(capsys, argv, words):
 
 
 def test_the_nearest_is_the_smallest_that_goes():
-    wish = dataclasses.replace(WISH, model=MODELS["llama-70b"], gpus=4, batch=16)
-    words = nearest(wish)
+    request = dataclasses.replace(REQUEST, model=MODELS["llama-70b"], gpus=4, batch=16)
+    words = nearest(request)
     count = int(words.split()[1])
-    assert words.startswith("on ") and dataclasses.replace(wish, gpus=count).best()
-    assert not any(dataclasses.replace(wish, gpus=each).best() for each in range(4, count, 4))
+    assert words.startswith("on ") and dataclasses.replace(request, gpus=count).best()
+    assert not any(dataclasses.replace(request, gpus=each).best() for each in range(4, count, 4))
 
 
 def test_deepseeks_attention_is_read_from_its_config():
@@ -145,8 +146,8 @@ def test_deepseeks_attention_is_read_from_its_config():
 
 
 def test_a_budget_and_a_deadline(capsys):
-    wish = dataclasses.replace(WISH, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
-    every = offers(wish)
+    request = dataclasses.replace(REQUEST, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
+    every = offers(request)
     days = {each.found.plan.gpus: each.bill.days for each in every}
     assert [*days] == [8, 16, 24, 32, 48, 64]
     good = affordable(every, deadline=days[16])
@@ -214,13 +215,13 @@ def test_alike_gpus_are_one_machine():
     parts = [(H100, 16), (H100, 16)]
     plan = Plan(tp=2, pp=2, sequence=4096, virtual=2, schedule="interleaved", zero=1,
                 sequence_parallel=True, attention="tuned")
-    plans = mixed_plans(WISH.model, plan, parts, 128)
+    plans = mixed_plans(REQUEST.model, plan, parts, 128)
     assert [each.micro_batches for each in plans] == [16, 16]  # rounds of pp
     whole = dataclasses.replace(plan, dp=8, micro_batches=16)
-    assert mixed_step(WISH.model, plans, [H100, H100]) == pytest.approx(
-        step_time(WISH.model, whole, H100).total, rel=0.02)
-    best = search_mixed(WISH.model, parts, 4096, 128, ("torchtitan",))[0]
-    alone = search_layouts(WISH.model, H100, 32, 4096, 128, ("torchtitan",))[0]
+    assert mixed_step(REQUEST.model, plans, [H100, H100]) == pytest.approx(
+        step_time(REQUEST.model, whole, H100).total, rel=0.02)
+    best = search_mixed(REQUEST.model, parts, 4096, 128, ("torchtitan",))[0]
+    alone = search_layouts(REQUEST.model, H100, 32, 4096, 128, ("torchtitan",))[0]
     assert best.seconds == pytest.approx(alone.step.total, rel=0.05)
 
 

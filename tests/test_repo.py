@@ -1,6 +1,11 @@
-"""Rules of the repository: one stem in every folder, arrows one way, no private places."""
+"""Rules of the repository: one stem in every folder, arrows one way, no private places.
+
+One test a rule; a test that fails lists every place that breaks it.
+"""
 
 import ast
+import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -8,6 +13,7 @@ import sys
 import pytest
 from conftest import ROOT, repository_files
 
+import ranklab
 from ranklab.course import build, labs
 
 LIB = ROOT / "lib" / "ranklab"
@@ -16,18 +22,23 @@ MODULES = sorted(LIB.rglob("*.py"))
 
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
-    ("models", "data", "schedules", "hardware", "files", "flat",
-     "options", "machine", "targets", "moved"),
-    ("engine", "mesh", "meter", "collectives", "parallel"),
-    tuple(labs.idea(stem) for stem in labs.STEMS),              # the techniques
-    ("hybrid", "planner", "trainer", "text_trainer", "image_trainer", "stop_signal", "checkpoint"),
+    ("models", "data", "hardware", "basics", "moved"),
+    ("engine", "mesh", "meter", "collectives"),
+    ("baseline",),                                              # one process: the first technique
+    ("checkpoint", "trainer"),                                  # its loop, and what it saves
+    tuple(labs.idea(stem) for stem in labs.STEMS
+          if labs.idea(stem) not in ("collectives", "baseline", "hybrid", "planner")),
+    ("hybrid", "planner"),
     ("peers",),                                                 # production tools beside ours
     ("plots", "projects"),
     ("checks", "interview", "course", "cli", "magic", "pytest_plugin"),
 )
+TECHNIQUES = 4                                                  # their place in LAYERS
+SHELVES = ("clinic", "cluster", "course", "peers", "plots", "projects")  # independent modules
 VERBS = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "reduce", "gather",
          "scatter", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier"}
+MODULE = re.compile(r"ranklab(\.\w+)+(:\w+)?")  # also "ranklab.module:function", for a loader
 COLUMNS = 100
 
 
@@ -41,7 +52,9 @@ def layer(part):
 
 
 def imports(tree):
-    """Every module name that is imported anywhere in the file, also inside functions."""
+    """Every module of ranklab or others that a file names: by an import, also inside a function, or
+    by a string that is a dotted name and no more.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -49,8 +62,11 @@ def imports(tree):
             # `from ranklab import hybrid` imports the module ranklab.hybrid
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from names if node.module == "ranklab" else [node.module]
+        elif isinstance(node, ast.Constant) and MODULE.fullmatch(str(node.value)):
+            yield node.value.partition(":")[0]
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text())
 
@@ -59,25 +75,27 @@ def named(path):
     return str(path.relative_to(ROOT))
 
 
+def none_of(faults):
+    """Fail with the list of faults, one a line."""
+    faults = list(faults)
+    assert not faults, "\n" + "\n".join(faults)
+
+
 # --- one stem, every folder -------------------------------------------------------------------
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_every_sibling_of_a_lab_exists(source):
-    stem, idea = source.stem, labs.idea(source.stem)
-    assert stem in labs.STEMS
-    wanted = [f"labs/{stem}.ipynb", f"solutions/{stem}.ipynb", f"slides/{stem}.md",
-              f"lib/ranklab/{idea}", f"lib/ranklab/checks/{idea}", f"lib/ranklab/projects/{idea}",
-              f"tests/test_{idea}.py", f"tests/wrong_answers/{idea}"]
-    missing = [name for name in wanted
-               if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()]
-    assert not missing
+def test_every_sibling_of_a_lab_exists():
+    assert [source.stem for source in SOURCES] == list(labs.STEMS)
+    wanted = [name for stem, idea in ((stem, labs.idea(stem)) for stem in labs.STEMS) for name in (
+        f"labs/{stem}.ipynb", f"solutions/{stem}.ipynb", f"slides/{stem}.md",
+        f"lib/ranklab/{idea}", f"lib/ranklab/checks/{idea}", f"lib/ranklab/projects/{idea}",
+        f"tests/test_{idea}.py", f"tests/wrong_answers/{idea}")]
+    none_of(name for name in wanted
+            if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists())
 
 
 def test_nothing_has_a_stem_without_a_source():
-    stems = {path.stem for path in SOURCES}
-    for folder in ("labs/[0-9]*.ipynb", "solutions/*.ipynb", "slides/[0-9]*.md"):
-        for path in ROOT.glob(folder):
-            assert path.stem in stems, f"{named(path)} has no labs/source/{path.stem}.py"
+    none_of(named(path) for folder in ("labs/[0-9]*.ipynb", "solutions/*.ipynb", "slides/[0-9]*.md")
+            for path in ROOT.glob(folder) if path.stem not in labs.STEMS)
 
 
 def test_notebooks_follow_from_their_sources():
@@ -92,31 +110,39 @@ def test_names_are_unique_over_all_labs(kind):
 
 # --- arrows -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_arrows_run_one_way(path):
-    part, tree = part_of(path), parse(path)
-    if path == LIB / "__init__.py":
-        return                                                 # loads its names on first use
-    mine = layer(part)
-    assert mine is not None, f"{part} is in no layer: add it to LAYERS"
-    said = ast.get_docstring(tree) or ""
-    for name in imports(tree):
-        other = (name or "").split(".")[1:2]
-        if not name.startswith("ranklab.") or other == [part]:
+def test_arrows_run_one_way():
+    none_of(fault for path in MODULES if path != LIB / "__init__.py"  # it loads on first use
+            for fault in arrow_faults(path))
+
+
+def arrow_faults(path):
+    part = part_of(path)
+    if layer(part) is None:
+        yield f"{part} is in no layer: add it to LAYERS"
+        return
+    docstring = ast.get_docstring(parse(path)) or ""
+    for name in imports(parse(path)):
+        other = name.split(".")[1] if name.startswith("ranklab.") else part
+        if other == part or layer(other) is None:              # None: of ranklab/__init__.py
             continue
-        other = other[0]
-        if layer(other) is None:
-            continue                                           # a name of ranklab/__init__.py
-        assert layer(other) <= mine, f"{part} must not import {other}: it comes later"
-        if mine == layer(other) == 2:
-            assert other in said, f"{part} is made of {other}: its docstring must say so"
+        if layer(other) > layer(part):
+            yield f"{named(path)} must not name {name}: it comes later"
+        if layer(other) == layer(part) == TECHNIQUES and other not in docstring:
+            yield f"{named(path)} is made of {other}: its docstring must say so"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "models"], ids=named)
-def test_models_know_no_ranks(path):
-    text = path.read_text()
-    assert not [name for name in imports(ast.parse(text)) if "distributed" in name]
-    assert "environ" not in text and "getenv" not in text
+@pytest.mark.parametrize("line", ["from ranklab.clinic import hooks", "from ranklab import clinic",
+                                  "import ranklab.clinic.hooks", "x = 'ranklab.clinic.hooks'",
+                                  "x = 'ranklab.clinic.hooks:begin'"])
+def test_an_arrow_is_seen_in_any_form(line):
+    names = [*imports(ast.parse(f"def f():\n    {line}"))]
+    assert [name.split(".")[:2] for name in names] == [["ranklab", "clinic"]]
+
+
+def test_models_know_no_ranks():
+    for path in sorted((LIB / "models").glob("*.py")):
+        assert not [name for name in imports(parse(path)) if "distributed" in name], path
+        assert not re.search("environ|getenv", path.read_text()), path
 
 
 def test_matplotlib_stays_in_plots():
@@ -135,38 +161,96 @@ def test_import_is_light():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_no_globals_and_no_work_at_import(path):
-    tree = parse(path)
-    assert not [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Global)], "no `global`"
-    for node in tree.body:
+def test_no_globals_and_no_work_at_import():
+    none_of(f"{named(path)}:{node.lineno}" for path in MODULES for node in work_at_import(path))
+
+
+def work_at_import(path):
+    """Statements of a module that run when it is imported, and `global` anywhere."""
+    fine = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+    for node in parse(path).body:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
-        if path == LIB / "__init__.py" and ast.unparse(node) == "moved.install()":
-            continue                                           # old names of modules are found
-        fine = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef,
-                ast.ClassDef)
-        assert is_text or is_main or isinstance(node, fine), f"line {node.lineno} runs at import"
+        is_finder = path == LIB / "__init__.py" and ast.unparse(node) == "moved.install()"
+        if not (is_text or is_main or is_finder or isinstance(node, fine)):
+            yield node
+    yield from (node for node in ast.walk(parse(path)) if isinstance(node, ast.Global))
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if layer(part_of(p)) in (1, 2, 3)
-                                  and part_of(p) not in ("engine", "meter")], ids=named)
-def test_public_functions_that_communicate_take_a_group(path):
-    for function in parse(path).body:
-        if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
-            continue
-        called = {node.func.attr for node in ast.walk(function) if isinstance(node, ast.Call)
-                  and ast.unparse(node.func).startswith("dist.")}
-        takes = [one.arg for one in (*function.args.args, *function.args.kwonlyargs)]
-        groups = [name for name in takes if "group" in name or name in ("inside", "across")
-                  or f"group={name}.group" in ast.unparse(function)]    # a model that knows its own
-        assert groups or not called & VERBS, \
-            f"{function.name} calls {called & VERBS} but takes no group"
+def test_public_functions_that_communicate_take_a_group():
+    none_of(f"{named(path)}: {function.name} takes no group" for path in MODULES
+            if part_of(path) not in ("engine", "meter")
+            and layer(part_of(path)) in range(1, TECHNIQUES + 2)
+            for function in parse(path).body if isinstance(function, ast.FunctionDef)
+            and not function.name.startswith("_") and lacks_a_group(function))
+
+
+def lacks_a_group(function):
+    called = {node.func.attr for node in ast.walk(function) if isinstance(node, ast.Call)
+              and ast.unparse(node.func).startswith("dist.")}
+    takes = [one.arg for one in (*function.args.args, *function.args.kwonlyargs)]
+    groups = [name for name in takes if "group" in name or name in ("inside", "across")
+              or f"group={name}.group" in ast.unparse(function)]        # a model that knows its own
+    return called & VERBS and not groups
 
 
 def test_no_file_for_leftovers():
-    for path in MODULES:
-        assert path.stem not in ("utils", "util", "helpers", "helper", "misc", "common"), path
+    assert not {path.stem for path in MODULES} & {"utils", "util", "helpers", "helper", "misc",
+                                                  "common"}
+
+
+# --- what is public ---------------------------------------------------------------------------
+
+def test_every_package_says_what_is_public():
+    for path in sorted(LIB.rglob("__init__.py")):
+        if part_of(path) == "checks" and path.parent != LIB / "checks":
+            continue                                           # labs find EXERCISES there
+        package = ".".join(path.parent.relative_to(LIB.parent).parts)
+        module = importlib.import_module(package)
+        for name in module.__all__:                            # a name, or a module on a shelf
+            assert hasattr(module, name) or importlib.util.find_spec(f"{package}.{name}"), name
+
+
+def public_names(module):
+    """What may be imported from it: its __all__, or what it defines without an underscore."""
+    path = LIB.joinpath(*module.split(".")[1:])
+    names = set()
+    for node in parse(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_labs_import_public_names_only():
+    none_of(fault for source in [*SOURCES, ROOT / "labs" / "source" / "tour.py"]
+            for fault in private_imports(source))
+
+
+def private_imports(source):
+    tops = set(ranklab.__all__) | {part_of(path) for path in MODULES}
+    for node in ast.walk(parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.module.startswith("ranklab"):
+            continue
+        place = node.module.split(".")[1:]
+        if len(place) > (2 if place and place[0] in SHELVES else 1):
+            yield f"{source.stem}: {ast.unparse(node)}"
+        elif private := {alias.name for alias in node.names} - (
+                public_names(node.module) if place else tops):
+            yield f"{source.stem}: {node.module} does not offer {private}"
+
+
+def test_the_table_of_contents_names_files_that_exist():
+    lines = re.findall(r"^    .{28,29}  (\S.*)$", ranklab.__doc__, re.M)
+    assert len(lines) == len(labs.STEMS) + 5
+    for line in lines:
+        folder = LIB
+        for file in re.findall(r"[\w/]+\.py", line):        # the first of a line names the folder
+            folder = LIB / file.rpartition("/")[0] if "/" in file else folder
+            assert (folder / file.rpartition("/")[2]).exists(), line
 
 
 # --- text -------------------------------------------------------------------------------------
@@ -176,18 +260,16 @@ def code_files():
     return [ROOT / name for name in names if not name.startswith("labs/")]
 
 
-@pytest.mark.parametrize("path", sorted(LIB.glob("projects/*/__main__.py")), ids=named)
-def test_the_runner_runs_every_project(path):
-    assert "import Project" in path.read_text()
+def test_the_runner_runs_every_project():
+    none_of(named(path) for path in LIB.glob("projects/*/__main__.py")
+            if "import Project" not in path.read_text())
 
 
 def test_lines_fit_and_code_is_ascii():
-    wrong = []
-    for path in [*code_files(), ROOT / "Makefile", ROOT / ".ci" / "run"]:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if len(line) > COLUMNS or not line.isascii():
-                wrong.append(f"{named(path)}:{number} {len(line)} columns: {line.strip()[:60]!a}")
-    assert not wrong, "\n" + "\n".join(wrong)
+    none_of(f"{named(path)}:{number} {len(line)} columns: {line.strip()[:60]!a}"
+            for path in [*code_files(), ROOT / "Makefile", ROOT / ".ci" / "run"]
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            if len(line) > COLUMNS or not line.isascii())
 
 
 # --- no private places ------------------------------------------------------------------------
@@ -203,8 +285,8 @@ def test_no_place_of_one_machine_and_no_registry_is_named():
             text = (ROOT / name).read_text()
         except UnicodeDecodeError:
             continue                                           # a picture
-        found = forbidden.search(text)
-        assert not found, f"{name} names {found[0]}"
+        place = forbidden.search(text)
+        assert not place, f"{name} names {place[0]}"
 
 
 def test_nothing_large_and_nothing_built_is_committed():

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ranklab import launch
+from ranklab.basics.flat import pack
 from ranklab.data.images import digits
-from ranklab.flat import pack
 from ranklab.resilience import (
     Probe, Run, atomic_save, elastic_batch, find_straggler, health_check, loss_spike,
     recompute_step, resume_exact, silent_corruption,

@@ -15,7 +15,7 @@ from ranklab.projects.resilience import __main__ as command
 from ranklab.projects.resilience.chaos import MARK, corrupt
 from ranklab.projects.resilience.soak import LAYOUTS, SHAPE, TOLERANCE, Config, Trial
 from ranklab.projects.resilience.survive import Survived, last_whole, live, survive
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab import device, launch
+from ranklab.basics.targets import IGNORE
 from ranklab.models.gpt import GPT, GPTConfig
 from ranklab.peers.llama import parallel_llama
 from ranklab.projects.fsdp.llama import PRELOAD
-from ranklab.targets import IGNORE
 from ranklab.tensor_parallel import (
     ColumnParallelLinear, TPConfig, dropout_seeds, parallel_gpt, tensor_parallel,
 )

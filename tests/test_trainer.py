@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from ranklab import launch
+from ranklab.basics.targets import IGNORE
 from ranklab.data import Text, batch_at
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine.report import RankError
 from ranklab.fsdp.training import FullyShard
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
-from ranklab.targets import IGNORE
-from ranklab.text_trainer import TextTrainer, TrainConfig
 from ranklab.trainer import decay_groups, learning_rate
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, TrainConfig
 from ranklab.zero.training import Zero
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ from torch import nn
 from ranklab import device, launch
 from ranklab.checks.zero.toys import SGD, Toy, loss_of, seeded
 from ranklab.engine import RankError
-from ranklab.parallel import groups_here
+from ranklab.trainer.parallel import groups_here
 from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3, fastest_way
 
 pytestmark = pytest.mark.timeout(120)

@@ -54,9 +54,9 @@ plots.hierarchy(hardware.H100)
 # %%
 import torch
 
+from ranklab.data import IGNORE
 from ranklab.data import batch_at, bigram_loss, held_out_batch, python_text
-from ranklab.models.gpt import GPT, GPTConfig, count_parameters
-from ranklab.targets import IGNORE
+from ranklab.models import GPT, GPTConfig, count_parameters
 
 torch.set_num_threads(1)  # these matrices are small: a second thread costs more than it gives
 text = python_text()
@@ -107,9 +107,9 @@ print(f"bigram model: {rival:.3f} nats per byte on held-out text")
 # %%
 import inspect
 
-from ranklab.models import gpt
+from ranklab.models import MLP, Block
 
-print(inspect.getsource(gpt.MLP), inspect.getsource(gpt.Block), sep="\n")
+print(inspect.getsource(MLP), inspect.getsource(Block), sep="\n")
 
 # %% [markdown]
 # ### 4.1 Count the work
@@ -385,7 +385,7 @@ print(x.grad)
 # gradients that you name, and you can't name weights that you don't see.
 
 # %%
-from ranklab.baseline.checkpointing import random_replayed, random_state
+from ranklab.baseline import random_replayed, random_state
 
 
 def checkpointed(function, *inputs):
@@ -418,8 +418,7 @@ checkpointed = check(checkpointed)
 # activations that wait for backward. Forward is left of the dotted line:
 
 # %%
-from ranklab.baseline.checkpointing import checkpoint_blocks
-from ranklab.baseline.memory import live_activations
+from ranklab.baseline import checkpoint_blocks, live_activations
 
 deep = GPTConfig(n_layer=6)
 batch = batch_at(text.train, 0, batch=8, n_ctx=64)
@@ -567,7 +566,7 @@ activation_bytes = check(activation_bytes)
 check(break_even_intensity=...)
 
 # %%
-from ranklab.baseline.roofline import block_operations, decode_operation
+from ranklab.baseline import block_operations, decode_operation
 
 medium = GPTConfig(vocab_size=50304, n_ctx=1024, n_layer=24, n_head=16, n_embd=1024)
 operations = block_operations(medium, batch=8, seq=1024) + [decode_operation(medium, batch=1)]
@@ -647,7 +646,7 @@ plots.scale_history(scales, skipped, large)
 # %%
 import time
 
-from ranklab.baseline.streams import Stream
+from ranklab.baseline import Stream
 
 stream = Stream()
 start = time.perf_counter()
@@ -685,7 +684,7 @@ plots.timeline(spans, title="Layer 2's gradients travel while layer 1 computes (
 # **Fragmentation.** "Tried to allocate 40 MB; 60 MB are free." How can that fail? A tensor needs its memory in one piece:
 
 # %% tags=["nbval-check-output"]
-from ranklab.baseline.fragmentation import Arena
+from ranklab.baseline import Arena
 
 arena = Arena(100)
 for name, size in (("a", 30), ("b", 10), ("c", 30), ("d", 10), ("e", 20)):

@@ -230,7 +230,7 @@ ring_reduce_scatter = check(ring_reduce_scatter)
 # show which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (circled) and grows until it is home, at rank 0.
 
 # %%
-from ranklab.collectives.watch import Watch, marked
+from ranklab.collectives import Watch, marked
 
 
 def watch(collective):

@@ -87,7 +87,7 @@ for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
 # The model is a small convolutional network for handwritten digits of 8 x 8 pixels. It knows nothing about ranks.
 
 # %% tags=["nbval-check-output"]
-from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.models import CNN, CNNConfig
 
 model = CNN(CNNConfig())
 for name, tensor in model.state_dict().items():
@@ -352,7 +352,7 @@ plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hi
 # has to wait for its last gradient. Small buckets pay alpha each, and while one travels, the next ones wait.
 
 # %% tags=["nbval-check-output"]
-from ranklab.data_parallel.plan import block_timeline, bucket_times, capped_buckets, exposed_seconds
+from ranklab.data_parallel import block_timeline, bucket_times, capped_buckets, exposed_seconds
 
 case = [1.0, 2.0, 3.0], [5, 5, 5], 0.5, 0.1  # ready, nbytes, alpha, beta
 for plan in ([[0], [1], [2]], [[0, 1, 2]], [[0], [1, 2]]):
@@ -436,7 +436,7 @@ def replicas_agree(model, group=None):
         device = parameter.device
         content = parameter.detach().contiguous().view(-1).view(torch.uint8)
         digest.update(content.cpu().numpy())
-    mine = int.from_bytes(digest.digest(), "big")
+    number = int.from_bytes(digest.digest(), "big")
     # all are equal if the largest is the smallest: one all-reduce of two numbers gives both
     raise NotImplementedError("exercise replicas_agree: about 4 lines")
 
@@ -538,7 +538,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
         raise ValueError(f"x {tuple(x.shape)} must be (B, C, ...), and weight and bias (C,), not "
                          f"{tuple(weight.shape)} and {tuple(bias.shape)}")
-    over = [dim for dim in range(x.dim()) if dim != 1]  # all but the channels
+    dims = [dim for dim in range(x.dim()) if dim != 1]  # all but the channels
     shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]  # (C,) -> (1, C, 1, ...)
 
     class NormaliseOverRanks(torch.autograd.Function):
@@ -563,11 +563,11 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
         def backward(ctx, grad):
             x, weight, mean, scale, n = ctx.saved_tensors
             normal = (x.double() - mean.view(shape)) * scale.view(shape)
-            mine = torch.cat([grad.double().sum(over), (grad * normal).sum(over)])  # (2 C,)
-            # needed below: of_x; and `mine` stays this rank's own
+            local_sums = torch.cat([grad.double().sum(dims), (grad * normal).sum(dims)])  # (2 C,)
+            # needed below: x_grad; and `local_sums` keeps this rank's part
             raise NotImplementedError("exercise sync_batch_norm, backward: about 4 lines")
-            of_bias, of_weight = mine.to(weight.dtype).chunk(2)
-            return of_x.to(x.dtype), of_weight, of_bias
+            bias_grad, weight_grad = local_sums.to(weight.dtype).chunk(2)
+            return x_grad.to(x.dtype), weight_grad, bias_grad
 
     return NormaliseOverRanks.apply(x, weight, bias)
 

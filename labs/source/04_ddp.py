@@ -477,8 +477,7 @@ for a, b in zip(seen["ours"][0], seen["torch's"][0]):
 # each.
 
 # %%
-from ranklab.ddp import PowerSGD
-from ranklab.ddp.quality import compare_hooks
+from ranklab.ddp import PowerSGD, compare_hooks
 
 hooks = {"float32": None, "fp16": lambda: (None, compress_fp16_hook)}
 for feedback, name in ((True, ""), (False, ", no feedback")):
@@ -530,7 +529,7 @@ show(compare_hooks({name: hooks[name] for name in names}, **change))
 import os
 import tempfile
 
-from ranklab.data.image_folder import write_digits
+from ranklab.data import write_digits
 from ranklab.projects import ddp as project
 
 digits = {"data": write_digits(tempfile.mkdtemp()), "epochs": 4, "lr": 0.8, "smallest_crop": 0.5,

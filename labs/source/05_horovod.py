@@ -237,7 +237,7 @@ tune_fusion = check(tune_fusion)
 # often. (If your check failed, "you" below is the library's function.)
 
 # %%
-from ranklab.horovod.cost import NoisySteps, Workload
+from ranklab.horovod import NoisySteps, Workload
 
 seen = []
 for seed in range(3):
@@ -519,7 +519,7 @@ print(project.report(found))  # without transformers it says what to install
 # detail.
 
 # %%
-from ranklab.horovod.trace import all_reduces, one_step, read_timeline
+from ranklab.horovod import all_reduces, one_step, read_timeline
 from ranklab.projects.horovod import timeline as where_time_goes
 
 if found:
@@ -544,7 +544,7 @@ if found:
 # `"alpha": 1e-6`, `"backward": 20e-3` or `"beta": 1e-10`.
 
 # %%
-from ranklab.horovod.cost import overlapped_time
+from ranklab.horovod import overlapped_time
 
 network = {"backward": 2e-3, "ranks": 16, "alpha": 10e-6, "beta": 1e-9}
 change = {"ranks": 64}

@@ -137,7 +137,7 @@ plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4
 # Now write the formula behind the first picture. `States` is a named tuple of bytes: parameters, gradients, optimizer_state.
 
 # %%
-from ranklab.zero.memory import States
+from ranklab.zero import States
 
 # %%
 def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
@@ -188,9 +188,8 @@ for stage in range(4):
 # **Predict.** A model has 100 MB of gradients and 100 MB of parameters, and 4 ranks use rings. How many MB does each rank send in a step of stage 1?
 
 # %%
-from ranklab.data_parallel import OverlappedDataParallel
-from ranklab.data_parallel.buckets import buckets_of
-from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
+from ranklab.data_parallel import OverlappedDataParallel, buckets_of
+from ranklab.zero import ShardedBucket, ShardedOptimizerMixin
 
 check(stage1_sends=...)
 
@@ -321,8 +320,7 @@ plots.unit_timeline(stages=(1, 3))
 # many MB does each rank send?
 
 # %%
-from ranklab.zero.sharded_model import ShardedModel
-from ranklab.zero.units import call_after_backward, in_backward
+from ranklab.zero import ShardedModel, call_after_backward, in_backward
 
 check(stage3_sends=...)
 
@@ -418,7 +416,7 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # %% tags=["nbval-check-output"]
 from itertools import combinations
 
-from ranklab.zero.keeping import Step, last_that_fit, published_steps
+from ranklab.zero import Step, last_that_fit, published_steps
 
 step = Step(nbytes=(1, 8, 2, 8, 1, 4), compute=(2, 1, 2, 1, 2, 1), limit=14, alpha=0.5, beta=0.5)
 for kept in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
@@ -553,7 +551,7 @@ deepspeed_config = check(deepspeed_config)
 # and with the same optimizer. (DeepSpeed's own Adam is in C++, and compiles for minutes when you first use it. So we give it torch's AdamW.)
 
 # %%
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models import GPT, GPTConfig
 from ranklab.peers.deepspeed_zero import read_by_deepspeed, train_with_deepspeed
 
 adamw = functools.partial(torch.optim.AdamW, lr=0.01)

@@ -169,7 +169,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # for backward. How many MB does each rank send in a step?
 
 # %%
-from ranklab.fsdp.shards import ShardedModule
+from ranklab.fsdp import ShardedModule
 
 check(fsdp_step_mb=...)
 
@@ -238,7 +238,7 @@ for name, first in {"sharded, then the optimizer": False, "the optimizer first":
 
 # %%
 from ranklab.meter import MemoryCurve, Traffic, memory_of
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models import GPT, GPTConfig
 
 
 def sharded_gpt(**options):
@@ -363,9 +363,7 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 # | `without_needless(model, blocks, most_bytes)` | `blocks` without those that the root has room for |
 
 # %%
-from ranklab.fsdp.wrapping import (
-    can_be_a_block, outermost, parameter_bytes, whole_bytes, without_needless,
-)
+from ranklab.fsdp import can_be_a_block, outermost, parameter_bytes, whole_bytes, without_needless
 
 # %%
 def wrap_policy(model, most_bytes):
@@ -408,7 +406,7 @@ for most_bytes in (20_000_000, 8_000_000, 2_000_000, 1_000_000, 700_000):
 # `F.cross_entropy(..., ignore_index=IGNORE, reduction=...)` leaves the question out.
 
 # %%
-from ranklab.targets import IGNORE
+from ranklab.data import IGNORE
 
 # %%
 def masked_loss(logits, labels, count=None, group=None):
@@ -509,8 +507,7 @@ plots.hybrid(groups, per_node=3)
 # `sharded_modules(model)` returns the blocks, each with its `parameters` and its `group`.
 
 # %%
-from ranklab.fsdp.shards import sharded_modules
-from ranklab.fsdp.state import gather_rows
+from ranklab.fsdp import gather_rows, sharded_modules
 
 # %%
 def full_state_dict(model):
@@ -739,7 +736,7 @@ for R in (1, 2, 3, 4):
 # runs in our FSDP on tensors without memory.) These are the bytes at the peak, for one text of 1,024 tokens on each GPU, with bf16 and checkpointing:
 
 # %% tags=["nbval-check-output"]
-from ranklab.fsdp.memory import predicted_memory
+from ranklab.fsdp import predicted_memory
 from ranklab.projects.fsdp import LLAMAS
 
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",

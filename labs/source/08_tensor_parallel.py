@@ -105,7 +105,7 @@ for mlp in (naive, in_one_region):
 # **Predict.** A transformer layer has two regions, its attention and its MLP. Each f has an all-reduce in backward, and each g has one in forward. How many all-reduces does one layer make in a step, forward and backward together?
 
 # %%
-from ranklab.tensor_parallel.regions import RegionFunction, identity, all_reduce_sum
+from ranklab.tensor_parallel import RegionFunction, all_reduce_sum, identity
 
 check(tp_all_reduces=...)
 
@@ -184,7 +184,7 @@ for name, pair in tries.items():
 # What is `parts`? Some models keep several matrices in one. GPT-2 does so with q, k and v, and `parts` lists how many outputs each of them has, such as (4, 4, 4). Then each is cut by itself. Cut as one matrix, rank 0 of two would get all of q and half of k. A gated MLP that keeps its gate and its up in one matrix has the same trap: rank 0 of two would get the gate alone.
 
 # %%
-from ranklab.tensor_parallel.split import split_parameter
+from ranklab.tensor_parallel import split_parameter
 
 # %%
 class ColumnParallelLinear(nn.Module):
@@ -306,7 +306,7 @@ for R in (1, 2, 4, 8):
 
 # %%
 from ranklab.plots.data_parallel import timeline
-from ranklab.tensor_parallel.linear import OverlappedColumnLinear
+from ranklab.tensor_parallel import OverlappedColumnLinear
 
 
 def profiled(kind, width=768):
@@ -345,7 +345,7 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlappe
 
 # %%
 from ranklab.ranks import shard_range
-from ranklab.tensor_parallel.attention import KeyValueHeads, enter_before
+from ranklab.tensor_parallel import KeyValueHeads, enter_before
 
 check(tp_kv_heads=...)
 
@@ -374,7 +374,7 @@ parallel_attention = check(parallel_attention)
 # Which heads does your function give to each rank? Eight query heads on four ranks, first with eight key heads, then with two:
 
 # %% tags=["nbval-check-output"]
-from ranklab.models.gpt import GPT, Attention, GPTConfig
+from ranklab.models import GPT, Attention, GPTConfig
 
 
 def heads_of(weight, D=8):
@@ -440,7 +440,7 @@ for name, of in plan_of.items():
 # **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB are all-reduced in all? (The logits in bf16 are 2.1 GB.)
 
 # %%
-from ranklab.targets import IGNORE
+from ranklab.data import IGNORE
 
 check(tp_loss_kb=...)
 
@@ -616,7 +616,7 @@ for sequence in (False, True):
 # All ranks of a tensor group hold the same x, so they must drop the same numbers of it, otherwise it is no longer the same x. What a rank has for itself, such as its heads, needs a mask of its own. So each rank needs two seeds. And with data parallelism, each copy of the model has other rows and needs other seeds.
 
 # %%
-from ranklab.tensor_parallel.dropout import SPREAD
+from ranklab.tensor_parallel import SPREAD
 
 # %%
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):

@@ -131,8 +131,7 @@ plots.several({
 # In code, a schedule is a tuple with one tuple of `Action(kind, stage, micro_batch)` for each rank, in the order in which that rank does them. The kinds are F and B, and later also I and W, the two halves of B. `pp.schedule_text` prints a schedule, `pp.parse_schedule` reads it, and `pp.problems(schedule, ranks, micro_batches)` says in sentences what is wrong with it.
 
 # %%
-from ranklab.pipeline_parallel import Action, schedule_text, simulate
-from ranklab.pipeline_parallel.actions import check_counts
+from ranklab.pipeline_parallel import Action, check_counts, schedule_text, simulate
 
 # %% [markdown]
 # ### 4.1 GPipe
@@ -263,33 +262,35 @@ for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
 # %% [markdown]
 # Here each action also names its stage: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1` sends the output of stage 0 for micro-batch 1 to rank 1. `RF1.1<0` is the other end of this message, the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits for it right before the action that needs it, because waiting at once would be lab 00's deadlock.
 #
-# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: the rank keeps what it has of it in one of four places.
+# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: the rank keeps its tensors in these places.
 #
 # | place | what lies there |
 # |---|---|
-# | `self.there["F", s, m]`, or with `"B"` | the input of stage s, or the gradient of its output. A stage puts in what its *neighbour* needs, even if the neighbour is on another rank. What is used or sent is popped |
-# | `self.kept[s, m]` | (input, output) of stage s, until its backward pops it |
-# | `self.leaving` | a list of (handle, tensor) of all sends; the runner waits for them |
-# | `self.arriving["F", s, m]`, or with `"B"` | (handle, tensor) of a receive |
+# | `self.activations_in[s, m]` | (handle, tensor) of the message that brings the input of stage s |
+# | `self.activations[s, m]` | (input, output) of stage s, until its backward pops it |
+# | `self.activations_out[s, m]` | the output of stage s, until the next stage takes it or `send` pops it |
+# | `self.gradients_in[s, m]` | (handle, tensor) of the message that brings the gradient of its output |
+# | `self.gradients_out[s, m]` | the gradient of its input, until the previous stage takes it or `send` pops it |
+# | `self.sends` | a list of (handle, tensor) of all sends; the runner waits for them |
 #
-# `self.take("F", s, m)`, or with `"B"`, is given. It waits for the tensor if it is arriving, and pops it if it is there. A message names the stage on its own side, so for an `SF` of stage s, `send` takes `there["F", s + 1, m]`, and for an `SB` it takes `there["B", s - 1, m]`. A W needs nothing from you. As in section 3, the autograd graph ends at both ends of a stage.
+# `self.take_activations(s, m)` and `self.take_gradients(s, m)` are given. They wait for the message if there is one, and otherwise pop what the neighbouring stage on the same rank put into its `_out`. A message names the stage on its own side, so an `SF` of stage s sends `activations_out[s, m]`, and an `SB` sends `gradients_out[s, m]`. A W needs nothing from you. As in section 3, the autograd graph ends at both ends of a stage.
 
 # %%
-from ranklab.pipeline_parallel.executor import ScheduleRunner
+from ranklab.pipeline_parallel import ScheduleRunner
 
 # %%
 class PipelineExecutor(ScheduleRunner):
-    """Runs any schedule: the losses and gradients are those of one process.
+    """Run any schedule, with the losses and gradients of one process.
 
     self.pieces[m] is (inputs, targets) of a micro-batch. self.stages[s](x, targets) is the output
-    of stage s; that of stage self.last is a loss, a sum over targets.
-    cost   a message for each micro-batch between stages that are on different ranks, each way;
-           a micro-batch's activations are kept from its forward to its backward, and without
-           gradients (torch.is_grad_enabled()) not at all
+    of stage s; the output of stage self.last is a loss, a sum over targets.
+    Cost: a message for each micro-batch between stages that are on different ranks, each way;
+        a micro-batch's activations are kept from its forward to its backward, and without
+        gradients (torch.is_grad_enabled()) not at all.
     """
 
     def forward(self, action):
-        """The stage's output is there for the next one; a loss is added to self.loss.
+        """Compute the stage's output, for the next stage; add a loss to self.loss.
 
         Stage 0 takes the inputs, which need no gradient. A loss is multiplied by self.weight, which
         is one over the number of targets in the batch.
@@ -298,25 +299,27 @@ class PipelineExecutor(ScheduleRunner):
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
 
     def backward(self, action):
-        """Gradients of the stage's weights are added up, and the gradient of its input is there.
+        """Add up the gradients of the stage's weights; compute the gradient of its input.
 
         A loss's backward begins with self.weight * self.scale (scale is 1, except for fp16). Run
-        autograd inside `with self.later(action):`, which leaves an I's weight gradients for its W
-        and changes nothing for a B.
+        autograd inside `with self.deferral(action):`, which leaves an I's weight gradients for its
+        W and changes nothing for a B.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, second part: about 9 lines")
 
     def send(self, message):
-        """The stage's output (SF) or its input's gradient (SB) is on its way, contiguous; no wait.
+        """Start sending the stage's output (SF), or the gradient of its input (SB), contiguous.
+
+        Don't wait.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, isend's group_dst
-        raise NotImplementedError("exercise 4.4, third part: about 2 lines")
+        raise NotImplementedError("exercise 4.4, third part: about 3 lines")
 
     def receive(self, message):
-        """The stage's input (RF) or its output's gradient (RB) is on its way; no wait.
+        """Start receiving the stage's input (RF), or the gradient of its output (RB).
 
-        It has the shape of self.new_hidden(inputs), an empty tensor.
+        It has the shape of self.new_hidden(inputs), an empty tensor. Don't wait.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, irecv's group_src
         raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
@@ -329,9 +332,9 @@ PipelineExecutor = check(PipelineExecutor)
 # Now a GPT on four ranks, with your schedules and your executor. `PipelineParallel` cuts the model, and is all that the training loop sees. Embedding and head are one matrix, so the first and the last rank have a copy each, and add up its gradients.
 
 # %%
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
-from ranklab.pipeline_parallel.training import PipelineParallel
+from ranklab.models import GPT, GPTConfig
+from ranklab.pipeline_parallel import PipelineParallel
+from ranklab.trainer import Parallel
 
 config = GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=6)
 tokens = torch.randint(64, (16, 17), generator=torch.Generator().manual_seed(1))
@@ -366,8 +369,7 @@ for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
 # How long did the ranks wait? With fewer cores than ranks they take turns, so we can't tell. But ranks that **sleep** really overlap (lab 02). So here the stages sleep, while the messages, the order and the waits are real:
 
 # %%
-from ranklab.pipeline_parallel.deferred import WeightQueue
-from ranklab.pipeline_parallel.emulated import SleepingStage
+from ranklab.pipeline_parallel import SleepingStage, WeightQueue
 
 UNIT = 0.03  # seconds: F, I and W take one, B two; divided by the stages of a rank
 
@@ -523,7 +525,7 @@ split_stages = check(split_stages)
 # Try it on a GPT of 14 blocks with a vocabulary of 32,000. `gpt_costs` counts the FLOPs of embedding, blocks and head:
 
 # %% tags=["nbval-check-output"]
-from ranklab.pipeline_parallel.stages import gpt_costs, stage_of
+from ranklab.pipeline_parallel import GPTStage, gpt_costs
 
 costs = gpt_costs(GPTConfig(vocab_size=32000, n_ctx=512, n_embd=512, n_layer=14))
 even = [range(4 * stage, 4 * stage + 4) for stage in range(4)]
@@ -592,7 +594,7 @@ for stash in (True, False):
 
 # %%
 from ranklab.data import python_text
-from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor
+from ranklab.pipeline_parallel import PipeDreamExecutor
 
 text = torch.from_numpy(python_text().train[:200_000].astype("int64"))
 starts = torch.randint(len(text) - 33, (40, 4, 1), generator=torch.Generator().manual_seed(0))
@@ -616,7 +618,7 @@ def pipedream(lr, kind):
     config, rank = GPTConfig(n_ctx=32, n_embd=32, n_layer=6), dist.get_rank()
     model = GPT(config).to(device())
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())  # not tied over ranks
-    stage = stage_of(model, split_stages(gpt_costs(config), 4)[rank])
+    stage = GPTStage(model, split_stages(gpt_costs(config), 4)[rank])
     optimizer = torch.optim.SGD(stage.parameters(), lr)
     executor = Recorded({rank: stage}, lambda stage: optimizer.step(), 3,
                         lambda x: torch.empty(*x.shape, 32, device=x.device), stash=kind != "none")
@@ -719,7 +721,7 @@ class Watched(PipelineExecutor):
 
     def forward(self, action):
         super().forward(action)
-        Watched.most = max(Watched.most, len(self.kept))
+        Watched.most = max(Watched.most, len(self.activations))
 
 
 def counted(make):
@@ -771,7 +773,7 @@ questions("09_pipeline_parallel")
 # What changes there:
 #
 # - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
-# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.leaving` keeps a tensor until it has left.
+# - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.sends` keeps a tensor until it is delivered.
 # - **Where the ranks are.** The messages are small beside tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). With tp=8 all eight ranks of a stage have the same output. So Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
 # - **Shapes.** A receive must know its shape. Here every rank has the inputs, and reads it off them. If lengths differ and other ranks cannot know them, the shape travels first (Megatron's `variable_seq_lengths`).
 # - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.

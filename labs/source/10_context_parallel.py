@@ -30,11 +30,11 @@ begin("10_context_parallel")
 # A sequence of eight parts on four ranks. Each cell is a block of scores: its colour is the rank that has the queries, which computes the block, and its number is the rank that has the keys. The bars count each rank's cells (a cell on the diagonal counts as a whole one), and the dashed line is the mean.
 
 # %%
-from ranklab.context_parallel import shard
+from ranklab import context_parallel
 from ranklab.plots import context_parallel as plots
 
-plots.masks({"consecutive parts": shard.contiguous_shard(8, 4),
-             "zigzag": shard.zigzag_shard(8, 4)})
+plots.masks({"consecutive parts": context_parallel.contiguous_shard(8, 4),
+             "zigzag": context_parallel.zigzag_shard(8, 4)})
 
 # %% [markdown]
 # In the upper plan all ranks wait for rank 3. In the lower one each rank has as much work, with the same number of tokens. You will write the lower one.
@@ -84,10 +84,9 @@ print(launch(two_ranks, ranks=2))
 # Letters: B sequences, H heads, KV heads of keys and values (fewer, if several query heads share one: *grouped queries*), T tokens, D numbers a head, R ranks. A rank has `q` (B, H, T/R, D), and `k` and `v` (B, KV, T/R, D). These functions are given:
 
 # %%
-from ranklab.context_parallel.block import block_attention, block_gradients
-from ranklab.context_parallel.ring import Hop
-from ranklab.context_parallel.shard import begins_of, refuse_uneven
-from ranklab.context_parallel.ulysses import Trade
+from ranklab.context_parallel import (
+    Hop, Trade, begins_of, block_attention, block_gradients, refuse_uneven,
+)
 from ranklab.ranks import shard_range
 
 # %% [markdown]
@@ -235,7 +234,7 @@ def work(plan, tokens=64):
 
 
 # %% tags=["nbval-check-output"]
-print("consecutive parts:", launch(work, shard.contiguous_shard, ranks=4))
+print("consecutive parts:", launch(work, context_parallel.contiguous_shard, ranks=4))
 
 # %% [markdown]
 # ### 4.5 Zigzag
@@ -269,7 +268,7 @@ print("zigzag:           ", launch(work, zigzag_shard, ranks=4))
 # There is a new trap: a rank's tokens are no longer neighbours. Whatever depends on the position must be told, so rotary embeddings take `positions`. If you forget it, the loss is wrong, and still a plausible number:
 
 # %%
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models import GPT, GPTConfig
 
 config = GPTConfig(n_ctx=64, n_embd=32)
 tokens = torch.randint(256, (2, 65), generator=torch.Generator().manual_seed(0))
@@ -470,7 +469,7 @@ for R in (2, 4, 8):
 # And the time? We compute it by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more, the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next rank in another node. A step of the ring takes as long as its computing or its message, whichever is longer.
 
 # %%
-from ranklab.context_parallel.formulas import layer_seconds
+from ranklab.context_parallel import layer_seconds
 
 ranks = [2, 4, 8, 16, 32, 64]
 plots.by_ranks(ranks, layer_seconds(131_072, **llama, ranks=ranks))

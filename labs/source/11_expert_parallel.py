@@ -73,9 +73,7 @@ print(launch(two_experts, ranks=2))
 # Letters: B sequences of T tokens, N = B T tokens of a rank, C width, E experts, k experts of a token, R ranks. Rank r has experts r E/R to (r+1) E/R - 1. These are given:
 
 # %%
-from ranklab.expert_parallel.dispatch import AllToAll, Sent
-from ranklab.expert_parallel.place import chosen_together
-from ranklab.expert_parallel.route import expert_slots
+from ranklab.expert_parallel import AllToAll, Sent, chosen_together, expert_slots
 
 # %% [markdown]
 # ### 4.1 The router

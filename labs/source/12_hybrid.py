@@ -187,7 +187,7 @@ check(mesh_micro_batches=...)
 
 # %%
 from ranklab.baseline import checkpoint_blocks
-from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
+from ranklab.tensor_parallel import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
@@ -211,8 +211,8 @@ parallelize = check(parallelize)
 
 # %%
 from ranklab.data import python_text
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.models import GPT, GPTConfig
+from ranklab.trainer import TextTrainer, TrainConfig
 
 text = python_text()
 text = dataclasses.replace(text, train=text.train[:200_000], held_out=text.held_out[:20_000])
@@ -444,7 +444,7 @@ check(mesh_checkpoint_gb=...)
 
 # %%
 ### BEGIN SOLUTION
-from ranklab.checkpoint.reshard import overlap  # the same numbers in a piece and in a box
+from ranklab.checkpoint import overlap
 
 
 ### END SOLUTION
@@ -550,7 +550,7 @@ from ranklab.planner import (
 # %%
 ### BEGIN SOLUTION
 from dataclasses import replace
-from ranklab.hybrid.legal import legal
+from ranklab.hybrid import legal
 from ranklab.planner.choose import refusal
 
 
@@ -685,7 +685,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets travels, too.
 
 # %%
-from ranklab.hybrid.counted import counted_step
+from ranklab.hybrid import counted_step
 
 
 def counted(words):

@@ -148,7 +148,7 @@ goodput = check(goodput)
 # Your functions beside a simulation that jumps from failure to failure. The run has 16,384 GPUs, and a checkpoint stops it for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops of the curves are flat, so twice the best interval costs little.
 
 # %%
-from ranklab.resilience.interval import random_gaps, simulate
+from ranklab.resilience import random_gaps, simulate
 
 HOUR = 3600
 mean = 54 * 24 / 419 * HOUR
@@ -194,8 +194,8 @@ atomic_save = check(atomic_save)
 # %%
 import inspect
 
-from ranklab.baseline.checkpointing import random_state, set_random_state
-from ranklab.resilience.resume import Loader, Run
+from ranklab.baseline import random_state, set_random_state
+from ranklab.resilience import Loader, Run
 
 print(inspect.getsource(Loader.next))
 print(inspect.getsource(Run.step))
@@ -311,7 +311,7 @@ find_straggler = check(find_straggler)
 # Before a run starts, and after each failure, you want to know: does a GPU compute wrong numbers, is a GPU slow, is a link slow? You are given a `Probe`, which measures one rank or one link. You decide which rank measures what, in which order, and what the results mean. In a ring a rank can use only one of its two links at a time, so measure the even links first, then the odd ones. If both links of a rank are slow, blame the rank, not the links.
 
 # %%
-from ranklab.resilience.health import Health, Probe
+from ranklab.resilience import Health, Probe
 
 
 def health_check(probe, group=None, slow=3.0):
@@ -418,9 +418,9 @@ loss_spike = check(loss_spike)
 # A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance, and the check wants a share of its score. It prints your score beside the oracle's, and beside that of a policy that uses Daly's interval and waits for every repair. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
 
 # %%
-from ranklab.resilience.cluster import Decision, Job, State, run_policy
-from ranklab.resilience.policy import daly_policy, oracle
-from ranklab.resilience.traces import REGIMES, make_trace
+from ranklab.resilience import (
+    REGIMES, Decision, Job, State, daly_policy, make_trace, oracle, run_policy,
+)
 
 
 ### BEGIN SOLUTION
@@ -490,7 +490,7 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # - *Local checkpoints.* `LocalCheckpointManager` saves each rank's part on its node's SSD or RAM disk, with copies on other ranks (`CliqueReplicationStrategy`), as Gemini does below. The shared file system then needs a save only now and then.
 # - *Straggler reports.* Its detector gives each rank a score from 0 to 1, against the fastest rank and against the rank's own best. Your `find_straggler` compares with the median.
 # - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out. Then 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
-# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree after which step they save. Otherwise one of them waits in a collective that the others have left. `ranklab/stop_signal.py` does that.
+# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree after which step they save. Otherwise one of them waits in a collective that the others have left. `ranklab/trainer/stop_signal.py` does that.
 #
 # **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one of each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.
 #
@@ -498,7 +498,7 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 
 # %% tags=["nbval-check-output"]
 from ranklab.meter import Traffic
-from ranklab.resilience.neighbour import Neighbour
+from ranklab.resilience import Neighbour
 
 
 def keep_and_recover():

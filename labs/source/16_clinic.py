@@ -43,17 +43,14 @@ from ranklab.engine import HangError, RankError
 begin("16_clinic")
 
 # %%
+from ranklab.data_parallel import pack
 from ranklab.clinic.shards import stored_shards
 from ranklab.data import batch_at, digits, held_out_batch, text_file
-from ranklab.data_parallel import convert_sync_batch_norm
-from ranklab.data_parallel.replicas import replicas_agree
-from ranklab.flat import pack
+from ranklab.data_parallel import convert_sync_batch_norm, replicas_agree
 from ranklab.meter import MemoryCurve, Traffic
-from ranklab.models.cnn import CNN, CNNConfig
-from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.pipeline_parallel.stages import keep_layers
-from ranklab.tensor_parallel.dropout import dropout_seeds, own_random
-from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+from ranklab.models import CNN, GPT, CNNConfig, GPTConfig
+from ranklab.pipeline_parallel import keep_layers
+from ranklab.tensor_parallel import copy_to_region, dropout_seeds, own_random, reduce_from_region
 
 # %% [markdown]
 # ## 2. Picture
@@ -1634,15 +1631,16 @@ print(*diagnose(project.observe(my_patient)), sep="\n")
 # What does observation cost? The same training runs with it and without it, in turns, and the last number says how much is written:
 
 # %%
+import contextlib
 import statistics
 import time
-from unittest import mock
+
+from ranklab.clinic.hooks import observation
 
 
 def seconds(observed):
     with tempfile.TemporaryDirectory() as folder:
-        extra = {"RANKLAB_DIAGNOSE": folder} if observed else {}
-        with mock.patch.dict(os.environ, extra):
+        with observation(folder) if observed else contextlib.nullcontext():
             start = time.perf_counter()
             launch(lambda: CASE["no_faster"].program() and None, ranks=2)
             took = time.perf_counter() - start

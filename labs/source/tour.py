@@ -47,7 +47,7 @@ launch(add_up, ranks=4)
 # %%
 from ranklab.data import batch_at, python_text
 from ranklab.data_parallel import average_gradients
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models import GPT, GPTConfig
 from ranklab.projects import tour
 
 

@@ -1,7 +1,39 @@
-"""ranklab: distributed training from one GPU to 3D parallelism, in labs that run real ranks.
+"""ranklab: every way to train one model on many processes, in files that are read top to bottom.
 
-The names below are all that a lab's first cell needs. They load on first use, so `import ranklab`
-is instant and imports neither torch nor matplotlib.
+What is taught, in the labs' order: three files at most for an idea, to be read from left to right.
+The docstring of each package lists its other files.
+
+    00  a function on many ranks  ranks.py
+    01  one device and its costs  baseline/flops.py, memory.py, checkpointing.py
+    02  collectives               collectives/verbs.py, ring.py, tree.py
+    03  data parallelism          data_parallel/gradients.py, buckets.py
+    04  less communication        ddp/half.py, top_k.py, low_rank.py
+    05  Horovod                   horovod/negotiation.py, fusion.py, optimizer.py
+    06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py, stage3.py
+    07  FSDP                      fsdp/shards.py, block.py; its engine is zero/units.py
+    08  tensor parallelism        tensor_parallel/regions.py, linear.py, attention.py
+    09  pipelines                 pipeline_parallel/actions.py, schedules.py, executor.py
+    10  long contexts             context_parallel/block.py, ring.py, ulysses.py
+    11  mixtures of experts       expert_parallel/route.py, dispatch.py, layer.py
+    12  all of them on one mesh   mesh.py, hybrid/layout.py, training.py
+    13  which layout, how fast    planner/memory.py, step.py, search.py
+    14  failures                  resilience/interval.py, health.py, resume.py
+    15  clusters                  cluster/job.py, sbatch.py, nccl_log.py
+    16  programs that misbehave   clinic/case.py, detectors.py, observer.py
+
+What carries it:
+
+    launch: fresh ranks           engine/launcher.py, worker_group.py, rank.py
+    bytes, memory, time, counted  meter/traffic.py, curve.py, timeline.py
+    the one training loop         trainer/loop.py; parallel.py, by which all of the above enters it
+    saved and loaded anywhere     checkpoint/save.py, load.py, reshard.py
+    models and data               models/gpt.py, data/text.py; basics/ has what is below everything
+
+Beside it, in peers/: the production tools, which give the same numbers. Around it, the school:
+checks/, projects/, plots/, interview/, course/ and cli.py.
+
+The names below are what a lab's first cell needs. They load on first use, so `import ranklab` is
+instant and imports neither torch nor matplotlib.
 """
 
 import importlib

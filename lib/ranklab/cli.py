@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from ranklab import __version__
+from ranklab.basics.options import existing_place, new_file, new_folder, number
 from ranklab.course import labs
-from ranklab.options import existing_place, new_file, new_folder, number
 from ranklab.projects.command import Command, refusals
 
 

@@ -9,6 +9,16 @@ import importlib.machinery
 import sys
 
 MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
+    "text_trainer": "trainer.text",
+    "image_trainer": "projects.ddp.image_trainer",
+    "parallel": "trainer.parallel",
+    "stop_signal": "trainer.stop_signal",
+    "targets": "basics.targets",
+    "flat": "basics.flat",
+    "options": "basics.options",
+    "files": "basics.files",
+    "machine": "basics.machine",
+    "data_parallel.overlapped": "data_parallel.gradients",
     "collectives.mpi": "peers.mpi",
     "zero.deepspeed_engine": "peers.deepspeed_zero",
     "zero.deepspeed_training": "peers.deepspeed_zero",
@@ -22,7 +32,7 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
     "context_parallel.peers": "peers.deepspeed_ulysses",
     "expert_parallel.peers": "peers.experts",
     "hybrid.choose": "planner.choose",
-    "hybrid.planned": "planner.planned",
+    "hybrid.planned": "planner.hybrid_jobs",
     "hybrid.torch_hybrid": "peers.torch_hybrid",
     "hybrid.deepspeed_pipeline": "peers.deepspeed_pipeline",
     "hybrid.megatron": "peers.megatron",

@@ -21,7 +21,6 @@ from ranklab.fsdp import Precision, fill_shards
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.parallel import Parallel
 from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.peers.dtensor import DTensors
 from ranklab.peers.fsdp2 import Fsdp2, fill
@@ -30,7 +29,8 @@ from ranklab.pipeline_parallel import (
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.hybrid.compare import compare
 from ranklab.tensor_parallel.training import TensorParallel
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, TrainConfig
 from ranklab.zero.training import Zero
 
 STEPS = 3

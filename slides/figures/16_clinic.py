@@ -7,11 +7,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ranklab import launch
-from ranklab.clinic import hangs, later
+from ranklab.clinic import hangs, run_state
 from ranklab.engine import HangError
 from ranklab.plots import clinic as plots
 
-CASES = {case.disease: case for case in (*hangs.CASES, *later.CASES)}
+CASES = {case.disease: case for case in (*hangs.CASES, *run_state.CASES)}
 
 
 def symptoms():

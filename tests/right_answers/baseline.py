@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import accumulate_gradients, checkpointed
 from ranklab.baseline.checkpointing import random_state, set_random_state
+from ranklab.basics.targets import IGNORE
 from ranklab.models.gpt import cross_entropy
-from ranklab.targets import IGNORE
 
 
 def accumulate_gradients__last_piece_first(loss_sum, inputs, targets, micro_batch):

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ranklab.basics.targets import IGNORE
 from ranklab.engine import device
 from ranklab.fsdp.shards import ShardedModule, sharded_modules
 from ranklab.fsdp.wrapping import can_be_a_block, parameter_bytes, whole_bytes
-from ranklab.targets import IGNORE
 
 
 def shard_parameter__split(parameter, group=None):

@@ -190,27 +190,27 @@ class PipelineExecutor__batches(ScheduleRunner):
         _, stage, m = action
         x, targets = self.pieces[m]
         if stage > 0:
-            x = self.take("F", stage, m).detach()
+            x = self.take_activations(stage, m).detach()
             x.requires_grad = torch.is_grad_enabled()
             if x.requires_grad:
-                x.register_hook(lambda g: self.there.update({("B", stage - 1, m): g.clone()}))
+                x.register_hook(lambda g: self.gradients_out.update({(stage, m): g.clone()}))
         y = self.stages[stage](x, targets)
         if stage < self.last:
-            self.there["F", stage + 1, m] = y.detach().clone(
+            self.activations_out[stage, m] = y.detach().clone(
                 memory_format=torch.contiguous_format)
         else:
             self.loss = self.loss + self.weight * y.detach()
         if y.requires_grad:
-            self.kept[stage, m] = x, y
+            self.activations[stage, m] = x, y
 
     def backward(self, action):
         _, stage, m = action
-        _, y = self.kept.pop((stage, m))
-        with self.later(action):
+        _, y = self.activations.pop((stage, m))
+        with self.deferral(action):
             if stage == self.last:
                 (y * self.weight * self.scale).backward()
             else:
-                torch.autograd.backward([y], [self.take("B", stage, m)])
+                torch.autograd.backward([y], [self.take_gradients(stage, m)])
 
     def start(self, how, tensor, peer):
         peer = peer if self.group is None else dist.get_global_rank(self.group, peer)
@@ -219,13 +219,14 @@ class PipelineExecutor__batches(ScheduleRunner):
 
     def send(self, message):
         kind, stage, m, peer = message
-        made = {"SF": ("F", stage + 1, m), "SB": ("B", stage - 1, m)}[kind]
-        self.leaving += [self.start(dist.isend, self.there.pop(made).contiguous(), peer)]
+        tensor = {"SF": self.activations_out, "SB": self.gradients_out}[kind].pop((stage, m))
+        self.sends += [self.start(dist.isend, tensor.contiguous(), peer)]
 
     def receive(self, message):
         kind, stage, m, peer = message
         empty = torch.zeros_like(self.new_hidden(self.pieces[m][0]))
-        self.arriving[kind[-1], stage, m] = self.start(dist.irecv, empty, peer)
+        started = self.start(dist.irecv, empty, peer)
+        {"RF": self.activations_in, "RB": self.gradients_in}[kind][stage, m] = started
 
 
 class PipelineExecutor__waits_for_the_last_message(PipelineExecutor__batches):
@@ -233,16 +234,18 @@ class PipelineExecutor__waits_for_the_last_message(PipelineExecutor__batches):
 
     def backward(self, action):
         _, stage, m = action
-        x, y = self.kept.pop((stage, m))
+        x, y = self.activations.pop((stage, m))
         weight = self.weight * self.scale
-        gradient = self.take("B", stage, m) if stage < self.last else y.new_full(y.shape, weight)
-        with self.later(action):
+        gradient = y.new_full(y.shape, weight)
+        if stage < self.last:
+            gradient = self.take_gradients(stage, m)
+        with self.deferral(action):
             if not stage:
                 y.backward(gradient)
                 return
             parameters = self.leaves(y.grad_fn, x)
             found = torch.autograd.grad(y, [x, *parameters], gradient, allow_unused=True)
-        self.there["B", stage - 1, m] = found[0]
+        self.gradients_out[stage, m] = found[0]
         for parameter, more in zip(parameters, found[1:]):
             if more is not None:
                 parameter.grad = more if parameter.grad is None else parameter.grad + more

@@ -7,8 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ranklab.basics.targets import IGNORE
 from ranklab.ranks import shard_range
-from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.attention import KeyValueHeads
 from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from ranklab.tensor_parallel.regions import identity, copy_to_region, reduce_from_region

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.buckets import buckets_of
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
 from ranklab.zero.memory import States
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin

@@ -14,22 +14,22 @@ Read in this order:
 """
 
 from ranklab.baseline.accumulate import accumulate_gradients
-from ranklab.baseline.checkpointing import checkpointed, checkpoint_blocks
+from ranklab.baseline.checkpointing import (
+    checkpoint_blocks, checkpointed, random_replayed, random_state, set_random_state,
+)
 from ranklab.baseline.flops import mfu, transformer_flops
+from ranklab.baseline.fragmentation import Arena
 from ranklab.baseline.frugal import frugal_gradients
-from ranklab.baseline.memory import activation_bytes, ends_bytes, model_state_bytes
+from ranklab.baseline.memory import (
+    activation_bytes, ends_bytes, live_activations, model_state_bytes,
+)
 from ranklab.baseline.precision import LossScale, scale_loss
+from ranklab.baseline.roofline import block_operations, decode_operation
+from ranklab.baseline.streams import Stream
 
 __all__ = [
-    "LossScale",
-    "accumulate_gradients",
-    "activation_bytes",
-    "checkpoint_blocks",
-    "checkpointed",
-    "ends_bytes",
-    "frugal_gradients",
-    "mfu",
-    "model_state_bytes",
-    "scale_loss",
-    "transformer_flops",
+    "Arena", "LossScale", "Stream", "accumulate_gradients", "activation_bytes", "block_operations",
+    "checkpoint_blocks", "checkpointed", "decode_operation", "ends_bytes", "frugal_gradients",
+    "live_activations", "mfu", "model_state_bytes", "random_replayed", "random_state", "scale_loss",
+    "set_random_state", "transformer_flops",
 ]

@@ -1,6 +1,6 @@
 """A big batch in small pieces: the same gradient, the memory of one piece."""
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 
 
 def accumulate_gradients(loss_sum, inputs, targets, micro_batch):

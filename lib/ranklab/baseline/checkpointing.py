@@ -1,6 +1,6 @@
 """Activation checkpointing: keep the input, throw the rest away, compute it again in backward.
 
-Not to be confused with a checkpoint on disk (ranklab/checkpoint.py).
+Not to be confused with a checkpoint on disk (ranklab/checkpoint).
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 import torch
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 
 
 def frugal_gradients(model, inputs, targets):

@@ -1,4 +1,4 @@
-"""The folders of checkpoints: made, written, found, read and forgotten."""
+"""The folders of checkpoints: make, write, list, read and delete them."""
 
 import hashlib
 import json
@@ -9,24 +9,24 @@ import shutil
 import torch
 
 from ranklab.baseline.checkpointing import random_state
-from ranklab.files import whole_file
+from ranklab.basics.files import whole_file
 
 INDEX = "index.json"
 
 
 def saves(folder):
-    """{number of the save: its folder}, in their order, whole or not."""
-    found = ((re.fullmatch(r"step-\d+-save-(\d+)", path.name), path) for path in folder.glob("*"))
-    return dict(sorted((int(name[1]), path) for name, path in found if name))
+    """{number of the save: its folder}, in their order, complete or not."""
+    paths = ((re.fullmatch(r"step-\d+-save-(\d+)", path.name), path) for path in folder.glob("*"))
+    return dict(sorted((int(name[1]), path) for name, path in paths if name))
 
 
 def complete(folder):
-    """The folders of all checkpoints that are whole, the oldest first."""
+    """The folders of all complete checkpoints, the oldest first."""
     return [path for path in saves(folder).values() if (path / INDEX).exists()]
 
 
 def new_folder(folder, step):
-    """A fresh folder inside of `folder`, which is nobody else's."""
+    """Make a folder inside `folder` that no other job has; return its path."""
     if folder.is_file():
         raise NotADirectoryError(f"{folder} is a file, but a checkpoint is a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,10 +41,10 @@ def new_folder(folder, step):
 
 
 def forget(folder, keep):
-    """Only the last `keep` checkpoints are left, and what may still be in the making."""
-    kept = complete(folder)[-keep:]
+    """Delete all but the last `keep` checkpoints, and leave newer folders: one may be in use."""
+    newest = complete(folder)[-keep:]
     for path in saves(folder).values():
-        if path in kept:
+        if path in newest:
             break
         (path / INDEX).unlink(missing_ok=True)  # first: what is half deleted must not look whole
         shutil.rmtree(path, ignore_errors=True)
@@ -55,7 +55,7 @@ def rank_file(rank):
 
 
 def write_rank(place, rank, tensors, own):
-    """The rank's file is on the disk; returns its size and checksum."""
+    """Write the rank's file to the disk; return its size and checksum."""
     # copies: a view would bring all that it is a view of
     copies = {key: torch.empty(t.shape, dtype=t.dtype).copy_(t) for key, t in tensors.items()}
     path = place / rank_file(rank)
@@ -79,7 +79,7 @@ def checksum_of(index):
 
 
 def write_index(place, index):
-    """`place` is a checkpoint from now on, by one renaming; all its files are on the disk."""
+    """Make `place` a checkpoint by one renaming, once all its files are on the disk."""
     with whole_file(place / INDEX) as part, open(part, "w") as file:
         json.dump({**index, "checksum": checksum_of(index)}, file)
         sync(file)
@@ -105,41 +105,42 @@ class Files:
         try:
             self.index = json.loads((place / INDEX).read_text())
         except ValueError:
-            raise self.broken(f"{INDEX} is not whole") from None
+            raise self.damage(f"{INDEX} is not whole") from None
         if not isinstance(self.index, dict) or "checksum" not in self.index:
-            raise self.broken(f"{INDEX} has no checksum (an older ranklab wrote none)")
+            raise self.damage(f"{INDEX} has no checksum (an older ranklab wrote none)")
         if self.index.pop("checksum") != checksum_of(self.index):
-            raise self.broken(f"{INDEX} has another checksum than was written")
+            raise self.damage(f"{INDEX} has another checksum than was written")
 
-    def broken(self, what):
-        return ValueError(f"the checkpoint {self.place} is damaged: {what}. Move it away to go on "
-                          "from the one before it")
+    def damage(self, reason):
+        return ValueError(f"the checkpoint {self.place} is damaged: {reason}. Move it away to go "
+                          "on from the one before it")
 
     def open(self, rank):
-        """What is in the rank's file; tensors stay on the disk until they are looked at."""
+        """Return the content of the rank's file; tensors stay on the disk until they are read."""
         if rank not in self.opened:
             path, (size, checksum) = self.place / rank_file(rank), self.index["files"][rank]
             if not path.exists():
-                raise self.broken(f"{path.name} is missing")
-            found, other = fingerprint(path)
-            if (found, other) != (size, checksum):
-                raise self.broken(f"{path.name} has {found:,} bytes of checksum {other[:8]}, but "
-                                  f"{size:,} of checksum {checksum[:8]} were written")
+                raise self.damage(f"{path.name} is missing")
+            disk_size, disk_checksum = fingerprint(path)
+            if (disk_size, disk_checksum) != (size, checksum):
+                raise self.damage(f"{path.name} has {disk_size:,} bytes of checksum "
+                                  f"{disk_checksum[:8]}, but {size:,} of checksum {checksum[:8]} "
+                                  "were written")
             self.opened[rank] = torch.load(path, map_location="cpu", mmap=True)
         return self.opened[rank]
 
     def overlapping(self, piece):
         """[(offset, tensor)] of the stored boxes that have numbers of the piece."""
-        whole, found = self.index["state"][piece.name][piece.kind], []
-        if tuple(whole["shape"]) != tuple(piece.shape):
-            raise ValueError(f"{piece.name} ({piece.kind}) is {tuple(whole['shape'])} in the "
+        saved, boxes = self.index["state"][piece.name][piece.kind], []
+        if tuple(saved["shape"]) != tuple(piece.shape):
+            raise ValueError(f"{piece.name} ({piece.kind}) is {tuple(saved['shape'])} in the "
                              f"checkpoint, here {tuple(piece.shape)}")
-        for rank, offset, sizes in whole["boxes"]:
+        for rank, offset, sizes in saved["boxes"]:
             if all(a < b + m and b < a + n for a, n, b, m in
                    zip(piece.offset, piece.tensor.shape, offset, sizes)):  # fmt: skip
                 key = box_key(piece.name, piece.kind, offset, sizes)
-                found.append((offset, self.open(rank)["boxes"][key]))
-        return found
+                boxes.append((offset, self.open(rank)["boxes"][key]))
+        return boxes
 
 
 def box_key(name, kind, offset, sizes):

@@ -2,34 +2,36 @@
 
 
 def reshard_checkpoint(pieces, saved):
-    """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
+    """Fill each of this rank's pieces from boxes that were saved in any layout.
 
-    pieces  Pieces (parallel.py): `tensor` is filled in place, and `offset` is where it begins in
-            the whole tensor
-    saved   for each piece [(offset, tensor)]: boxes of the same whole tensor that overlap the piece
-            but not each other
-    error   ValueError if numbers of a piece are in none of its boxes; then no piece has changed
-    lab     12
+    pieces: Pieces (parallel.py). `tensor` is filled in place; `offset` is where it begins in the
+        whole tensor.
+    saved: for each piece [(offset, tensor)], boxes of the same whole tensor that overlap the piece
+        but not each other.
+    Raises: ValueError if numbers of a piece are in none of its boxes; then no piece has changed.
+    Lab: 12
     """
     copies = []
     for piece, boxes in zip(pieces, saved, strict=True):
-        found = [overlap(piece, offset, tensor) for offset, tensor in boxes]
-        numbers = sum(there.numel() for _, there in found)
+        overlaps = [overlap(piece, offset, tensor) for offset, tensor in boxes]
+        numbers = sum(source.numel() for _, source in overlaps)
         if numbers != piece.tensor.numel():
             raise ValueError(f"{piece.name} ({piece.kind}) at {tuple(piece.offset)} has "
                              f"{piece.tensor.numel()} numbers, and the checkpoint has {numbers}")
-        copies += found
-    for here, there in copies:
-        here.copy_(there)
+        copies += overlaps
+    for target, source in copies:
+        target.copy_(source)
 
 
 def overlap(piece, offset, tensor):
-    """(part of the piece, part of `tensor`): the numbers of the whole that both have. The box
-    `tensor` begins at `offset`.
+    """Slice out the numbers of the whole tensor that a piece and a box both have.
+
+    The box `tensor` begins at `offset`.
+    Returns: (view of piece.tensor, view of `tensor`), of one shape.
     """
     starts = [max(pair) for pair in zip(piece.offset, offset)]
     stops = [min(a + n, b + m) for a, n, b, m in
              zip(piece.offset, piece.tensor.shape, offset, tensor.shape)]  # fmt: skip
-    here, there = (tuple(slice(i - a, j - a) for i, j, a in zip(starts, stops, begin))
-                   for begin in (piece.offset, offset))
-    return piece.tensor[here], tensor[there]
+    in_piece, in_box = (tuple(slice(i - a, j - a) for i, j, a in zip(starts, stops, begin))
+                        for begin in (piece.offset, offset))
+    return piece.tensor[in_piece], tensor[in_box]

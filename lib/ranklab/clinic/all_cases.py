@@ -1,6 +1,6 @@
 """CASES: all incidents of the clinic; CASE has them by name."""
 
-from ranklab.clinic import hangs, later, sharded, wrong
+from ranklab.clinic import hangs, run_state, sharding, silent_errors
 
-CASES = (*hangs.CASES, *wrong.CASES, *sharded.CASES, *later.CASES)
+CASES = (*hangs.CASES, *silent_errors.CASES, *sharding.CASES, *run_state.CASES)
 CASE = {case.name: case for case in CASES}

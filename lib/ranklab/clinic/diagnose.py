@@ -1,14 +1,18 @@
-"""diagnose: which of the known diseases a run has, by what its ranks have shown (symptoms.py).
+"""diagnose: which of the known diseases a run has, by what its ranks have shown (trace.py).
 
-In stopped.py, trained.py, split.py and kept.py a detector takes [Rank, ...] and returns a
-sentence of evidence, or None. Evidence has numbers: what was seen, and what should have been.
-Four of them rest on detectors.py, the exercises of lab 16.
+In the modules NAME_detectors.py a detector takes [Rank, ...] and returns a sentence of evidence,
+or None. Evidence has numbers: what was seen, and what should have been. Four of them rest on
+detectors.py, the exercises of lab 16.
 """
 
 from typing import NamedTuple
 
-from ranklab.clinic import kept, split, stopped, trained
-from ranklab.clinic.symptoms import by_optimizer
+from ranklab.clinic import (
+    hang_detectors, run_state_detectors, sharding_detectors, training_detectors)
+from ranklab.clinic.trace import by_optimizer
+
+
+MODULES = hang_detectors, training_detectors, sharding_detectors, run_state_detectors
 
 
 class Finding(NamedTuple):
@@ -19,16 +23,17 @@ class Finding(NamedTuple):
 
 
 def diagnose(ranks, before=(), beside=()):
-    """[Finding, ...] for the Ranks of one run; [] where none of the known diseases is seen.
+    """Name the diseases of one run: [Finding, ...], or [] where none of the known ones is seen.
 
+    ranks   [Rank, ...] of the run (trace.py)
     before  the Ranks of the run that this one goes on with; data_twice looks at both
-    beside  those of the same program on fewer ranks: without them no learning_rate is judged
+    beside  the Ranks of the same program on fewer ranks: without them no learning_rate is judged
     """
-    found, more = {}, {"data_twice": [before], "learning_rate": [beside]}
-    for module in (stopped, trained, split, kept) if ranks else ():
-        for name, look in module.DETECTORS.items():
+    findings, other_runs = {}, {"data_twice": [before], "learning_rate": [beside]}
+    for module in MODULES if ranks else ():
+        for name, detector in module.DETECTORS.items():
             for part in [ranks] if name in module.WHOLE else by_optimizer(ranks):
-                said = name not in found and look(part, *more.get(name, ()))
-                if said:
-                    found[name] = Finding(name, said)
-    return list(found.values())
+                if name not in findings and (
+                        evidence := detector(part, *other_runs.get(name, ()))):
+                    findings[name] = Finding(name, evidence)
+    return list(findings.values())

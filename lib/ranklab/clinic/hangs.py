@@ -1,4 +1,4 @@
-"""Incidents in which ranks wait for each other for ever. slow.py has those that are only slow.
+"""Incidents in which ranks wait for each other for ever. slowdowns.py has those that are only slow.
 
 A program uses what the lab's import cell binds: torch, dist, F, device, digits.
 """
@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ranklab.clinic.case import Case
-from ranklab.clinic.slow import SLOW
+from ranklab.clinic.slowdowns import SLOWDOWNS
 from ranklab.data import digits
 from ranklab.engine import device
 
@@ -189,5 +189,5 @@ CASES = (
                 "A rank has so many more scans that it is late."),
         disease="rank_branch",
     ),
-    *SLOW,
+    *SLOWDOWNS,
 )

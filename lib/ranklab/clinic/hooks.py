@@ -1,9 +1,9 @@
-"""A rank is observed: hooks and wrappers that hand what happens to its Observer.
+"""Observe a rank: hooks and wrappers that hand what happens to its Observer.
 
     RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks [-m] PROGRAM ARGUMENTS
 
-runs a program that knows nothing of it. Ranks that `launch` starts are observed wherever that
-variable is set. Nothing is sent between ranks.
+runs a program that knows nothing of it. Ranks that `launch` starts inside observation() are
+observed, too. Nothing is sent between ranks.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import socket
 import sys
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import torch
@@ -22,17 +23,28 @@ import torch.distributed as dist
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ranklab.clinic import calls
-from ranklab.clinic.calls import around
-from ranklab.clinic.marks import bits_of_rows, is_here, mark_of, plain
+from ranklab.clinic import wrappers
+from ranklab.clinic.digests import bits_of_rows, digest_of, is_here, plain
 from ranklab.clinic.observer import Observer, place
-from ranklab.clinic.symptoms import Step
+from ranklab.clinic.trace import Step
+from ranklab.clinic.wrappers import around
 
-DETAILS = 50  # steps: after these, every 50th has marks of all parameters
+DETAILS = 50  # steps: after these, every 50th has digests of all parameters
 
 
-def observed(fn):
-    """What calls `fn`, and says how it ended. This rank, whose group is up, is observed."""
+@contextlib.contextmanager
+def observation(folder):
+    """Observe the ranks that are launched inside the block, also by a program that it starts.
+
+    folder  for what they write: RANKLAB_DIAGNOSE tells them
+    """
+    with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=str(Path(folder).absolute()),
+                         RANKLAB_RANK_HOOK=f"{observe_rank.__module__}:{observe_rank.__name__}"):
+        yield
+
+
+def observe_rank(fn):
+    """Observe this rank, whose group is up; return a function that calls `fn` and notes its end."""
     observer = begin()
 
     def call(*args):
@@ -63,8 +75,8 @@ def begin():
     observer = Observer(folder, rank)
     observer.lines.write("process", socket.gethostname(), os.getpid(),
                          psutil.Process().create_time())
-    for patch in (_optimizers, _modules, _backward, calls.collectives, calls.files,
-                  calls.samplers):
+    for patch in (_optimizers, _modules, _backward, wrappers.collectives, wrappers.files,
+                  wrappers.samplers):
         patch(observer)
     return observer
 
@@ -97,9 +109,10 @@ def _before_step(observer, optimizer):
             backwards=observer.backwards, flops=observer.flops,
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
-            weights=[mark_of(p) for p in params] if whole else [],
+            weights=[digest_of(p) for p in params] if whole else [],
             local=[observer.local.get(id(p)) for p in params] if whole else [],
-            final=[p.grad if p.grad is None else mark_of(p.grad) for p in params] if whole else [],
+            final=[p.grad if p.grad is None else digest_of(p.grad)
+                   for p in params] if whole else [],
             factors=factors, losses=observer.losses, values=observer.values, rows=observer.rows,
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
             pending=[line for _, line, reduces in observer.pending if reduces],
@@ -129,7 +142,7 @@ def _modules(observer):
         depth[0] += 1
         if depth[0] == 1 and not observer.in_backward:
             waits[0] = torch.is_grad_enabled()
-            calls.begin_passes(observer, waits[0] and module.training)
+            wrappers.begin_passes(observer, waits[0] and module.training)
         if waits[0] and not observer.in_backward:
             with _disable_current_modes(), torch.no_grad():
                 waits[0] = not _enters(observer, args)
@@ -156,7 +169,7 @@ def _enters(observer, args):
 def _sums(observer, model):
     if not observer.sums and observer.optimizers:
         observer.model = weakref.ref(model)
-        observer.sums = [sum(mark_of(p).sum for p in some if p.requires_grad)
+        observer.sums = [sum(digest_of(p).sum for p in some if p.requires_grad)
                          for some in (model.parameters(), observer.parameters())]
 
 
@@ -181,7 +194,7 @@ def _after_backward(observer):
     observer.places = None
     if observer.steps < DETAILS or observer.steps % DETAILS == 0:
         with _disable_current_modes(), torch.no_grad():
-            observer.local = {id(p): mark_of(p.grad) for p in observer.parameters()
+            observer.local = {id(p): digest_of(p.grad) for p in observer.parameters()
                               if p.grad is not None}
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
-from ranklab.clinic.marks import is_here, mark_of, plain
-from ranklab.clinic.symptoms import Call, Lines, Loss
+from ranklab.clinic.digests import digest_of, is_here, plain
+from ranklab.clinic.trace import Call, Lines, Loss
 from ranklab.meter.ops import NAMESPACES, read_ops
 from ranklab.meter.storage import tensors_in
 from ranklab.meter.watcher import Watcher
@@ -25,7 +25,7 @@ FLOPS = flop_registry | {
         flop_registry[getattr(torch.ops.aten, ATTENTION + way)] for way in ("", "_backward")}
 SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
-                   "ranklab.clinic.hooks", "ranklab.clinic.calls", "ranklab.engine",
+                   "ranklab.clinic.hooks", "ranklab.clinic.wrappers", "ranklab.engine",
                    "ranklab.meter")
 
 
@@ -87,10 +87,10 @@ class Observer:
         call = Call(-1 if is_message else self.numbers[group], group, op.name,
                     (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer),
                     here(), self.steps, self.backwards, self.in_backward,
-                    self._which(tensors[0]) if tensors else "", mark_of(*tensors),
+                    self._which(tensors[0]) if tensors else "", digest_of(*tensors),
                     self._norm() if is_one and reduces else 0.0)
         self.lines.write("call", *call)
-        self.given = call.mark.numel
+        self.given = call.digest.numel
         if op.name == "reduce_scatter" and not self.in_backward:
             out = next((given[name] for name in given if name.startswith("out")), ())
             self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
@@ -163,7 +163,7 @@ class Observer:
     def _loss(self, gradient, targets, reduction, count):
         if reduction:  # a mean (1) or a sum (2)
             each = gradient.item() / (max(count, 1) if reduction == 1 else 1)
-            self.losses.append(Loss(count, each, mark_of(targets).bits))
+            self.losses.append(Loss(count, each, digest_of(targets).bits))
 
     def _look_mm(self, args, result):
         if not self.is_half and result.dtype is torch.float16:
@@ -179,24 +179,24 @@ class Observer:
         """A mask of dropout, on a CPU; what it is applied to comes with the next product."""
         if torch.is_grad_enabled() and len(self.masks) < MASKS and result.numel() >= SMALLEST:
             self.fresh[place(result)] = len(self.masks)
-            self.masks.append([mark_of(result != 0).bits, None])
+            self.masks.append([digest_of(result != 0).bits, None])
 
     def _look_mul(self, args, result):
         for mask, other in (args, args[::-1]) if self.fresh else ():
             if isinstance(mask, torch.Tensor) and isinstance(other, torch.Tensor):
                 number = self.fresh.pop(place(mask), None)
                 if number is not None:
-                    self.masks[number][1] = mark_of(other).bits
+                    self.masks[number][1] = digest_of(other).bits
 
     def _look_native_dropout(self, args, result):
         if len(self.masks) < MASKS and result[1].numel() >= SMALLEST:
-            self.masks.append([mark_of(result[1]).bits, mark_of(args[0]).bits])
+            self.masks.append([digest_of(result[1]).bits, digest_of(args[0]).bits])
 
     def _look_native_batch_norm(self, args, result):
         """In eval() the statistics that it uses are written, a hundred times a step at most."""
         count = self.validated[self.steps] = self.validated.get(self.steps, 0) + (not args[5])
         if not args[5] and args[3] is not None and count <= 100:
-            mean = mark_of(args[3])
+            mean = digest_of(args[3])
             self.lines.write("norm", f"{self.steps}, {count}", mean.bits, mean.norm)
 
     _look_cudnn_batch_norm = _look__native_batch_norm_legit = _look_native_batch_norm

@@ -1,4 +1,4 @@
-"""The programs of wrong.py, mended: short trainings on real data.
+"""The programs of silent_errors.py, mended: short trainings on real data.
 
 What an answer uses of the lab's import cell, beside torch, dist, nn and F: argparse, copy, inspect,
 LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and of ranklab CNN,
@@ -17,10 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from ranklab.basics.flat import pack
 from ranklab.data import digits
 from ranklab.data_parallel import convert_sync_batch_norm
 from ranklab.engine import device
-from ranklab.flat import pack
 from ranklab.models.cnn import CNN, CNNConfig
 from ranklab.models.gpt import GPT, GPTConfig
 

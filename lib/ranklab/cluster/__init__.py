@@ -7,3 +7,9 @@ Read job.py, then what your question is about:
               monitor.py (real servers), poller.py; stories.py, recordings.py, alarm.py
     a cluster inside this machine  hosts.py, slurm.py
 """
+
+__all__ = [
+    "alarm", "alerts", "curves", "exporter", "hosts", "job", "manifest", "monitor", "nccl",
+    "nccl_log", "poller", "promql", "promtool", "recordings", "rules", "sbatch", "slurm", "storage",
+    "stories", "systems", "webhook",
+]

@@ -16,6 +16,7 @@ They are for buffers. As with torch.distributed's own, no gradient crosses betwe
 sees only this rank's part. Functions with gradients are in tensor_parallel/regions.py.
 """
 
+from ranklab.collectives import verbs
 from ranklab.collectives.cost import (
     ALGORITHMS, Link, all_to_all_v_time, alpha_beta_time, best_sent_bytes, bus_factor,
     crossover_bytes, fit_alpha_beta, flat_ring_time, hierarchical_time,
@@ -26,16 +27,16 @@ from ranklab.collectives.server import parameter_server
 from ranklab.collectives.tree import recursive_doubling, tree_broadcast
 from ranklab.collectives.uneven import all_to_all_v
 from ranklab.collectives.verbs import (
-    all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter,
-    scatter,
+    all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter, scatter,
 )
+from ranklab.collectives.watch import Watch, marked
 from ranklab.collectives.wire import sendrecv
 
 __all__ = [
-    "ALGORITHMS", "Link", "all_gather", "all_reduce", "all_to_all", "all_to_all_v",
+    "ALGORITHMS", "Link", "Watch", "all_gather", "all_reduce", "all_to_all", "all_to_all_v",
     "all_to_all_v_time", "alpha_beta_time", "barrier", "best_sent_bytes", "broadcast", "bus_factor",
-    "crossover_bytes", "recursive_doubling", "sendrecv", "fit_alpha_beta", "flat_ring_time",
-    "gather", "hierarchical_all_reduce", "hierarchical_time", "node_groups", "parameter_server",
+    "crossover_bytes", "fit_alpha_beta", "flat_ring_time", "gather", "hierarchical_all_reduce",
+    "hierarchical_time", "marked", "node_groups", "parameter_server", "recursive_doubling",
     "reduce", "reduce_scatter", "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter",
-    "scatter", "tree_broadcast",
+    "scatter", "sendrecv", "tree_broadcast", "verbs",
 ]

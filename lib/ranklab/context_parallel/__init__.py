@@ -16,17 +16,22 @@ they are data-parallel ranks (data_parallel).
 from ranklab.context_parallel.block import (
     block_attention, block_gradients, causal_blocks, online_softmax_merge,
 )
-from ranklab.context_parallel.formulas import attention_memory, ring_bytes, ulysses_bytes
-from ranklab.context_parallel.ring import (
-    context_attention, ring_attention, ring_attention_backward,
+from ranklab.context_parallel.formulas import (
+    attention_memory, layer_seconds, ring_bytes, ulysses_bytes,
 )
-from ranklab.context_parallel.shard import shard_documents, zigzag_shard
+from ranklab.context_parallel.ring import (
+    Hop, context_attention, ring_attention, ring_attention_backward,
+)
+from ranklab.context_parallel.shard import (
+    begins_of, contiguous_shard, refuse_uneven, shard_documents, zigzag_shard,
+)
 from ranklab.context_parallel.training import ContextParallel, TokenShard
-from ranklab.context_parallel.ulysses import ulysses_attention
+from ranklab.context_parallel.ulysses import Trade, ulysses_attention
 
 __all__ = [
-    "ContextParallel", "TokenShard", "attention_memory", "block_attention", "block_gradients",
-    "causal_blocks", "context_attention", "online_softmax_merge", "ring_attention",
+    "ContextParallel", "Hop", "TokenShard", "Trade", "attention_memory", "begins_of",
+    "block_attention", "block_gradients", "causal_blocks", "context_attention", "contiguous_shard",
+    "layer_seconds", "online_softmax_merge", "refuse_uneven", "ring_attention",
     "ring_attention_backward", "ring_bytes", "shard_documents", "ulysses_attention",
     "ulysses_bytes", "zigzag_shard",
 ]

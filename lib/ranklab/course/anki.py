@@ -9,14 +9,14 @@ import csv
 import io
 from pathlib import Path
 
+from ranklab.basics.files import write_whole
+from ranklab.basics.options import new_file, number
 from ranklab.course import index
 from ranklab.course.labs import find_stem
 from ranklab.course.questions import answer_html, asked_html
-from ranklab.files import write_whole
 from ranklab.interview.ask import draw, text_of
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain
-from ranklab.options import new_file, number
 from ranklab.projects.command import Command
 
 HEADER = """#separator:tab

@@ -25,11 +25,11 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from ranklab.basics.files import write_whole
 from ranklab.course import index_builder, labs
 from ranklab.course.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
-from ranklab.files import write_whole
 from ranklab.projects import tour
 
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored

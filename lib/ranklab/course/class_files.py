@@ -3,9 +3,9 @@
 import csv
 from pathlib import Path
 
+from ranklab.basics.files import part_of, whole_file
 from ranklab.course import labs
 from ranklab.course.class_page import page
-from ranklab.files import part_of, whole_file
 
 
 class ClassFile:

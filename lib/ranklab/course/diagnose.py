@@ -4,20 +4,19 @@ What is observed: ranklab.clinic.hooks. How it is judged: ranklab.clinic.diagnos
 """
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from ranklab.clinic.diagnose import diagnose
-from ranklab.clinic.stopped import whereabouts
-from ranklab.clinic.symptoms import read
+from ranklab.clinic.hang_detectors import whereabouts
+from ranklab.clinic.hooks import observation
+from ranklab.clinic.trace import read
 from ranklab.course.program import words_of
 from ranklab.engine import torchrun
 from ranklab.engine.report import count_ranks
 
-WATCHED = "RANKLAB_DIAGNOSE"
 OWN_GROUP = " (--ranks N starts a script that calls init_process_group, by torchrun)"
 
 
@@ -58,26 +57,21 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
 
 
 def _run(words, arguments, ranks, timeout, folder):
-    """The program has run; returns how it ended, "" where it ended well."""
-    old = os.environ.get(WATCHED)
-    os.environ[WATCHED] = str(Path(folder).absolute())
+    """Run the program under observation; return how it ended, "" where it ended well."""
     try:
-        if ranks:
-            print(torchrun("-m", "ranklab.clinic.hooks", *words, *arguments, ranks=ranks,
-                           timeout=timeout), end="")
-            return ""
-        code = subprocess.run([sys.executable, *words, *arguments], timeout=timeout).returncode
-        return f"exit code {code}" if code else ""
+        with observation(folder):
+            if ranks:
+                print(torchrun("-m", "ranklab.clinic.hooks", *words, *arguments, ranks=ranks,
+                               timeout=timeout), end="")
+                return ""
+            code = subprocess.run([sys.executable, *words, *arguments], timeout=timeout).returncode
+            return f"exit code {code}" if code else ""
     except (RuntimeError, TimeoutError) as error:
         return str(error)
     except KeyboardInterrupt:
         return "you stopped it"
     except subprocess.TimeoutExpired:
         return f"it was not done after {timeout:g} s"
-    finally:
-        os.environ.pop(WATCHED)
-        if old is not None:
-            os.environ[WATCHED] = old
 
 
 def _launches(folder):

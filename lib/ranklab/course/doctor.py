@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from ranklab.basics.machine import cores, gpu_count, memory
 from ranklab.course import labs
 from ranklab.engine import sharing
 from ranklab.engine.report import count_ranks
-from ranklab.machine import cores, gpu_count, memory
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_NEEDED = 4e9  # bytes: a notebook, its kernel and eight ranks of 0.3 GB

@@ -7,6 +7,7 @@ A question is weak when one of its last two marks is below 0.7: it takes two goo
 import random
 import time
 
+from ranklab.basics.options import number, positive
 from ranklab.course import records
 from ranklab.course.labs import find_stem
 from ranklab.course.progress import home
@@ -14,7 +15,6 @@ from ranklab.interview.ask import SHARE, draw, judge
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain
 from ranklab.interview.units import read_number, show
-from ranklab.options import number, positive
 from ranklab.projects.command import Command
 
 KEPT = 5                     # marks kept per question

@@ -2,11 +2,11 @@
 
 import json
 
+from ranklab.basics.files import write_whole
 from ranklab.checks.exercise import Prediction
 from ranklab.course import labs
 from ranklab.course.index import FILE, read
 from ranklab.course.outline import asked_by
-from ranklab.files import write_whole
 from ranklab.interview.ask import draw, text_of
 from ranklab.interview.bank import load
 

@@ -16,15 +16,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from ranklab.basics.files import write_whole
+from ranklab.basics.options import new_file, number
 from ranklab.course import records
 from ranklab.course.drill import Marks, Stop, grade, read, read_reply, show_options
 from ranklab.course.interview_report import clock_time, report, transcript
 from ranklab.course.progress import home
-from ranklab.files import write_whole
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain
-from ranklab.options import new_file, number
 from ranklab.projects.command import Command
 
 MINUTES = {"number": 3, "choice": 2, "open": 6, "design": 15}  # that an answer takes, roughly

@@ -11,10 +11,10 @@ import re
 import uuid
 from pathlib import Path
 
+from ranklab.basics.files import write_whole
 from ranklab.course import labs
 from ranklab.course.notebook import digest, read_cells
 from ranklab.course.submitted import definitions
-from ranklab.files import write_whole
 
 
 def merge(folder: Path, stem):

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 
-from ranklab.files import write_whole
+from ranklab.basics.files import write_whole
 
 _unwritten = {}  # path -> the records of this process, where its folder can't be written
 

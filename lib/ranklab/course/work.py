@@ -15,9 +15,9 @@ import json
 import re
 from pathlib import Path
 
+from ranklab.basics.files import write_whole
 from ranklab.course import labs
 from ranklab.course.notebook import digest, read_cells
-from ranklab.files import write_whole
 from ranklab.course.records import wait_for
 
 TUTOR = re.compile(r"^## With a learner: ([^\n]+)\n+(.*?)\s*(?=^## |\Z)", re.M | re.S)

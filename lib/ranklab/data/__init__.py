@@ -7,12 +7,16 @@
                       a BERT
 """
 
+from ranklab.basics.targets import IGNORE
+from ranklab.data.image_folder import write_digits
 from ranklab.data.images import Images, cifar10, digits, find_images, mnist
 from ranklab.data.labelled_text import LabelledText, labelled_file, python_functions
 from ranklab.data.text import (
     Text, batch_at, bigram_loss, decode, held_out_batch, python_text, text_file, windows,
 )
 
-__all__ = ["Images", "LabelledText", "Text", "batch_at", "bigram_loss", "cifar10", "decode",
-           "digits", "find_images", "held_out_batch", "labelled_file", "mnist", "python_functions",
-           "python_text", "text_file", "windows"]
+__all__ = [
+    "IGNORE", "Images", "LabelledText", "Text", "batch_at", "bigram_loss", "cifar10", "decode",
+    "digits", "find_images", "held_out_batch", "labelled_file", "mnist", "python_functions",
+    "python_text", "text_file", "windows", "write_digits",
+]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 
 PROMPT = "{instruction}\nInput: {input}\nAnswer:"
 FIELDS = ("instruction", "input", "output")

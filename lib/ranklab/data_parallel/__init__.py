@@ -2,11 +2,12 @@
 
     replicas.py        all start equal (broadcast_parameters), and stay so (replicas_agree)
     shards.py          which samples belong to which rank
-    buckets.py         average_gradients one by one; assign_buckets: in few large messages
-    plan.py            plan_buckets: which of them leave the least time exposed
+    buckets.py         assign_buckets: few large messages; Bucket: the memory of one
+    gradients.py       average_gradients, one by one after backward; OverlappedDataParallel, in
+                       buckets that travel while backward goes on
+    plan.py            plan_buckets: which buckets leave the least time exposed
     replica.py         what a wrapped model needs besides the idea: buckets, equal buffers
-    refusals.py        what it can't do, said at once; recovery.py: after a backward that raised
-    overlapped.py      OverlappedDataParallel: the messages travel while backward goes on
+    refusals.py        what it can't do, refused at once; recovery.py: after a backward that raised
     batch_norm.py      statistics of the whole batch, not of this rank's part
     learning_rate.py   what a larger batch does to the learning rate
     join.py            ranks with fewer batches than others
@@ -15,21 +16,25 @@ Every function takes `group=None` (all ranks). Lab 03 builds all of this; torch'
 torch.nn.parallel.DistributedDataParallel, and the tests hold the two together.
 """
 
+from ranklab.basics.flat import pack, unpack
 from ranklab.data_parallel.batch_norm import (
     SyncBatchNorm, batch_norm_bytes, convert_sync_batch_norm, sync_batch_norm,
 )
-from ranklab.data_parallel.buckets import Bucket, assign_buckets, average_gradients
+from ranklab.data_parallel.buckets import Bucket, assign_buckets, buckets_of
+from ranklab.data_parallel.gradients import OverlappedDataParallel, average_gradients
 from ranklab.data_parallel.join import join_uneven
 from ranklab.data_parallel.learning_rate import scale_learning_rate
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.data_parallel.plan import plan_buckets
+from ranklab.data_parallel.plan import (
+    block_timeline, bucket_times, capped_buckets, exposed_seconds, plan_buckets,
+)
 from ranklab.data_parallel.replica import Replica, no_sync
 from ranklab.data_parallel.replicas import broadcast_parameters, replicas_agree
 from ranklab.data_parallel.shards import shard_sampler
 
 __all__ = [
     "Bucket", "OverlappedDataParallel", "Replica", "SyncBatchNorm", "assign_buckets",
-    "average_gradients", "batch_norm_bytes", "broadcast_parameters", "convert_sync_batch_norm",
-    "join_uneven", "no_sync", "plan_buckets", "replicas_agree", "scale_learning_rate",
-    "shard_sampler", "sync_batch_norm",
+    "average_gradients", "batch_norm_bytes", "block_timeline", "broadcast_parameters",
+    "bucket_times", "buckets_of", "capped_buckets", "convert_sync_batch_norm", "exposed_seconds",
+    "join_uneven", "no_sync", "pack", "plan_buckets", "replicas_agree", "scale_learning_rate",
+    "shard_sampler", "sync_batch_norm", "unpack",
 ]

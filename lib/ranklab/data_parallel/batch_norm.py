@@ -12,19 +12,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
-    """`x`, normalised in each channel by mean and variance over the batches of all ranks.
+    """Normalise each channel of x by its mean and variance over the batches of all ranks.
 
-    Batches may differ in size. Gradients of weight and bias are this rank's own part.
-    running  (mean, variance, momentum): the statistics for evaluation, updated in place
-    shape    x (B/R, C, ...), weight and bias (C,) -> x's
-    cost     one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward
-    error    a weight or bias that is not (C,); on every rank: fewer than 2 values in a channel
-    lab      03
+    Batches may differ in size. Gradients of weight and bias are this rank's part.
+    running: (mean, variance, momentum), the statistics for evaluation, updated in place.
+    Shape: x (B/R, C, ...), weight and bias (C,) -> x's.
+    Cost: one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward.
+    Raises: ValueError for a weight or bias that is not (C,); on every rank for fewer than 2 values
+        in a channel.
+    Lab: 03
     """
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
         raise ValueError(f"x {tuple(x.shape)} must be (B, C, ...), and weight and bias (C,), not "
                          f"{tuple(weight.shape)} and {tuple(bias.shape)}")
-    over = [dim for dim in range(x.dim()) if dim != 1]  # all but the channels
+    dims = [dim for dim in range(x.dim()) if dim != 1]  # all but the channels
     shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]  # (C,) -> (1, C, 1, ...)
 
     class NormaliseOverRanks(torch.autograd.Function):
@@ -32,7 +33,7 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
         def forward(ctx, x, weight, bias):
             C, wide = x.shape[1], x.double()  # mean(x^2) - mean(x)^2 cancels in float32
             count = wide.new_tensor([x.numel() // C])
-            sums = torch.cat([wide.sum(over), wide.square().sum(over), count])  # (2 C + 1,)
+            sums = torch.cat([wide.sum(dims), wide.square().sum(dims), count])  # (2 C + 1,)
             dist.all_reduce(sums, group=group)
             n = sums[-1]  # values of a channel, on all ranks
             mean, square = (sums[:-1] / n).split(C)
@@ -52,24 +53,24 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
         def backward(ctx, grad):
             x, weight, mean, scale, n = ctx.saved_tensors
             normal = (x.double() - mean.view(shape)) * scale.view(shape)
-            mine = torch.cat([grad.double().sum(over), (grad * normal).sum(over)])  # (2 C,)
-            sums = mine.clone()
+            local_sums = torch.cat([grad.double().sum(dims), (grad * normal).sum(dims)])  # (2 C,)
+            sums = local_sums.clone()
             dist.all_reduce(sums, group=group)  # each value moved the mean, and so all ranks' y
             by_mean, by_variance = (part.view(shape) for part in (sums / n).chunk(2))
-            of_x = (grad - by_mean - normal * by_variance) * (scale * weight).view(shape)
-            of_bias, of_weight = mine.to(weight.dtype).chunk(2)
-            return of_x.to(x.dtype), of_weight, of_bias
+            x_grad = (grad - by_mean - normal * by_variance) * (scale * weight).view(shape)
+            bias_grad, weight_grad = local_sums.to(weight.dtype).chunk(2)
+            return x_grad.to(x.dtype), weight_grad, bias_grad
 
     return NormaliseOverRanks.apply(x, weight, bias)
 
 
 def batch_norm_bytes(channels):
-    """The bytes that sync_batch_norm all-reduces in forward: two sums a channel, and the count."""
+    """Count the bytes that sync_batch_norm all-reduces in forward: two sums a channel, a count."""
     return (2 * channels + 1) * torch.float64.itemsize
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d at once, that trains with the statistics of the batch of all ranks.
+    """Train a batch norm (1d, 2d or 3d) with the statistics of the batch of all ranks.
 
     For evaluation it is an ordinary batch norm. torch.nn.SyncBatchNorm does the same on GPUs.
     """
@@ -98,24 +99,24 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batch_norm(model, group=None):
-    """`model` with a SyncBatchNorm in place of every batch norm, and the same parameters.
+    """Put a SyncBatchNorm, with the same parameters, in the place of every batch norm of `model`.
 
-    Returns the model itself, or its replacement when it is a batch norm. Its messages must come in
-    the same order on all ranks. In the group of a Replica they come between those of the buckets,
-    and that order differs where ranks use different parameters: then give it a group of its own,
-    dist.new_group().
+    Its messages must come in the same order on all ranks. In the group of a Replica they come
+    between the messages of the buckets, and the order differs where ranks use different parameters:
+    then give it a group of its own, dist.new_group().
+    Returns: the model itself, or its replacement when it is a batch norm.
     """
     if isinstance(model, _BatchNorm) and not isinstance(model, SyncBatchNorm):
-        made = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine,
+        norm = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine,
                              model.track_running_stats, group=group)
-        made._parameters, made._buffers = model._parameters, model._buffers
-        return made.train(model.training)
+        norm._parameters, norm._buffers = model._parameters, model._buffers
+        return norm.train(model.training)
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, group))
     return model
 
 
 def sync_batch_norm_groups(model):
-    """The group of each SyncBatchNorm in `model`, of ours and of torch's; None is all ranks."""
-    return [each.group if isinstance(each, SyncBatchNorm) else each.process_group
-            for each in model.modules() if isinstance(each, (SyncBatchNorm, nn.SyncBatchNorm))]
+    """List the group of each SyncBatchNorm in `model`, ours or torch's; None is all ranks."""
+    return [norm.group if isinstance(norm, SyncBatchNorm) else norm.process_group
+            for norm in model.modules() if isinstance(norm, (SyncBatchNorm, nn.SyncBatchNorm))]

@@ -7,7 +7,7 @@ from ranklab.data_parallel.replicas import broadcast_parameters
 
 
 def join_uneven(batches, model):
-    """Yields this rank's batches; then shadows the others' steps until nobody has a batch left.
+    """Yield this rank's batches; then shadow the other ranks' steps until no rank has a batch.
 
         for x, y in join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
@@ -16,9 +16,9 @@ def join_uneven(batches, model):
     step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
     of a rank that took all the steps. Optimizer state is not sent: a rank that stopped early keeps
     its old momentum. torch's Join on DDP does the same.
-    cost   one all-reduce of 8 bytes a step; at the end one broadcast of the model
-    error  no_sync inside the loop; a SyncBatchNorm in the model, on every rank
-    lab    03
+    Cost: one all-reduce of 8 bytes a step; at the end one broadcast of the model.
+    Raises: ValueError for no_sync inside the loop; on every rank for a SyncBatchNorm in the model.
+    Lab: 03
     """
     batches, rank, last = iter(batches), dist.get_rank(model.group), 0
     device = next(model.parameters()).device

@@ -2,13 +2,13 @@
 
 
 def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear"):
-    """The learning rate for `batch`, when `lr` is right for `base_batch`.
+    """Scale the learning rate `lr`, which is right for `base_batch`, to `batch`.
 
-    rule   "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam)
     With step (from 0) and warmup: from lr at step 0 evenly up to the scaled one at step `warmup`.
-    error  another rule; a batch, base_batch or warmup that is too small
-    paper  Goyal et al. 2017, Accurate, Large Minibatch SGD, sections 2.1 and 2.2
-    lab    03
+    rule: "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam).
+    Raises: ValueError for another rule, and for a batch, base_batch or warmup that is too small.
+    Paper: Goyal et al. 2017, Accurate, Large Minibatch SGD, sections 2.1 and 2.2
+    Lab: 03
     """
     if batch < 1 or base_batch < 1 or warmup < 0:
         raise ValueError(f"batch={batch} and base_batch={base_batch} must be at least 1, and "

@@ -9,22 +9,22 @@ from ranklab.data_parallel.buckets import assign_buckets
 
 
 def plan_buckets(ready, nbytes, alpha, beta):
-    """The buckets, lists of indices, for which the last all-reduce ends earliest.
+    """Find the buckets for which the last all-reduce ends earliest.
 
-    Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
-    bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
+    Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1.
+    A bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
     has arrived; then the link is busy for alpha + bytes * beta seconds. At 0 the link is free.
-
-    cost   looks at n^2 / 2 buckets for n gradients
-    lab    03
+    Returns: lists of indices of gradients.
+    Cost: it looks at n^2 / 2 buckets for n gradients.
+    Lab: 03
     """
     # For the best plan of the first j gradients, keep its end, and where its last bucket starts.
     # Later gradients need no more than that, and an early end never does harm.
     ends, starts = [0.0], [0]
-    before = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
+    offsets = [sum(nbytes[:i]) for i in range(len(nbytes) + 1)]  # bytes of the gradients before i
     for j, last in enumerate(ready, 1):
-        ways = [(max(ends[i], last) + alpha + (before[j] - before[i]) * beta, i) for i in range(j)]
-        end, start = min(ways)
+        end, start = min((max(ends[i], last) + alpha + (offsets[j] - offsets[i]) * beta, i)
+                         for i in range(j))
         ends.append(end)
         starts.append(start)
     buckets, stop = [], len(ready)
@@ -35,7 +35,7 @@ def plan_buckets(ready, nbytes, alpha, beta):
 
 
 def bucket_times(buckets, ready, nbytes, alpha, beta):
-    """[(start, end)] in seconds of the all-reduce of each bucket."""
+    """List (start, end), in seconds, of the all-reduce of each bucket."""
     times, free = [], 0.0
     for bucket in buckets:
         start = max(free, ready[bucket[-1]])
@@ -45,29 +45,30 @@ def bucket_times(buckets, ready, nbytes, alpha, beta):
 
 
 def exposed_seconds(buckets, ready, nbytes, alpha, beta):
-    """Seconds from the end of backward to the end of the last all-reduce."""
+    """Return the seconds from the end of backward to the end of the last all-reduce."""
     return bucket_times(buckets, ready, nbytes, alpha, beta)[-1][1] - ready[-1]
 
 
 def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
-    """The buckets of assign_buckets for gradients of one type, as lists of indices."""
+    """List the buckets of assign_buckets for gradients of one type, as lists of indices."""
     gradients = [SimpleNamespace(place=i, nbytes=n, dtype=None, device=None)
                  for i, n in enumerate(nbytes)]
     buckets = assign_buckets(gradients[::-1], bucket_cap_bytes)  # it begins at the end
-    return [[each.place for each in bucket] for bucket in buckets]
+    return [[gradient.place for gradient in bucket] for bucket in buckets]
 
 
 def block_timeline(blocks=12, width=768, tokens=8192, flops=125e12):
-    """(ready, nbytes): backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
+    """Time the backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
 
     A weight takes 4 FLOPs for each of its numbers and tokens; everything else is free. All is
     float32. The embedding is left out: its gradient is ready last, and always exposed.
+    Returns: (ready, nbytes), as plan_buckets takes them.
     """
     layers = [(4 * width**2, width), (4 * width**2, 4 * width, width, width),  # down; up and norm
               (width**2, width), (3 * width**2, 3 * width, width, width)]  # out; qkv and norm
-    ready, nbytes, now = [], [], 0.0
+    ready, nbytes, seconds = [], [], 0.0
     for layer in layers * blocks:
-        now += 4 * layer[0] * tokens / flops
-        ready += [now] * len(layer)
+        seconds += 4 * layer[0] * tokens / flops
+        ready += [seconds] * len(layer)
         nbytes += [4 * n for n in layer]
     return ready, nbytes

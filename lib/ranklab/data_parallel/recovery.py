@@ -1,4 +1,4 @@
-"""What is called when a backward ends; and how the next one begins clean after one that raised."""
+"""Call a method when a backward ends; and begin the next one clean after one that raised."""
 
 import contextlib
 
@@ -6,16 +6,16 @@ import torch
 
 
 def in_backward():
-    """True inside a backward, where a checkpoint runs forwards once more."""
+    """Return True inside a backward, where a checkpoint runs forwards once more."""
     return torch._C._current_graph_task_id() != -1
 
 
 class EndOfBackward:
-    """A mixin that calls finish(), a method of the subclass, when all of a backward is done."""
+    """Call finish(), a method of the subclass, when all of a backward is done."""
 
     in_backward = False
 
-    def await_its_end(self):
+    def await_end_of_backward(self):
         if not self.in_backward:
             self.in_backward = True
             # Autograd calls back at the end of the backward() in which this hook ran: the outer
@@ -28,12 +28,12 @@ class EndOfBackward:
 
 
 def failed_before(replica):
-    """True when the last backward raised, so that it did not come to its end."""
+    """Return True when the last backward raised, so that it did not come to its end."""
     return replica.in_backward and not in_backward()
 
 
 def end_failed_backward(replica):
-    """What a failed backward left unsent is sent, and its gradients are gone.
+    """Send what a failed backward left unsent, and drop its gradients.
 
     Recovered: messages. Buckets on their way can't be called back, and other ranks may have
     sent more of them or fewer; so all send the rest, and the next backward meets the next.

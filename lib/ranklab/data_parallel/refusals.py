@@ -1,4 +1,4 @@
-"""What a Replica can't do, said at once and on every rank, with the names of the parameters."""
+"""What a Replica can't do: refused at once and on every rank, with the names of the parameters."""
 
 import hashlib
 
@@ -9,31 +9,27 @@ from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
 
 
 def refuse_mixed_messages(module, group=None):
-    """Returns if no SyncBatchNorm of `module` sends in the group of the buckets.
-
-    error  ValueError on every rank
-    """
-    if any((each or dist.group.WORLD) == (group or dist.group.WORLD)
-           for each in sync_batch_norm_groups(module)):
+    """Raise ValueError, on every rank, if a SyncBatchNorm sends in the group of the buckets."""
+    if any((norm_group or dist.group.WORLD) == (group or dist.group.WORLD)
+           for norm_group in sync_batch_norm_groups(module)):
         raise ValueError("find_unused_parameters=True with a SyncBatchNorm in the same group: "
-                         "ranks that use "
-                         "different parameters would send in different orders. Give it its own: "
-                         "convert_sync_batch_norm(model, dist.new_group())")
+                         "ranks that use different parameters would send in different orders. "
+                         "Give it its own: convert_sync_batch_norm(model, dist.new_group())")
 
 
 def refuse_other_shapes(module, group=None):
-    """Returns if all ranks have parameters of the same names, shapes and types.
+    """Raise ValueError, on every rank, unless all have parameters of the same names and shapes.
 
-    cost   one all-reduce of 16 bytes
-    error  ValueError on every rank
+    Types and requires_grad must be the same as well.
+    Cost: one all-reduce of 16 bytes.
     """
     if dist.get_backend(group) == "fake":  # a dry run: no other rank exists
         return
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad)
               for name, p in module.named_parameters()]
-    mine = int.from_bytes(hashlib.blake2b(repr(shapes).encode(), digest_size=7).digest(), "big")
+    digest = int.from_bytes(hashlib.blake2b(repr(shapes).encode(), digest_size=7).digest(), "big")
     device = next((p.device for p in module.parameters()), "cpu")
-    extremes = torch.tensor([mine, -mine], device=device)
+    extremes = torch.tensor([digest, -digest], device=device)
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
     if extremes[0] != -extremes[1]:
         raise ValueError(f"the {len(shapes)} parameters of rank {dist.get_rank(group)} differ from "
@@ -41,10 +37,7 @@ def refuse_other_shapes(module, group=None):
 
 
 def refuse_while_joining(replica):
-    """Returns if a forward inside join_uneven leaves no rank waiting for a rank without batches.
-
-    error  ValueError
-    """
+    """Raise ValueError if a forward inside join_uneven would wait for a rank without batches."""
     if not replica.sync:
         raise ValueError("no_sync inside join_uneven: a rank that has no batch left would wait "
                          "for the gradients of this one")
@@ -54,7 +47,7 @@ def refuse_while_joining(replica):
 
 
 def no_gradient(replica, missing):
-    """The error for parameters that got no gradient in this backward."""
+    """Return the error for parameters that got no gradient in this backward."""
     names = _names(replica, missing)
     trained = sum(len(bucket.parameters) for bucket in replica.buckets)
     return ValueError(f"{len(names)} of {trained} parameters got no gradient on rank "
@@ -63,11 +56,11 @@ def no_gradient(replica, missing):
 
 
 def second_gradient(replica, parameter):
-    """The error for a gradient that comes when its bucket may be on its way already."""
+    """Return the error for a gradient that comes when its bucket may be on its way already."""
     return ValueError(f"{_names(replica, [parameter])[0]} got two gradients in one backward. Does "
                       "checkpointing run it twice? use_reentrant=False adds them up first")
 
 
 def _names(replica, parameters):
-    wanted = {id(parameter) for parameter in parameters}
-    return [name for name, p in replica.module.named_parameters() if id(p) in wanted]
+    ids = {id(parameter) for parameter in parameters}
+    return [name for name, p in replica.module.named_parameters() if id(p) in ids]

@@ -14,17 +14,17 @@ from ranklab.data_parallel.replicas import broadcast_together
 
 
 class Replica(EndOfBackward, nn.Module):
-    """`module`, equal on all ranks from here on, and with its gradients laid out in buckets.
+    """Make `module` equal on all ranks, and lay out its gradients in buckets.
 
     A subclass averages the gradients. It registers its hooks in __init__, and has a method
-    `finish()`: it is called at the end of each backward, unless `sync` is False (see no_sync).
-
-    buckets      the Bucket of each message, in the order in which they must travel
-    find_unused_parameters  whether a parameter may get no gradient; it then counts as zeros
+    `finish()`, called at the end of each backward unless `sync` is False (see no_sync).
     It takes no sparse gradients. And don't use torch.autograd.grad with it: a backward that stops
     before the parameters looks like any other, so the buckets are sent with no gradients in them.
-    error  a module that trains nothing, or whose parameters differ in shape between ranks;
-           find_unused_parameters with a SyncBatchNorm in the same group
+
+    buckets: the Bucket of each message, in the order in which they must travel.
+    find_unused_parameters: whether a parameter may get no gradient; it then counts as zeros.
+    Raises: ValueError for a module that trains nothing, or whose parameters differ in shape between
+        ranks; for find_unused_parameters with a SyncBatchNorm in the same group.
     """
 
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
@@ -61,7 +61,7 @@ class Replica(EndOfBackward, nn.Module):
         return outputs
 
     def begin_step(self):
-        """The buffers are broadcast, and nothing is left of a backward that failed before."""
+        """Broadcast the buffers, and clear away a backward that failed before."""
         if self.joining:
             refusals.refuse_while_joining(self)
         if recovery.failed_before(self):
@@ -69,47 +69,47 @@ class Replica(EndOfBackward, nn.Module):
         self.sync_buffers()
 
     def sync_buffers(self):
-        """All ranks have the same buffers, where the forward before this one trained.
+        """Broadcast the buffers, if the forward before this one trained.
 
         As torch does: without such a forward nothing is sent, so that evaluation may take more
         batches on some ranks than on others, but at least one on each: its first forward sends.
-        cost   one broadcast for each type of buffer
+        Cost: one broadcast for each type of buffer.
         """
         if self.buffers_stale:
             broadcast_together(self.module.buffers(), self.buffers_from, self.group)
         self.buffers_stale = self.sync and torch.is_grad_enabled()
 
     def backward_begins(self, _=None):
-        """finish() will be called when all of this backward is done."""
+        """Make sure that finish() is called when all of this backward is done."""
         if self.sync:
-            self.await_its_end()
+            self.await_end_of_backward()
 
     def reduce_now(self):
-        """The gradients that backwards inside no_sync have left are averaged."""
-        without = {p for p in self.parameters() if p.requires_grad and p.grad is None}
+        """Average the gradients that backwards inside no_sync have added up."""
+        missing = {p for p in self.parameters() if p.requires_grad and p.grad is None}
         for bucket in self.buckets:
             bucket.missing.clear()
         self.finish()
-        if without and not self.find_unused_parameters:
-            raise self.no_gradient(without)
+        if missing and not self.find_unused_parameters:
+            raise self.no_gradient(missing)
 
     def used_anywhere(self, used_here=None):
-        """The parameters that have a gradient on this rank (or are in used_here), or on any other.
+        """Return the parameters that have a gradient, or are in used_here, on at least one rank.
 
-        cost   one all-reduce of 4 bytes for each parameter
+        Cost: one all-reduce of 4 bytes for each parameter.
         """
         parameters = [p for bucket in self.buckets for p in bucket.parameters]
         if used_here is None:
             used_here = {p for p in parameters if p.grad is not None}
-        used = torch.tensor([p in used_here for p in parameters], dtype=torch.int32,
-                            device=parameters[0].device)
-        dist.all_reduce(used, group=self.group)
-        return {p for p, ranks in zip(parameters, used.tolist()) if ranks}
+        counts = torch.tensor([p in used_here for p in parameters], dtype=torch.int32,
+                              device=parameters[0].device)
+        dist.all_reduce(counts, group=self.group)
+        return {p for p, ranks in zip(parameters, counts.tolist()) if ranks}
 
     def shadow(self):
-        """This rank has taken part, with zeros, in what the others send in a forward and backward.
+        """Take part, with zeros, in all that the other ranks send in a forward and backward.
 
-        Afterwards it has their gradients and buffers.
+        Afterwards this rank has their gradients and buffers.
         """
         self.begin_step()
         for bucket in self.buckets:
@@ -119,11 +119,11 @@ class Replica(EndOfBackward, nn.Module):
             self.used_anywhere()
 
     def no_gradient(self, missing):
-        """The error for parameters that got no gradient in this backward."""
+        """Return the error for parameters that got no gradient in this backward."""
         return refusals.no_gradient(self, missing)
 
     def second_gradient(self, parameter):
-        """The error for a gradient that comes when its bucket may be on its way already."""
+        """Return the error for a gradient that comes when its bucket may be on its way already."""
         return refusals.second_gradient(self, parameter)
 
     def no_sync(self):
@@ -131,7 +131,7 @@ class Replica(EndOfBackward, nn.Module):
         return no_sync(self)
 
     def state_dict(self, *args, **kwargs):
-        """The state dict of the plain module, so that a checkpoint knows nothing of ranks.
+        """Return the state dict of the plain module, so that a checkpoint knows nothing of ranks.
 
         Only for the outermost module: one with a Replica inside can't load what it has saved.
         """
@@ -143,15 +143,15 @@ class Replica(EndOfBackward, nn.Module):
 
 @contextlib.contextmanager
 def no_sync(model):
-    """Inside, backward leaves gradients local and adds them up; nothing is sent.
+    """Keep gradients local in the block: backward adds them up and sends nothing.
 
     The next backward outside averages the sums. So a batch in several pieces costs what a batch in
-    one piece does, if all but the last are inside. It holds after a failure inside, and in another
-    no_sync, too.
-    lab    03
+    one piece does, if all but the last are inside.
+    It also holds after a failure in the block, and inside another no_sync.
+    Lab: 03
     """
-    before, model.sync = model.sync, False
+    old_sync, model.sync = model.sync, False
     try:
         yield
     finally:  # also when the step inside failed
-        model.sync = before
+        model.sync = old_sync

@@ -4,20 +4,21 @@ import contextlib
 
 import torch
 
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
-from ranklab.parallel import GroupParallel
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
+from ranklab.data_parallel.gradients import OverlappedDataParallel
+from ranklab.trainer.parallel import GroupParallel
 
 
 class DataParallel(GroupParallel):
-    """Each rank holds the whole model and takes every R-th row of the batch.
+    """Train with the whole model on every rank, which takes every R-th row of the batch.
 
-    wrap         (model, group=group) -> what averages gradients in backward: ours, or torch's DDP
-    equal_parts  all ranks have equally many targets in each step, so nobody asks how many
-    compressor   what the wrap's hook keeps from step to step, with state_dict(model): each rank's
-    cost         beside the gradients, one all-reduce of 8 bytes a step, if not equal_parts
-    error        a batch of fewer rows than ranks, or of unequal parts with equal_parts
-    lab          03
+    wrap: (model, group=group) -> the module that averages gradients in backward: ours, or DDP.
+    equal_parts: whether all ranks have equally many targets in each step, so that no rank asks.
+    compressor: the state that the wrap's hook keeps from step to step on each rank; it has
+        state_dict(model).
+    Cost: besides the gradients, one all-reduce of 8 bytes a step, if not equal_parts.
+    Raises: ValueError for a batch of fewer rows than ranks, or of unequal parts with equal_parts.
+    Lab: 03
     """
 
     context = None  # lab 10: over how many neighbours the tokens of a row are divided
@@ -34,8 +35,10 @@ class DataParallel(GroupParallel):
         return self.replica
 
     def batch(self, inputs, targets):
-        """Every R-th row. Where each piece talks, all ranks get equally many rows: some get a last
-        row without a target that counts, so that it changes neither loss nor gradient.
+        """Take every R-th row.
+
+        Where each piece talks, all ranks get equally many rows: some get a last row without a
+        target that counts, so that it changes neither loss nor gradient.
         """
         sharing = self.context.ranks if self.context else 1  # ranks that have the same rows
         rank, ranks = self.rank // sharing, self.ranks // sharing
@@ -50,15 +53,15 @@ class DataParallel(GroupParallel):
         return self.context.batch(x, y) if self.context else (x, y)
 
     def token_count(self, targets):
-        mine = super().token_count(targets)
-        return mine * self.ranks if self.equal_parts else self.total(mine)
+        count = super().token_count(targets)
+        return count * self.ranks if self.equal_parts else self.total(count)
 
     def reduce_now(self):
-        """The gradients that backwards without communication have left are averaged."""
+        """Average the gradients that backwards without communication have added up."""
         self.replica.reduce_now()
 
     def gradients(self, model):
-        """[(parameter, the gradient with which this rank steps it, how many ranks have it)]"""
+        """List (parameter, the gradient with which this rank steps it, how many ranks have it)."""
         return [(p, p.grad, self.ranks) for p in model.parameters() if p.grad is not None]
 
     def communication(self, is_last):

@@ -15,18 +15,20 @@ Read in this order:
     situations.py   four recorded runs for diagnose: one healthy, three with a cause each
 """
 
+from ranklab.ddp import situations
 from ranklab.ddp.budget import compress_to_budget
 from ranklab.ddp.diagnosis import diagnose
 from ranklab.ddp.efficiency import scaling_efficiency
 from ranklab.ddp.exposed import exposed_communication
 from ranklab.ddp.half import compress_fp16_hook
 from ranklab.ddp.low_rank import PowerSGD, finished, power_sgd
+from ranklab.ddp.quality import compare_hooks
 from ranklab.ddp.slow_link import SlowLink
 from ranklab.ddp.steps import steps_of
 from ranklab.ddp.top_k import TopK, top_k_bytes, top_k_compress
 
 __all__ = [
-    "PowerSGD", "SlowLink", "TopK", "compress_fp16_hook", "compress_to_budget", "diagnose",
-    "exposed_communication", "finished", "power_sgd", "scaling_efficiency", "steps_of",
-    "top_k_bytes", "top_k_compress",
+    "PowerSGD", "SlowLink", "TopK", "compare_hooks", "compress_fp16_hook", "compress_to_budget",
+    "diagnose", "exposed_communication", "finished", "power_sgd", "scaling_efficiency",
+    "situations", "steps_of", "top_k_bytes", "top_k_compress",
 ]

@@ -9,7 +9,7 @@ not grow with the ranks.
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import pack, unpack
+from ranklab.basics.flat import pack, unpack
 
 
 def power_sgd(matrix, q, error, group=None):

@@ -12,8 +12,6 @@ import sys
 
 from ranklab.engine.cheap_forks import cheap_forks
 
-HEAVY = "ranklab.plots", "ranklab.course"  # matplotlib would make each fork slower
-
 
 def imported(since=0):
     """The names of ranklab's modules in this process that are worth having before a fork.
@@ -23,7 +21,13 @@ def imported(since=0):
     """
     young = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - since))
     return [name for name in young
-            if name.startswith("ranklab.") and not name.startswith(HEAVY)]
+            if name.startswith("ranklab.") and not _is_heavy(name)]
+
+
+def _is_heavy(name):
+    """Return whether the module's package says that a fork is slower for it: HEAVY = True."""
+    package = ".".join(name.split(".")[:2])
+    return getattr(sys.modules.get(package), "HEAVY", False)
 
 
 class Modules:

@@ -17,7 +17,7 @@ ENGINE = str(Path(__file__).parent)
 PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter", "clinic/hooks.py",
-                                  "clinic/calls.py", "magic.py", "pytest_plugin.py"))
+                                  "clinic/wrappers.py", "magic.py", "pytest_plugin.py"))
 PACKAGES = re.compile("/(site|dist)-packages/")  # also packages of the user, or of the system
 SHOWN = 12  # lines of a traceback
 CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end

@@ -16,20 +16,20 @@ Ranks with other experts take other rows: for all other weights they are data-pa
 (tensor_parallel.split).
 """
 
-from ranklab.expert_parallel.dispatch import Sent, combine_tokens, dispatch_tokens
+from ranklab.expert_parallel.dispatch import AllToAll, Sent, combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.gradients import expert_gradients
 from ranklab.expert_parallel.layer import MoE, MoEConfig, layers_of, moe_gpt
-from ranklab.expert_parallel.place import place_experts, placement_score
+from ranklab.expert_parallel.place import chosen_together, place_experts, placement_score
 from ranklab.expert_parallel.route import (
-    balance_bias, capacity, load_balance_loss, router_z_loss, top_k_route,
+    balance_bias, capacity, expert_slots, load_balance_loss, router_z_loss, top_k_route,
 )
 from ranklab.expert_parallel.scan import chunked_scan, scan
 from ranklab.expert_parallel.traffic import moe_parameters, moe_traffic
 from ranklab.expert_parallel.training import ExpertParallel, spread_experts
 
 __all__ = [
-    "ExpertParallel", "MoE", "MoEConfig", "Sent", "balance_bias", "capacity", "chunked_scan",
-    "combine_tokens", "dispatch_tokens", "expert_gradients", "layers_of", "load_balance_loss",
-    "moe_gpt", "moe_parameters", "moe_traffic", "place_experts", "placement_score",
-    "router_z_loss", "scan", "spread_experts", "top_k_route",
+    "AllToAll", "ExpertParallel", "MoE", "MoEConfig", "Sent", "balance_bias", "capacity",
+    "chosen_together", "chunked_scan", "combine_tokens", "dispatch_tokens", "expert_gradients",
+    "expert_slots", "layers_of", "load_balance_loss", "moe_gpt", "moe_parameters", "moe_traffic",
+    "place_experts", "placement_score", "router_z_loss", "scan", "spread_experts", "top_k_route",
 ]

@@ -9,14 +9,14 @@ import functools
 import torch
 import torch.distributed as dist
 
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.data_parallel.replica import Replica
 from ranklab.data_parallel.training import DataParallel
 from ranklab.expert_parallel.layer import layers_of
 from ranklab.mesh import mesh_grad_norm
-from ranklab.parallel import groups_here
 from ranklab.tensor_parallel.split import even_split, take
 from ranklab.tensor_parallel.training import in_the_whole
+from ranklab.trainer.parallel import groups_here
 
 
 def spread_experts(model, group):

@@ -25,11 +25,16 @@ from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.hybrid import hybrid_shard_groups
 from ranklab.fsdp.masked import masked_loss
-from ranklab.fsdp.shards import Precision, shard_parameter
-from ranklab.fsdp.state import fill_shards, full_state_dict
-from ranklab.fsdp.wrapping import whole_bytes, wrap_policy
+from ranklab.fsdp.memory import predicted_memory
+from ranklab.fsdp.shards import Precision, ShardedModule, shard_parameter, sharded_modules
+from ranklab.fsdp.state import fill_shards, full_state_dict, gather_rows
+from ranklab.fsdp.wrapping import (
+    can_be_a_block, outermost, parameter_bytes, whole_bytes, without_needless, wrap_policy,
+)
 
 __all__ = [
-    "FullyShardedBlock", "Precision", "clip_grad_norm_sharded", "fill_shards", "full_state_dict",
-    "hybrid_shard_groups", "masked_loss", "shard_parameter", "whole_bytes", "wrap_policy",
+    "FullyShardedBlock", "Precision", "ShardedModule", "can_be_a_block", "clip_grad_norm_sharded",
+    "fill_shards", "full_state_dict", "gather_rows", "hybrid_shard_groups", "masked_loss",
+    "outermost", "parameter_bytes", "predicted_memory", "shard_parameter", "sharded_modules",
+    "whole_bytes", "without_needless", "wrap_policy",
 ]

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 
 
 def masked_loss(logits, labels, count=None, group=None):

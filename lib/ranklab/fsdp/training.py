@@ -8,7 +8,7 @@ from ranklab.data_parallel.training import DataParallel
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.shards import sharded_parameters
-from ranklab.parallel import Parallel, groups_here
+from ranklab.trainer.parallel import Parallel, groups_here
 
 
 class FullyShard(DataParallel):

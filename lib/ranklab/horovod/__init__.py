@@ -22,21 +22,21 @@ mark_cycles, elastic runs, tuning while a model trains, and the questions about 
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves
 from ranklab.horovod.compression import Compression, compress_fp16
-from ranklab.horovod.cost import tune_fusion
+from ranklab.horovod.cost import NoisySteps, Workload, overlapped_time, tune_fusion
 from ranklab.horovod.fusion import fuse_tensors
 from ranklab.horovod.negotiation import (
     Adasum, Average, HorovodInternalError, Max, Min, Mismatch, Product, Sum, negotiate,
 )
 from ranklab.horovod.ops import (
     allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, barrier,
-    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,
-    grouped_allreduce, grouped_allreduce_, poll, synchronize,
+    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather, grouped_allreduce,
+    grouped_allreduce_, poll, synchronize,
 )
 from ranklab.horovod.optimizer import DistributedOptimizer, distributed_optimizer
 from ranklab.horovod.parameters import (
     allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters,
 )
-from ranklab.horovod.trace import timeline
+from ranklab.horovod.trace import all_reduces, one_step, read_timeline, timeline
 from ranklab.horovod.world import (
     counted, cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown,
     size, start_timeline, stop_timeline,
@@ -44,13 +44,13 @@ from ranklab.horovod.world import (
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max",
-    "Min", "Mismatch", "Product", "Sum", "adasum", "adasum_of_two", "allgather",
-    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
-    "allreduce_async_", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "Min", "Mismatch", "NoisySteps", "Product", "Sum", "Workload", "adasum", "adasum_of_two",
+    "all_reduces", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
+    "allreduce_async", "allreduce_async_", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "compress_fp16", "counted", "cross_rank", "cross_size", "distributed_optimizer",
-    "dot_products", "fuse_tensors", "gather_halves", "grouped_allgather",
-    "grouped_allreduce", "grouped_allreduce_", "init", "is_initialized",
-    "local_rank", "local_size", "negotiate", "poll", "rank", "shutdown", "size",
-    "start_timeline", "stop_timeline", "synchronize", "timeline", "tune_fusion",
+    "compress_fp16", "counted", "cross_rank", "cross_size", "distributed_optimizer", "dot_products",
+    "fuse_tensors", "gather_halves", "grouped_allgather", "grouped_allreduce", "grouped_allreduce_",
+    "init", "is_initialized", "local_rank", "local_size", "negotiate", "one_step",
+    "overlapped_time", "poll", "rank", "read_timeline", "shutdown", "size", "start_timeline",
+    "stop_timeline", "synchronize", "timeline", "tune_fusion",
 ]

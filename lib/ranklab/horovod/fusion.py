@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ranklab.flat import as_bytes, pack, unpack
+from ranklab.basics.flat import as_bytes, pack, unpack
 from ranklab.horovod.adaptive_sum import adasum
 
 REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.ReduceOp.MIN,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ranklab.files import whole_file
+from ranklab.basics.files import whole_file
 
 
 def timeline(events, path):

@@ -1,6 +1,6 @@
-"""HorovodParallel: Horovod as the training loop sees it (parallel.py), ours or the real one."""
+"""HorovodParallel: Horovod as the training loop (trainer/) sees it, ours or the real one."""
 
-from ranklab.parallel import Parallel
+from ranklab.trainer.parallel import Parallel
 
 
 class HorovodParallel(Parallel):

@@ -17,7 +17,9 @@ Everything from labs 03 to 11 is imported, and not written again here.
 """
 
 from ranklab.hybrid.costs import Job, layout_traffic
+from ranklab.hybrid.counted import counted_step
 from ranklab.hybrid.layout import Layout, parse_layout
+from ranklab.hybrid.legal import legal
 from ranklab.hybrid.memory import layout_memory
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.parts import PARTS
@@ -25,6 +27,6 @@ from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "PARTS", "Hybrid", "Job", "Layout", "layout_memory", "layout_traffic",
+    "Hybrid", "Job", "Layout", "PARTS", "counted_step", "layout_memory", "layout_traffic", "legal",
     "mesh_grad_norm", "parallelize", "parse_layout",
 ]

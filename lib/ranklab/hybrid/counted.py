@@ -11,7 +11,7 @@ from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import build_mesh
 from ranklab.meter import MemoryPeak, Traffic, posing, without_memory
 from ranklab.models.gpt import GPT
-from ranklab.text_trainer import TextTrainer, TrainConfig
+from ranklab.trainer.text import TextTrainer, TrainConfig
 
 
 def counted_step(trainer, batch=None):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.mesh import build_mesh, mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync

@@ -13,12 +13,12 @@ from ranklab.expert_parallel.training import ExpertReplica, move_biases, with_ow
 from ranklab.fsdp.training import FullyShard
 from ranklab.hybrid.experts import prepare_experts
 from ranklab.hybrid.parts import PARTS, plan_with
-from ranklab.parallel import GroupParallel
 from ranklab.pipeline_parallel.stages import materialize
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.split import draw_part, split_of
 from ranklab.tensor_parallel.training import TensorParallel, in_the_whole
+from ranklab.trainer.parallel import GroupParallel
 from ranklab.zero.training import Zero
 
 
@@ -84,7 +84,7 @@ class Hybrid(GroupParallel):
 
     def make_optimizer(self, new_optimizer, groups):
         """The optimizer of what this rank has; `groups` are those of the whole model."""
-        optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.here(groups))
+        optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.local_groups(groups))
         optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
 

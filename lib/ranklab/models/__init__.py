@@ -1,1 +1,12 @@
-"""Models that know no ranks: parallelism is applied to them from outside, by child name."""
+"""Models that know no ranks: parallelism is applied to them from outside, by child name.
+
+    gpt.py     GPT: the course's language model, and its parts
+    cnn.py     CNN: a small convolutional net for images
+    resnet.py  ResNet, for images of ImageNet's size (lab 04's project)
+    initialise.py  weights from a seed and the parameter's name, so a shard can be made alone
+"""
+
+from ranklab.models.cnn import CNN, CNNConfig
+from ranklab.models.gpt import GPT, MLP, Attention, Block, GPTConfig, count_parameters
+
+__all__ = ["Attention", "Block", "CNN", "CNNConfig", "GPT", "GPTConfig", "MLP", "count_parameters"]

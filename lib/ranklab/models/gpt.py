@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ranklab.basics.targets import IGNORE
 from ranklab.models.initialise import normal_by_name
-from ranklab.targets import IGNORE
 
 
 @dataclass(frozen=True)

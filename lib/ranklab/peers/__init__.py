@@ -17,3 +17,9 @@
 
 Nothing that is taught imports them. Horovod's own is built by `make horovod`, for lab 05.
 """
+
+__all__ = [
+    "deepspeed_ops", "deepspeed_pipeline", "deepspeed_ulysses", "deepspeed_zero", "dtensor",
+    "experts", "fsdp2", "hugging_face", "llama", "megatron", "mpi", "torch_elastic", "torch_hybrid",
+    "torch_pipelining",
+]

@@ -9,8 +9,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ranklab.basics.targets import IGNORE
 from ranklab.engine import device
-from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.training import TensorParallel
 
 

@@ -4,7 +4,7 @@ import re
 
 from torch import nn
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 from ranklab.tensor_parallel.dropout import own_random_in
 from ranklab.tensor_parallel.plan import (
     TPConfig, entering, inner_column, logits, row, tensor_parallel, vocabulary,

@@ -13,7 +13,7 @@ from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid.memory import layout_memory
 from ranklab.planner.export.megatron import megatron_arguments
 from ranklab.planner.memory import memory_per_gpu
-from ranklab.planner.planned import model_of, plan_of
+from ranklab.planner.hybrid_jobs import model_of, plan_of
 from ranklab.tensor_parallel.split import split_parameter
 
 

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from ranklab.basics.files import whole_file
 from ranklab.engine import device, torchrun
 from ranklab.engine.in_place import make_group
-from ranklab.files import whole_file
 
 LIMIT = 60  # seconds
 SAVE_EVERY, FAULT_AFTER = 4, 6  # steps

@@ -4,6 +4,7 @@ A schedule has a tuple for each rank: its actions, in the order in which that ra
 pure data, so it can be printed, checked, drawn and timed before any process exists.
 """
 
+from collections import deque
 from typing import NamedTuple
 
 KINDS = ("F", "B", "I", "W")
@@ -31,55 +32,53 @@ def places(schedule):
     return dict(sorted((a.stage, rank) for rank, actions in enumerate(schedule) for a in actions))
 
 
-def makes(action):
-    """What is there after `action`. I and B make the same: the gradient of the stage's input."""
+def result(action):
+    """Return the action whose result is there: I makes what B makes, the input's gradient."""
     return action._replace(kind="B") if action.kind == "I" else action
 
 
-def needs(action, stages):
-    """What must be there before `action` can start (see makes); `stages` is how many there are."""
+def dependencies(action, stages):
+    """List the results that `action` needs before it can start, in a pipeline of `stages`."""
     kind, stage, micro_batch = action
     if kind == "W":
         return [Action("B", stage, micro_batch)]
     if kind == "F":
         return [Action("F", stage - 1, micro_batch)] if stage > 0 else []
-    own = Action("F", stage, micro_batch)
-    return [own, Action("B", stage + 1, micro_batch)] if stage < stages - 1 else [own]
+    forward = Action("F", stage, micro_batch)
+    return [forward, Action("B", stage + 1, micro_batch)] if stage < stages - 1 else [forward]
 
 
 def walk(schedule):
-    """Yields (rank, action) in an order in which all ranks could do them, each in its own order.
+    """Yield (rank, action) in an order in which all ranks could do them, each in its own order.
 
-    error  ValueError that names the ranks and what they wait for, where no rank can go on
+    Raises: ValueError where no rank can go on; it names the ranks and what they wait for.
     """
     stages = len(places(schedule))
-    done, at = set(), [0] * len(schedule)
-    while at != [len(actions) for actions in schedule]:
-        before = sum(at)
-        for rank, actions in enumerate(schedule):
-            while at[rank] < len(actions) and done.issuperset(needs(actions[at[rank]], stages)):
-                done.add(makes(actions[at[rank]]))
-                yield rank, actions[at[rank]]
-                at[rank] += 1
-        if sum(at) == before:
-            raise ValueError(_deadlock(schedule, at, done, stages))
+    queues, results = [deque(actions) for actions in schedule], set()
+    while any(queues):
+        rest = sum(map(len, queues))
+        for rank, queue in enumerate(queues):
+            while queue and results.issuperset(dependencies(queue[0], stages)):
+                results.add(result(queue[0]))
+                yield rank, queue.popleft()
+        if sum(map(len, queues)) == rest:
+            raise ValueError(_deadlock(queues, results, stages))
 
 
-def _deadlock(schedule, at, done, stages):
+def _deadlock(queues, results, stages):
     waits = []
-    for rank, actions in enumerate(schedule):
-        if at[rank] < len(actions):
-            action = actions[at[rank]]
-            missing = [str(need) for need in needs(action, stages) if need not in done]
-            waits.append(f"rank {rank} waits for {' and '.join(missing)} to do {action}")
+    for rank, queue in enumerate(queues):
+        if queue:
+            absent = [str(d) for d in dependencies(queue[0], stages) if d not in results]
+            waits.append(f"rank {rank} waits for {' and '.join(absent)} to do {queue[0]}")
     return "no rank can go on: " + "; ".join(waits)
 
 
 def parse_schedule(text):
-    """The schedule that `text` says: a line for each rank, "F0 F1 B0 B1".
+    """Read a schedule from `text`: a line for each rank, "F0 F1 B0 B1".
 
     "F5" is micro-batch 5 on the stage with the number of the line; "F2.5" names stage 2.
-    error  ValueError for a word that is no action
+    Raises: ValueError for a word that is no action.
     """
     lines = [line.split() for line in text.strip().splitlines()]
     return tuple(tuple(_action(word, rank) for word in words) for rank, words in enumerate(lines))
@@ -94,14 +93,15 @@ def _action(word, rank):
 
 
 def schedule_text(schedule):
-    """`schedule` as parse_schedule reads it; stages are named only where they are not the ranks."""
+    """Write `schedule` as parse_schedule reads it; name stages only where they are not the ranks.
+    """
     plain = all(stage == rank for stage, rank in places(schedule).items())
     return "\n".join(" ".join(f"{a.kind}{a.micro_batch}" if plain else str(a) for a in actions)
                      for actions in schedule)
 
 
 def check_counts(**counts):
-    """Raises ValueError with its name and number where one of `counts` is below 1."""
+    """Raise ValueError, with name and number, for a count below 1."""
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name}={count} must be 1 or more")

@@ -3,7 +3,7 @@
 A linear layer's backward is two products. One gives the gradient of its input, and the previous
 stage waits for it. The other gives the gradient of its weight, and no rank waits for it, so it is
 put into a queue. Whatever is small (norms, biases, an embedding) stays in I.
-paper  Qi et al. 2023 (arXiv 2401.10241), section 2
+Paper: Qi et al. 2023 (arXiv 2401.10241), section 2
 """
 
 import contextlib
@@ -16,32 +16,32 @@ from torch import nn
 
 
 class WeightQueue:
-    """What I leaves for W, for each stage and micro-batch."""
+    """Hold the work that I leaves for W, for each stage and micro-batch."""
 
     def __init__(self):
-        self.waiting, self.now = defaultdict(list), None
+        self.pending, self.current = defaultdict(list), None
 
     @contextlib.contextmanager
-    def later(self, stage, micro_batch):
-        """Inside, products for weights are left for run(stage, micro_batch)."""
-        self.now = stage, micro_batch
+    def deferral(self, stage, micro_batch):
+        """Leave the products for weights in the block to run(stage, micro_batch)."""
+        self.current = stage, micro_batch
         try:
             yield
         finally:
-            self.now = None
+            self.current = None
 
-    def put(self, work):
-        """`work`, a function, will be called at the W of the I that is running now."""
-        self.waiting[self.now].append(work)
+    def add(self, work):
+        """Call `work`, a function, at the W of the I that is running now."""
+        self.pending[self.current].append(work)
 
     @torch.no_grad()  # else the gradients have a graph, which keeps all that they come from
     def run(self, stage, micro_batch):
-        for work in self.waiting.pop((stage, micro_batch), []):
+        for work in self.pending.pop((stage, micro_batch), []):
             work()
 
 
 def defer_weights(module, queue):
-    """`module`, in which each nn.Linear is a DeferredLinear with the same parameters."""
+    """Replace each nn.Linear of `module` by a DeferredLinear with the same parameters."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
@@ -50,7 +50,7 @@ def defer_weights(module, queue):
 
 
 class DeferredLinear(nn.Module):
-    """`linear`; its weight gets its gradient at W, if there is one."""
+    """Compute `linear`, and the gradient of its weight at W, if the schedule has one."""
 
     def __init__(self, linear, queue):
         super().__init__()
@@ -65,7 +65,7 @@ class DeferredLinear(nn.Module):
 
 
 class Deferred(torch.autograd.Function):
-    """x @ weight.T, in the type of x."""
+    """Compute x @ weight.T, in the type of x."""
 
     @staticmethod
     def forward(ctx, x, weight, queue):
@@ -76,18 +76,17 @@ class Deferred(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
-        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        x_grad = gradient @ weight if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return of_x, None, None
-        if ctx.queue.now is None:
-            return of_x, weight_gradient(ctx.weight, x, gradient), None
-        ctx.queue.put(functools.partial(add_weight_gradient, ctx.weight, x, gradient))
-        return of_x, None, None
+            return x_grad, None, None
+        if ctx.queue.current is None:
+            return x_grad, weight_gradient(ctx.weight, x, gradient), None
+        ctx.queue.add(functools.partial(add_weight_gradient, ctx.weight, x, gradient))
+        return x_grad, None, None
 
 
 def weight_gradient(weight, x, gradient):
-    """(out, in)"""
-    return (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(weight.dtype)
+    return (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(weight.dtype)  # (out, in)
 
 
 def add_weight_gradient(weight, x, gradient):

@@ -1,5 +1,6 @@
-"""A stage whose work is sleep: ranks that sleep really overlap, also on two cores, so a real run of
-a schedule shows its bubble. Messages, order and waits are real.
+"""A stage whose work is sleep, so that a real run of a schedule shows its bubble on two cores.
+
+Ranks that sleep really overlap. Messages, order and waits are real.
 """
 
 import time
@@ -8,8 +9,9 @@ import torch
 
 
 class SleepingStage:
-    """(x, targets) -> x, or its sum for the last stage, after `forward` seconds; backward takes
-    input_gradient + weight_gradient, and the second part waits for W if there is one.
+    """Return x, or its sum for the last stage, after `forward` seconds.
+
+    Backward takes input_gradient + weight_gradient; the second part waits for W if there is one.
     """
 
     def __init__(self, forward, input_gradient, weight_gradient, queue, is_last=False):
@@ -23,7 +25,7 @@ class SleepingStage:
 
 
 class Sleep(torch.autograd.Function):
-    """x, later."""
+    """Return x after a sleep."""
 
     @staticmethod
     def forward(ctx, x, anchor, costs, queue):
@@ -33,10 +35,10 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        _, of_input, of_weight = ctx.costs
-        time.sleep(of_input)
-        if ctx.queue.now is None:
-            time.sleep(of_weight)
+        _, input_seconds, weight_seconds = ctx.costs
+        time.sleep(input_seconds)
+        if ctx.queue.current is None:
+            time.sleep(weight_seconds)
         else:
-            ctx.queue.put(lambda: time.sleep(of_weight))
+            ctx.queue.add(lambda: time.sleep(weight_seconds))
         return gradient, None, None, None

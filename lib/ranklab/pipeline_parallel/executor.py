@@ -12,23 +12,26 @@ from ranklab.pipeline_parallel.simulate import Span
 
 
 class ScheduleRunner:
-    """Runs this rank's part of a schedule, for the stages that it has.
+    """Run this rank's part of a schedule, for the stages that it has.
 
-    A subclass says what is computed and sent, in four methods: forward(action), backward(action),
-    send(message), receive(message). They keep their tensors in these, which are new in each run:
-        there     {("F", stage, m): the input of that stage for micro-batch m, made on this rank;
-                  ("B", stage, m): the gradient of that stage's output}, until it is used or sent
-        kept      {(stage, m): (input, output)}, from forward to backward
-        arriving  {("F" or "B", stage, m): (handle, tensor)}, until take() waits for it
-        leaving   [(handle, tensor)] of what is sent: a tensor must live until it has left
-        loss      what run returns
+    A subclass computes and sends, in four methods: forward(action), backward(action),
+    send(message), receive(message). They keep their tensors in these, which are new in each run;
+    the keys are (stage, micro-batch):
+        activations_in   (handle, tensor): the input of the stage, on its way to this rank
+        activations      (input, output) of the stage, from its forward to its backward
+        activations_out  the output of the stage, until the next stage takes it or it is sent
+        gradients_in     (handle, tensor): the gradient of the stage's output, on its way
+        gradients_out    the gradient of the stage's input, until the previous stage takes it or
+                         it is sent
+        sends            a list of (handle, tensor): a tensor must live until it is delivered
+        loss             a tensor, which run returns
 
-    stages      {number of a stage: (x, targets) -> its output}; the last stage's is a loss
-    last        the number of the last stage of all
-    new_hidden  (inputs of a micro-batch) -> an empty tensor like a stage's output for them
-    group       its ranks are those of the schedule
-    weight_queue  keeps what an I leaves for its W: see deferred.py
-    timed       `spans` has a Span for each action, without the waits; a GPU is waited for
+    stages: {number of a stage: (x, targets) -> its output}; the last stage's output is a loss.
+    last: the number of the last stage of all.
+    new_hidden: (inputs of a micro-batch) -> an empty tensor like a stage's output for them.
+    group: its ranks are the ranks of the schedule.
+    weight_queue: holds the work that an I leaves for its W; see deferred.py.
+    timed: `spans` gets a Span for each action, without the waits; a GPU is waited for.
     """
 
     def __init__(self, stages, last, new_hidden, group=None, weight_queue=None, timed=False):
@@ -36,114 +39,127 @@ class ScheduleRunner:
         self.weight_queue, self.timed = weight_queue, timed
         self.rank = dist.get_rank(group)
         # A send that is older than these has arrived; with gloo only wait() frees its memory.
-        self.most_leaving = 2 * dist.get_world_size(group)
+        self.max_sends = 2 * dist.get_world_size(group)
 
     def run(self, schedule, pieces, weight=1.0, scale=1.0):
-        """This rank's part of `schedule` is done; returns the sum of the losses that it computed,
-        times weight; 0 on ranks without the last stage.
+        """Run this rank's part of `schedule`; return the sum of its losses, times weight.
 
-        pieces  [(inputs, targets)] of the micro-batches; every rank has all of them
-        weight  of each loss in gradients and result: one over the targets of the whole batch
-        scale   of the gradients besides
-        error   ValueError for a schedule that deadlocks, and for an output of another shape
+        pieces: [(inputs, targets)] of the micro-batches; every rank has all of them.
+        weight: of each loss, in gradients and result: one over the targets of the whole batch.
+        scale: a further factor of the gradients.
+        Returns: 0 on ranks without the last stage.
+        Raises: ValueError for a schedule that deadlocks, and for an output of another shape.
         """
         self.pieces, self.weight, self.scale = pieces, weight, scale
         self.loss = torch.zeros((), device=pieces[0][0].device)
-        self.there, self.kept, self.arriving, self.leaving, self.spans = {}, {}, {}, [], []
+        self.activations_in, self.activations, self.activations_out = {}, {}, {}
+        self.gradients_in, self.gradients_out = {}, {}
+        self.sends, self.spans = [], []
         do = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights,
               "SF": self.send, "SB": self.send, "RF": self.receive, "RB": self.receive}
         for entry in with_messages(schedule)[self.rank]:
-            while len(self.leaving) > self.most_leaving:
-                self.leaving.pop(0)[0].wait()
+            while len(self.sends) > self.max_sends:
+                self.sends.pop(0)[0].wait()
             self.began = self.clock()
             do[entry.kind](entry)
             if isinstance(entry, Action):
                 self.spans.append(Span(self.rank, entry, self.began, self.clock()))
                 self.check_shape(*entry)
-        for handle, _ in self.leaving:
+        for handle, _ in self.sends:
             handle.wait()
         return self.loss
 
-    def take(self, way, stage, m):
-        """What this stage needs for the micro-batch, once it has arrived."""
-        if (way, stage, m) in self.arriving:
-            handle, tensor = self.arriving.pop((way, stage, m))
-            handle.wait()
-            self.began = self.clock()  # a wait is no work
-            return tensor
-        return self.there.pop((way, stage, m))
+    def take_activations(self, stage, m):
+        """Return the stage's input: received, or the output of the stage before it on this rank."""
+        if (stage, m) in self.activations_in:
+            return self.wait(*self.activations_in.pop((stage, m)))
+        return self.activations_out.pop((stage - 1, m))
+
+    def take_gradients(self, stage, m):
+        """Return the gradient of the stage's output: received, or made by the stage after it."""
+        if (stage, m) in self.gradients_in:
+            return self.wait(*self.gradients_in.pop((stage, m)))
+        return self.gradients_out.pop((stage + 1, m))
+
+    def wait(self, handle, tensor):
+        handle.wait()
+        self.began = self.clock()  # a wait is no work
+        return tensor
 
     def weights(self, action):
-        """The gradients of weights that I has left for later are added up."""
+        """Add up the gradients of weights that the I of this W has left."""
         self.weight_queue.run(action.stage, action.micro_batch)
 
-    def later(self, action):
-        """Inside, if `action` is an I, a backward leaves the gradients of weights for W."""
+    def deferral(self, action):
+        """Leave the gradients of weights for W in the block, if `action` is an I."""
         kind, stage, m = action
-        return self.weight_queue.later(stage, m) if kind == "I" else contextlib.nullcontext()
+        return self.weight_queue.deferral(stage, m) if kind == "I" else contextlib.nullcontext()
 
     def check_shape(self, kind, stage, m):
-        """Raises ValueError if a stage's output does not have the shape that the next expects."""
+        """Raise ValueError if a stage's output does not have the shape that the next expects."""
         if kind == "F" and stage != self.last:
-            got = tuple(self.there["F", stage + 1, m].shape)
+            shape = tuple(self.activations_out[stage, m].shape)
             expected = tuple(self.new_hidden(self.pieces[m][0]).shape)
-            if got != expected:
-                raise ValueError(f"stage {stage} gives {got} for micro-batch {m}, but {expected} "
+            if shape != expected:
+                raise ValueError(f"stage {stage} gives {shape} for micro-batch {m}, but {expected} "
                                  "is expected")
 
     def clock(self):
-        """Seconds, as time.time(): ranks of one machine compare."""
+        """Return the seconds of time.time(), so that ranks of one machine compare."""
         if self.timed and torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.time()
 
 
 class PipelineExecutor(ScheduleRunner):
-    """Runs any schedule: the losses and gradients are those of one process.
+    """Run any schedule, with the losses and gradients of one process.
 
-    send and receive only start a message. take() waits for it, right where it is needed, because a
-    rank that waits earlier loses time in which it could compute.
-    cost   a message for each micro-batch between stages that are on different ranks, each way;
-           a micro-batch's activations are kept from its forward to its backward, and without
-           gradients not at all
-    lab    09
+    send and receive only start a message. take_activations() and take_gradients() wait for it,
+    right where it is needed, because a rank that waits earlier loses time in which it could
+    compute.
+    Cost: a message for each micro-batch between stages that are on different ranks, each way;
+        a micro-batch's activations are kept from its forward to its backward, and without
+        gradients not at all.
+    Lab: 09
     """
 
     def forward(self, action):
-        """The stage's output is there, for the next stage or as a loss."""
+        """Compute the stage's output, for the next stage or as a loss."""
         _, stage, m = action
-        inputs, targets = self.pieces[m]
-        x = self.take("F", stage, m).requires_grad_(torch.is_grad_enabled()) if stage else inputs
+        x, targets = self.pieces[m]
+        if stage:
+            x = self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled())
         y = self.stages[stage](x, targets)
         if torch.is_grad_enabled():
-            self.kept[stage, m] = x, y
+            self.activations[stage, m] = x, y
         if stage == self.last:
             self.loss += y.detach() * self.weight
         else:
-            self.there["F", stage + 1, m] = y.detach()
+            self.activations_out[stage, m] = y.detach()
 
     def backward(self, action):
-        """Gradients of the stage's weights are added up, and the gradient of its input is there."""
+        """Add up the gradients of the stage's weights; compute the gradient of its input."""
         _, stage, m = action
-        x, y = self.kept.pop((stage, m))
+        x, y = self.activations.pop((stage, m))
         if stage == self.last:
             gradient = torch.ones_like(y) * (self.weight * self.scale)
         else:
-            gradient = self.take("B", stage, m)
-        with self.later(action):
+            gradient = self.take_gradients(stage, m)
+        with self.deferral(action):
             y.backward(gradient)
         if stage:
-            self.there["B", stage - 1, m] = x.grad
+            self.gradients_out[stage, m] = x.grad
 
     def send(self, message):
-        """What the stage made is on its way to the next stage, or to the previous one."""
+        """Start sending the stage's output (SF), or the gradient of its input (SB)."""
         kind, stage, m, peer = message
-        tensor = self.there.pop((kind[1], stage + (1 if kind == "SF" else -1), m)).contiguous()
-        self.leaving.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor))
+        source = self.activations_out if kind == "SF" else self.gradients_out
+        tensor = source.pop((stage, m)).contiguous()
+        self.sends.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor))
 
     def receive(self, message):
-        """What the stage needs is on its way to it."""
+        """Start receiving the stage's input (RF), or the gradient of its output (RB)."""
         kind, stage, m, peer = message
+        target = self.activations_in if kind == "RF" else self.gradients_in
         tensor = self.new_hidden(self.pieces[m][0])
-        handle = dist.irecv(tensor, group=self.group, group_src=peer)
-        self.arriving[kind[1], stage, m] = handle, tensor
+        target[stage, m] = dist.irecv(tensor, group=self.group, group_src=peer), tensor

@@ -1,4 +1,4 @@
-"""What the papers say of their schedules: bubbles and activations, to compare the simulation with.
+"""The papers' formulas for bubbles and activations, to compare the simulation with.
 
 P ranks, M micro-batches, V stages on each rank. A bubble is a part of the time of all ranks;
 activations are those of one stage and one micro-batch, for each rank (in_flight_activations).
@@ -6,19 +6,19 @@ activations are those of one stage and one micro-batch, for each rank (in_flight
 
 
 def flush_bubble(P, M, V=1):
-    """The bubble of GPipe and 1F1B, and with V stages a rank of interleaved 1F1B.
+    """Return the bubble of GPipe and 1F1B, and with V stages a rank of interleaved 1F1B.
 
     All stages are alike, and messages take no time.
-    paper  Narayanan et al. 2021, Megatron-LM, section 2.2 (there as a part of the time without
-           the bubble: (P-1) / (V*M))
+    Paper: Narayanan et al. 2021, Megatron-LM, section 2.2 (there as a part of the time without
+        the bubble: (P-1) / (V*M))
     """
     return (P - 1) / (V * M + P - 1)
 
 
 def zb_h1_bubble(P, M, forward=1, input_gradient=1, weight_gradient=1):
-    """The bubble of ZB-H1, where W takes no longer than F and I.
+    """Return the bubble of ZB-H1, where W takes no longer than F and I.
 
-    paper  Qi et al. 2023, table 2; for M < P appendix H
+    Paper: Qi et al. 2023, table 2; for M < P appendix H
     """
     work = M * (forward + input_gradient + weight_gradient)
     idle = (P - 1) * (forward + input_gradient) - min(M - 1, P - 1) * weight_gradient
@@ -34,10 +34,10 @@ def one_f_one_b_in_flight(P, M):
 
 
 def interleaved_in_flight(P, M, V):
-    """Activations of thin stages: V of them are those of a rank's whole share."""
+    """Count activations of thin stages: V of them are as large as one of a rank's whole share."""
     return [min(2 * (P - rank - 1) + (V - 1) * P + 1, M * V) for rank in range(P)]
 
 
 def zb_h1_in_flight(P, M):
-    """That of 1F1B's rank 0, on all ranks."""
+    """Count as many on all ranks as 1F1B holds on rank 0."""
     return [min(P, M)] * P

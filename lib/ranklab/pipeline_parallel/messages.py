@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 
 def with_messages(schedule):
-    """`schedule` with a Message at both ends of each dependency between two ranks.
+    """Add a Message to `schedule` at both ends of each dependency between two ranks.
 
     All actions are put in one order, that of a simulation. After each F, B or I comes its message,
     and each rank's list is its own part of this order. This promises:
@@ -39,7 +39,7 @@ def with_messages(schedule):
     - they also come to the end if both ends only start the message (isend, irecv), and the rank
       waits for what it receives right before the action that needs it. Run it like this: a rank
       that waits in each message loses time in which it could compute
-    error  ValueError if no rank can go on
+    Raises: ValueError if no rank can go on.
     """
     return _with_messages(tuple(map(tuple, schedule)))
 

@@ -1,4 +1,4 @@
-"""GPipe, 1F1B, interleaved 1F1B and ZB-H1: all gradients are there before the weights change.
+"""GPipe, 1F1B, interleaved 1F1B and ZB-H1: the weights change when all gradients are complete.
 
 A stage does its backwards in order of micro-batches. One process that takes them one after the
 other adds the gradients up in the same order, so the sums are equal to the last bit.
@@ -8,13 +8,12 @@ from ranklab.pipeline_parallel.actions import Action, check_counts
 
 
 def gpipe_schedule(stages, micro_batches):
-    """A schedule in which each rank does all its forwards, and then all its backwards, both in
-    order of micro-batches.
+    """Make a schedule of all forwards, then all backwards, both in order of micro-batches.
 
     Simple, but every micro-batch's activations are in memory at once.
-    paper  Huang et al. 2019, GPipe
-    error  ValueError for less than one stage or micro-batch
-    lab    09
+    Raises: ValueError for less than one stage or micro-batch.
+    Paper: Huang et al. 2019, GPipe
+    Lab: 09
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     schedule = []
@@ -26,15 +25,14 @@ def gpipe_schedule(stages, micro_batches):
 
 
 def one_f_one_b_schedule(stages, micro_batches):
-    """A schedule in which each rank does some forwards, then one forward and one backward in turn.
+    """Make a schedule of a few forwards, then one forward and one backward in turn.
 
-    So it never holds more micro-batches than there are stages after it, plus one.
-
-    The bubble is that of GPipe; memory no longer grows with the number of micro-batches. Forwards
-    and backwards are both in order of micro-batches.
-    paper  Narayanan et al. 2021, PipeDream-Flush
-    error  ValueError for less than one stage or micro-batch
-    lab    09
+    So a rank never holds more micro-batches than there are stages after it, plus one.
+    The bubble is GPipe's, but memory no longer grows with the number of micro-batches.
+    Forwards and backwards are both in order of micro-batches.
+    Raises: ValueError for less than one stage or micro-batch.
+    Paper: Narayanan et al. 2021, PipeDream-Flush
+    Lab: 09
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     schedule = []
@@ -49,16 +47,16 @@ def one_f_one_b_schedule(stages, micro_batches):
 
 
 def interleaved_schedule(ranks, micro_batches, virtual):
-    """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
+    """Make 1F1B in rounds of ranks * virtual stages; rank r has stages r, r + ranks, ...
 
     A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    in backward the last stage comes first. Each stage takes the micro-batches in their order. A
-    message for each stage and micro-batch: `virtual` times those of 1F1B. Even if messages take
-    time, ranks are idle only at the ends.
-    paper  Narayanan et al. 2021, Megatron-LM, section 2.2
-    error  ValueError if micro_batches is not a multiple of ranks, because a round would have holes;
-           or if one of the three is below 1
-    lab    09
+    in backward the last stage comes first. Each stage takes the micro-batches in their order.
+    Even if messages take time, ranks are idle only at the ends.
+    Cost: a message for each stage and micro-batch, `virtual` times as many as in 1F1B.
+    Raises: ValueError if micro_batches is not a multiple of ranks, because a round would have
+        holes; or if one of the three is below 1.
+    Paper: Narayanan et al. 2021, Megatron-LM, section 2.2
+    Lab: 09
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
     if micro_batches % ranks:
@@ -81,14 +79,13 @@ def interleaved_schedule(ranks, micro_batches, virtual):
 
 
 def zero_bubble_schedule(stages, micro_batches):
-    """A schedule in the order of 1F1B, with I for each B, and each W as late as memory allows;
-    rank s has stage s.
+    """Make 1F1B's schedule with I for each B, and each W as late as memory allows.
 
-    Stage s has s fewer micro-batches on their way than stage 0, so it can keep s others until
-    their W: all ranks hold at most what rank 0 holds in 1F1B. The W that wait longest are done at
-    the end, while the other ranks' last I are still to come.
-    paper  Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
-    lab    09
+    Rank s has stage s. It has s fewer micro-batches on their way than stage 0, so it can keep s
+    others until their W: all ranks hold at most what rank 0 holds in 1F1B.
+    The W that wait longest are done at the end, while the other ranks' last I are still to come.
+    Paper: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
+    Lab: 09
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     schedule = []
@@ -101,6 +98,6 @@ def zero_bubble_schedule(stages, micro_batches):
             actions.append(Action("I", stage, m))
             if m >= stage:
                 actions.append(Action("W", stage, m - stage))
-        late = range(max(0, micro_batches - stage), micro_batches)
-        schedule.append(tuple(actions + [Action("W", stage, m) for m in late]))
+        rest = range(max(0, micro_batches - stage), micro_batches)
+        schedule.append(tuple(actions + [Action("W", stage, m) for m in rest]))
     return tuple(schedule)

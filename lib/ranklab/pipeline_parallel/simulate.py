@@ -1,9 +1,9 @@
-"""When a rank does what, and what it holds meanwhile: computed, without running anything."""
+"""When a rank does which action, and how much it holds meanwhile: computed, nothing is run."""
 
 from collections import Counter
 from typing import NamedTuple
 
-from ranklab.pipeline_parallel.actions import Action, makes, needs, places, walk
+from ranklab.pipeline_parallel.actions import Action, dependencies, places, result, walk
 
 
 class Span(NamedTuple):
@@ -16,35 +16,37 @@ class Span(NamedTuple):
 
 
 def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=1, send=0):
-    """Spans of all actions, by start: each rank starts each action as soon as the one before is
-    done, and what it needs has arrived.
+    """Compute the Spans of all actions, sorted by start.
 
-    A cost is a number, or has one for each stage. `send` is the time of a message between two
-    ranks, which keeps neither of them from working; messages do not wait for each other.
-    error  ValueError where no rank can go on
+    Each rank starts each action as soon as the one before is done and its inputs have arrived.
+    forward, backward, input_gradient, weight_gradient: the cost of F, B, I and W, one number for
+        all stages or one for each.
+    send: the time of a message between two ranks, which keeps neither of them from working;
+        messages do not wait for each other.
+    Raises: ValueError where no rank can go on.
     """
     costs = dict(zip("FBIW", (forward, backward, input_gradient, weight_gradient)))
     place = places(schedule)
-    made, free, spans = {}, [0] * len(schedule), []
+    ends, free, spans = {}, [0] * len(schedule), []
     for rank, action in walk(schedule):
-        arrivals = [made[need] + (send if place[need.stage] != rank else 0)
-                    for need in needs(action, len(place))]
+        arrivals = [ends[d] + (send if place[d.stage] != rank else 0)
+                    for d in dependencies(action, len(place))]
         start = max([free[rank], *arrivals])
         cost = costs[action.kind]
         end = start + (cost if isinstance(cost, (int, float)) else cost[action.stage])
-        made[makes(action)] = free[rank] = end
+        ends[result(action)] = free[rank] = end
         spans.append(Span(rank, action, start, end))
     return sorted(spans, key=lambda span: (span.start, span.end, span.rank))
 
 
 def bubble_fraction(spans, flush=True):
-    """The share of the ranks' time in which they do nothing: 0.2 for a fifth.
+    """Return the share of the ranks' time in which they do nothing: 0.2 for a fifth.
 
     Every rank's time runs from the first start on any rank to the last end on any rank. Without a
     flush each rank goes on to the next batch when it is done. Then its time runs from its own first
     start to its own last end, and the longest of these counts for all. Papers on zero bubble count
     like this.
-    lab    09
+    Lab: 09
     """
     ranks = {span.rank for span in spans}
     busy = sum(span.end - span.start for span in spans)
@@ -54,33 +56,34 @@ def bubble_fraction(spans, flush=True):
 
 
 def in_flight_activations(schedule):
-    """For each rank, how many activations it holds at most, counted by stage and micro-batch.
+    """Count, for each rank, how many activations it holds at most, by stage and micro-batch.
 
     They are held from F until B is done, or W, if B is in two halves. (I already frees some of
     them. How many depends on the model, so they are counted whole.)
-    lab    09
+    Lab: 09
     """
     peaks = []
     for actions in schedule:
-        held = peak = 0
+        count = peak = 0
         for action in actions:
-            held += {"F": 1, "I": 0}.get(action.kind, -1)
-            peak = max(peak, held)
+            count += {"F": 1, "I": 0}.get(action.kind, -1)
+            peak = max(peak, count)
         peaks.append(peak)
     return peaks
 
 
 def memory_line(spans, rank):
-    """[(time, activations that `rank` holds from then on)], counted as in_flight_activations does;
-    an F holds its memory from its start.
+    """List (time, activations that `rank` holds from then on), as in_flight_activations counts.
+
+    An F holds its memory from its start.
     """
     changes = Counter()
     for span in spans:
         if span.rank == rank:
             kind = span.action.kind
             changes[span.start if kind == "F" else span.end] += {"F": 1, "I": 0}.get(kind, -1)
-    line, held = [], 0
+    line, count = [], 0
     for time in sorted(changes):
-        held += changes[time]
-        line.append((time, held))
+        count += changes[time]
+        line.append((time, count))
     return line

@@ -3,23 +3,23 @@
 FLOPs are counted by baseline.
 """
 
-import copy
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ranklab.baseline import transformer_flops
+from ranklab.models.gpt import GPT
 from ranklab.models.initialise import normal_by_name
 
 
 def split_stages(costs, stages):
-    """[range of layers] for each stage, in order, so that the largest sum of costs is smallest.
+    """Split the layers into stages, in order, so that the largest sum of costs is smallest.
 
     Every stage has at least one layer. The slowest stage sets the pace of all.
-    costs  one for each layer, in any unit; embedding and head are layers, too
-    error  ValueError for fewer layers than stages, or no stage
-    lab    09
+    costs: one for each layer, in any unit; embedding and head are layers as well.
+    Returns: a range of layers for each stage.
+    Raises: ValueError for fewer layers than stages, or no stage.
+    Lab: 09
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
@@ -33,39 +33,52 @@ def split_stages(costs, stages):
 
 
 def gpt_costs(config):
-    """FLOPs of a token's forward in each layer of a GPT: embedding, blocks, head (with its norm).
+    """Count a token's FLOPs of forward in each layer of a GPT: embedding, blocks, norm and head.
 
     An embedding is looked up, and costs nothing; the head is one product of C x V.
     """
     head = 2 * config.n_embd * config.vocab_size
     all_layers = transformer_flops(config, 1, config.n_ctx, backward=False) // config.n_ctx
-    more = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # than an MLP has
-    return [0, *[(all_layers - head) // config.n_layer + more] * config.n_layer, head]
+    extra = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # above an MLP
+    return [0, *[(all_layers - head) // config.n_layer + extra] * config.n_layer, head]
+
+
+class GPTStage(GPT):
+    """Compute some layers of `model`, a GPT; share them, under the names that they have in it.
+
+    layers: a range or set of layers, counted as in gpt_costs.
+    """
+
+    def __init__(self, model, layers):
+        nn.Module.__init__(self)  # GPT's would make new layers
+        n_layer = model.config.n_layer
+        self.config, self.loss = model.config, model.loss
+        self.token = model.token if 0 in layers else None
+        self.blocks = nn.ModuleDict({name: block for name, block in model.blocks.items()
+                                     if int(name) + 1 in layers})
+        self.norm = model.norm if n_layer + 1 in layers else None
+        self.head = model.head if n_layer + 1 in layers else None
 
 
 def keep_layers(model, *ranges):
-    """`model`, a GPT, has only these layers left, counted as in gpt_costs; names stay. In place."""
-    layers = {layer for layers in ranges for layer in layers}
-    n_layer = model.config.n_layer
-    if 0 not in layers:
-        model.token = None
-    if n_layer + 1 not in layers:
-        model.norm = model.head = None
-    model.blocks = nn.ModuleDict({name: block for name, block in model.blocks.items()
-                                  if int(name) + 1 in layers})
+    """Drop all layers of `model` but these, counted as in gpt_costs; names stay. In place."""
+    part = GPTStage(model, {layer for layers in ranges for layer in layers})
+    model.token, model.blocks = part.token, part.blocks
+    model.norm, model.head = part.norm, part.head
     return model
 
 
 def materialize(model, device, draw=normal_by_name):
-    """A part of a GPT that was made on "meta" is on `device`, with fresh weights. In place.
-    draw  see GPT.reset_parameters
+    """Move a part of a GPT that was made on "meta" to `device`, with fresh weights. In place.
+
+    draw: see GPT.reset_parameters.
     """
-    known = {name: dict(vars(p)) for name, p in model.named_parameters()}
+    attributes = {name: dict(vars(p)) for name, p in model.named_parameters()}
     model.to_empty(device=device)
     if None not in (model.token, model.head):
         model.head.weight = model.token.weight  # to_empty has made two of the one
     for name, parameter in model.named_parameters():
-        vars(parameter).update(known[name])  # what part it is, if it is one (labs 08 and 11)
+        vars(parameter).update(attributes[name])  # what part it is, if it is one (labs 08 and 11)
     with torch.device(device):
         for module in model.modules():
             if hasattr(module, "reset_buffers"):
@@ -74,33 +87,23 @@ def materialize(model, device, draw=normal_by_name):
     return model
 
 
-def stage_of(model, layers):
-    """A GPT with these layers of `model`, which shares them.
-
-    It keeps the hooks: in a stage, too, lab 07's full shard gathers and frees what is in no block.
-    """
-    stage = copy.copy(model)
-    stage._modules = dict(model._modules)  # of its own, so that keep_layers leaves the model alone
-    return keep_layers(stage, layers)
-
-
 def tied_embedding_sync(copies, other, group=None):
-    """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
+    """Replace the gradient of each copy by the sum of its gradients here and on the rank `other`.
 
     Both ranks call it after all backwards of a step. They have the same weights and get the same
     bits, so they also have the same weights after the step.
-    copies  parameters that the rank `other` of the group holds, too, in the same order; empty on a
-            rank that has neither the embedding nor the head, whatever `other` is there
-    cost    each of the two ranks sends one message for each copy: its own gradient
-    paper   Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
-    lab     12
+    copies: parameters that the rank `other` of the group holds as well, in the same order; empty on
+        a rank that has neither the embedding nor the head, whatever `other` is there.
+    Cost: each of the two ranks sends one message for each copy, its gradient.
+    Paper: Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
+    Lab: 12
     """
     for parameter in copies:
-        mine = parameter.grad.contiguous()
-        theirs = torch.empty_like(mine)
-        both = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, mine, group=group, group_peer=other),
-            dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)])
-        for work in both:
+        local = parameter.grad.contiguous()
+        remote = torch.empty_like(local)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, local, group=group, group_peer=other),
+            dist.P2POp(dist.irecv, remote, group=group, group_peer=other)])
+        for work in works:
             work.wait()
-        parameter.grad = mine + theirs
+        parameter.grad = local + remote

@@ -6,24 +6,24 @@ import torch
 
 from ranklab.engine import device
 from ranklab.mesh import mesh_grad_norm
-from ranklab.parallel import GroupParallel, groups_here
 from ranklab.pipeline_parallel.actions import places
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 from ranklab.pipeline_parallel.executor import PipelineExecutor
 from ranklab.pipeline_parallel.schedules import one_f_one_b_schedule
 from ranklab.pipeline_parallel.stages import (
-    gpt_costs, keep_layers, materialize, split_stages, stage_of, tied_embedding_sync,
+    GPTStage, gpt_costs, keep_layers, materialize, split_stages, tied_embedding_sync,
 )
+from ranklab.trainer.parallel import GroupParallel, groups_here
 
 
 class PipelineParallel(GroupParallel):
-    """Each rank has some layers of a GPT, and all ranks take the same batch, piece by piece.
+    """Train a GPT with some of its layers on each rank; all ranks take the same batch, in pieces.
 
-    schedule  (ranks, micro_batches) -> a schedule; a learner's own function fits
-    split     (costs of layers, stages) -> the layers of each stage
-    executor  what runs a schedule: a learner's own class fits
-    sync      what adds up the gradients of a matrix that is on two ranks
-    lab       09
+    schedule: (ranks, micro_batches) -> a schedule; a learner's own function fits.
+    split: (costs of layers, stages) -> the layers of each stage.
+    executor: the class that runs a schedule; a learner's own class fits.
+    sync: the function that adds up the gradients of a matrix that is on two ranks.
+    Lab: 09
     """
 
     def __init__(self, group=None, schedule=one_f_one_b_schedule, split=split_stages,
@@ -34,14 +34,14 @@ class PipelineParallel(GroupParallel):
         self.token_ranks = 1  # more: between layers each of so many has its tokens (lab 08)
 
     def apply(self, model):
-        """The model itself, of which this rank's layers are left; it runs the stage `self.now`."""
+        """Drop the other ranks' layers from the model; it then runs the stage `self.current`."""
         self.keep_stages(model)
         if next(model.parameters()).is_meta:
             materialize(model, device())
         return self.make_stages(model)
 
     def keep_stages(self, model):
-        """`model`, in place, with this rank's layers alone."""
+        """Keep only this rank's layers of `model`, in place."""
         # where the stages are does not depend on how many micro-batches there are
         plan = self.schedule(self.ranks, 2 * self.ranks)
         self.place = places(plan)
@@ -52,23 +52,24 @@ class PipelineParallel(GroupParallel):
         return keep_layers(model, *self.layers.values())
 
     def make_stages(self, model):
-        """`model` runs the stage `self.now`, in forward and backward of the executor."""
+        """Make `model` run the stage `self.current`, which the executor chooses."""
         self.model = model
         self.tie(model)
         if self.defers:
             defer_weights(model, self.queue)
-        self.stages = {stage: stage_of(model, layers) for stage, layers in self.layers.items()}
-        self.now = min(self.stages)
+        self.stages = {stage: GPTStage(model, layers) for stage, layers in self.layers.items()}
+        self.current = min(self.stages)
         model.forward = self.run_stage
         self.width, self.dtype = model.config.n_embd, next(model.parameters()).dtype
         return model
 
     def run_stage(self, *args, **kwargs):
-        return self.stages[self.now](*args, **kwargs)
+        return self.stages[self.current](*args, **kwargs)
 
     def tie(self, model):
-        """A matrix that is the embedding of the first stage and the head of the last is on both
-        ranks. Each adds the other's gradient, so both copies stay equal.
+        """Find the copies of a matrix that is the first stage's embedding and the last one's head.
+
+        Each of the two ranks adds the other's gradient, so both copies stay equal.
         """
         ends = {self.place[0], self.place[max(self.place)]}
         self.tied = model.tied if len(ends) > 1 else {}
@@ -76,12 +77,12 @@ class PipelineParallel(GroupParallel):
 
     @property
     def copies(self):
-        """This rank's parameters that another one holds, too."""
+        """This rank's parameters that another rank holds as well."""
         return [p for name, p in self.model.named_parameters()
                 if name in {*self.tied, *self.tied.values()}]
 
     def sum_copies(self):
-        """Both ends have the sum of their gradients."""
+        """Add up the gradients of the copies at both ends."""
         self.sync(self.copies, self.other_end, self.group)
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
@@ -94,7 +95,7 @@ class PipelineParallel(GroupParallel):
         return self.run(loss_sum, inputs, targets, micro_batch)
 
     def run(self, loss_sum, inputs, targets, micro_batch, weight=1.0, scale=1.0):
-        """The schedule, or without gradients its forwards, for the pieces of this batch."""
+        """Run the schedule, or without gradients its forwards, for the pieces of this batch."""
         pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
         schedule = self.schedule(self.ranks, len(pieces))
         if not torch.is_grad_enabled():
@@ -105,7 +106,7 @@ class PipelineParallel(GroupParallel):
         return self.ran.run(schedule, pieces, weight, scale)
 
     def at(self, stage, loss_sum, x, targets):
-        self.now = stage
+        self.current = stage
         return loss_sum(x, targets)
 
     def new_hidden(self, tokens):  # (B, T) -> (B, T, C)
@@ -114,21 +115,21 @@ class PipelineParallel(GroupParallel):
                            device=tokens.device)  # fmt: skip
 
     def grad_norm(self, parameters):
-        """Each number counts once: if two ranks hold it, half of it on each."""
+        """Return the norm, in which each number counts once: half on each rank, if two hold it."""
         copies = {id(p) for p in self.copies}
         return mesh_grad_norm([(p.grad, 2 if id(p) in copies else 1) for p in parameters
                                if p.grad is not None], self.group)
 
     def make_optimizer(self, new_optimizer, groups):
-        return new_optimizer(self.here(groups))
+        return new_optimizer(self.local_groups(groups))
 
-    def here(self, groups):
-        """`groups`, decided for the whole model, cut down to what this rank has."""
-        mine = {self.tied.get(name, name): p for name, p in self.model.named_parameters()}
-        return groups_here(groups, lambda name, _: mine.get(name))
+    def local_groups(self, groups):
+        """Cut `groups`, decided for the whole model, down to this rank's parameters."""
+        parameters = {self.tied.get(name, name): p for name, p in self.model.named_parameters()}
+        return groups_here(groups, lambda name, _: parameters.get(name))
 
     def state(self, model, optimizer):
-        """What this rank has, under the names of the whole model."""
+        """List this rank's Pieces, under the names of the whole model."""
         return self.with_whole_names(super().state(model, optimizer))
 
     def with_whole_names(self, pieces):

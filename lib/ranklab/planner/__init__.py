@@ -1,36 +1,40 @@
 """The planner: does a training fit, how long is a step, how near is that to published runs?
 
+From top to bottom; each file reads only those above it:
     model.py      Model: a transformer's shape, its parameters and its matrix products
     machine.py    Machine: the GPUs, their links and their network, from published tables
     plan.py       Plan: a layout and the tool that runs it
     memory.py     memory_per_gpu: what a GPU holds, in the tool of the plan
+    placement.py  place: how far the group of each axis reaches on the machine
+    traffic.py    volumes: what each group sends, in bytes
+    links.py, compute.py  the seconds of messages, and of a layer's computing
     step.py       step_time: the parts of a step's time, which add up
-
+    space.py      layouts: the plans that a tool can run
     search.py     search_layouts: all layouts that fit, the fastest first
-    choose.py     choose_layout: the same for the course's own trainer (lab 12); planned.py: its
-                  jobs and layouts as Model and Plan, model_of, plan_of, and back; own.py: a dry run
+    choose.py     choose_layout: the same for the course's own trainer (lab 12); hybrid_jobs.py: its
+                  jobs and layouts as Model and Plan, and back
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
+    why.py        where a step's time goes, and what it takes for granted
 
 Those are the idea. Then:
-    catalog.py, space.py  models and nodes by name; the layouts that a tool can run
-    why.py        where a step's time goes, and how far off similar runs were
-    wish.py, sensitivity.py  the nearest possible plan; what half or twice of each thing changes
-    page.py, quick.py  an HTML page of many choices; a search in a tenth of the time
-    failures.py, mixed.py  the time that failures take; clusters with several kinds of GPUs
+    catalog.py    models and nodes by name
     constants.py  the few fitted numbers, each with its meaning and its bounds
-    compute.py, links.py, traffic.py  what step.py adds up
+    request.py, offers.py, sensitivity.py  a training that someone asks for: the nearest possible
+                  one; numbers of GPUs within a budget; what half or twice of each thing changes
+    page.py, export/  an HTML page of many choices; a plan as a file that its tool reads
+    failures.py, mixed.py  the time that failures take; clusters with several kinds of GPUs
     published/    published measurements, and the loader that reads them
     jobs.py, sources.py  a published run as a Model, a Machine and a Plan
-    score.py, fit.py  errors on files of runs, and the fit of the constants
+    score.py, fit.py  errors on files of runs and on runs like a plan; the fit of the constants
 """
 
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.choose import choose_layout
 from ranklab.planner.cost import bill, cost_per_token
+from ranklab.planner.hybrid_jobs import model_of, plan_of
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
-from ranklab.planner.planned import model_of, plan_of
 from ranklab.planner.scaling import scaling_curve
 from ranklab.planner.search import NoLayout, search_layouts
 from ranklab.planner.step import Step, step_time

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ranklab.hybrid.legal import legal
 from ranklab.planner.memory import memory_per_gpu
-from ranklab.planner.planned import model_of, plan_of
+from ranklab.planner.hybrid_jobs import model_of, plan_of
 from ranklab.planner.step import step_time
 
 

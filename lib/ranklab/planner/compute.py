@@ -17,11 +17,15 @@ FUSED = 0.4  # of the bytes of experts' tokens, where messages sort them
 
 
 class Work(NamedTuple):
-    """Seconds of a layer (or the head) for a micro-batch: (forward, backward) of each kind."""
+    """Seconds of a layer (or the head) for a micro-batch: (forward, backward) of each kind.
+
+    rerun  of the part of forward that runs twice
+    """
 
     products: tuple = (0.0, 0.0)
     attention: tuple = (0.0, 0.0)
     other: tuple = (0.0, 0.0)
+    rerun: float = 0.0
 
     @property
     def forward(self):
@@ -30,6 +34,10 @@ class Work(NamedTuple):
     @property
     def backward(self):
         return self.products[1] + self.attention[1] + self.other[1]
+
+    @property
+    def busy(self):
+        return self.forward + self.backward + self.rerun
 
 
 def efficiency(precision, machine, c):
@@ -79,8 +87,9 @@ def layer_work(model, plan, machine, c, sparse=False):
                                    for KN in dense_products(model, plan)))
     if sparse:
         products = add(products, expert_seconds(model, plan, machine, c))
-    return Work(products, attention_seconds(model, plan, machine, c),
+    work = Work(products, attention_seconds(model, plan, machine, c),
                 other_seconds(model, plan, machine, c, sparse))
+    return work._replace(rerun=rerun_seconds(work, plan))
 
 
 def dense_products(model, plan):
@@ -141,8 +150,17 @@ def head_work(model, plan, machine, c):
                 other=(logits / 2, logits / 2))
 
 
-def again(work, plan):
-    """Seconds of the part of a layer's forward that runs twice."""
+def rerun_seconds(work, plan):
+    """Return the seconds of the part of a layer's forward that runs twice."""
     seconds = {"none": 0.0, "full": work.forward, "selective": work.attention[0],
                "operators": work.products[0] / 2 + work.other[0]}[plan.recompute]
     return plan.recomputed * seconds
+
+
+def optimizer_seconds(numbers, plan, machine):
+    """Return the seconds of the optimizer's step for so many parameters, which may be sharded."""
+    numbers = 0 if plan.frozen else numbers / (plan.sharders if plan.zero else 1)
+    if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
+        shared = min(machine.node, plan.gpus) / machine.host_memory
+        return numbers * (4 / machine.host + 28 * shared)
+    return ADAM * numbers / machine.memory_bandwidth

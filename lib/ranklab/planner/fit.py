@@ -34,8 +34,8 @@ def step_ratio(job, constants=CONSTANTS, step=step_time):
 
 def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
     """Predicted by published memory, as the source counts it; `memory` may be a learner's."""
-    found = memory(job.model, job.plan, job.machine, None, constants)
-    return found.seen(job.memory_kind) / job.memory
+    predicted = memory(job.model, job.plan, job.machine, None, constants)
+    return predicted.reading(job.memory_kind) / job.memory
 
 
 def fit_one(jobs, ratio, names, start, steps=30):

@@ -1,4 +1,4 @@
-"""Seconds of a collective: bandwidth is a curve over the size of message and group, not a line.
+"""Seconds of messages: bandwidth is a curve over the size of message and group, not a line.
 
 The curves are NCCL's published sweeps over message sizes (published/nccl_busbw.csv), as a part of
 what the links can do. Within a node they are the sweeps of 8 A100 and of 8 H200. Between nodes it
@@ -13,6 +13,7 @@ import numpy as np
 
 from ranklab.collectives.cost import bus_factor
 from ranklab.planner.published import table
+from ranklab.planner.traffic import HOP
 
 RING = 0.80  # of NVLink, by rings, large messages: 362 of 450 GB/s (H200, all-gather on 8 GPUs)
 NVLS, NVLS_RANKS = 1.05, 5  # of NVLink, all-reduce where the switch adds up (473 of 450 GB/s on 8
@@ -84,13 +85,24 @@ def collective_seconds(verb, nbytes, span, machine, constants):
     return bus_factor(verb, ranks) * nbytes / speed
 
 
-def message_seconds(nbytes, span, machine, constants):
-    """Seconds of one message between the two neighbours of a group that are furthest apart: over
-    the link, over one card, or between islands.
+def neighbour_seconds(nbytes, span, machine, constants):
+    """Return the seconds of one message between the two neighbours of a group that are furthest
+    apart: over the link, over one card, or between islands.
     """
     speed = constants.link_share * machine.link
     if span.node < span.ranks:
         speed = machine.network
     if span.island < span.ranks:
         speed = min(speed, machine.far)
-    return 10e-6 + nbytes / speed
+    return HOP + nbytes / speed
+
+
+def exchange_seconds(exchanges, machine, constants):
+    """Return the seconds of these Exchanges, one after the other, before any is hidden."""
+    total = 0.0
+    for messages, count, at_once, latency in exchanges:
+        times = [neighbour_seconds(nbytes, span, machine, constants) if verb == "send" else
+                 collective_seconds(verb, nbytes, span, machine, constants)
+                 for verb, nbytes, span in messages]
+        total += latency + count * (max if at_once else sum)(times)
+    return total

@@ -59,6 +59,11 @@ class Machine:
     accelerator: str = ""
     processors: int = 108
 
+    @property
+    def family(self):
+        """The kind of GPU, whatever its memory and form: H100 of H100-SXM-80GB."""
+        return self.accelerator.partition("-")[0]
+
     def rate(self, precision):
         """FLOP/s of the best matrix products; if it lacks the precision, of the next wider one."""
         if precision == "nvfp4":

@@ -14,7 +14,7 @@ from ranklab.pipeline_parallel.formulas import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.planned import own_job
+from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.zero.memory import zero_memory
 
 # Bytes of a parameter: weight, main gradient, optimizer. With 16-bit gradients Megatron's guide has
@@ -48,9 +48,9 @@ class GpuMemory:
     def total(self):
         return sum(vars(self).values())
 
-    def seen(self, kind="nvidia-smi"):
-        """Bytes as nvidia-smi counts them. Torch's "reserved" bytes lack the context, and its
-        "allocated" bytes also lack the gaps.
+    def reading(self, kind="nvidia-smi"):
+        """Return the bytes as nvidia-smi counts them. Torch's "reserved" bytes lack the context,
+        and its "allocated" bytes also lack the gaps.
         """
         return self.total - (kind != "nvidia-smi") * self.context - (
             kind == "allocated") * self.allowance
@@ -187,7 +187,7 @@ def ours(model, plan, c):
 
     error  ValueError if the trainer has no such model
     """
-    found = layout_memory(*own_job(model, plan))
+    found = layout_memory(*hybrid_job(model, plan))
     return GpuMemory(found.parameters, found.gradients, found.optimizer_state, found.activations,
                      0.0, found.total - found.parameters - found.gradients - found.optimizer_state
                      - found.activations, c.context_bytes, 0.0)

@@ -111,6 +111,11 @@ class Plan:
         """Of a micro-batch, on one context rank."""
         return self.micro_batch * self.sequence / self.cp
 
+    @property
+    def rerun_share(self):
+        """The share of the blocks whose whole forward runs twice, with its messages."""
+        return self.recomputed * (self.recompute == "full")
+
     def words(self):
         """dp x tp x pp and options: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
         share = f" of {self.recomputed:.0%}" if self.recomputed < 1 else ""

@@ -1,21 +1,29 @@
 """score: how far off predictions are from published runs, by source, and why rows are not used.
+likely_range: how far off they are from the runs that are most similar to a plan.
 
 A row is left out for what it is or lacks, never for its error.
 """
 
+import functools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.fit import memory_ratio, step_ratio
-from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.memory import fits
+from ranklab.planner.published import all_runs
 
 NO_DATA = ("the source contradicts", "a headline without", "out of memory", "no step time")
 CLEAR = 0.05  # two layouts whose times differ by less do not count as a pair
+SIMILAR_RUNS = 12  # at least, for a range of their own
+# (median, 90th percentile) of errors if constants are fitted without the row's source: the line
+# "all" at the end of `python -m ranklab.projects.planner fit`, of 25 November 2026
+LEFT_OUT = {"time": (0.092, 0.228), "memory": (0.023, 0.125)}
 
 
 @dataclass
@@ -38,9 +46,9 @@ class Score:
 
     @property
     def usable(self):
-        """Rows that publish a metric and do not contradict themselves."""
-        return self.rows - sum(number for why, number in self.unused.items()
-                               if why.startswith(NO_DATA))
+        """The number of rows that publish a metric and do not contradict themselves."""
+        return self.rows - sum(number for reason, number in self.unused.items()
+                               if reason.startswith(NO_DATA))
 
     def as_dict(self):
         return {"rows": self.rows, "usable": self.usable, "used": self.used,
@@ -51,7 +59,7 @@ class Score:
 
 
 def spread(errors):
-    """{"number", "median", "p90"} of these errors; None if there are none."""
+    """Return {"number", "median", "p90"} of these errors; median and p90 are None without any."""
     return {"number": len(errors), "median": quantile(errors, 0.5), "p90": quantile(errors, 0.9)}
 
 
@@ -64,60 +72,128 @@ def mean(values):
 
 
 def score(runs, constants=CONSTANTS):
-    """{source: Score} of these Runs, and "all"."""
-    found = defaultdict(Score)
-    for source, group in by_source(runs).items():
-        one, jobs = found[source], []
-        one.rows = len(group)
-        for run in group:
-            try:
-                jobs.append(job_of(run))
-            except Unused as why:
-                one.unused[str(why)] += 1
-        one.used = len(jobs)
-        times = {job.row_id: step_ratio(job, constants) for job in jobs if job.seconds}
-        one.times = [abs(ratio - 1) for ratio in times.values()]
-        one.memory = [abs(memory_ratio(job, constants) - 1) for job in jobs if job.memory]
-        one.fits = [fits(job.model, job.plan, job.machine, None, constants) for job in jobs]
-        one.assumed = Counter(said.partition("=")[0] for job in jobs for said in job.assumed)
-        one.pairs = pairs_of([job for job in jobs if job.seconds], times)
-    found["all"] = total(found.values())
-    return dict(found)
+    """Return {source: Score} of these Runs, and "all"."""
+    scores = {source: score_of_source(group, constants)
+              for source, group in by_source(runs).items()}
+    return {**scores, "all": total(scores.values())}
+
+
+def score_of_source(runs, constants):
+    """Return the Score of the Runs of one source."""
+    jobs, unused = [], Counter()
+    for run in runs:
+        try:
+            jobs.append(job_of(run))
+        except Unused as reason:
+            unused[str(reason)] += 1
+    timed = [job for job in jobs if job.seconds]
+    ratios = {job.row_id: step_ratio(job, constants) for job in timed}
+    return Score(
+        rows=len(runs), used=len(jobs), unused=unused,
+        times=[abs(ratio - 1) for ratio in ratios.values()],
+        memory=[abs(memory_ratio(job, constants) - 1) for job in jobs if job.memory],
+        pairs=pairs_of(timed, ratios),
+        fits=[fits(job.model, job.plan, job.machine, None, constants) for job in jobs],
+        assumed=Counter(words.partition("=")[0] for job in jobs for words in job.assumed))
 
 
 def total(scores):
-    """The Score of all of these together."""
-    found = Score()
-    for each in list(scores):
-        found.rows, found.used = found.rows + each.rows, found.used + each.used
+    """Return the Score of all of these together."""
+    together = Score()
+    for one in scores:
+        together.rows, together.used = together.rows + one.rows, together.used + one.used
         for name in ("times", "memory", "pairs", "fits"):
-            getattr(found, name).extend(getattr(each, name))
-        found.unused += each.unused
-        found.assumed += each.assumed
-    return found
+            getattr(together, name).extend(getattr(one, name))
+        together.unused += one.unused
+        together.assumed += one.assumed
+    return together
 
 
 def by_source(runs):
-    found = defaultdict(list)
+    groups = defaultdict(list)
     for run in runs:
-        found[run.file or "none"].append(run)
-    return found
+        groups[run.file or "none"].append(run)
+    return groups
 
 
 def pairs_of(jobs, ratios):
-    """[whether the faster of two was named] for each two plans of one model, in all its sizes, on
-    the same number of the same GPUs, with sequences of the same length, whose published seconds a
-    token differ by more than CLEAR. Two rows with one plan are no choice of a layout.
+    """Return [whether the faster of two was named] for each two plans of one model, in all its
+    sizes, on the same number of the same GPUs, with sequences of the same length, whose published
+    seconds a token differ by more than CLEAR. Two rows with one plan are no choice of a layout.
     """
-    groups, found = defaultdict(list), []
+    groups, named = defaultdict(list), []
     for job in jobs:
         groups[job.model, job.name, job.machine, job.plan.gpus, job.plan.sequence].append(job)
-    for group in groups.values():
-        for one, other in combinations(group, 2):
-            if one.plan == other.plan:
-                continue
-            a, b = (job.seconds / job.plan.batch for job in (one, other))
-            if max(a, b) > (1 + CLEAR) * min(a, b):
-                said = [ratios[job.row_id] * job.seconds / job.plan.batch for job in (one, other)]
-                found.append((said[0] < said[1]) == (a < b))
-    return found
+    for one, other in (pair for group in groups.values() for pair in combinations(group, 2)):
+        if one.plan == other.plan:
+            continue
+        a, b = (job.seconds / job.plan.batch for job in (one, other))
+        if max(a, b) > (1 + CLEAR) * min(a, b):
+            predicted_a, predicted_b = (ratios[job.row_id] * job.seconds / job.plan.batch
+                                        for job in (one, other))
+            named.append((predicted_a < predicted_b) == (a < b))
+    return named
+
+
+# --- all published runs ---------------------------------------------------------------------------
+
+class Residual(NamedTuple):
+    """A published run beside its prediction.
+
+    ratio       published by predicted step time
+    in_fit      whether constants were fitted on it
+    dense_bf16  whether the model is dense and its products in bf16
+    """
+
+    tool: str
+    gpu: str
+    ratio: float
+    in_fit: bool
+    dense_bf16: bool
+
+
+@functools.cache
+def published_residuals():
+    """Return [Residual] of all published runs that have a step time."""
+    residuals = []
+    for run in all_runs():
+        try:
+            job = job_of(run)
+        except Unused:
+            continue
+        if job.seconds:
+            residuals.append(Residual(
+                job.plan.tool, job.machine.family, 1 / step_ratio(job, CONSTANTS),
+                is_for_fit(job.row_id),
+                not job.model.experts and job.plan.precision == "bf16"))
+    return residuals
+
+
+@functools.cache
+def median_errors():
+    """Return the median errors (of step times, of memory) of all published runs, as a part of what
+    was measured.
+    """
+    everything = score(all_runs())["all"]
+    return quantile(everything.times, 0.5), quantile(everything.memory, 0.5)
+
+
+def likely_range(plan, machine):
+    """Return (low, high, a sentence): published by predicted step time, the 10th and 90th
+    percentile of the most similar published runs: this tool on this kind of GPU, or on any GPU, or
+    all runs.
+    """
+    residuals = published_residuals()
+    of_tool = [run for run in residuals if run.tool == plan.tool]
+    of_gpu = [run for run in of_tool if run.gpu == machine.family]
+    for similar, words in ((of_gpu, f"{plan.tool} on {machine.family}"),
+                           (of_tool, f"{plan.tool}, on any GPU"),
+                           (residuals, "of all tools, on any GPU")):
+        if len(similar) >= SIMILAR_RUNS:
+            break
+    low, high = (quantile([run.ratio for run in similar], part) for part in (0.1, 0.9))
+    side = ": most were slower" if low > 1 else ": most were faster" if high < 1 else ""
+    return low, high, (
+        f"80% of {len(similar)} published runs ({words}) took {low:.2f} to {high:.2f} times "
+        f"the predicted time{side}; {sum(run.in_fit for run in similar)} were used in the fit, "
+        f"{sum(run.dense_bf16 for run in similar)} are of dense models in bf16")

@@ -4,71 +4,77 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from ranklab.planner.request import Request
 from ranklab.planner.search import Found, NoLayout, rank
 from ranklab.planner.step import step_time
-from ranklab.planner.wish import Wish
 
-THINGS = ("GPUs", "batch", "sequence", "link", "network")
+QUANTITIES = ("GPUs", "batch", "sequence", "link", "network")
 TRIFLE = 0.005  # of a step's time: too little for another layout
 
 
 class Change(NamedTuple):
-    """One thing becomes `factor` times as much.
+    """One quantity becomes `factor` times as much.
 
-    wish, best  the new Wish, and its best layout; None if nothing fits
-    same        whether the layout stays the same, apart from the number of micro-batches
+    request, best  the new Request, and its best layout; None if nothing fits
+    same           whether the layout stays the same, apart from the number of micro-batches
     """
 
     what: str
     factor: float
-    wish: Wish
+    request: Request
     best: Found | None
     same: bool
 
 
-def changes(wish, found, best, watch=iter):
-    """[Change], for half and twice of each: the GPUs, the batch, the sequence (with the same tokens
-    in a batch), the link in a node, the network.
+def changes(request, layouts, best, watch=iter):
+    """Return [Change] for half and twice of each: the GPUs, the batch, the sequence (with the same
+    tokens in a batch), the link in a node, the network.
 
-    found  from wish.search(); best: the layout of `found` that is taken
+    layouts  from request.search(); best: the one of them that is taken
     """
     rows = []
-    for what, factor in product(THINGS, (0.5, 2)):
-        each, new = changed(wish, what, factor), found
-        if not each:
+    for what, factor in product(QUANTITIES, (0.5, 2)):
+        changed = change_request(request, what, factor)
+        if not changed:
             continue
         if what in ("link", "network"):  # the same fit; a step is at most twice as fast or slow
-            near = [one for one in found if one.step.total <= 2 * found[0].step.total]
-            new = sorted((one._replace(step=step_time(wish.model, one.plan, each.machine))
-                          for one in near), key=lambda one: one.step.total)
+            near = [layout for layout in layouts
+                    if layout.step.total <= 2 * layouts[0].step.total]
+            new = sorted((layout._replace(step=step_time(request.model, layout.plan,
+                                                         changed.machine))
+                          for layout in near), key=lambda layout: layout.step.total)
         else:
             try:
-                new = each.search(watch)
+                new = changed.search(watch)
             except NoLayout:
                 new = []
-        rows.append(Change(what, factor, each, *chosen(new, best)))
+        rows.append(Change(what, factor, changed, *best_of(new, best)))
     return rows
 
 
-def changed(wish, what, factor):
-    """The changed Wish; None if a half is not a whole number."""
+def change_request(request, what, factor):
+    """Return the changed Request; None if a half is not a whole number."""
     if what in ("link", "network"):
-        speed = factor * getattr(wish.machine, what)
-        return replace(wish, machine=replace(wish.machine, **{what: speed}))
-    sizes = {what.lower(): factor * getattr(wish, what.lower())}
+        speed = factor * getattr(request.machine, what)
+        return replace(request, machine=replace(request.machine, **{what: speed}))
+    sizes = {what.lower(): factor * getattr(request, what.lower())}
     if what == "sequence":
-        sizes["batch"] = wish.batch / factor
-    whole = all(size == int(size) for size in sizes.values())
-    return replace(wish, **{name: int(size) for name, size in sizes.items()}) if whole else None
+        sizes["batch"] = request.batch / factor
+    if any(size != int(size) for size in sizes.values()):
+        return None
+    return replace(request, **{name: int(size) for name, size in sizes.items()})
 
 
-def chosen(found, best):
-    """(the old layout, True) if it is at most a TRIFLE slower than the fastest, or (that, False)"""
-    same = [each for each in found if each.step.total <= (1 + TRIFLE) * found[0].step.total
-            and sizeless(each.plan) == sizeless(best.plan)]
-    return (same[0], True) if same else (min(found, key=rank, default=None), False)
+def best_of(layouts, old):
+    """Return (the old layout, True) if it is at most a TRIFLE slower than the fastest of these, or
+    (the fastest, False).
+    """
+    same = [layout for layout in layouts
+            if layout.step.total <= (1 + TRIFLE) * layouts[0].step.total
+            and without_sizes(layout.plan) == without_sizes(old.plan)]
+    return (same[0], True) if same else (min(layouts, key=rank, default=None), False)
 
 
-def sizeless(plan):
-    """The plan without the sizes of its batch."""
+def without_sizes(plan):
+    """Return the plan without the sizes of its batch."""
     return replace(plan, micro_batches=1, sequence=1)

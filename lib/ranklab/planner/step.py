@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
-from ranklab.planner import compute, traffic
+from ranklab.planner.compute import head_work, layer_work, optimizer_seconds
 from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.links import exchange_seconds
+from ranklab.planner.traffic import volumes
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ class Step:
 
     def hfu(self, model, plan, machine, causal=False):
         """The same with forwards that run twice."""
-        twice = plan.recomputed * (plan.recompute == "full")
-        flops = model.flops_per_token(plan.sequence, causal, 1 + twice)
+        flops = model.flops_per_token(plan.sequence, causal, 1 + plan.rerun_share)
         return self._of_peak(flops, plan, machine)
 
     def _of_peak(self, flops, plan, machine):
@@ -68,67 +69,68 @@ def exposed(messages, work, hidden, c):
     return longer * (1 + (shorter / longer) ** c.overlap) ** (1 / c.overlap) - work
 
 
-def tensor_exposed(model, plan, machine, work, c):
-    """Seconds of a layer's tensor messages that are left; "tensor backward" hides those of inputs'
-    gradients behind the products of weights' gradients (Megatron-LM since 2022).
+def tensor_exposed(seconds, plan, work, c):
+    """Return the seconds of a layer's tensor messages that are left; "tensor backward" hides those
+    of inputs' gradients behind the products of weights' gradients (Megatron-LM since 2022).
     """
-    seconds = traffic.tensor_seconds(model, plan, machine, c)
     if "tensor backward" not in plan.hides:
         return exposed(seconds, sum(work.products), "tensor" in plan.hides, c)
-    back = seconds / (2 + plan.recomputed * (plan.recompute == "full"))
+    back = seconds / (2 + plan.rerun_share)
     return seconds - back + exposed(back, work.products[1] / 2, True, c)
 
 
 def layer_parts(model, plan, machine, c, sparse):
-    """{part of a Step: seconds} of a layer and micro-batch, on one GPU."""
-    work = compute.layer_work(model, plan, machine, c, sparse)
-    twice = compute.again(work, plan)
-    both = work.forward + work.backward + twice
-    late = exposed(c.host_seconds, both, True, c) if sparse and not plan.graphs else 0.0
-    numbers = model.block + model.dense_ffn * (not sparse)
-    gathered = traffic.gather_seconds(numbers / plan.tp, plan, machine, c)
-    if sparse and plan.zero == 3:
-        gathered += traffic.gather_seconds(model.experts * model.expert / plan.ep, plan, machine, c)
-    axes = {  # part: (axis that may hide it, its messages, the work beside them)
-        "context": ("context", traffic.context_seconds(model, plan, machine, c),
-                    sum(work.attention)),
-        "expert": ("expert", sparse and traffic.expert_seconds(model, plan, machine, c), both),
-        "weights": ("data", gathered, both)}
-    return {"products": sum(work.products), "attention": sum(work.attention),
-            "other": sum(work.other) + late, "recompute": twice,
-            "tensor": tensor_exposed(model, plan, machine, work, c),
-            **{part: exposed(seconds, beside, axis in plan.hides, c)
-               for part, (axis, seconds, beside) in axes.items()}}
+    """Return {part of a Step: seconds} of a layer and micro-batch, on one GPU."""
+    work = layer_work(model, plan, machine, c, sparse)
+    traffic = volumes(model, plan, machine)
+    gathers = sum(exchange_seconds(exchanges, machine, c)
+                  for exchanges in (traffic.sparse_gathers if sparse else traffic.dense_gathers))
+    experts = exchange_seconds(traffic.expert if sparse else (), machine, c)
+    tensor = exchange_seconds(traffic.tensor, machine, c)
+    context = exchange_seconds(traffic.context, machine, c)
+    attention, busy, hides = sum(work.attention), work.busy, plan.hides
+    late = exposed(c.host_seconds, busy, True, c) if sparse and not plan.graphs else 0.0
+    return {"products": sum(work.products), "attention": attention,
+            "other": sum(work.other) + late, "recompute": work.rerun,
+            "tensor": tensor_exposed(tensor, plan, work, c),
+            "context": exposed(context, attention, "context" in hides, c),
+            "expert": exposed(experts, busy, "expert" in hides, c),
+            "weights": exposed(gathers, busy, "data" in hides, c)}
 
 
 def layer_seconds(model, plan, machine, c=CONSTANTS):
-    """{part of a Step: seconds} of all layers for one micro-batch, one GPU after the other."""
+    """Return {part of a Step: seconds} of all layers for one micro-batch, one GPU after the other.
+    """
     kinds = ((model.layers - model.sparse_layers, False), (model.sparse_layers, True))
-    found = [(number, layer_parts(model, plan, machine, c, sparse))
-             for number, sparse in kinds if number]
-    return {part: sum(number * parts[part] for number, parts in found) for part in found[0][1]}
+    layers = [(number, layer_parts(model, plan, machine, c, sparse))
+              for number, sparse in kinds if number]
+    return {part: sum(number * parts[part] for number, parts in layers) for part in layers[0][1]}
 
 
 def head_seconds(model, plan, machine, c=CONSTANTS):
-    """The same of the head and the loss, on the last pipeline rank."""
-    work = compute.head_work(model, plan, machine, c)
+    """Return {part of a Step: seconds} of the head and the loss for one micro-batch, on the last
+    pipeline rank.
+    """
+    work = head_work(model, plan, machine, c)
     return {"products": sum(work.products), "other": sum(work.other)}
 
 
 def sent_seconds(model, plan, machine, beside, c=CONSTANTS):
-    """Seconds of a micro-batch's messages between pipeline ranks that `beside` does not hide."""
-    seconds = traffic.pipeline_seconds(model, plan, machine, c)
+    """Return the seconds of a micro-batch's messages between pipeline ranks that `beside` does not
+    hide.
+    """
+    seconds = exchange_seconds(volumes(model, plan, machine).pipeline, machine, c)
     return exposed(seconds, beside, "pipeline" in plan.hides, c)
 
 
 def bubble_part(model, plan, machine, c=CONSTANTS):
-    """The bubble as a part of the time of even pipeline ranks (lab 09)."""
+    """Return the bubble as a part of the time of even pipeline ranks (lab 09)."""
     if plan.schedule == "zb-h2" or plan.pp == 1:
         return 0.0
     if plan.schedule == "zb-h1":
-        work = compute.layer_work(model, plan, machine, c, model.sparse_layers > 0)
+        work = layer_work(model, plan, machine, c, model.sparse_layers > 0)
         weights = work.products[1] / 2
-        back = work.backward + compute.again(work, plan) - weights
+        back = work.backward + work.rerun - weights
         return zb_h1_bubble(plan.pp, plan.micro_batches, work.forward, back, weights)
     return flush_bubble(plan.pp, plan.micro_batches, plan.virtual)
 
@@ -156,26 +158,14 @@ def step_time(model, plan, machine, constants=CONSTANTS):
                 rest=c.step_seconds)
 
 
-def held_numbers(model, plan):
-    """(dense parameters, parameters of experts) that the fullest GPU of the first stage holds."""
-    layers = max(plan.stages(model.layers))
-    dense = layers * model.block + min(layers, model.dense) * model.dense_ffn + model.embedding
-    sparse = max(0, layers - min(layers, model.dense)) if model.experts else 0
-    return dense / plan.tp, sparse * model.experts * model.expert / plan.ep
-
-
-def update_seconds(model, plan, machine, piece, c=CONSTANTS):
-    """(data, optimizer): gradients and weights that travel once a step beside the work of a
-    micro-batch, of `piece` seconds; and the optimizer's step.
+def update_seconds(model, plan, machine, beside, c=CONSTANTS):
+    """Return (data, optimizer): the seconds of gradients and weights that travel once a step, as
+    far as the work of a micro-batch, of `beside` seconds, does not hide them; and of the
+    optimizer's step.
     """
-    numbers, experts = held_numbers(model, plan)
-    ranks = max(1, plan.copies * plan.tp // plan.ep)
-    reduced = compute.add(traffic.data_seconds(numbers, plan, machine, c),
-                          traffic.data_seconds(experts, plan, machine, c, ranks))
-    data = sum(exposed(seconds, piece * part, "data" in plan.hides, c)
-               for seconds, part in zip(reduced, (2 / 3, 1 / 3)))  # beside backward, and forward
-    mine = 0 if plan.frozen else (numbers + experts) / (plan.sharders if plan.zero else 1)
-    if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
-        shared = min(machine.node, plan.gpus) / machine.host_memory
-        return data, mine * (4 / machine.host + 28 * shared)
-    return data, compute.ADAM * mine / machine.memory_bandwidth
+    traffic, hidden = volumes(model, plan, machine), "data" in plan.hides
+    gradients, weights = (sum(exchange_seconds(exchanges, machine, c) for exchanges in kinds)
+                          for kinds in (traffic.gradients, traffic.weights))
+    data = (exposed(gradients, beside * (2 / 3), hidden, c)  # beside backward
+            + exposed(weights, beside * (1 / 3), hidden, c))  # and forward
+    return data, optimizer_seconds(sum(traffic.parameters), plan, machine)

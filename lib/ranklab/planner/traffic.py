@@ -1,108 +1,185 @@
-"""Seconds that the messages of each axis take, before any is hidden beside computing."""
+"""volumes: what each group of ranks sends, in bytes, resolved once. links.py has the seconds."""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ranklab.context_parallel.formulas import ring_bytes
-from ranklab.planner.links import collective_seconds, message_seconds
+from ranklab.planner.placement import place
 from ranklab.planner.plan import Span
 from ranklab.tensor_parallel.formulas import summed_bytes
 
+HOP = 10e-6  # seconds until the first byte of a message reaches the neighbour
 
-def tensor_seconds(model, plan, machine, c):
-    """Of one layer and micro-batch: all-reduces of x, or a reduce-scatter and an all-gather for
-    each; a forward that runs twice sends twice.
+
+class Message(NamedTuple):
+    """One collective of a group, or one message to a neighbour in it (verb "send").
+
+    nbytes  of the larger side, as in nccl-tests
+    """
+
+    verb: str
+    nbytes: float
+    span: Span
+
+
+class Exchange(NamedTuple):
+    """Messages of a group, `count` times.
+
+    at_once  True: they use different links, and the longest counts; False: one after the other
+    latency  seconds that come on top
+    """
+
+    messages: tuple
+    count: float = 1
+    at_once: bool = False
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """What a rank exchanges in a step: tuples of Exchanges, empty for a group of one rank.
+
+    tensor, context  of each layer and micro-batch
+    expert           of each layer with experts and micro-batch
+    dense_gathers, sparse_gathers  of the sharded weights of each dense layer (layer with experts)
+                     and micro-batch: (those outside of experts, those of experts)
+    pipeline         of each micro-batch
+    gradients, weights  once a step, if weights are not sharded by layers: (outside of experts, of
+                     experts)
+    parameters       numbers on the fullest GPU of the first stage: (outside of experts, of experts)
+    """
+
+    tensor: tuple
+    context: tuple
+    expert: tuple
+    dense_gathers: tuple
+    sparse_gathers: tuple
+    pipeline: tuple
+    gradients: tuple
+    weights: tuple
+    parameters: tuple
+
+
+@functools.lru_cache(maxsize=1024)  # each part of a step reads them, and a fit reads them each time
+def volumes(model, plan, machine):
+    """Return the Volumes of a plan whose groups lie on this machine."""
+    placement = place(plan, machine)
+    dense, experts = parameters_per_gpu(model, plan)
+    gradients, weights = zip(
+        update_exchanges(dense, plan, placement.weights, placement),
+        update_exchanges(experts, plan, placement.expert_copies, placement))
+    return Volumes(
+        tensor=tensor_exchanges(model, plan, placement),
+        context=context_exchanges(model, plan, placement),
+        expert=expert_exchanges(model, plan, placement),
+        dense_gathers=(gather_exchanges(
+            (model.block + model.dense_ffn) / plan.tp, plan, placement), ()),
+        sparse_gathers=(gather_exchanges(model.block / plan.tp, plan, placement),
+                        gather_exchanges(model.experts * model.expert / plan.ep, plan, placement)),
+        pipeline=pipeline_exchanges(model, plan, placement),
+        gradients=gradients, weights=weights, parameters=(dense, experts))
+
+
+def parameters_per_gpu(model, plan):
+    """Return (parameters outside of experts, of experts) on the fullest GPU of the first stage."""
+    layers = max(plan.stages(model.layers))
+    dense = layers * model.block + min(layers, model.dense) * model.dense_ffn + model.embedding
+    sparse = max(0, layers - min(layers, model.dense)) if model.experts else 0
+    return dense / plan.tp, sparse * model.experts * model.expert / plan.ep
+
+
+def tensor_exchanges(model, plan, placement):
+    """Return the Exchanges of a layer and micro-batch between tensor ranks: all-reduces of x, or a
+    reduce-scatter and an all-gather for each. A forward that runs twice sends twice.
     """
     if plan.tp == 1:
-        return 0.0
+        return ()
     x = 2 * plan.tokens * model.hidden  # bytes
     total = summed_bytes(model.hidden, plan.tokens, 1, False, False, size=2, leaving=2)
-    twice = plan.recomputed * (plan.recompute == "full")
-    count = total / x / (1 + model.parallel) * (1 + twice / 2)
-    span = plan.span("tensor", machine)
-    if plan.sequence_parallel:
-        return count * (collective_seconds("all_gather", x, span, machine, c)
-                        + collective_seconds("reduce_scatter", x, span, machine, c))
-    return count * collective_seconds("all_reduce", x, span, machine, c)
+    verbs = ("all_gather", "reduce_scatter") if plan.sequence_parallel else ("all_reduce",)
+    return (Exchange(tuple(Message(verb, x, placement.tensor) for verb in verbs),
+                     total / x / (1 + model.parallel) * (1 + plan.rerun_share / 2)),)
 
 
-def context_seconds(model, plan, machine, c):
-    """Of one layer and micro-batch: keys and values go round the ring, and their gradients."""
+def context_exchanges(model, plan, placement):
+    """Return the Exchanges of a layer and micro-batch between context ranks: keys and values go
+    round the ring, and their gradients.
+    """
     if plan.cp == 1:
-        return 0.0
+        return ()
     heads = max(1, model.kv_heads / plan.tp)
-    back = ring_bytes(plan.sequence, heads, model.head_size, plan.cp)
-    front = ring_bytes(plan.sequence, heads, model.head_size, plan.cp, backward=False)
-    nbytes = plan.micro_batch * (back + front * plan.recomputed * (plan.recompute == "full"))
-    span = plan.span("context", machine)
-    return 2 * plan.cp * 10e-6 + message_seconds(nbytes, span, machine, c)
+    both = ring_bytes(plan.sequence, heads, model.head_size, plan.cp)
+    forward = ring_bytes(plan.sequence, heads, model.head_size, plan.cp, backward=False)
+    nbytes = plan.micro_batch * (both + forward * plan.rerun_share)
+    return (Exchange((Message("send", nbytes, placement.context),), latency=2 * plan.cp * HOP),)
 
 
-def expert_seconds(model, plan, machine, c):
-    """Of one layer with experts: tokens go to their experts and back, forward and backward.
+def expert_exchanges(model, plan, placement):
+    """Return the Exchanges of a layer with experts and a micro-batch: tokens go to their experts
+    and back, forward and backward.
 
     A token goes once to each node with some of its experts, and from there once to each such rank.
     With N nodes (or ranks) and k experts these are N (1 - (1 - 1/N)^k) on average.
     """
     if plan.ep == 1:
-        return 0.0
-    count = 4 + 2 * plan.recomputed * (plan.recompute == "full")
-    span = plan.span("expert", machine)
+        return ()
+    span = placement.expert
     x = 2 * plan.tokens * model.hidden / plan.tp  # bytes
     nodes = max(1.0, span.ranks / span.node)
     near, far = (x * n * (1 - (1 - 1 / n) ** model.top_k) for n in (span.ranks, nodes))
-    return count * max(
-        collective_seconds("all_to_all", near, Span(*3 * [span.node]), machine, c),
-        collective_seconds("all_to_all", far, span, machine, c) if nodes > 1 else 0.0)
+    messages = [Message("all_to_all", near, Span(*3 * [span.node]))]
+    if nodes > 1:
+        messages.append(Message("all_to_all", far, span))
+    return (Exchange(tuple(messages), 4 + 2 * plan.rerun_share, at_once=True),)
 
 
-def gather_seconds(numbers, plan, machine, c):
-    """Of one layer's sharded weights (ZeRO-3, FSDP), for each micro-batch: they are gathered for
-    forward and for backward, and gradients are reduced. 0 on one rank.
+def gather_exchanges(numbers, plan, placement):
+    """Return the Exchanges of so many sharded weights (ZeRO-3, FSDP) for each micro-batch.
+
+    They are gathered for forward and for backward; gradients are reduced, over the shards and over
+    the copies of the shards (HSDP).
     """
     if plan.copies == 1 or plan.zero < 3:
-        return 0.0
-    span = plan.span("shard", machine)
-    weights = collective_seconds("all_gather", 2 * numbers, span, machine, c)
+        return ()
     nbytes = plan.gradient_bytes * numbers
-    gradients = collective_seconds("reduce_scatter", nbytes, span, machine, c)
-    return 2 * weights + (0 if plan.frozen else gradients + replicas(nbytes, plan, machine, c))
+    weights = Exchange((Message("all_gather", 2 * numbers, placement.shard),), 2)
+    gradients = Exchange((Message("reduce_scatter", nbytes, placement.shard),
+                          Message("all_reduce", nbytes / plan.sharders, placement.replicas)))
+    return (weights,) if plan.frozen else (weights, gradients)
 
 
-def replicas(nbytes, plan, machine, c):
-    """Seconds of the sum over copies of the shards (HSDP)."""
-    whole = plan.span("weights", machine)
-    span = Span(*(max(1, each // plan.sharders) for each in whole))
-    return collective_seconds("all_reduce", nbytes / plan.sharders, span, machine, c)
+def update_exchanges(numbers, plan, span, placement):
+    """Return (Exchanges of gradients, Exchanges of weights) once a step: an all-reduce, or with
+    ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
-
-def data_seconds(numbers, plan, machine, c, ranks=0):
-    """(of gradients, of weights) once a step, if weights are not sharded by layers: an all-reduce,
-    or with ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
-
-    ranks  how many take part; 0: all that have the same weights
+    span  of the ranks that have these `numbers` weights
     """
     if plan.zero == 3 or plan.frozen or not numbers:
-        return 0.0, 0.0
-    span = plan.span("weights", machine)
-    span = Span(*(min(ranks, each) for each in span)) if ranks else span
+        return (), ()
+
+    def exchanges(verb, nbytes, span):
+        return (Exchange((Message(verb, nbytes, span),)),)
+
     nbytes = plan.gradient_bytes * numbers
     if not plan.zero:
-        return collective_seconds("all_reduce", nbytes, span, machine, c), 0.0
+        return exchanges("all_reduce", nbytes, span), ()
     if plan.sharders < span.ranks:  # gradients over all; weights from the shards' group
-        gathered = plan.span("shard", machine)
-        return (collective_seconds("all_reduce", nbytes, span, machine, c),
-                collective_seconds("all_gather", 2 * numbers, gathered, machine, c))
-    return (collective_seconds("reduce_scatter", nbytes, span, machine, c),
-            collective_seconds("all_gather", 2 * numbers, span, machine, c))
+        return (exchanges("all_reduce", nbytes, span),
+                exchanges("all_gather", 2 * numbers, placement.shard))
+    return (exchanges("reduce_scatter", nbytes, span),
+            exchanges("all_gather", 2 * numbers, span))
 
 
-def pipeline_seconds(model, plan, machine, c):
-    """Of one micro-batch on a rank, which sends each stage's result on, and its gradient back.
-    Tensor ranks each send a part, and gather it again unless they have split sequences.
+def pipeline_exchanges(model, plan, placement):
+    """Return the Exchanges of a micro-batch between stages: a rank sends each stage's result on,
+    and its gradient back. Each tensor rank sends a part, and gathers it again unless they have
+    split sequences.
     """
     if plan.pp == 1:
-        return 0.0
+        return ()
     x = 2 * plan.tokens * model.hidden  # bytes
-    seconds = message_seconds(x / plan.tp, plan.span("pipeline", machine), machine, c)
+    messages = [Message("send", x / plan.tp, placement.pipeline)]
     if not plan.sequence_parallel:
-        tensor = plan.span("tensor", machine)
-        seconds += collective_seconds("all_gather", x, tensor, machine, c)
-    return 2 * plan.virtual * seconds
+        messages.append(Message("all_gather", x, placement.tensor))
+    return (Exchange(tuple(messages), 2 * plan.virtual),)

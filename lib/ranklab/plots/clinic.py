@@ -1,7 +1,7 @@
 """The figures of lab 16: what each disease shows, who waits for whom, losses after a restart."""
 
 from ranklab.clinic.detectors import first_difference
-from ranklab.clinic.signs import COLUMNS, SIGNS
+from ranklab.clinic.symptoms import COLUMNS, SYMPTOMS
 from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, styled
 
@@ -14,7 +14,7 @@ def symptoms(title="What each disease shows of itself"):
     """A row for each of the 21 diseases, in their groups; a dark square for each sign that it
     shows of itself on four ranks, beside the mended program.
     """
-    groups = [*SIGNS.items()]
+    groups = [*SYMPTOMS.items()]
     fig, axes = figure(8.6, 4.6, cols=2)
     for ax, part in zip(axes, (groups[:2], groups[2:])):
         clean(ax)

@@ -128,7 +128,7 @@ def best_of_both(found):
 def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and what they save"):
     """Dollars against days (or GPU hours, if no price is known), a dot for each number of GPUs.
 
-    offers  of planner.wish.offers
+    offers  of planner.offers.offers
     """
     fig, ax = figure(7.6, 3.4)
     priced = offers[0].bill.dollars is not None

@@ -1,7 +1,7 @@
 """What all entry points share, `ranklab` included: a dataclass as options, refusals, a figure.
 
 What is wrong with the arguments is one sentence and exit code 2, before anything is launched: see
-the types in options.py, Command.parse, and `refusals` for what the library itself refuses.
+the types in basics/options.py, Command.parse, and `refusals` for what the library itself refuses.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import time
 import typing
 from pathlib import Path
 
+from ranklab.basics.options import about, number, seed
 from ranklab.engine import RankError, is_main_process
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.engine.launcher import default_ranks
 from ranklab.engine.report import PACKAGE
-from ranklab.options import about, number, seed
 
 LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it

@@ -1,7 +1,7 @@
 """One runner for all projects: options from dataclasses, a report, a figure, an exit code.
 
 A project has one frozen dataclass for its command, an Options, and often a second one for its
-training, the settings. Each field is an option: options.py says how it gets its help.
+training, the settings. Each field is an option: basics/options.py says how it gets its help.
 """
 
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ranklab.options import check_options, existing_file, number, option, picture, positive
+from ranklab.basics.options import check_options, existing_file, number, option, picture, positive
 from ranklab.projects.command import MOST_RANKS, Command, refusals, save_figure, say, time_limit
 
 

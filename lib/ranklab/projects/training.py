@@ -9,7 +9,7 @@ import torch
 from ranklab.engine import device, launch
 from ranklab.meter import MemoryCurve, Traffic
 from ranklab.projects.command import LAUNCH_LIMIT
-from ranklab.text_trainer import TextTrainer
+from ranklab.trainer.text import TextTrainer
 
 
 @dataclass(frozen=True)

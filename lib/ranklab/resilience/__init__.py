@@ -14,19 +14,22 @@
     heartbeat.py   Heartbeats: a rank that has stopped is noticed
 """
 
+from ranklab.resilience.cluster import Decision, Job, State, run_policy
 from ranklab.resilience.corruption import recompute_step, silent_corruption
 from ranklab.resilience.elastic import elastic_batch
 from ranklab.resilience.health import Health, Probe, health_check
-from ranklab.resilience.interval import goodput, optimal_interval
+from ranklab.resilience.interval import goodput, optimal_interval, random_gaps, simulate
 from ranklab.resilience.neighbour import Neighbour
-from ranklab.resilience.policy import recovery_policy
+from ranklab.resilience.policy import daly_policy, oracle, recovery_policy
 from ranklab.resilience.resume import Loader, Run, resume_exact
 from ranklab.resilience.save import atomic_save
 from ranklab.resilience.spike import loss_spike
 from ranklab.resilience.straggler import find_straggler
+from ranklab.resilience.traces import REGIMES, make_trace
 
 __all__ = [
-    "Health", "Loader", "Neighbour", "Probe", "Run", "atomic_save", "elastic_batch",
-    "find_straggler", "goodput", "health_check", "loss_spike", "optimal_interval",
-    "recompute_step", "recovery_policy", "resume_exact", "silent_corruption",
+    "Decision", "Health", "Job", "Loader", "Neighbour", "Probe", "REGIMES", "Run", "State",
+    "atomic_save", "daly_policy", "elastic_batch", "find_straggler", "goodput", "health_check",
+    "loss_spike", "make_trace", "optimal_interval", "oracle", "random_gaps", "recompute_step",
+    "recovery_policy", "resume_exact", "run_policy", "silent_corruption", "simulate",
 ]

@@ -12,8 +12,8 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.flat import as_bytes
 from ranklab.engine import device
-from ranklab.flat import as_bytes
 
 
 def silent_corruption(parameters, group=None):

@@ -1,7 +1,7 @@
 """A checkpoint file that is whole at any moment: written beside its place, then renamed.
 
-ranklab.files has the same for text; checkpoint/ has it for the files of many ranks, whose index is
-renamed into place last.
+ranklab.basics.files has the same for text; checkpoint/ has it for the files of many ranks, whose
+index is renamed into place last.
 """
 
 import os

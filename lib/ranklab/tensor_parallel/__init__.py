@@ -16,19 +16,26 @@ Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours, to
 and Megatron's together (peers/dtensor, peers/megatron).
 """
 
-from ranklab.tensor_parallel.attention import parallel_attention
-from ranklab.tensor_parallel.dropout import dropout_seeds
-from ranklab.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from ranklab.tensor_parallel import plan
+from ranklab.tensor_parallel.attention import KeyValueHeads, enter_before, parallel_attention
+from ranklab.tensor_parallel.dropout import SPREAD, dropout_seeds, own_random
+from ranklab.tensor_parallel.linear import (
+    ColumnParallelLinear, OverlappedColumnLinear, RowParallelLinear,
+)
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt, tensor_parallel
-from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+from ranklab.tensor_parallel.regions import (
+    RegionFunction, all_reduce_sum, copy_to_region, identity, reduce_from_region,
+)
 from ranklab.tensor_parallel.sequence import sequence_parallel_norm
+from ranklab.tensor_parallel.split import split_parameter
 from ranklab.tensor_parallel.vocabulary import (
     vocab_parallel_cross_entropy, vocab_parallel_embedding,
 )
 
 __all__ = [
-    "ColumnParallelLinear", "TPConfig", "RowParallelLinear", "copy_to_region", "dropout_seeds",
-    "parallel_attention", "parallel_gpt", "reduce_from_region",
-    "sequence_parallel_norm", "tensor_parallel", "vocab_parallel_cross_entropy",
-    "vocab_parallel_embedding",
+    "ColumnParallelLinear", "KeyValueHeads", "OverlappedColumnLinear", "RegionFunction",
+    "RowParallelLinear", "SPREAD", "TPConfig", "all_reduce_sum", "copy_to_region", "dropout_seeds",
+    "enter_before", "identity", "own_random", "parallel_attention", "parallel_gpt", "plan",
+    "reduce_from_region", "sequence_parallel_norm", "split_parameter", "tensor_parallel",
+    "vocab_parallel_cross_entropy", "vocab_parallel_embedding",
 ]

@@ -3,10 +3,10 @@
 import torch
 
 from ranklab.mesh import mesh_grad_norm
-from ranklab.parallel import GroupParallel, Piece, groups_here
 from ranklab.tensor_parallel.dropout import dropout_seeds, has_dropout
 from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 from ranklab.tensor_parallel.split import split_of, specs_of
+from ranklab.trainer.parallel import GroupParallel, Piece, groups_here
 
 
 class TensorParallel(GroupParallel):

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ranklab.basics.targets import IGNORE
 from ranklab.ranks import shard_range
-from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 from ranklab.tensor_parallel.split import ShardSpec, take
 

@@ -23,15 +23,18 @@ DeepSpeed has all of it as configuration; the tests hold the two together (peers
 """
 
 from ranklab.zero.config import deepspeed_config, fastest_way
-from ranklab.zero.keeping import units_to_keep
-from ranklab.zero.memory import zero_memory, zero_traffic
+from ranklab.zero.keeping import Step, last_that_fit, published_steps, units_to_keep
+from ranklab.zero.memory import States, zero_memory, zero_traffic
 from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
-from ranklab.zero.partition import partition_flat
+from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin, partition_flat
+from ranklab.zero.sharded_model import ShardedModel
 from ranklab.zero.stage3 import ZeroStage3
 from ranklab.zero.stages import ZeroStage1, ZeroStage2
+from ranklab.zero.units import call_after_backward, in_backward
 
 __all__ = [
-    "CpuMemory", "Files", "ZeroStage1", "ZeroStage2", "ZeroStage3", "deepspeed_config",
-    "fastest_way", "offload_optimizer", "partition_flat", "units_to_keep", "zero_memory",
-    "zero_traffic",
+    "CpuMemory", "Files", "ShardedBucket", "ShardedModel", "ShardedOptimizerMixin", "States",
+    "Step", "ZeroStage1", "ZeroStage2", "ZeroStage3", "call_after_backward", "deepspeed_config",
+    "fastest_way", "in_backward", "last_that_fit", "offload_optimizer", "partition_flat",
+    "published_steps", "units_to_keep", "zero_memory", "zero_traffic",
 ]

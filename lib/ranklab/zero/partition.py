@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ranklab.basics.flat import pieces
 from ranklab.data_parallel.buckets import Bucket
-from ranklab.flat import pieces
-from ranklab.parallel import groups_here
+from ranklab.trainer.parallel import groups_here
 
 
 def partition_flat(tensors, ranks):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.data_parallel.buckets import buckets_of
-from ranklab.data_parallel.overlapped import OverlappedDataParallel
+from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 
 

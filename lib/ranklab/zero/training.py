@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from ranklab.data_parallel.training import DataParallel
-from ranklab.parallel import Piece, flat_pieces
+from ranklab.trainer.parallel import Piece, flat_pieces
 from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.stage3 import ZeroStage3
 from ranklab.zero.stages import ZeroStage1, ZeroStage2

@@ -158,7 +158,7 @@ class UnitHooks(EndOfBackward):
 
     def backward_begins(self, _=None):
         """The root is whole, and finish() will be called."""
-        self.await_its_end()  # inside no_sync, too: units must be freed
+        self.await_end_of_backward()  # inside no_sync, too: units must be freed
         self.root.end_gather()  # an earlier backward may have freed it
 
     def reduce(self, unit):

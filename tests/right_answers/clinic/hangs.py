@@ -5,7 +5,7 @@ import contextlib
 from mutants import mutant
 
 from ranklab.clinic.hangs import train_on_a_grid, train_with_owners
-from ranklab.clinic.slow import SENT, SHARE, train_large_batch, train_on_functions
+from ranklab.clinic.slowdowns import SENT, SHARE, train_large_batch, train_on_functions
 
 MICRO_STEP = """            part = model(x, y) / len(numbers)
             part.backward()

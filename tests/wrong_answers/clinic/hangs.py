@@ -6,7 +6,7 @@ from mutants import mutant, slips_of
 
 from ranklab.checks.clinic.hangs import SLIPS_OF_GOOD, SLIPS_OF_OWNERS
 from ranklab.clinic.hangs import CASES, train_on_a_grid, train_until_good, train_with_owners
-from ranklab.clinic.slow import IN_A_ROW, SENT, SHARE, train_large_batch, train_on_functions
+from ranklab.clinic.slowdowns import IN_A_ROW, SENT, SHARE, train_large_batch, train_on_functions
 
 
 OWNERS, GRID, GOOD, *_ = CASES

@@ -12,11 +12,11 @@ WRONG = [
     mutant(sync_batch_norm, FORWARD, "n", "n < 2", "n < 1",
            says="normalised by this rank's own mean and variance"),
     mutant(sync_batch_norm, FORWARD, "n", says="the count must be summed over ranks"),
-    mutant(sync_batch_norm, VARIANCE, "variance = wide.var(over, unbiased=False) * count / n\n"
+    mutant(sync_batch_norm, VARIANCE, "variance = wide.var(dims, unbiased=False) * count / n\n"
            "            dist.all_reduce(variance, group=group)",
            says="Variances do not average"),
-    mutant(sync_batch_norm, VARIANCE, "mean, variance = wide.mean(over), "
-           "wide.var(over, unbiased=False)\n            for each in mean, variance:\n"
+    mutant(sync_batch_norm, VARIANCE, "mean, variance = wide.mean(dims), "
+           "wide.var(dims, unbiased=False)\n            for each in mean, variance:\n"
            "                dist.all_reduce(each.div_(dist.get_world_size(group)), group=group)",
            says="in one tensor, and divide at the end"),
     mutant(sync_batch_norm, VARIANCE, f"{VARIANCE} * n / (n - 1)",
@@ -24,11 +24,11 @@ WRONG = [
     mutant(sync_batch_norm, "variance + eps", "variance + 1e-5", says="with an eps of 1e-5"),
     mutant(sync_batch_norm, "grad - by_mean - normal * by_variance", "grad",
            says="Mean and variance depend on x as well"),
-    mutant(sync_batch_norm, "sums / n).chunk", "mine * x.shape[1] / max(1, x.numel())).chunk",
+    mutant(sync_batch_norm, "sums / n).chunk", "local_sums * x.shape[1] / max(1, x.numel())).chunk",
            says="so their gradients count too"),
     mutant(sync_batch_norm, "sums / n).chunk", "sums * x.shape[1] / x.numel()).chunk",
            says="divide by the count of all"),
-    mutant(sync_batch_norm, "mine.to(weight.dtype)", "sums.to(weight.dtype)",
+    mutant(sync_batch_norm, "local_sums.to(weight.dtype)", "sums.to(weight.dtype)",
            says="Data parallelism averages this gradient later"),
     mutant(sync_batch_norm, "running=None)", "running=None, kept={})",
            f"ctx.save_for_backward({SAVED})",
@@ -45,8 +45,9 @@ WRONG = [
            "dist.get_world_size(group))]\n            dist.all_gather(every, sums, group=group)\n"
            "            sums = sum(every)\n            n",
            says="in 3 calls .all_gather, all_reduce."),
-    mutant(sync_batch_norm, "sums = mine.clone()", "sums = torch.cat([mine, mine])", "(sums / n)",
-           "(sums[: len(mine)] / n)",
+    mutant(sync_batch_norm, "sums = local_sums.clone()",
+           "sums = torch.cat([local_sums, local_sums])", "(sums / n)",
+           "(sums[: len(local_sums)] / n)",
            says="sends 208 bytes in 3 calls .*160 bytes in 3 are enough"),
     mutant(sync_batch_norm, "grad - by_mean - normal * by_variance",
            "grad.sub_(by_mean + normal * by_variance)",

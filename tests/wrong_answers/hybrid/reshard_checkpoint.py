@@ -6,7 +6,7 @@ from ranklab.checkpoint.reshard import overlap, reshard_checkpoint
 
 ZIP = "zip(pieces, saved, strict=True)"
 COUNT = "if numbers != piece.tensor.numel():"
-LAST = "    for here, there in copies:\n        here.copy_(there)"
+LAST = "    for target, source in copies:\n        target.copy_(source)"
 
 
 def _wrong(*edits, says, **named):
@@ -16,9 +16,9 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(COUNT, "if False:", says="no ValueError"),
     _wrong(COUNT, "if not numbers:", says="no ValueError|it raised", called="some_are_enough"),
-    _wrong("copies += found", "for here, there in found:\n            here.copy_(there)",
+    _wrong("copies += overlaps", "for target, source in overlaps:\n            target.copy_(source)",
            LAST, "", says="after an error the old weights go on"),
-    _wrong("here.copy_(there)", "here = there.clone()", says="is a view of what is trained"),
+    _wrong("target.copy_(source)", "target = source.clone()", says="is a view of what is trained"),
     _wrong(ZIP, "((each, {p.name: boxes for p, boxes in zip(pieces, "
            "saved)}[each.name]) for each in pieces)", says="Weights and each state",
            called="boxes_by_name"),
@@ -27,7 +27,7 @@ WRONG = [
            called="boxes_by_name_and_kind"),
     _wrong("{piece.name} ({piece.kind})", "a piece", says="Say which piece"),
     _wrong("{piece.tensor.numel()} numbers", "some numbers", says="of how many numbers"),
-    _wrong("here.copy_(there)", "there.copy_(here)", says="is a view of what is trained",
+    _wrong("target.copy_(source)", "source.copy_(target)", says="is a view of what is trained",
            called="the_other_way_round"),
 ]
 

@@ -6,8 +6,8 @@ from mutants import mutant
 
 from ranklab.pipeline_parallel import tied_embedding_sync
 
-SUM = "parameter.grad = mine + theirs"
-WAIT = "        for work in both:\n            work.wait()\n"
+SUM = "parameter.grad = local + remote"
+WAIT = "        for work in works:\n            work.wait()\n"
 MINE = "parameter.grad.contiguous()"
 END = f"        {SUM}\n"
 
@@ -17,30 +17,32 @@ def _wrong(*edits, says, **named):
 
 
 WRONG = [
-    _wrong(SUM, "parameter.grad = (mine + theirs) / 2", says="add, no mean"),
-    _wrong(SUM, "if dist.get_rank(group) < other:\n            parameter.grad = mine + theirs",
+    _wrong(SUM, "parameter.grad = (local + remote) / 2", says="add, no mean"),
+    _wrong(SUM, "if dist.get_rank(group) < other:\n            parameter.grad = local + remote",
            says="its own as it was", called="one_side_adds"),
     _wrong(WAIT, "", says="and wait for both"),
-    _wrong(WAIT, "        both[-1].wait()\n", says="and wait for both", called="waits_for_one"),
-    _wrong(SUM, "parameter.grad = theirs", says="that of the other end"),
+    _wrong(WAIT, "        works[-1].wait()\n", says="and wait for both", called="waits_for_one"),
+    _wrong(SUM, "parameter.grad = remote", says="that of the other end"),
     _wrong("group_peer=other),", "peer=other),", "group_peer=other)])", "peer=other)])",
            says="`other` counts in the group"),
     _wrong(MINE, "parameter.grad.float().contiguous()", says="has the type of the gradients"),
     _wrong(MINE, "parameter.grad", says="may have any strides"),
     _wrong("    for parameter in copies:\n", "    dist.barrier(group=group)\n    for parameter in "
            "copies:\n", says="calls barrier.*has to wait"),
-    _wrong(SUM, "mine += theirs\n        both = [dist.isend(mine, group=group, group_dst=other), "
-           "dist.irecv(theirs, group=group, group_src=other)]\n        [w.wait() for w in both]"
-           "\n        parameter.grad = mine", says="sends 6 messages", called="sent_twice"),
-    _wrong(SUM, "mine += theirs", says="its own as it was", called="added_to_a_copy"),
+    _wrong(SUM,
+           "local += remote\n        works = [dist.isend(local, group=group, group_dst=other), "
+           "dist.irecv(remote, group=group, group_src=other)]\n        [w.wait() for w in works]"
+           "\n        parameter.grad = local", says="sends 6 messages", called="sent_twice"),
+    _wrong(SUM, "local += remote", says="its own as it was", called="added_to_a_copy"),
     _wrong("in copies:", "in copies[:1]:", says="gradient 1 of the copies is its own"),
-    _wrong("        both = dist", "        both = [dist.isend(mine, group=group, group_dst=other), "
-           "dist.irecv(theirs, group=group, group_src=other)]\n        if False: dist",
-           WAIT, "        both[1].wait()\n", says="and wait for both", called="its_own_is_lost"),
-    _wrong("both = dist", "if other is None: other = 0\n        both = dist", "in copies:",
+    _wrong("        works = dist",
+           "        works = [dist.isend(local, group=group, group_dst=other), "
+           "dist.irecv(remote, group=group, group_src=other)]\n        if False: dist",
+           WAIT, "        works[1].wait()\n", says="and wait for both", called="its_own_is_lost"),
+    _wrong("works = dist", "if other is None: other = 0\n        works = dist", "in copies:",
            "in copies or [torch.nn.Parameter(torch.zeros(1))]:", says="nothing is sent there",
            called="all_ranks_take_part"),
-    _wrong(SUM, "parameter.grad = mine + theirs.bfloat16().to(mine.dtype)", says="element|bits"),
+    _wrong(SUM, "parameter.grad = local + remote.bfloat16().to(local.dtype)", says="element|bits"),
 ]
 
 

@@ -34,7 +34,7 @@ WRONG = [
     _wrong('            actions.append(Action("I", stage, m))\n', "", IN_TURN.splitlines(True)[0],
            '            actions.append(Action("W", stage, m))\n            actions.append('
            'Action("I", stage, m))\n            if False:\n',
-           "for m in late]", "for m in ()]", says="and I before W", called="w_before_i"),
+           "for m in rest]", "for m in ()]", says="and I before W", called="w_before_i"),
 ]
 
 

@@ -9,10 +9,10 @@ from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.search import ADVISED, Found, layouts, search_layouts, step_time
 
 PLANS = "for plan in layouts(model, machine, gpus, sequence, batch, tool)"
-SORT = "sorted(found, key=lambda each: each.step.total)"
+SORT = "sorted(candidates, key=lambda each: each.step.total)"
 RAISE = "raise NoLayout(refusal(least, machine, gpus, batch, reserve))"
 FITS = "if memory.total <= room(machine, reserve):"
-ADD = "found.append(Found(plan, memory, step_time(model, plan, machine)))"
+ADD = "candidates.append(Found(plan, memory, step_time(model, plan, machine)))"
 
 
 def _only(condition, says, called):
@@ -54,21 +54,23 @@ WRONG = [
     mutant(search_layouts, "in watch([plan", "in ([plan", says="watch got 0 plans",
            called="unwatched"),
     mutant(search_layouts, SORT, f"{SORT}[:1]", says="the list has 1 of ", called="only_the_best"),
-    mutant(search_layouts, "    return sorted(found", "    found += [each._replace(plan=replace("
-           "each.plan, zero=3)) for each in found]\n    return sorted(found",
+    mutant(search_layouts, "    return sorted(candidates",
+           "    candidates += [each._replace(plan=replace("
+           "each.plan, zero=3)) for each in candidates]\n    return sorted(candidates",
            says="megatron has no zero=3|its (memory|step) is not that", called="illegal_later",
            replace=replace),
     mutant(search_layouts, RAISE, RAISE.replace("NoLayout(", "ValueError("),
            says="a ValueError, no layout fits.*Raise a NoLayout", called="a_plain_valueerror"),
-    mutant(search_layouts, "    if not found:\n", "    if least is None:\n        min([])\n"
-           "    if not found:\n", says="3 sequences on 64 GPUs.*a ValueError, min",
+    mutant(search_layouts, "    if not candidates:\n", "    if least is None:\n        min([])\n"
+           "    if not candidates:\n", says="3 sequences on 64 GPUs.*a ValueError, min",
            called="min_of_nothing"),
-    mutant(search_layouts, SORT, "found", says="in the list .* are before", called="not_sorted"),
+    mutant(search_layouts, SORT, "candidates", says="in the list .* are before",
+           called="not_sorted"),
     mutant(search_layouts, SORT, f"{SORT}[::-1]", says="in the list .* are before",
            called="slowest_first"),
-    mutant(search_layouts, SORT, "sorted(found, key=lambda each: each.memory.total)",
+    mutant(search_layouts, SORT, "sorted(candidates, key=lambda each: each.memory.total)",
            says="in the list .* are before", called="by_memory"),
-    mutant(search_layouts, SORT, "[min(found, key=lambda each: each.step.products)]",
+    mutant(search_layouts, SORT, "[min(candidates, key=lambda each: each.step.products)]",
            says="the library's", called="least_computing"),
     mutant(search_layouts, SORT, f"{SORT}[0]", says="A list of Found", called="one_found"),
     mutant(search_layouts, SORT, f"{SORT}[0].plan", says="A list of Found", called="the_plan"),
@@ -76,7 +78,7 @@ WRONG = [
            called="plans"),
     mutant(search_layouts, SORT, f"[tuple(each) for each in {SORT}]", says="A list of Found",
            called="plain_tuples"),
-    mutant(search_layouts, "    found, least = [], None\n",
+    mutant(search_layouts, "    candidates, least = [], None\n",
            "    return [fastest(model, machine, gpus, sequence, batch, tools=tools)]\n",
            says="calls the library's own", called="by_the_librarys_fastest"),
     mutant(search_layouts, RAISE, "return []", says="no ValueError.*Raise a NoLayout",
@@ -93,13 +95,13 @@ WRONG = [
 def search_layouts__of_other_hardware(model, machine, gpus, sequence, batch, tools=ADVISED,
                                       watch=iter, reserve=0.1):
     """can't run: .* as usual\\(tool, machine\\) says"""
-    found = []
+    candidates = []
     for plan in layouts(model, machine, gpus, sequence, batch, tools[0]):
         plan = replace(plan, precision="nvfp4", hides=("data", "tensor", "pipeline", "context"))
         memory = memory_per_gpu(model, plan, machine)
         if memory.total <= (1 - reserve) * machine.memory_bytes:
-            found.append(Found(plan, memory, step_time(model, plan, machine)))
-    return sorted(found, key=lambda each: each.step.total)
+            candidates.append(Found(plan, memory, step_time(model, plan, machine)))
+    return sorted(candidates, key=lambda each: each.step.total)
 
 
 def search_layouts__shards_of_less_than_none(model, machine, gpus, sequence, batch, tools=ADVISED,
@@ -133,8 +135,8 @@ def search_layouts__as_everybody_does(model, machine, gpus, sequence, batch, too
 def search_layouts__numbers_of_another_plan(model, machine, gpus, sequence, batch, tools=ADVISED,
                                             watch=iter, reserve=0.1):
     """its (memory|step) is not that of its plan"""
-    found = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
+    candidates = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
              if memory_per_gpu(model, plan, machine).total <= 0.9 * machine.memory_bytes]
-    best = min(found, key=lambda plan: step.step_time(model, plan, machine).total)
-    return [Found(best, memory_per_gpu(model, found[0], machine),
-                  step.step_time(model, found[-1], machine))]
+    best = min(candidates, key=lambda plan: step.step_time(model, plan, machine).total)
+    return [Found(best, memory_per_gpu(model, candidates[0], machine),
+                  step.step_time(model, candidates[-1], machine))]

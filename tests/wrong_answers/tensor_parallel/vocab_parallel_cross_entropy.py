@@ -6,7 +6,7 @@ import torch.distributed.nn
 import torch.nn.functional as F
 from mutants import mutant
 
-from ranklab.targets import IGNORE
+from ranklab.basics.targets import IGNORE
 from ranklab.tensor_parallel import vocab_parallel_cross_entropy
 
 LARGEST = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"

@@ -2,9 +2,9 @@
 
 import torch
 
+from ranklab.basics.targets import IGNORE
 from ranklab.checks.beside import expect
 from ranklab.checks.trial import explain, is_near
-from ranklab.targets import IGNORE
 
 
 def gradients(model):

@@ -1,8 +1,9 @@
 """The exercises and predictions of lab 16, in the order of the lab.
 
     runs.py      how each mended program is run and compared; read it first
-    hangs.py, slow.py, wrong.py, sharded.py, later.py     the checks of the programs there
-    detectors.py those of the four detectors
+    hangs.py, slowdowns.py, silent_errors.py, sharding.py, run_state.py
+                 the checks of the programs in clinic/, in files of the same names
+    detectors.py the checks of the four detectors
     causes.py    the predictions: which cause is it, and what speaks against the others?
 """
 
@@ -13,9 +14,9 @@ from ranklab.checks.beside import expect
 from ranklab.checks.clinic.causes import PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
 from ranklab.checks.clinic.hangs import HANGS
-from ranklab.checks.clinic.later import LATER
-from ranklab.checks.clinic.sharded import SHARDED
-from ranklab.checks.clinic.wrong import WRONG
+from ranklab.checks.clinic.run_state import RUN_STATE
+from ranklab.checks.clinic.sharding import SHARDING
+from ranklab.checks.clinic.silent_errors import SILENT_ERRORS
 from ranklab.clinic.all_cases import CASE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -36,7 +37,7 @@ def _to_mend(exercise):
     return replace(exercise, check=check)
 
 
-WRITTEN = {item.name: item for item in (*HANGS, *DETECTORS, *WRONG, *SHARDED, *LATER)}
+WRITTEN = {item.name: item for item in (*HANGS, *DETECTORS, *SILENT_ERRORS, *SHARDING, *RUN_STATE)}
 EXERCISES = tuple(_to_mend(WRITTEN[name]) for name in """
     train_with_owners first_difference train_on_a_grid circle_of_waits train_until_good moving_curve
     half_digits train_large_batch train_on_functions long_steps saved_model no_faster worse_together

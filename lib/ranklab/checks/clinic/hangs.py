@@ -1,11 +1,11 @@
-"""The checks of clinic/hangs.py; slow.py has those of the last two programs."""
+"""The checks of clinic/hangs.py; slowdowns.py has those of the last two programs."""
 
 from functools import partial
 from itertools import product
 
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, near, runs, traffic_and
-from ranklab.checks.clinic.slow import SLOW
+from ranklab.checks.clinic.slowdowns import SLOWDOWNS
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import MISMATCH, STUCK
 from ranklab.clinic import hangs
@@ -168,5 +168,5 @@ HANGS = (
         "A rank with no clear scan gives zeros and the count 0. When to stop, all decide together.",
         "Leave out the `continue`: the sum over no scans is 0, and so is its gradient. All-reduce "
         "[right, len(held_y)], and compare the two sums.")),
-    *SLOW,
+    *SLOWDOWNS,
 )

@@ -30,8 +30,8 @@ EXERCISES = (
         "All ranks make the same order of all samples, and each takes its part.",
         "torch.randperm(n, generator=...) with seed + epoch. Fill up to a multiple of `ranks` from "
         "the beginning of the order itself (more than once if need be), or cut.",
-        "each = n // ranks if drop_last else -(-n // ranks); while len(order) < each * ranks: "
-        "order += order[: each * ranks - len(order)]; return order[rank : each * ranks : ranks]",
+        "share = n // ranks if drop_last else -(-n // ranks); while len(order) < share * ranks: "
+        "order += order[: share * ranks - len(order)]; return order[rank : share * ranks : ranks]",
     )),
     Exercise(data_parallel.average_gradients, check_average_gradients, hints=(
         "For each parameter: one all-reduce of its gradient, in place.",
@@ -45,8 +45,8 @@ EXERCISES = (
         "when do you close that bucket?",
         "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
         "the bucket's bytes have reached the cap, move it to the closed ones.",
-        "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(each.nbytes "
-        "for each in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the end: "
+        "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(p.nbytes "
+        "for p in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the end: "
         "closed + list(still_open.values())",
     )),
     Exercise(data_parallel.OverlappedDataParallel, check_OverlappedDataParallel, hints=(
@@ -74,7 +74,7 @@ EXERCISES = (
         "The hooks look at model.sync. What should it be inside, and what afterwards?",
         "A generator under @contextlib.contextmanager: what stands before the yield happens on "
         "entering, what stands after it on leaving, but after an error only in a `finally`.",
-        "before, model.sync = model.sync, False; try: yield; finally: model.sync = before",
+        "old_sync, model.sync = model.sync, False; try: yield; finally: model.sync = old_sync",
     )),
     Exercise(data_parallel.sync_batch_norm, check_sync_batch_norm, hints=(
         "Forward: which three sums over ranks give mean and variance? Backward: through which "
@@ -108,7 +108,7 @@ EXERCISES = (
         "hashlib.blake2b(digest_size=7) over the bytes of every parameter: 56 bits, an int64. All "
         "are equal when the largest is the smallest; the smallest is minus the largest of the "
         "negatives.",
-        "extremes = torch.tensor([mine, -mine], device=device); dist.all_reduce(extremes, "
+        "extremes = torch.tensor([number, -number], device=device); dist.all_reduce(extremes, "
         "dist.ReduceOp.MAX, group=group); return extremes[0].item() == -extremes[1].item()",
     )),
 )

@@ -47,10 +47,10 @@ FAILURES = {"TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bf
 CHANGES = {
     "no change": (lambda model: None, "Only a buffer differs here, and that is allowed: hash "
                   "model.parameters() only. And the second number comes back as the largest of "
-                  "-mine: the smallest hash is minus that."),
+                  "-number: the smallest hash is minus that."),
     "one weight is larger by 1": (
         lambda model: model.a.weight.data[3, 3].add_(1), "Look at all parameters. And all are "
-        "equal when the largest hash is the smallest: MAX of [mine, -mine] brings both."),
+        "equal when the largest hash is the smallest: MAX of [number, -number] brings both."),
     "one bit of the last trained layer is flipped": (
         lambda model: model.b.weight.data.view(torch.int32)[3, 4].bitwise_xor_(1), "Hash the "
         "bytes, of all parameters: a sum in floating point rounds it away."),
@@ -100,10 +100,10 @@ def _look(where, answers, right, hint, traffic, tensors, is_same):
         (sent <= 256, f"{sent:,} bytes go into collectives; 16 are enough", "Let each rank make a "
          "short hash of its own weights, and send that."),
         (calls == {"all_reduce": 1}, f"{calls} are called; one all-reduce is enough", "The largest "
-         "and the smallest can travel together: MAX of [mine, -mine]."),
+         "and the smallest can travel together: MAX of [number, -number]."),
         ((dtype, count) == (torch.int64, 2), f"{count} numbers travel, in {dtype}", "float32 keeps "
-         "24 of the 56 bits, float64 53: torch.tensor([mine, -mine], device=device), of two ints, "
-         "is an int64 and keeps all."),
+         "24 of the 56 bits, float64 53: torch.tensor([number, -number], device=device), of two "
+         "ints, is an int64 and keeps all."),
         (is_same, "the weights have changed", "Only read them."),
     ):
         expect(is_so, f"{where}: {what}", hint)

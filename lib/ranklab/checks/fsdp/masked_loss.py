@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from ranklab.basics.targets import IGNORE
 from ranklab.checks.beside import beside, expect, on_groups, refused
 from ranklab.checks.failures import LEFT
 from ranklab.engine import device
 from ranklab.meter import Traffic
-from ranklab.targets import IGNORE
 
 T = 151  # tokens in a row
 # Of each rank, in 2 x T tokens; and the first label of a row, which is none. They are 281, which

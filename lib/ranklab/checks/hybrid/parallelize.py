@@ -4,13 +4,13 @@ from functools import partial
 
 import torch
 
+from ranklab.basics.targets import IGNORE
 from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.hybrid import Hybrid, parse_layout
 from ranklab.hybrid.shares import parameters_of, shares
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.targets import IGNORE
 
 CONFIG = GPTConfig(vocab_size=16, n_ctx=8, n_embd=16, n_head=4, n_layer=2)
 LAYOUTS = [*map(parse_layout, ("2x2x1", "1x2x2,sp,recompute", "2x1x2,zero,virtual=2",

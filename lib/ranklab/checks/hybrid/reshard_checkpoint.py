@@ -8,7 +8,7 @@ import torch
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.trial import explain, refusal
-from ranklab.parallel import Piece, flat_pieces
+from ranklab.trainer.parallel import Piece, flat_pieces
 
 CASES = {  # name: (shape of the whole, this rank's box, in how many parts each dim was saved)
     "rows from columns": ((6, 8), (slice(3, 6), slice(0, 8)), (1, 4)),

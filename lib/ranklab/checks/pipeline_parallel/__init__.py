@@ -31,11 +31,12 @@ EXERCISES = (
         "What does one process keep between forward and backward, and where would you cut it?",
         "A stage's input is a leaf that requires grad, and its output goes on without a graph. "
         "Backward starts from the next stage's gradient; x.grad goes to the previous stage.",
-        "forward: x = self.take(\"F\", stage, m).requires_grad_(torch.is_grad_enabled()), on stage "
-        "0 the inputs; kept[stage, m] = x, y; there[\"F\", stage + 1, m] = y.detach(). backward: "
-        "with self.later(action): y.backward(gradient); there[\"B\", stage - 1, m] = x.grad. send: "
-        "leaving.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor)). receive: "
-        "arriving[kind[1], stage, m] = dist.irecv(tensor, ...), tensor.",
+        "forward: x = self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled()), on "
+        "stage 0 the inputs; activations[stage, m] = x, y; activations_out[stage, m] = y.detach(). "
+        "backward: with self.deferral(action): y.backward(gradient); gradients_out[stage, m] = "
+        "x.grad. send: sends.append((dist.isend(tensor, group=self.group, group_dst=peer), "
+        "tensor)). receive: activations_in[stage, m], or gradients_in, = dist.irecv(tensor, ...), "
+        "tensor.",
     )),
     Exercise(pp.interleaved_schedule, schedules.check_interleaved_schedule, hints=(
         "2 stages on each of 2 ranks: what can rank 0 do while micro-batch 0 is on rank 1?",

@@ -25,21 +25,22 @@ SCHEDULES = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zer
 FORGOTTEN = {"not weighted": WEIGHT, "not scaled": SCALE,
              "neither weighted nor scaled": WEIGHT * SCALE,
              "a mean over micro-batches": WEIGHT * PIECES}
-HANDLE = ("isend and irecv only start a message. Keep (handle, tensor) in self.leaving, or in "
-          "self.arriving[way, stage, m]: the tensor must live until take() or run() has waited.")
+HANDLE = ("isend and irecv only start a message. Keep (handle, tensor) in self.sends, or in "
+          "self.activations_in[stage, m] or self.gradients_in[stage, m]: the tensor must live "
+          "until a take or run() has waited.")
 LEAF = ("A stage passes its output on without a graph, y.detach(), and its input is a leaf: "
         "requires_grad_(), so that backward gives x.grad for the previous stage.")
 START = ("The last stage of all, self.last, begins backward with self.weight * self.scale. The "
-         "others begin with the next stage's gradient, take(\"B\", ...). Each sends x.grad.")
+         "others begin with the next stage's gradient, take_gradients(). Each sends x.grad.")
 WEIGHTED = ("Multiply the loss by self.weight, one over the targets of the whole batch, because "
             "micro-batches have unequal numbers. Backward begins with self.weight * self.scale.")
 FAILURES = {
-    r"KeyError: \(.*\)": "send() takes there[\"F\", stage + 1, m] for SF, and for SB "
-    "there[\"B\", stage - 1, m]; receive() puts into arriving[kind[1], stage, m]. Stage 0 gets no "
-    "message: its input is self.pieces[m][0].",
+    r"KeyError: \(.*\)": "send() takes activations_out[stage, m] for SF, and gradients_out[stage, "
+    "m] for SB; receive() puts into activations_in for RF, and into gradients_in for RB. Stage 0 "
+    "gets no message: its input is self.pieces[m][0].",
     "RuntimeError: .*has to be contiguous": "A stage may give any strides: tensor.contiguous().",
-    r".*(waited|\(\) waits|self\.leaving).*": HANDLE,
-    ".*for its W.*": "with self.later(action): y.backward(gradient)",
+    r".*(waited|\(\) waits|self\.sends).*": HANDLE,
+    ".*for its W.*": "with self.deferral(action): y.backward(gradient)",
     ".*loss has.*": "self.loss += y.detach() * self.weight: a graph keeps all that it comes from.",
     ".*sends a graph.*": LEAF, "RuntimeError: .*(second time|not require grad).*": LEAF,
     "(Type|Attribute)Error: 'NoneType' .*": LEAF,
@@ -105,20 +106,21 @@ def watched(executor_class, waits):
     class Watched(executor_class):
         def send(self, message):
             super().send(message)
-            handle, tensor = self.leaving[-1] if self.leaving else (None, None)
+            handle, tensor = self.sends[-1] if self.sends else (None, None)
             assert isinstance(tensor, torch.Tensor), (
-                "send() leaves no (handle, tensor) in self.leaving")
+                "send() leaves no (handle, tensor) in self.sends")
             assert not waits.is_over(handle), "send() waits"
             assert not tensor.requires_grad, "send() sends a graph"
 
         def receive(self, message):
             super().receive(message)
-            handle, _ = self.arriving.get((message.kind[1], *message[1:3]), (None, None))
+            name = "activations_in" if message.kind == "RF" else "gradients_in"
+            handle, _ = getattr(self, name).get(message[1:3], (None, None))
             assert handle is not None and not waits.is_over(handle), (
-                "receive() waits, or leaves nothing in self.arriving")
+                f"receive() waits, or leaves nothing in self.{name}")
 
         def weights(self, action):
-            assert self.weight_queue.waiting.get(action[1:]), "an I leaves nothing for its W"
+            assert self.weight_queue.pending.get(action[1:]), "an I leaves nothing for its W"
             super().weights(action)
 
     return Watched
@@ -145,7 +147,7 @@ def _runs(executor_class, ranks, names):
         waits.forget()
         left = held_bytes([
             executor.loss, *losses, *(x for piece in executor.pieces for x in piece),
-            *(x for _, x in executor.leaving),
+            *(x for _, x in executor.sends),
             *(p.grad for stage in stages.values() for p in stage.parameters())]) - held
         at_once = max(stage.most for stage in stages.values())
         forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
@@ -157,12 +159,14 @@ def _runs(executor_class, ranks, names):
         nbytes = sum(pieces_of(0)[each.micro_batch][0].nbytes for each in messages
                      if each.kind[0] == "S")  # inputs and outputs have 4 bytes a number
         counts = (
-            ("messages", len(traffic.ops), len(messages), "Inside a rank self.there is enough."),
+            ("messages", len(traffic.ops), len(messages), "Inside a rank nothing is sent."),
             ("bytes sent", traffic.sent_bytes, nbytes, "A message has the shape of an output."),
             ("activations at once", at_once, in_flight_activations(schedule)[ranks.index],
-             "Backward is the last use of a micro-batch: self.kept.pop()."),
-            ("tensors left in self.there", len(executor.there), 0, "pop() what is used or sent."),
-            ("activations kept without gradients", len(executor.kept), 0,
+             "Backward is the last use of a micro-batch: self.activations.pop()."),
+            ("tensors left in activations_out and gradients_out",
+             len(executor.activations_out) + len(executor.gradients_out), 0,
+             "pop() what is used or sent."),
+            ("activations kept without gradients", len(executor.activations), 0,
              "No backward follows: torch.is_grad_enabled() tells."),
             ("bytes kept after training", left, 0, "Inputs, outputs and gradients of micro-batches "
              "are not needed any more: pop() what is used or sent."),

@@ -10,10 +10,10 @@ from ranklab.checks.trial import NO_ERROR, called_with, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.plan import Plan
+from ranklab.planner.request import Request
 from ranklab.planner.search import RESERVE, Found, NoLayout, fastest, room
 from ranklab.planner.space import ADVISED, refuse
 from ranklab.planner.step import step_time
-from ranklab.planner.wish import Wish
 
 SLOWER = 1.02  # than the library's
 MOST = 200  # entries of a list that are computed again
@@ -139,4 +139,4 @@ def _is_right(name, found):
 def _best(name):
     """What the library finds."""
     *case, tools, reserve = CASES[name]
-    return Wish(*case, tools, **reserve).search()
+    return Request(*case, tools, **reserve).search()

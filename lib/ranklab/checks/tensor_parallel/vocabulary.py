@@ -5,12 +5,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from ranklab.basics.targets import IGNORE
 from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
 from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
-from ranklab.targets import IGNORE
 from ranklab.tensor_parallel.regions import reduce_from_region, scatter_tokens
 
 B, T, C, N = 2, 12, 5, 24

@@ -2,17 +2,16 @@
 
     megatron.py  options of Megatron-LM
     others.py    configs of torchtitan and DeepSpeed
-
-The command of the course's own trainer is in planner/own.py.
+    hybrid.py    the command of the course's own trainer, and a dry run of it
 """
 
+from ranklab.planner.export.hybrid import dry_run_plan, hybrid_command
 from ranklab.planner.export.megatron import megatron_arguments
 from ranklab.planner.export.others import (
     deepspeed_differs, deepspeed_json, torchtitan_function, torchtitan_toml,
 )
-from ranklab.planner.own import own_command
 
 __all__ = [
-    "deepspeed_differs", "deepspeed_json", "megatron_arguments", "own_command",
+    "deepspeed_differs", "deepspeed_json", "dry_run_plan", "hybrid_command", "megatron_arguments",
     "torchtitan_function", "torchtitan_toml",
 ]

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+__all__ = ["Run", "read_runs", "run_files", "table"]
+
 HERE = Path(__file__).parent
 
 
@@ -116,6 +118,11 @@ def _number(cell, kind):
 def run_files():
     """The paths of the published runs, in order of their names."""
     return tuple(sorted(HERE.glob("runs_*.csv")))
+
+
+def all_runs():
+    """Return all published Runs, file by file."""
+    return [run for path in run_files() for run in read_runs(path)]
 
 
 def table(name):

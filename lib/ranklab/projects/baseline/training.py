@@ -15,17 +15,17 @@ from ranklab.baseline import (
     accumulate_gradients, activation_bytes, checkpoint_blocks, checkpointed, frugal_gradients,
     model_state_bytes, transformer_flops,
 )
+from ranklab.basics.options import number, option, positive
 from ranklab.meter import SavedActivations, memory_of
 from ranklab.meter.curve import MemoryPeak
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
-from ranklab.options import number, option, positive
-from ranklab.parallel import Parallel
 from ranklab.projects.authors import authors
 from ranklab.projects.runner import OnText, Resumed
 from ranklab.projects.training import median_speed
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
          "accumulate": accumulate_gradients, "checkpointed": checkpointed,

@@ -10,8 +10,8 @@ each node: RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks train.py
 import sys
 from dataclasses import dataclass
 
+from ranklab.basics.options import option
 from ranklab.clinic.all_cases import CASES
-from ranklab.options import option
 from ranklab.projects import runner
 from ranklab.projects.clinic.ward import FORMS, report, round_of
 from ranklab.projects.runner import Project, Shown

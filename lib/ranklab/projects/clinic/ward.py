@@ -1,6 +1,6 @@
 """The ward: programs run under observation; what diagnose says of each, beside what it has."""
 
-import os
+import contextlib
 import tempfile
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,7 +11,8 @@ from ranklab.clinic import detectors
 from ranklab.clinic.all_cases import CASES
 from ranklab.clinic.case import Case
 from ranklab.clinic.diagnose import diagnose
-from ranklab.clinic.symptoms import read
+from ranklab.clinic.hooks import observation
+from ranklab.clinic.trace import read
 from ranklab.engine import HangError, RankError, launch
 
 STALL = 2.0  # seconds without any work: a hang
@@ -41,11 +42,9 @@ class Visit:
 def observe(program, ranks=4, **settings):
     """The Ranks of `program`, which has run under observation; also of one that hangs or fails."""
     with tempfile.TemporaryDirectory() as folder:
-        with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=folder):
-            try:
-                launch(lambda: program(**settings) and None, ranks=ranks, stall=STALL)
-            except (HangError, RankError):
-                pass  # what the ranks did until then is there
+        # A failure is observed too: what the ranks did until then is there.
+        with observation(folder), contextlib.suppress(HangError, RankError):
+            launch(lambda: program(**settings) and None, ranks=ranks, stall=STALL)
         launches = sorted({path.parent for path in Path(folder).glob("**/rank*.0.jsonl")})
         return read(launches[-1]) if launches else []
 

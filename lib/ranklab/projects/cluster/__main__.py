@@ -13,7 +13,7 @@ import functools
 import sys
 from dataclasses import dataclass
 
-from ranklab.options import option
+from ranklab.basics.options import option
 from ranklab.projects import runner
 from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import try_node_loss

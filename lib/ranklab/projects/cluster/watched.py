@@ -11,7 +11,7 @@ from ranklab.cluster.poller import watcher
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device, launch
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 SHAPE = GPTConfig(n_layer=2, n_head=2, n_embd=32, n_ctx=64)
 CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ranklab import collectives as ours
+from ranklab.basics.options import comma_list, number, option, positive
 from ranklab.engine import device, launch
-from ranklab.options import comma_list, number, option, positive
 from ranklab.peers import mpi
 from ranklab.projects.authors import authors_of, by_learner
 from ranklab.projects.clock import finish, wait_for_all

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ranklab.basics.options import option
 from ranklab.context_parallel import (
     ContextParallel, TokenShard, context_attention, ring_bytes, ulysses_attention, ulysses_bytes,
     zigzag_shard,
@@ -17,12 +18,11 @@ from ranklab.engine.report import count_ranks
 from ranklab.mesh import build_mesh
 from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.options import option
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
 from ranklab.projects.training import Session, trained_alone
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 METHODS = ("ring", "ulysses", "both")
 PARTS = {"attention": context_attention, "trade": ulysses_attention, "shard": zigzag_shard}

@@ -3,10 +3,10 @@
 import statistics
 from dataclasses import dataclass
 
+from ranklab.basics.options import check_options, existing_folder, option, positive
 from ranklab.data import find_images
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.meter.text import lined_up
-from ranklab.options import check_options, existing_folder, option, positive
 from ranklab.projects.authors import authors_of
 from ranklab.projects.command import ranks_to_come, time_limit
 from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.machine import cores
 from ranklab.ddp import scaling_efficiency
 from ranklab.engine import launch
-from ranklab.machine import cores
 from ranklab.meter.text import lined_up
 from ranklab.projects.clock import in_turns
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come

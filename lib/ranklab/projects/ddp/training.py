@@ -7,17 +7,17 @@ from functools import partial
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ranklab.basics.options import existing_folder, new_file, option
 from ranklab.data.image_folder import Augment, ImageFolder, SyntheticImages
 from ranklab.data_parallel.training import DataParallel
 from ranklab.ddp import compress_fp16_hook, diagnose
 from ranklab.engine import device, is_main_process, launch
 from ranklab.engine.report import count_ranks
-from ranklab.image_trainer import ImageConfig, ImageTrainer
 from ranklab.meter import Timeline, merged_trace
 from ranklab.models.resnet import STAGES, ResNet, ResNetConfig
-from ranklab.options import existing_folder, new_file, option
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
+from ranklab.projects.ddp.image_trainer import ImageConfig, ImageTrainer
 from ranklab.projects.runner import Drawn, OnRanks, Resumed
 from ranklab.projects.training import Session, median_speed
 

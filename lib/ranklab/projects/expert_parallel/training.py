@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.options import option
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
 from ranklab.engine.report import count_ranks
@@ -17,13 +18,12 @@ from ranklab.expert_parallel.layer import BALANCE
 from ranklab.mesh import build_mesh
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.options import option
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
 from ranklab.projects.training import Session, trained_alone
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 RANKS = 4
 PARTS = {"route": top_k_route, "limit": capacity, "dispatch": dispatch_tokens,

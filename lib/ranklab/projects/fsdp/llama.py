@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from ranklab.basics.targets import IGNORE
 from ranklab.data.instructions import Bytes, as_batch
 from ranklab.engine import device
 from ranklab.fsdp.pretrained import rows_by_name, rows_in
 from ranklab.projects.hugging_face import offline_transformers
-from ranklab.targets import IGNORE
 from ranklab.trainer import History, Trainer
 
 PRELOAD = ("transformers.trainer", "transformers.models.llama.modeling_llama")  # for launch

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import data
+from ranklab.basics.options import existing_file, new_folder, option
 from ranklab.data.instructions import (
     alpaca_file, as_batch, encode, plain_text, python_instructions,
 )
@@ -20,7 +21,6 @@ from ranklab.fsdp.memory import predicted_costs
 from ranklab.fsdp.pretrained import save_pretrained
 from ranklab.fsdp.training import FullyShard
 from ranklab.meter import memory_of
-from ranklab.options import existing_file, new_folder, option
 from ranklab.peers import fsdp2
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
@@ -30,7 +30,7 @@ from ranklab.projects.runner import OnRanks, Resumed
 from ranklab.projects.training import (
     Session, bytes_table, counted_step, fit_counted, median_speed,
 )
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 import ranklab.horovod as hvd
+from ranklab.basics.options import comma_list, existing_file, existing_folder, new_file, option
 from ranklab.engine import is_main_process, launch
 from ranklab.horovod.compression import Compressor
 from ranklab.horovod.trace import read_timeline
 from ranklab.meter.text import lined_up
-from ranklab.options import comma_list, existing_file, existing_folder, new_file, option
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come, time_limit
 from ranklab.projects.horovod.bert import BertTrainer, read_tokens

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
+from ranklab.basics.options import picture, positive
 from ranklab.hybrid import PARTS, Layout, parse_layout
 from ranklab.hybrid.legal import legal
-from ranklab.options import picture, positive
 from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.hybrid.config import JOBS, LAPTOP, Config, with_experts
 from ranklab.projects.hybrid.training import run

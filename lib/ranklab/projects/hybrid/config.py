@@ -4,13 +4,13 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
+from ranklab.basics.options import option
 from ranklab.expert_parallel import MoEConfig
 from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.hybrid.legal import refuse_misfits
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option
 from ranklab.projects.runner import OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from ranklab.projects.authors import authors
 from ranklab.projects.hybrid.config import JOBS, SIZES, with_experts
 from ranklab.projects.pipeline_parallel.training import layer_names
 from ranklab.projects.training import Session, bytes_table, trained_alone
-from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import PRECISIONS, due
+from ranklab.trainer.text import TextTrainer, text_for
 
 # Notebooks of version 1.0 call run(build=..., sync=...).
 FIRST_NAMES = {"build": "build_mesh", "parallelize": "parallelize", "sync": "tied_embedding_sync",

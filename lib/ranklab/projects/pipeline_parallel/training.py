@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 
 from ranklab import pipeline_parallel as pp
+from ranklab.basics.options import option, positive
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.options import option, positive
 from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.pipeline_parallel.stages import gpt_costs, keep_layers
 from ranklab.pipeline_parallel.training import PipelineParallel
@@ -21,7 +21,7 @@ from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.training import Session, trained_alone
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 PARTS = {"schedule": pp.one_f_one_b_schedule, "split": pp.split_stages,
          "executor": pp.PipelineExecutor}
@@ -152,7 +152,7 @@ def measured_step(trainer, plan):
 
         def forward(self, action):
             super().forward(action)
-            self.most = max(self.most, len(self.kept) + len(self.weight_queue.waiting))
+            self.most = max(self.most, len(self.activations) + len(self.weight_queue.pending))
 
     parallel.executor = functools.partial(Watched, timed=True)
     wait_for_all()

@@ -6,11 +6,11 @@ from ranklab.planner.cost import DAY, price_of
 from ranklab.planner.failures import (
     OFTEN, RESTART, checkpoint_seconds, good_share_of, hours_between_failures,
 )
+from ranklab.planner.offers import ranked
+from ranklab.planner.request import Request
+from ranklab.planner.score import LEFT_OUT, likely_range, median_errors
 from ranklab.planner.search import room
-from ranklab.planner.why import (
-    LEFT_OUT, assumptions, likely_range, median_errors, shares, why,
-)
-from ranklab.planner.wish import Wish, ranked
+from ranklab.planner.why import assumptions, shares, why
 
 
 def answer(name, wish, source, shown, searched, offers, limits, changes):
@@ -43,7 +43,7 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
                     "tool": each.found.plan.tool, "meets": not each.miss(*limits),
                     **dataclasses.asdict(each.bill)} for each in ranked(offers or (), *limits)],
         "sensitivity": [{"what": each.what, "factor": each.factor, "same": each.same,
-                         **(layout(each.wish, each.best) if each.best else {"layout": None})}
+                         **(layout(each.request, each.best) if each.best else {"layout": None})}
                         for each in changes]}
 
 
@@ -70,7 +70,7 @@ def mixed_answer(name, model, parts, found, options):
     """The dict for several kinds of GPUs: what each kind does in the fastest layout."""
     best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
-    alone = [Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
+    alone = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
                   reserve=options.reserve).best()
              for machine, gpus in parts]
     good = min(good_share_of(model, machine, total) for machine, _ in parts)

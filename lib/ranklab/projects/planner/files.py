@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from ranklab.planner.export import (
-    deepspeed_differs, deepspeed_json, megatron_arguments, own_command, torchtitan_function,
-    torchtitan_toml,
+    deepspeed_differs, deepspeed_json, dry_run_plan, hybrid_command, megatron_arguments,
+    torchtitan_function, torchtitan_toml,
 )
-from ranklab.planner.own import dry_run_plan
 
 
 def write_plans(folder, model, shown, machine):
@@ -40,16 +39,16 @@ def texts(model, plan, machine):
                 "torchtitan_planned.py": torchtitan_function(model, plan)}
     if plan.tool == "deepspeed":
         return {"deepspeed.json": deepspeed_json(model, plan)}
-    return {"ranklab.sh": own_command(model, plan, machine.node)}
+    return {"ranklab.sh": hybrid_command(model, plan, machine.node)}
 
 
 def dry_run(model, plan):
     """What the first rank of a plan holds and sends in lab 12's trainer: said, and counted; lines.
     """
     found = dry_run_plan(model, plan)
-    rows = [("held", found.said.seen("allocated"), found.held.total),
+    rows = [("held", found.formula_memory.reading("allocated"), found.memory.total),
             *((f"sent by {axis} ranks", nbytes, found.sent[axis])
-              for axis, nbytes in found.said_sent.items())]
+              for axis, nbytes in found.formula_sent.items())]
     title = f"{plan.gpus} GPUs, {plan.words()}"
     return [f"{title:{max(26, len(title))}}{'bytes said':>18}{'counted':>18}",
             *(f"{what:{max(26, len(title))}}{a:18,.0f}{b:18,.0f}" for what, a, b in rows)]

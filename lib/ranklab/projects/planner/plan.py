@@ -15,16 +15,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ranklab.options import comma_list, new_file, new_folder, number, picture, positive
+from ranklab.basics.options import comma_list, new_file, new_folder, number, picture, positive
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
 from ranklab.planner.mixed import search_mixed
+from ranklab.planner.offers import affordable, offers
 from ranklab.planner.page import around, plan_page
 from ranklab.planner.plan import TOOLS
+from ranklab.planner.request import Request, nearest
 from ranklab.planner.search import RESERVE, NoLayout, distinct, room
 from ranklab.planner.sensitivity import changes
 from ranklab.planner.space import ADVISED
-from ranklab.planner.wish import Wish, affordable, nearest, offers
 from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.planner import table
 from ranklab.projects.planner.answer import answer, mixed_answer
@@ -50,7 +51,7 @@ def main(arguments):
     else:
         (machine, gpus), = parts
         price, source = (options.price, "given") if options.price else price_of(machine.accelerator)
-        wish = Wish(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
+        wish = Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
                     options.tokens, price, options.reserve)
         said, text = one_kind(name, wish, source, options), table.text
     try:

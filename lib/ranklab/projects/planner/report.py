@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from ranklab.options import existing_file, new_file, option
+from ranklab.basics.options import existing_file, new_file, option
 from ranklab.planner.constants import CONSTANTS, bounds
 from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of

@@ -3,7 +3,8 @@
 import textwrap
 
 from ranklab.planner.cost import DAY
-from ranklab.planner.wish import limit, plain
+from ranklab.planner.offers import limit
+from ranklab.planner.request import plain
 
 COLUMNS = 100
 HEADER = f"{'tool':11}{'GB':>6}{'step':>10}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.options import number, option
 from ranklab.engine import device, launch
 from ranklab.engine.report import rank_names
-from ranklab.options import number, option
 from ranklab.projects.authors import authors
 from ranklab.projects.clock import finish
 from ranklab.projects.command import ranks_to_come

@@ -13,7 +13,7 @@ from ranklab.projects.command import time_limit
 from ranklab.projects.resilience.report import announced, report
 from ranklab.projects.resilience.soak import SHAPE, Options, soak
 from ranklab.projects.runner import Project, Shown
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 
 def act(options, config):

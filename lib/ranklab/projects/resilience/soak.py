@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
+from ranklab.basics.options import option, positive, seed
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import option, positive, seed
 from ranklab.projects.hybrid.config import Config as HybridConfig
 from ranklab.projects.resilience.chaos import plan_faults
 from ranklab.projects.resilience.survive import Survived, survive
 from ranklab.projects.runner import OnText
-from ranklab.text_trainer import text_for
+from ranklab.trainer.text import text_for
 
 # Another layout adds in another order. It rounds differently, by 6e-8, and AdamW enlarges this in
 # each step. With the same layouts at the same steps nothing may differ.

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ranklab.basics.options import option
 from ranklab.engine import device
 from ranklab.engine.report import count_ranks
 from ranklab.meter import Traffic, memory_of
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.options import option
-from ranklab.parallel import Parallel
 from ranklab.peers.dtensor import DTensors
 from ranklab.pipeline_parallel.actions import Action
 from ranklab.pipeline_parallel.training import PipelineParallel
@@ -28,8 +27,9 @@ from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
 from ranklab.projects.training import Session
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
-from ranklab.text_trainer import TextTrainer, TrainConfig, text_for
 from ranklab.trainer import PRECISIONS, History
+from ranklab.trainer.parallel import Parallel
+from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
 GPT2 = {"vocab_size": 50257, "n_ctx": 1024, "rotary_base": 10000.0}
 MODELS = {"laptop": GPTConfig(n_layer=4, n_head=8, n_embd=96),

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from ranklab.basics.options import comma_list, existing_file, new_file, option
 from ranklab.models.gpt import GPTConfig
-from ranklab.options import comma_list, existing_file, new_file, option
 from ranklab.projects.runner import Machine, OnRanks, OnText, Resumed
-from ranklab.text_trainer import TrainConfig
+from ranklab.trainer.text import TrainConfig
 from ranklab.zero.config import read_config
 
 # GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;

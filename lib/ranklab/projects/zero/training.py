@@ -18,8 +18,8 @@ from ranklab.projects.command import ranks_to_come
 from ranklab.projects.training import Session, fit_counted, median_speed
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.costs import Costs, measure, predicted
-from ranklab.text_trainer import TextTrainer, text_for
 from ranklab.trainer import History
+from ranklab.trainer.text import TextTrainer, text_for
 from ranklab.zero import zero_memory
 from ranklab.zero.training import STAGES, Zero
 

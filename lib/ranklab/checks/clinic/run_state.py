@@ -1,0 +1,256 @@
+"""The checks of clinic/run_state.py: a run goes wrong midway, or goes on wrongly after a stop."""
+
+import contextlib
+import hashlib
+from collections import Counter
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.failures import STUCK
+from ranklab.clinic import run_state
+from ranklab.clinic.shards import SIZE, Shard, stored_shards
+from ranklab.meter import MemoryCurve
+
+
+STUCK_HERE = "All ranks that are there must make the same calls."
+
+
+def _runs(program, answer, situations, one, stuck=STUCK_HERE):
+    """Return the runs of {what to call it: settings}, each on all ranks, then in groups."""
+    cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
+             for name, settings in situations.items()]
+    return runs(program, answer, *cases, one=one, failures={STUCK: stuck})
+
+
+# --- float16 --------------------------------------------------------------------------------------
+
+HALVES = {"as in the lab": {}, "scale=2**20": {"scale": 2.0**20, "steps": 8},
+          "growth=2": {"growth": 2, "steps": 12}}
+OWN_PART = """\
+        at = torch.arange(step * batch, (step + 1) * batch).tensor_split(ranks)[rank] % len(x)
+        with torch.autocast(device().type, torch.float16):
+            loss = F.cross_entropy(model(x[at]), y[at])
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+"""
+ALL_PARTS = """\
+        losses.append([])
+        optimizer.zero_grad()
+        for at in torch.arange(step * batch, (step + 1) * batch).tensor_split({0}):
+            with torch.autocast(device().type, torch.float16):
+                loss = F.cross_entropy(model(x[at % len(x)]), y[at % len(x)])
+            losses[-1].append(loss.item())
+            scaler.scale(loss).backward()
+"""
+
+
+def check_half_digits(half_digits):
+    for run in _runs(half_digits, run_state.half_digits, HALVES, lambda size, _: (
+            [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
+        one = run.one
+        if run.found[0]["scale"] != one["scale"]:  # perhaps it divides before backward: fewer halve
+            parts = ALL_PARTS.format(run.size).replace("scale(loss)", f"scale(loss / {run.size})")
+            before = run.alone((OWN_PART, parts), ("p.grad /= ranks", "p.grad /= 1"))
+            one = before if run.found[0]["scale"] == before["scale"] else one
+        for place, found in enumerate(run.found):
+            losses, ends = torch.tensor(found["losses"]), (
+                f"{run.at(place)}: the scale ends at {found['scale']:g}; one process that "
+                f"takes the ranks' parts in turn has {one['scale']:g}")
+            bad = (~losses.isfinite()).nonzero()
+            expect(not len(bad), f"{run.at(place)}: the loss is not finite from step "
+                   f"{int(bad[0, 0]) if len(bad) else 0} on", "A rank has stepped with a gradient "
+                   "that is not finite. What did it look at before it decided, and what came in "
+                   "after that?")
+            expect(found["scale"] <= one["scale"], ends, "It is halved for an overflow on any "
+                   "rank, and on all of them; and float16, `scale` and `growth` stay what they "
+                   "are.")
+            expect(found["scale"] == one["scale"], ends, "`scale` and `growth` are given. Only a "
+                   "step that overflows halves it.")
+        run.equal([{"losses": [of_step[place] for of_step in one["losses"]]}
+                   for place in range(run.size)], hint=SAME, tolerance=5e-3)
+        run.equal(one.part("weights"), (), "A step is skipped where the sum over ranks "
+                  "overflows, and no other. Else it is a step by the mean of the gradients, "
+                  "divided by the scale.", 5e-3)
+    yield "no loss is NaN, with 4, 3 and 1 ranks, from other scales, with overflows at other steps"
+    yield "all ranks skip the same steps and have one scale; weights as in one process"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def _peak():
+    """`bytes` of it is the largest sum of what lived at once."""
+    seen = SimpleNamespace()
+    with MemoryCurve(nn.Identity()) as curve:
+        yield seen
+    seen.bytes = curve.peak_bytes
+
+
+def check_validated_digits(validated_digits):
+    first, seen = {}, []
+    for run in runs(validated_digits, run_state.validated_digits, *(
+            (groups, {"steps": steps} | more) for groups, more in (
+                (FOUR, {}), (GROUPS, {"batch": 36})) for steps in (3, 7)), watch=_peak):
+        seen.append(run)
+        of_three = first.setdefault(run.members, run)
+        for place, (found, less) in enumerate(zip(run.found, of_three.found)):
+            growth = (found.watched.bytes - less.watched.bytes) / 4
+            expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
+                   "The validation of 360 images makes activations of 213,120 bytes. A number that "
+                   "is kept holds the graph that it came from, until nothing holds the number. Two "
+                   "numbers are kept." if growth > 1e5 else
+                   "Something is kept of each step: a number alone has 4 bytes.")
+    yield "7 steps take the memory of 3, on every rank"
+    for run in seen:
+        one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
+        expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
+               f"{kept[1]} numbers, not {run.settings['steps']} of each", "Rank 0 validates after "
+               "each step, and returns all of it.")
+        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)], hint=SAME)
+    yield "all numbers of each validation are there; they and the weights as in one process"
+
+
+# --- a shard --------------------------------------------------------------------------------------
+
+def _stores():
+    """{what was done to the shards: {"shards": them}}"""
+    whole, end = stored_shards(()), 32 * 128 + SIZE
+    label = whole[5].content[end - 7] ^ 1  # still one of 0 to 9
+    hard = bytearray(whole[2].content)
+    hard[1:end - SIZE:2] = (byte ^ 128 for byte in hard[1:end - SIZE:2])  # each number's sign
+    hard = Shard(bytes(hard), hashlib.sha256(hard).hexdigest())
+    in_a_row = stored_shards([(number, 999, b"\xff\x7f") for number in (4, 5, 6, 7)])
+    return {"as in the lab": {},
+            "one bit of a label is another":
+                {"shards": stored_shards([(5, end - 7, bytes([label]))])},
+            "the end of a shard is zeros": {"shards": stored_shards([(3, end - 512, bytes(512))])},
+            "four shards in a row are damaged": {"shards": in_a_row, "steps": 6},
+            "negatives, written as such": {"shards": [*whole[:2], hard, *whole[3:]], "steps": 6}}
+
+
+OWN_SHARD = ("        shard = shards[(step * ranks + rank) % len(shards)]\n"
+             "        x, y = shard.batch()\n")
+ALL_WHOLE_SHARDS = """\
+        read = [shards[(step * {0} + rank) % len(shards)] for rank in range({0})]
+        whole = [hashlib.sha256(shard.content).hexdigest() == shard.sha256 for shard in read]
+        x, y = map(torch.cat, zip(*([part[:len(part) * is_whole] for part in shard.batch()]
+                                    for shard, is_whole in zip(read, whole))))
+"""
+SLIPS_OF_SHARDS = (
+    ("It trains on a shard that is not what was written. Beside each one stands its checksum: "
+     "compare before use.", *run_state.STORED),
+    ("What is left out does not count, either: the mean is over the images that are trained on, of "
+     "all ranks.", ("float(len(y))", f"{SIZE}.0")))
+
+
+def check_stored_digits(stored_digits):
+    for run in _runs(stored_digits, run_state.stored_digits, _stores(), lambda size, _: (
+            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *run_state.STORED], {}), stuck=(
+                f"{STUCK_HERE} A rank with nothing to give still goes through each collective, "
+                "with zeros.")):
+        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard takes no part, and "
+                  "each other one stays in its step and on its rank. The checksum tells which is "
+                  "damaged; the loss does not. And NaN times 0 is NaN.")
+        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME)
+    yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
+    yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
+
+
+# --- an epoch -------------------------------------------------------------------------------------
+
+RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"stops": ()},
+           "a stop at the end of an epoch": {"stops": (6,)},
+           "three stops in the third epoch": {"stops": (13, 14, 16), "steps": 18},
+           "batch=100": {"stops": (9,), "batch": 100, "steps": 15}}
+
+
+def check_resumed_digits(resumed_digits):
+    for run in _runs(resumed_digits, run_state.resumed_digits, RESUMES, lambda size, _: (
+            [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
+        one = run.one
+        steps, rights = len(one["losses"]), [{"seen": torch.cat(
+            [at.tensor_split(run.size)[place] for at in one["seen"]])} for place in range(run.size)]
+        for place, found in enumerate(run.found):
+            expect(len(found["losses"]) == steps, f"{run.at(place)}: it trains "
+                   f"{len(found['losses'])} steps, not {steps}",
+                   "A run that goes on does what is left, and no step twice.")
+            more = Counter(found["seen"]) - Counter(rights[place]["seen"].tolist())
+            expect(not more, f"{run.at(place)}: {len(more)} images are trained on more often than "
+                   "in a run without a stop", "What comes after a stop begins with the batch that "
+                   "is next in its epoch. A checkpoint must say, or tell by its step, which that "
+                   "is: in any epoch, also with a smaller last batch, and after a second stop.")
+            mine, due = len(found["seen"]), len(rights[place]["seen"])
+            expect(mine == due, f"{run.at(place)}: it trains on {mine} images; on {due} without "
+                   "a stop", "The rest of the epoch is left, to its last image.")
+        run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
+        run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
+                  "saved?")
+        run.equal(one.part("weights"), hint=SAME)
+    yield "each image as often as without a stop, and in the same order, on 4, 3 and 1 ranks"
+    yield "stopped in any epoch, at its end, twice, in a small batch; losses as in one process"
+
+
+# --- the files of all ranks -----------------------------------------------------------------------
+
+SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes first": {"first": 0},
+          "a save each 3 steps": {"every": 3, "stop": 9, "first": 2},
+          "nobody has saved but in the last step": {"every": 5, "stop": 5, "first": 0},
+          "a stop between saves": {"stop": 7, "first": 1}}
+
+
+def check_split_digits(split_digits):
+    for run in _runs(split_digits, run_state.split_digits, SPLITS,
+                     lambda size, _: ((), {"stop": 0})):
+        every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
+        one, saved = run.one, stop // every * every
+        right = saved - every if saved == stop and first < run.size else saved
+        for place, found in enumerate(run.found):
+            start = stop + len(one["losses"]) - len(found["losses"])
+            expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
+                f"Without the rank that is lost: the break comes before its save of step {start}. "
+                "Which is the newest that all have, and is it still there?") if start > right else (
+                "The newest state that all ranks have is a newer one.") if start else (
+                "Start from zero only where there is no state that all ranks have."))
+        run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
+                  f"step {right}, but not with what all ranks had then: rows and momentum of one "
+                  "step, on every rank.")
+        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)], (), SAME)
+    yield "it goes on from the newest step that all ranks have, whichever rank was first"
+    yield "no step more is lost where all have saved; anew where nobody has; as in one process"
+
+
+RUN_STATE = (
+    Exercise(run_state.half_digits, check_half_digits, hints=(
+        "In which step does the first loss become NaN? Print scaler.get_scale() of each rank "
+        "around it.",
+        "Where in a step does GradScaler look for infinities, and what has each rank in p.grad "
+        "then?",
+        "Leave out scaler.unscale_: step() does it, after the sum is there. If you clip, unscale "
+        "after the all-reduces.")),
+    Exercise(run_state.validated_digits, check_validated_digits, hints=(
+        "MemoryCurve of 4 steps and of 8, on each rank: how many bytes does a step leave?",
+        "What does a tensor hold that has a grad_fn, and until when?",
+        "with torch.no_grad(): logits = model(held_out). Or .item() for all that is kept.")),
+    Exercise(run_state.stored_digits, check_stored_digits, hints=(
+        "Which shard does which rank read in step 5, and what is x.abs().max()?",
+        "Beside a shard's content stands what its content must give: hashlib.sha256(...)"
+        ".hexdigest(). And a rank that leaves its shard out must not leave the others alone.",
+        "x, y = x[:0], y[:0]: the sum over no images is 0, its gradients are zeros, and the count "
+        "is 0.")),
+    Exercise(run_state.resumed_digits, check_resumed_digits, hints=(
+        "Collect `seen` of all ranks, and count how often each image comes in two epochs.",
+        "How many batches of its epoch are over when the run goes on?",
+        "order.split(batch)[step % in_epoch:], which is all of it where an epoch begins.")),
+    Exercise(run_state.split_digits, check_split_digits, hints=(
+        'Print state["step"] on every rank, after it was loaded.',
+        "Two things are needed: to agree on the newest step that all have, and that every rank "
+        "still has that one.",
+        "A file for each step, Path(disk, str(done)); all_reduce(newest, MIN) of the ranks' newest "
+        "ones; load that file, or begin anew at 0.")),
+)

@@ -1,0 +1,247 @@
+"""The checks of clinic/silent_errors.py: trainings that run to the end and are wrong."""
+
+import torch
+from torch import nn
+
+from ranklab.basics.flat import pack
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.runs import GROUPS, LAB, SAME, near, runs
+from ranklab.checks.exercise import Exercise
+from ranklab.clinic import trainings
+from ranklab.clinic.all_cases import CASE
+from ranklab.clinic.silent_errors import NORM
+
+DIGITS = 1437  # to train on
+AS_FOUND = "That is the program as it was found: nothing that counts has changed."
+NO_MEAN = "        part.grad /= R\n", ""
+OWN_NORM = "        norm = part.grad.norm()\n"
+SLIPS_OF_NORM = (
+    ("The norm is the largest of the parts' norms. Squares can be added over the ranks.",
+     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)\n")),
+    ("The parts' norms are added. Their squares can be; the root comes last.",
+     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, group=group)\n")),
+    ("Each rank clips by the norm of its own part.", (NORM, OWN_NORM)),
+    ("The gradient is too large by the number of ranks: a sum over the ranks, where the mean is "
+     "due.", NO_MEAN),
+    ("The gradient is too small by the number of ranks: divided twice.",
+     ("part.grad /= R", "part.grad /= R * R")),
+    ("The gradient is divided by the number of all ranks, 4.",
+     ("part.grad /= R", "part.grad /= 4")))
+
+
+def check_long_steps(program):
+    """The rank's part of the gradient, and its norm, are those of one process."""
+    for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000, "steps": 7})):
+        run.equal(run.one.part("longest", "loss", "weights"), SLIPS_OF_NORM,
+                  "Compare each collective with the formula of one process.")
+        if run.size == 4:
+            yield "four ranks: no step is longer than lr * most; all weights as in one process"
+    yield "one rank, three in a group, and without clipping"
+
+
+def _first_weights(seed):
+    """What a process with this seed begins with: as rank 0, and without the eight examples."""
+    for draws in (True, False):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            if draws:
+                torch.randperm(DIGITS)
+            model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        yield pack(model.parameters())
+
+
+def _seeds(size, place):
+    return {"seed": 4 + place + (size > 1), "steps": 9, "decay": 0.5}
+
+
+FIRST = ("group=None):", "group=None, first=None):"), (
+    "    mean = copy.deepcopy(model)\n", "    nn.utils.vector_to_parameters(first.to(device()), "
+    "model.parameters())\n    mean = copy.deepcopy(model)\n")
+
+
+def check_saved_model(program):
+    """All ranks have one model, from the start; its mean too."""
+    for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
+        first, *_ = run.found
+        moved = [each["weights"] - each["start"] for each in run.found]
+        hint = "The ranks differ from `start` on, and each has moved by the same amount."
+        for name, hint in (("weights", hint if all(near(each, moved[0]) for each in moved) else ""),
+                           ("mean", "Their weights are equal. What was the mean's first value?"),
+                           ("start", "Their weights are equal in the end: is `start` taken "
+                            "before they are made so?")):
+            expect(all(torch.equal(each[name], first[name]) for each in run.found),
+                   f"{run.where}: the ranks differ in `{name}`", hint)
+        one = run.alone(*FIRST, first=first["start"])
+        run.equal(one.part("weights", "mean", "loss"), hint="All begin "
+                  "alike. From there on train and average as before.")
+        seeds = {_seeds(run.size, place)["seed"] if run.settings else 0
+                 for place in range(run.size)}
+        expect(any(near(first["start"], drawn) for seed in seeds for drawn in _first_weights(seed)),
+               f"{run.where}: `start` is not what a process draws with any of the ranks' seeds: "
+               f"{', '.join(map(str, sorted(seeds)))}", "All ranks begin with the weights that one "
+               "of them draws.")
+        if run.size == 4:
+            yield "four ranks: equal weights from the first step on, and all as in one process"
+    yield "one rank, three in a group, and ranks with different seeds"
+
+
+def _epoch_is_shared(where, batch, seen):
+    """seen: of each rank and step, the numbers of the images"""
+    steps = [sum(parts, []) for parts in zip(*seen)]
+    total, read = sum(len(part) for own in seen for part in own), {*sum(steps, [])}
+    twice = next((at for step in steps for at in step if step.count(at) > 1), None)
+    expect(total < DIGITS + batch, f"{where} takes {len(steps)} steps, and {total} images are read;"
+           f" there are {DIGITS}", f"One process takes {-(-DIGITS // batch)} steps.")
+    expect(twice is None, f"{where}: image {twice} is read twice in one step", "Then its gradient "
+           "counts twice, and others not at all.")
+    expect(len(read) > DIGITS - batch, f"{where}: the ranks together read {len(read)} of {DIGITS} "
+           "images", "What no rank reads is never learned.")
+    expect(max(map(len, steps)) <= batch, f"{where}: {max(map(len, steps))} images a step, not "
+           f"{batch}", "The step of one process is shared by the ranks.")
+
+
+BY_ORDER = (
+    ("group=None):", "group=None, order=()):"),
+    ("for images, labels, at in loader:", "for images, labels, at in ((x[at], y[at], at) for at in "
+     "map(torch.tensor, order[epoch])):"))
+
+
+def check_no_faster(program):
+    """In each epoch the ranks share all images, in an order that changes."""
+    for run in runs(program, trainings.no_faster, LAB,
+                    (GROUPS, {"batch": 48, "epochs": 3, "seed": 5}), one=None):
+        batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
+        seen = [each["seen"] for each in run.found]
+        expect(all(len(own) == epochs for own in seen), f"{run.where}: `seen` has {len(seen[0])} "
+               f"epochs, not {epochs}", "Keep what the program returns.")
+        for epoch in range(epochs):
+            _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in seen])
+        for epoch in range(1, epochs):
+            expect(seen[0][epoch] != seen[0][0], f"{run.where}: epoch {epoch} has the order of "
+                   "epoch 0", "Each epoch has a new order, the same on all ranks: "
+                   "sampler.set_epoch.")
+        order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
+        one = run.alone(*BY_ORDER, order=order)
+        run.equal(one.part("weights", "loss"), hint="A step is the mean over its images. In the "
+                  "last one the ranks may have different numbers of them.")
+        if run.size == 4:
+            first = order[0][0]
+            expect(first != sorted(first), f"{run.where}: the images are not shuffled", "")
+            yield "four ranks share each batch, and read all images but for a part of a batch"
+    yield "one rank, three in a group; each epoch has an order of its own"
+
+
+NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
+SLIPS_OF_RATE = (
+    ("The rates are those of the program as it was found.", NOT_GROWN, TOO_LONG),
+    ("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: its "
+     "schedule counts the steps of one rank.", TOO_LONG),
+    ("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),
+    ("It grows for four ranks, whatever their number is.",
+     (NOT_GROWN[0], NOT_GROWN[0].replace("R", "4"))))
+
+
+def check_worse_together(program):
+    """Rates and weights are those of one process that follows the recipe."""
+    for run in runs(program, trainings.worse_together, LAB,
+                    (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
+                        (), {"batch": size * settings.get("batch", 32)})):
+        run.equal(run.one.part("rates"), SLIPS_OF_RATE,
+                  "Print `rates`, and compare them with the recipe.")
+        run.equal(run.one, hint="The rates follow the recipe. The gradient of a step is still the "
+                  "mean over its images.")
+        if run.size == 4:
+            yield "four ranks: each step's rate as the recipe has it; the weights of one process"
+    yield "one rank, three in a group, another batch"
+
+
+POOLED = 1e-2  # the larger of two numbers that are equal but for rounding: 0.1% after 20 steps
+OWN_IMAGES = "at = shard[step % 5::5][:240 // R]"
+ALL_IMAGES = ("at = torch.cat([part[step % 5::5][:240 // {0}] for part in "
+              "y.argsort(stable=True).chunk({0})])")
+OF_ITS_OWN = ("The scores agree, and yet it is not the model of one process: in training each rank "
+              "still normalises by its own images alone.", *CASE["two_scores"].edits),
+
+
+def check_two_scores(program):
+    """The weights and the statistics are those of one process on the whole batch."""
+    for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6}),
+                    one=lambda size, _: ([(OWN_IMAGES, ALL_IMAGES.format(size))], {}), failures={
+                        r".*SyncBatchNorm expected input tensor to be on GPU.*": "torch's runs on "
+                        "GPUs only. Lab 03's convert_sync_batch_norm runs on any device."}):
+        scores = [each["score"] for each in run.found]
+        expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", "The weights are "
+               "equal on all ranks, to the bit. What else does a model keep?" if all(torch.equal(
+                   each["weights"], run.found[0]["weights"]) for each in run.found) else "")
+        hint = "All images of a step are normalised together."
+        run.equal(run.one.part("weights"), OF_ITS_OWN, f"{hint} {SAME}", POOLED)
+        run.equal(run.one, (), hint, POOLED)
+        if run.size == 4:
+            yield "four ranks: one score, and the weights, of one process on the whole batch"
+    yield "one rank, three in a group"
+
+
+SLIPS_OF_CURVE = (
+    (AS_FOUND, *CASE["moving_curve"].edits),
+    ("The pieces of a rank are right now. But the ranks have different numbers of tokens, and "
+     "their means are averaged.", *CASE["moving_curve"].hidden),
+    ("The ranks are right now. But the pieces of a step have different numbers of tokens, and "
+     "their means are averaged.", ("/ count", "/ own / pieces"),
+     ("            loss = model(", "            own = (rows[:, 1:] != -100).sum()\n"
+      "            dist.all_reduce(own, group=group)\n            loss = model(")))
+
+
+def check_moving_curve(program):
+    """The loss and its gradient are means over all tokens of a step."""
+    for run in runs(program, trainings.moving_curve, LAB, (GROUPS, {"pieces": 4}),
+                    (GROUPS, {"pieces": 1, "lines": 18})):
+        run.equal(run.one, SLIPS_OF_CURVE)
+        if run.size == 4:
+            yield "four ranks, two backwards a step: the curve and the weights of one process"
+    yield "one rank, three in a group; one backward a step, and four"
+
+
+def _exercise(check, *hints):
+    return Exercise(CASE[check.__name__.removeprefix("check_")].program, check, hints)
+
+
+SILENT_ERRORS = (
+    _exercise(check_long_steps,
+              "A collective that runs is not one that is right. Write down for each what one "
+              "process computes there, and what the ranks hold of it.",
+              "The loss of a rank is a mean over its own images. A norm is the root of a sum of "
+              "squares, and the squares are spread over the ranks.",
+              "part.grad /= R after the reduce-scatter. norm = part.grad.square().sum(); "
+              "dist.all_reduce(norm, group=group); norm = norm.sqrt()."),
+    _exercise(check_saved_model,
+              "The seed is the same, and what follows from it need not be: look at what each rank "
+              "does between the seed and the model.",
+              "Make the weights equal by a message, and everything that is copied from them after.",
+              "Before the deepcopy: for p in model.parameters(): dist.broadcast(p.detach(), "
+              "group=group, group_src=0)."),
+    _exercise(check_no_faster,
+              "What should be different on each rank, and what should be the same?",
+              "Divide the order of an epoch over the ranks, and draw a new order in each epoch; "
+              "all ranks must draw the same one.",
+              "sampler = DistributedSampler(data, R, rank, seed=seed); DataLoader(data, batch // "
+              "R, sampler=sampler); sampler.set_epoch(epoch) at the start of each epoch."),
+    _exercise(check_worse_together,
+              "The recipe speaks of the images of a step and of the steps of an epoch. How many "
+              "are they on R ranks?",
+              "Two numbers of the schedule are those of one rank: by how much it grows, and when "
+              "it ends.",
+              "times = R * batch / 32; each = 1152 // (R * batch)."),
+    _exercise(check_two_scores,
+              "To make the counts agree is easy: one rank's statistics for all. Is that the model "
+              "of one process?",
+              "In training every image should be normalised by mean and variance of all 240.",
+              "model = convert_sync_batch_norm(model, group), before the optimizer is made."),
+    _exercise(check_moving_curve,
+              "How much does one token of a long line weigh in the loss of a step, and how much "
+              "one of a short line?",
+              "Sum over tokens, and divide once, by the number of targets in the whole step. Ask "
+              "all ranks for it before the first backward.",
+              "count = torch.tensor(sum(len(line) - 1 for line in mine), device=device()), summed "
+              "by an all-reduce; loss = model(..., \"sum\") / count; then the gradients and the "
+              "loss are summed over ranks, not averaged."),
+)

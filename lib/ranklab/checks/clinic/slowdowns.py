@@ -1,0 +1,116 @@
+"""The checks of clinic/slowdowns.py: equal to one process, and what is sent and computed."""
+
+import contextlib
+from collections import Counter
+from itertools import product
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ranklab.checks.beside import expect
+from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
+from ranklab.checks.exercise import Exercise
+from ranklab.clinic import slowdowns
+
+# --- train_large_batch ----------------------------------------------------------------------------
+
+LARGE = {"micro_batches": 6, "accumulate": 4}, {"micro_batches": 3, "accumulate": 1, "seed": 1}
+MEAN = "A step's loss is the mean over all ranks, and over all micro-batches of the step."
+LAST = ("Compare the gradient before the optimizer's step with that of one process. Of 6 "
+        "micro-batches with accumulate=4 the second step has two.")
+
+
+def _sends_once(where, found):
+    """One gradient in a step, and the loss; by as many calls as there are parameters at most."""
+    steps, sizes = len(found["losses"]), [weight.nbytes for weight in found["weights"].values()]
+    sent = [op.payload_bytes for op in found.watched.ops if op.name not in ("broadcast", "barrier")]
+    wanted = steps * (sum(sizes) + 64)
+    expect(sum(sent) <= wanted, f"{where} sends {sum(sent):,} bytes in {steps} steps; the gradients"
+           f" of {steps} steps are {steps * sum(sizes):,}", "They go out with every micro-batch. "
+           "Add up on each rank, and send once before the optimizer's step.")
+    most = steps * (len(sizes) + 1)
+    expect(len(sent) <= most, f"{where} makes {len(sent)} calls in {steps} steps; {most} are "
+           "enough", "Something is still sent with every micro-batch: all ranks wait for each "
+           "other there, however small it is.")
+
+
+def check_train_large_batch(program):
+    for run in runs(program, slowdowns.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
+                    one=lambda size, _: ((), {"batch": 2 * size})):
+        run.equal({"the loss of step 0": run.one["losses"][0]}, hint=MEAN,
+                  of=lambda found: {"the loss of step 0": found["losses"][0]})
+        run.equal(run.one, hint=LAST)
+        for place, found in enumerate(run.found):
+            _sends_once(run.at(place), found)
+    yield "losses and weights are those of one process, on 1, 2, 3 and 4 ranks, also where the " \
+        "last step is shorter"
+    yield "a step sends one gradient and one loss, however many micro-batches it has"
+
+
+# --- train_on_functions ---------------------------------------------------------------------------
+
+# Each makes 12 piles in a step: they can be shared out fairly over 1, 3 and 4 ranks.
+FUNCTIONS = ({"steps": 1, "batch": 24, "longest": 512},
+             {"steps": 1, "batch": 12, "longest": 300, "micro": 1, "seed": 1})
+FAIR = 1.25  # of a fair share, in tokens or in FLOPs; no rank has more, in training or evaluation
+WHOLE = "All functions count, to their `longest` byte, and each token alike."
+LONG = ("Share out the tokens, padding included, or the FLOPs, in training and in evaluation, and "
+        "keep neighbours in length together.")
+
+
+@contextlib.contextmanager
+def work_counted():
+    """{"tokens", "FLOPs": Counter of is it training? -> what went through models of one layer}."""
+    counted = {"tokens": Counter(), "FLOPs": Counter()}
+
+    def count(module, args):
+        if isinstance(module, torch.nn.Embedding):
+            width, length, tokens = module.embedding_dim, args[0].shape[-1], args[0].numel()
+            for_each = 12 * width + module.num_embeddings + 2 * length  # products, head, attention
+            counted["tokens"][torch.is_grad_enabled()] += tokens
+            counted["FLOPs"][torch.is_grad_enabled()] += 2 * tokens * width * for_each
+
+    handle = register_module_forward_pre_hook(count)
+    try:
+        yield counted
+    finally:
+        handle.remove()
+
+
+def check_train_on_functions(program):
+    shares = []
+    for run in runs(program, slowdowns.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
+                    watch=work_counted):
+        run.equal(run.one, hint=WHOLE)
+        for what, is_training in (("training", True), ("evaluation", False)):
+            tokens, flops = (_largest_share(run, of, is_training) for of in ("tokens", "FLOPs"))
+            shares.append((min(tokens[0], flops[0]), tokens, flops, what))
+    yield "losses and weights are those of one process, on 1, 3 and 4 ranks"
+    share, tokens, flops, what = max(shares)
+    expect(share <= FAIR, f"{tokens[1]} has {tokens[0]:.2f} times its fair share of the tokens in "
+           f"{what}, and {flops[1]} {flops[0]:.2f} times that of the FLOPs; {FAIR} of one of the "
+           "two is fair", LONG)
+    yield "no rank has much more than its share of the work, in training and in evaluation"
+
+
+def _largest_share(run, of, is_training):
+    """(by how much a rank has more than its fair share, the rank)"""
+    fair = run.one.watched[of][is_training] / run.size
+    return max((found.watched[of][is_training] / fair, run.at(place))
+               for place, found in enumerate(run.found))
+
+
+SLOWDOWNS = (
+    Exercise(slowdowns.train_large_batch, check_train_large_batch, hints=(
+        "Count the bytes that a rank sends in a step (Traffic), and those of its gradient.",
+        "A gradient that is added up on a rank need not travel before the optimizer wants it. The "
+        "same holds for a loss that is only logged.",
+        "Move both all-reduces behind the loop over the micro-batches; inside it, "
+        "loss += part.detach() / ranks.")),
+    Exercise(slowdowns.train_on_functions, check_train_on_functions, hints=(
+        "Each rank has as many piles as the others. What else must be alike?",
+        "The piles are sorted: neighbours are alike, and a row of them is short or long. Give each "
+        "rank some of each kind. There are two places.",
+        "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]: from the short end and "
+        "from the long end in turn.")),
+)

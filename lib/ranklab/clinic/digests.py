@@ -1,0 +1,81 @@
+"""Digest: a tensor in five numbers, which are enough to see what is alike, scaled, or added up."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+SAMPLE = 1 << 14  # elements of a tensor that `dot` and `bits` look at
+ROWS = 256  # examples of a batch that have bits of their own
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LARGE = 2**63 - 1
+
+
+class Digest(NamedTuple):
+    """Two tensors with equal bits are the same, for all that can be told."""
+
+    numel: int
+    sum: float
+    norm: float
+    dot: float  # with random numbers that depend on the length alone: it is linear
+    bits: int
+
+
+def digest_of(*tensors):
+    """The Digest of all of them together."""
+    total = Digest(0, 0.0, 0.0, 0.0, 0)
+    for one in map(_mark, tensors):
+        total = Digest(total.numel + one.numel, total.sum + one.sum,
+                     math.hypot(total.norm, one.norm), total.dot + one.dot,
+                     (31 * total.bits + one.bits) % LARGE)
+    return total
+
+
+def _mark(tensor):
+    if not is_here(tensor):
+        return Digest(0, 0.0, 0.0, 0.0, 0)
+    flat = plain(tensor).reshape(-1)
+    n = flat.numel()
+    some = flat[::-(-n // SAMPLE)].contiguous()
+    direction, _ = _random(len(some), some.device)
+    numbers = flat if flat.is_floating_point() else flat.double()
+    norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
+    dot = direction @ some.double()
+    return Digest(n, numbers.sum(dtype=torch.float64).item(), norm.item(), dot.item(),
+                _bits(some[None]).item())
+
+
+def is_here(tensor):
+    """It has numbers: it is not empty, not without memory, and its memory was not given back."""
+    tensor = plain(tensor)
+    return (tensor.numel() > 0 and tensor.device.type != "meta"
+            and not isinstance(tensor, FakeTensor) and tensor.untyped_storage().nbytes() > 0)
+
+
+def plain(tensor):
+    """This rank's numbers, without a graph: of a DTensor its shard."""
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    return tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
+
+
+def bits_of_rows(tensor):
+    """Bits of the first examples of a batch, each by itself."""
+    rows = plain(tensor)[:ROWS]
+    return _bits(rows.reshape(len(rows), -1).contiguous()).tolist() if rows.numel() else []
+
+
+def _bits(rows):
+    """A number of each row that depends on all its bits and their places."""
+    words = rows.view(WORDS[rows.element_size()])
+    return (words * _random(words.shape[1], words.device)[1]).sum(1) % LARGE
+
+
+@functools.lru_cache(64)
+def _random(n, device):
+    """n numbers between -1 and 1, and n odd integers; the same on every rank."""
+    generator = torch.Generator().manual_seed(n)
+    numbers = torch.rand(n, generator=generator, dtype=torch.float64) * 2 - 1
+    integers = torch.randint(LARGE, (n,), generator=generator) | 1
+    return numbers.to(device), integers.to(device)

@@ -1,0 +1,117 @@
+"""Detectors of diseases of what a run keeps: its numbers, memory, data files, checkpoints."""
+
+import itertools
+from statistics import median
+
+LARGEST = 20  # times the largest number of all other batches: no data is so by itself
+LOUD = 5  # times the usual loss
+LOOKS = 50  # at the examples that have come
+LEAST_GROWTH = 4096  # bytes a step
+
+
+def fp16_nan(ranks):
+    """Weights are no numbers any more; or ranks have skipped different steps."""
+    half = " after work in float16" if any(r.half for r in ranks) else ""
+    bad = {r.number: step.number for r in ranks for step in r.steps[::-1] if not step.finite}
+    if bad:
+        rank, step = min(bad.items(), key=lambda each: each[1])
+        return f"after step {step} rank {rank} holds weights that are not finite{half}"
+    counts = [len(r.steps) for r in ranks]
+    if half and len(set(counts)) > 1 and all(r.fate == "returned" for r in ranks):
+        return f"the ranks have taken {counts} steps{half}: some skipped one that others took"
+    return None
+
+
+def memory_growth(ranks):
+    """What lives after a step grows with each step."""
+    for r in ranks:
+        alive = [step.memory for step in r.steps][2:]
+        grown = [b - a for a, b in zip(alive, alive[1:])]
+        if len(grown) < 4:
+            continue
+        usual = median(grown)
+        if usual >= LEAST_GROWTH and sum(each >= usual / 2 for each in grown) >= 0.8 * len(grown):
+            return (f"on rank {r.number} what lives after a step grows by {usual / 1024:.0f} KiB a "
+                    f"step, from {alive[0] / 1024:,.0f} KiB after step 2 to "
+                    f"{alive[-1] / 1024:,.0f} KiB after step {len(alive) + 1}")
+    return None
+
+
+def corrupt_shard(ranks):
+    """One batch has numbers that no other has, and its loss shows it."""
+    batches = [(step.largest, max(step.values, default=0), r.number, step.number)
+               for r in ranks for step in r.steps if step.largest and step.values]
+    if len(batches) < 8:
+        return None
+    usual = median(each[0] for each in batches)
+    usual_loss = median(each[1] for each in batches)
+    bad = [each for each in batches if not each[0] <= LARGEST * usual]
+    if not bad or len(bad) > len(batches) / 10:
+        return None
+    largest, loss, rank, step = bad[0]
+    if loss <= LOUD * usual_loss:
+        return None
+    return (f"the batch of rank {rank} in step {step} has numbers up to {largest:.5g}, all batches "
+            f"usually up to {usual:.3g}; its loss is {loss:.4g}, usually it is {usual_loss:.3g}")
+
+
+def data_twice(ranks, before):
+    """After a resume, examples come again before all others have come as often. In one run, or
+    with the run `before` that this one goes on with.
+    """
+    cuts = [r.loads[-1][0] if r.loads else 0 for r in ranks]
+    old = _by_step(r.steps for r in before) + _by_step(
+        r.steps[:cut] for r, cut in zip(ranks, cuts))
+    new = _by_step(r.steps[cut:] for r, cut in zip(ranks, cuts))
+    times = dict.fromkeys((row for rows in old + new for row in rows), 0)
+    if not times or not old or _most_apart(times, old)[0] > 1:
+        return None  # no epochs: examples come by chance
+    apart, after, often, seldom = _most_apart(times, new)
+    if apart < 2:
+        return None
+    return (f"before the resume no example came twice more than another; {after} steps after it "
+            f"{sum(n >= often for n in times.values())} of {len(times)} have come {often} times "
+            f"or more and {sum(n <= seldom for n in times.values())} only {seldom} times")
+
+
+def _by_step(ranks):
+    """The rows of step 0 on all these ranks, of step 1, ..."""
+    return [[row for step in steps if step for batch in step.rows for row in batch]
+            for steps in itertools.zip_longest(*ranks)]
+
+
+def _most_apart(times, steps):
+    """(how much more often some rows came than others, after how many of the steps, how often,
+    how seldom), at the first moment when that is 2 or more; `times` counts on. One row in 50 at
+    either end is left out: a loader may drop its last batch.
+    """
+    for count, rows in enumerate(steps, 1):
+        for row in rows:
+            times[row] += 1
+        if count == len(steps) or count % -(-len(steps) // LOOKS) == 0:
+            ordered = sorted(times.values())
+            seldom, often = (ordered[n] for n in (len(ordered) // 50, -1 - len(ordered) // 50))
+            if often - seldom > 1:
+                return often - seldom, count, often, seldom
+    return 0, 0, 0, 0
+
+
+def old_shard(ranks):
+    """Ranks have read files of different steps."""
+    for loads in zip(*(r.loads for r in ranks)):
+        versions = [said if said is not None else _save_of(r, bits)
+                    for r, (_, said, bits) in zip(ranks, loads)]
+        if len(set(versions)) > 1 and None not in versions:
+            return (f"at step {loads[0][0]} the ranks read files of different steps: "
+                    + ", ".join(f"rank {r.number} of step {v}" for r, v in zip(ranks, versions)))
+    return None
+
+
+def _save_of(rank, bits):
+    """The steps that it had taken when it saved this."""
+    return next((steps for steps, _, saved in rank.saves if saved == bits), None)
+
+
+DETECTORS = {each.__name__: each for each in (
+    fp16_nan, memory_growth, corrupt_shard, data_twice, old_shard)}
+WHOLE = ("fp16_nan", "corrupt_shard", "data_twice", "old_shard")

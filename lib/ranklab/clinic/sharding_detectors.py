@@ -1,0 +1,144 @@
+"""Detectors of diseases of split models: masks, copies, shards and their norms."""
+
+import itertools
+import math
+from collections import Counter
+from itertools import combinations
+
+from ranklab.clinic import detectors
+from ranklab.clinic.training_detectors import MOST, name_of, replicas, together
+
+
+def dropout_seeds(ranks):
+    """Masks are alike where they must differ, or differ where they must be alike."""
+    for a, b in combinations(ranks, 2):
+        alike = split = seen = 0
+        for x, y in together([a, b]):
+            has_same_data = [one.targets for one in x.losses] == [one.targets for one in y.losses]
+            for (mask, on), (other, on_other) in zip(x.masks, y.masks):
+                seen += 1
+                alike += mask == other and on != on_other and not has_same_data
+                split += mask != other and on == on_other and on is not None
+        if seen and alike >= MOST * seen:
+            return (f"ranks {a.number} and {b.number} have different data, and drop the same "
+                    f"places in {alike} of {seen} masks")
+        if split >= 3 and not replicas([a, b]):
+            return (f"ranks {a.number} and {b.number} hold the same numbers, and drop different "
+                    f"ones of them {split} times ({seen} masks)")
+    return None
+
+
+def tied_weights(ranks):
+    """A matrix that embeds begins as the same as another one, and does not stay so."""
+    first = [(r, i, digest) for r in ranks if r.steps
+             for i, digest in enumerate(r.steps[0].weights) if not _is_constant(digest)]
+    for r, i, digest in first:
+        if i not in r.steps[0].embeddings:
+            continue
+        for other, j, its in first:
+            if its.bits == digest.bits and its.numel == digest.numel and (
+                    j not in other.steps[0].embeddings) and (other, j) != (r, i):
+                ends = _last(r, i, other, j)
+                if ends[0].bits != ends[1].bits:
+                    return (f"{name_of(r.steps[0], i)} of rank {r.number} and "
+                            f"{name_of(other.steps[0], j)} of rank {other.number} are the same at "
+                            f"the start; at the last step their norms are {ends[0].norm:.4f} and "
+                            f"{ends[1].norm:.4f}, their sums {ends[0].sum:.3f} and "
+                            f"{ends[1].sum:.3f}")
+    return None
+
+
+def stale_weights(ranks):
+    """The model computes with weights that are older than those that the optimizers hold; or a
+    reduction is not awaited before the step.
+    """
+    for r in ranks:
+        lines = Counter(line for step in r.steps for line in {*step.pending})
+        if lines:
+            line, times = lines.most_common(1)[0]
+            return (f"in {times} of {len(r.steps)} steps the optimizer of rank {r.number} works "
+                    f"before anybody has waited for the reduction that begins at {line}")
+    sums = [[step.sums for step in steps] for steps in zip(*(r.steps for r in ranks))]
+    sums = [each for each in sums if all(each)]
+    if len(sums) < 4:
+        return None
+    used = [each[0][0] for each in sums]
+    for held in ([each[0][1] for each in sums], [sum(one[1] for one in each) for each in sums]):
+        near = 1e-9 * max(map(abs, held))  # a sum of numbers of both signs is no exacter
+        fresh = [math.isclose(a, b, rel_tol=1e-9, abs_tol=near) for a, b in zip(used, held)]
+        behind = detectors.steps_behind(used, held)
+        if behind == 0 or sum(fresh) > len(fresh) / 2:
+            return None
+        if fresh[0] and held[0] and behind:
+            return (f"in {len(fresh) - sum(fresh)} of {len(fresh)} steps the model's weights are "
+                    f"{behind} step(s) older than those that the optimizers hold. In step 2 they "
+                    f"add up to {used[2]:.6g} in the model and {held[2]:.6g} in the optimizers")
+    return None
+
+
+def optimizer_before_sharding(ranks):
+    """The optimizer has parameters that the model no longer uses."""
+    for r in ranks:
+        steps = [step for step in r.steps if step.final]
+        idle = [i for i in range(len(steps[0].final)) if not any(
+            i < len(step.final) and step.final[i] for step in steps)] if steps else []
+        outside = min((step.outside for step in steps), default=0)
+        if idle and outside:
+            return (f"on rank {r.number} {len(idle)} of {len(steps[0].final)} parameters of the "
+                    f"optimizer had no gradient in {len(steps)} steps, and {outside} parameters "
+                    "of the model have one and are in no optimizer")
+    return None
+
+
+def shard_norm(ranks):
+    """Each rank clips by the norm of what it has itself."""
+    for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
+        norms = [_own_norms([of(r, step) for r, step in zip(ranks, steps)])
+                 for steps in together(ranks)]
+        limit = detectors.own_limit(norms)
+        if limit:
+            at = sum(norm >= limit * 0.999 for step in norms for norm in step)
+            return (f"the gradient of a rank {what} has a norm of {limit:.4g} in {at} of "
+                    f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
+                    "its own")
+    return None
+
+
+def _own_norms(of_ranks):
+    """Norms of the ranks' gradients, without what is alike on all of them: clipped by each rank's
+    own norm it would not be. Ranks with the same gradient count once.
+    """
+    alike = [len({digest.bits for digest in digests}) == 1 for digests in zip(*of_ranks)]
+    own = [[m for m, is_alike in itertools.zip_longest(digests, alike) if m and not is_alike]
+           for digests in of_ranks if digests]
+    return list({tuple(m.bits for m in digests): math.hypot(*(m.norm for m in digests))
+                 for digests in own}.values())
+
+
+def _final(rank, step):
+    return [digest for digest in step.final if digest]
+
+
+def _given(rank, step):
+    return [call.digest for call in rank.calls if call.step == step.number and call.backwards
+            and call.kind in ("reduce_scatter", "all_reduce") and not call.in_backward
+            and call.digest.numel > 1]
+
+
+def _last(rank, place, other, its_place):
+    """Digests of both at the last step for which both are known: a rank may go on alone."""
+    found = [(a.weights[place], b.weights[its_place]) for a, b in zip(rank.steps, other.steps)
+             if len(a.weights) > place and len(b.weights) > its_place
+             and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
+    return found[-1]
+
+
+def _is_constant(digest):
+    """All its numbers are alike, as those of a norm layer at the start; or there are few."""
+    return digest.numel < 64 or math.isclose(
+        digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
+
+
+DETECTORS = {each.__name__: each for each in (
+    dropout_seeds, tied_weights, stale_weights, optimizer_before_sharding, shard_norm)}
+WHOLE = ()

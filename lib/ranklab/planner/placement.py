@@ -1,0 +1,41 @@
+"""place: how far each group of a plan's ranks reaches on a machine. traffic.py, step.py and why.py
+read the result; no other module counts ranks in a node.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from ranklab.planner.plan import Span
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The Span of each group of ranks.
+
+    tensor, context, expert, pipeline  the ranks of that axis
+    weights        the ranks with the same weights: those of the data and context axes
+    shard          those among them that share one copy of the sharded states
+    replicas       the ranks that hold the same shard (HSDP)
+    expert_copies  the ranks with the same experts
+    """
+
+    tensor: Span
+    context: Span
+    expert: Span
+    pipeline: Span
+    weights: Span
+    shard: Span
+    replicas: Span
+    expert_copies: Span
+
+
+@functools.lru_cache(maxsize=1024)  # each part of a step reads it, and a fit reads it each time
+def place(plan, machine):
+    """Return the Placement of a plan on a machine."""
+    spans = {axis: plan.span(axis, machine)
+             for axis in ("tensor", "context", "expert", "pipeline", "weights", "shard")}
+    same_experts = max(1, plan.copies * plan.tp // plan.ep)
+    return Placement(
+        **spans,
+        replicas=Span(*(max(1, ranks // plan.sharders) for ranks in spans["weights"])),
+        expert_copies=Span(*(min(same_experts, ranks) for ranks in spans["weights"])))

@@ -1,0 +1,199 @@
+"""Parallel: the seam between the one training loop (loop.py) and all kinds of parallelism.
+
+The loop asks it for everything that depends on other processes. Each kind overrides what is
+different with it, and nothing else:
+
+    class             lab  in                             what is different
+    Parallel               here                           nothing: one process
+    GroupParallel          here                           sums over the ranks of a group
+    DataParallel      03   data_parallel/training.py      each rank has its rows; gradients averaged
+    Zero              06   zero/training.py               DataParallel; each rank steps its shard
+    FullyShard        07   fsdp/training.py               DataParallel; each rank holds its shard
+    TensorParallel    08   tensor_parallel/training.py    all rows, and a part of each layer
+    PipelineParallel  09   pipeline_parallel/training.py  some layers; a schedule runs micro-batches
+    ContextParallel   10   context_parallel/training.py   DataParallel; each rank has some tokens
+    ExpertParallel    11   expert_parallel/training.py    DataParallel; each rank has some experts
+    Hybrid            12   hybrid/training.py             all of these on one mesh
+
+Projects train by production tools through the same seam: HorovodParallel (05), DeepSpeed (06),
+Fsdp2 (07), DTensors (08), TorchHybrid (12).
+
+A loss is always a sum over targets, divided by the number of targets of the whole batch: the mean
+of the ranks' means is another number as soon as one rank has more targets than another.
+"""
+
+import contextlib
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ranklab.basics.targets import IGNORE
+
+
+class Piece(NamedTuple):
+    """A box of one named tensor that this process holds: a checkpoint reads and writes `tensor`."""
+
+    name: str  # of the parameter or buffer
+    kind: str  # "weight", or what the optimizer calls its state: "exp_avg", "step", ...
+    shape: tuple  # of the whole tensor, as one process would have it
+    offset: tuple  # where the box begins in it
+    tensor: torch.Tensor  # the box itself, a view of what is trained
+
+
+def flat_pieces(name, kind, shape, start, flat):
+    """`flat` holds the numbers from `start` on of a flattened tensor: the few Pieces, views of it,
+    that are boxes. So a shard of ZeRO's can be loaded as one of tensor parallelism's, and back.
+    """
+    pieces, done = [], 0
+    for offset, sizes in _boxes(tuple(shape), start, start + flat.numel()):
+        n = math.prod(sizes)
+        pieces.append(Piece(name, kind, tuple(shape), offset, flat[done : done + n].view(sizes)))
+        done += n
+    return pieces
+
+
+def _boxes(shape, start, stop):
+    """[(offset, sizes)] of the numbers start to stop of a flattened tensor, in their order."""
+    if start >= stop or not shape:
+        return [((), ())] if start < stop else []
+    rest, row = shape[1:], math.prod(shape[1:])
+    first = start // row
+    if start % row == stop % row == 0:  # whole rows
+        return [((first, *(0 for _ in rest)), ((stop - start) // row, *rest))]
+    if first == (stop - 1) // row:  # inside one row
+        inside = _boxes(rest, start - first * row, stop - first * row)
+        return [((first, *offset), (1, *sizes)) for offset, sizes in inside]
+    cut = (first + 1) * row if start % row else stop // row * row
+    return _boxes(shape, start, cut) + _boxes(shape, cut, stop)
+
+
+class Parallel:
+    """One process: it has the whole model, the whole batch and nobody to talk to."""
+
+    rank, ranks = 0, 1  # rank 0 shows the progress
+    gradient_scale = 1  # the divisor of backward's averaging: R, if it takes means over ranks
+
+    def apply(self, model):
+        """The module that the loop calls instead of `model`, which may be changed in place."""
+        return model
+
+    def batch(self, inputs, targets):
+        """This process's part of the batch that all ranks share."""
+        return inputs, targets
+
+    def token_count(self, targets):
+        """The targets that count in the whole batch, as a tensor; `targets` are this process's."""
+        return (targets != IGNORE).sum()
+
+    def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
+        """Gradients are those of the mean loss over the whole batch, times `scale`; returns this
+        process's share of that mean, detached (`total` of it is the mean).
+        loss_sum  (inputs, targets) -> the sum of the losses of the targets that count
+        """
+        count = self.token_count(targets).clamp(min=1)  # a batch without targets teaches nothing
+        pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
+        share = 0.0
+        for i, (x, y) in enumerate(pieces, 1):
+            with self.communication(is_last=i == len(pieces)):
+                loss = loss_sum(x, y) / count
+                self.backward(loss * (self.gradient_scale * scale))
+            share = share + loss.detach()
+        return share
+
+    def forward_only(self, loss_sum, inputs, targets, micro_batch):
+        """This process's share of the sum of the losses; for evaluation."""
+        pieces = zip(inputs.split(micro_batch), targets.split(micro_batch))
+        return sum(loss_sum(x, y) for x, y in pieces)
+
+    def backward(self, loss):
+        """The gradients of `loss` are added to those that are there; DeepSpeed has its own way."""
+        loss.backward()
+
+    def communication(self, is_last):
+        """Around each piece's forward and backward: ranks talk in the last one alone."""
+        return contextlib.nullcontext()
+
+    def grad_norm(self, parameters):
+        """The norm of all gradients of the whole model, each parameter once, alike on all ranks:
+        where one rank's is not finite, no rank's is, so that all skip the step or none.
+        """
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def make_optimizer(self, new_optimizer, groups):
+        """new_optimizer(groups), or an optimizer that steps a part of them on each rank.
+        groups  of (name, parameter), with their weight_decay: decided before anything is sharded
+        """
+        return new_optimizer(groups)
+
+    def total(self, value):
+        """The sum over ranks of a tensor that is a share of something; it brings no gradient."""
+        return value
+
+    def total_of(self, shares):
+        """As `total`, of the shares of all ranks that were gathered: [that of rank 0, 1, ...]"""
+        return sum(shares)
+
+    def gather(self, values):
+        """The tensors of all ranks, on every rank: (n,) -> (R, n); for printed lines."""
+        return values[None]
+
+    def state(self, model, optimizer):
+        """The Pieces that this process holds of the model and of the optimizer's state. Where
+        several processes hold the same box, a checkpoint takes that of the first of them.
+        """
+        names = {p: name for name, p in model.named_parameters()}  # a tied matrix has one name
+        found = [(name, "weight", tensor) for name, tensor in
+                 model.state_dict(keep_vars=True).items() if names.get(tensor, name) == name]
+        found += [(names[p], kind, value) for group in optimizer.param_groups
+                  for p in group["params"] for kind, value in optimizer.state.get(p, {}).items()
+                  if p in names and torch.is_tensor(value)]
+        return [Piece(name, kind, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
+                for name, kind, tensor in found]
+
+    def loaded(self):
+        """Called when a checkpoint's numbers are in the Pieces; now everything made from them is
+        updated."""
+
+    def own_state(self, model):
+        """{name: state} of what differs from process to process, such as the errors that compressed
+        gradients feed back; a checkpoint keeps it for as many ranks as there are now.
+        """
+        return {}
+
+    def load_own_state(self, model, state):
+        """The opposite of own_state."""
+
+
+class GroupParallel(Parallel):
+    """The ranks of a group: the base class of all kinds of parallelism."""
+
+    def __init__(self, group=None):
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def total(self, value):
+        value = torch.as_tensor(value).clone()
+        dist.all_reduce(value, group=self.group)
+        return value
+
+    def gather(self, values):
+        gathered = values.new_empty(self.ranks * len(values))
+        dist.all_gather_single(gathered, values, group=self.group)
+        return gathered.view(self.ranks, -1)
+
+
+def groups_here(groups, here):
+    """Groups for an optimizer, decided for the whole model, cut down to this rank's parameters.
+
+    A group with nothing on this rank gets an empty parameter, because torch refuses a group without
+    parameters beside one whose parameters have names, and the same parameter in two groups.
+    here  (name, parameter of the whole model) -> this rank's, or None
+    """
+    found = [[(name, mine) for name, p in group["params"] if (mine := here(name, p)) is not None]
+             for group in groups]
+    like = next((mine for pairs in found for _, mine in pairs), torch.empty(0))
+    return [{**group, "params": pairs or [("nothing", nn.Parameter(like.new_empty(0)))]}
+            for group, pairs in zip(groups, found)]

@@ -1,0 +1,98 @@
+"""Print the labs that the last commits touched, "03 06": what .ci/run sweeps.
+
+A file of lib/ranklab belongs to each lab that imports it: from its own packages (technique, checks,
+projects, plots) through all that lies below. Another lab's technique is not entered, for that lab
+answers for it; the names that a lab takes from there count.
+"""
+
+import argparse
+import ast
+import functools
+import pathlib
+import re
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIB = ROOT / "lib" / "ranklab"
+WINGS = ("", "checks", "projects", "plots")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commits", type=int, default=10, help="so many of the last ones")
+    history = git("rev-list", "--first-parent", f"--max-count={parser.parse_args().commits + 1}",
+                  "HEAD")
+    changed = git("diff", "--name-only", history[-1], "HEAD")
+    print(*(stem[:2] for stem in stems() if any(belongs(name, stem) for name in changed)))
+
+
+def git(*words):
+    return subprocess.run(["git", *words], cwd=ROOT, text=True, check=True,
+                          stdout=subprocess.PIPE).stdout.split("\n")[:-1]
+
+
+def stems():
+    """The labs in order: "00_ranks", ..."""
+    return sorted(path.stem for path in (ROOT / "labs" / "source").glob("[0-9]*.py"))
+
+
+def belongs(name, stem):
+    """True where the file `name` of the repository is one of the lab's."""
+    if name.startswith("lib/ranklab/"):
+        return ROOT / name in library_files(stem)
+    number, idea = stem.split("_", 1)
+    return bool(re.match(rf"labs/source/{stem}\.|slides/{stem}\.|slides/figures/{number}_|"
+                         rf"tests/(wrong|right)_answers/{idea}[/.]|tests/test_{idea}[_.]", name))
+
+
+@functools.cache
+def library_files(stem):
+    """The files of lib/ranklab that the lab runs."""
+    idea = stem.split("_", 1)[1]
+    own = [path for wing in WINGS for path in files_of(LIB / wing / idea)]
+    others = {LIB / other.split("_", 1)[1] for other in stems() if other != stem}
+    files, todo = set(), [ROOT / "labs" / "source" / f"{stem}.py", *own]
+    while todo:
+        path = todo.pop()
+        if path in files:
+            continue
+        files.add(path)
+        if not others & {path.parent, *path.parents}:
+            todo += imports(path)
+    return files
+
+
+def files_of(place):
+    """The Python files of a package or of a module."""
+    return [*place.rglob("*.py"), *([place.with_suffix(".py")] * place.with_suffix(".py").exists())]
+
+
+@functools.cache
+def imports(path):
+    """The files of lib/ranklab that the file at `path` imports, also inside functions."""
+    files = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ranklab"):
+            files |= {file_of(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            files |= {file_of(alias.name) for alias in node.names
+                      if alias.name.startswith("ranklab")}
+    return files
+
+
+@functools.cache
+def file_of(module, name=None):
+    """The file that defines `name` of a module: a package says from where it has its names."""
+    place = LIB.joinpath(*module.split(".")[1:])
+    if not (place / "__init__.py").exists():
+        return place.with_suffix(".py")
+    if name and ((place / name).is_dir() or (place / f"{name}.py").exists()):
+        return file_of(f"{module}.{name}")
+    for node in ast.parse((place / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return file_of(node.module, name)
+    return place / "__init__.py"
+
+
+if __name__ == "__main__":
+    main()
