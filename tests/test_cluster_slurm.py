@@ -17,8 +17,7 @@ import pytest
 from ranklab.cluster import hosts, slurm
 from ranklab.cluster.hosts import Hosts, until
 from ranklab.projects.cluster import links
-from ranklab.projects.cluster.dashboard import watching
-from ranklab.projects.cluster.node_loss import lose_a_node
+from ranklab.projects.cluster.node_loss import lose_a_node, watching
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(240)]
 

@@ -23,7 +23,7 @@ from ranklab.planner.plan import Plan, Span
 from ranklab.planner.published import all_runs
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import bubble_part, step_time
-from ranklab.projects.planner import config
+from ranklab.projects.planner import report
 from ranklab.projects.planner.__main__ import project as command
 
 GPT_22B = Model(48, 6144, 64, 24576, 51200, tied=True)
@@ -378,4 +378,4 @@ def test_the_command_refuses_what_is_no_file(capsys):
         with pytest.raises(SystemExit):
             command.main(argv)
         assert words in capsys.readouterr().err
-    assert config.Options().runs()
+    assert report.Options().runs()

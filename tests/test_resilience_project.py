@@ -13,8 +13,7 @@ from ranklab.projects import resilience as project
 from ranklab.projects.resilience import Fault, plan_faults
 from ranklab.projects.resilience import __main__ as command
 from ranklab.projects.resilience.chaos import MARK, corrupt
-from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
-from ranklab.projects.resilience.soak import TOLERANCE, Trial
+from ranklab.projects.resilience.soak import LAYOUTS, SHAPE, TOLERANCE, Config, Trial
 from ranklab.projects.resilience.survive import Survived, last_whole, live, survive
 from ranklab.trainer.text import text_for
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from ranklab.basics.options import option
 from ranklab.clinic.all_cases import CASES
+from ranklab.projects import runner
 from ranklab.projects.clinic.ward import FORMS, report, round_of
-from ranklab.projects.runner import Options as Command
 from ranklab.projects.runner import Project, Shown
 
 
 @dataclass(frozen=True)
-class Options(Command):
+class Options(runner.Options):
     """What the command takes."""
 
     case: str | None = option(None, "one program", choices=(None, *(each.name for each in CASES)))
@@ -31,7 +31,6 @@ def act(options, _):
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

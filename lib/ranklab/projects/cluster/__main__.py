@@ -11,22 +11,31 @@ use the same file: sbatch labs/jobs/cluster.sbatch.
 
 import functools
 import sys
+from dataclasses import dataclass
 
-from ranklab.projects.cluster.config import Options
+from ranklab.basics.options import option
+from ranklab.projects import runner
 from ranklab.projects.cluster.links import try_links
 from ranklab.projects.cluster.node_loss import try_node_loss
 from ranklab.projects.runner import Project, Shown
 
+PARTS = {"job": try_node_loss, "links": try_links}
+
+
+@dataclass(frozen=True)
+class Options(runner.Options):
+    """What the command takes."""
+
+    only: str | None = option(None, "one part", choices=(None, *PARTS))
+
 
 def act(options, _):
-    parts = {"job": try_node_loss, "links": try_links}
-    chosen = [options.only] if options.only else parts
-    good = [parts[name](functools.partial(print, flush=True)) for name in chosen]
-    return Shown("", code=int(not all(good)))
+    say = functools.partial(print, flush=True)
+    successes = [PARTS[name](say) for name in ([options.only] if options.only else PARTS)]
+    return Shown("", code=int(not all(successes)))
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -1,33 +1,54 @@
 """A job on a real Slurm loses a node in the middle, is requeued, and goes on from its checkpoint.
 
-Read lose_a_node. The job is labs/jobs/cluster.sbatch, which also trains 70B on 256 GPUs.
+Read lose_a_node. The job is labs/jobs/cluster.sbatch, which also trains 70B on 256 GPUs. A real
+Prometheus on the controller watches it.
 """
 
+import contextlib
+import functools
+import json
 import re
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 
 import torch
 
 from ranklab.checkpoint.files import Files, complete, saves
-from ranklab.cluster.hosts import Hosts, until
+from ranklab.cluster import monitor as prometheus
+from ranklab.cluster.hosts import CONTROLLER, Hosts, until
+from ranklab.cluster.rules import silent_host_rule
 from ranklab.cluster.slurm import Slurm, missing
 from ranklab.hybrid import parse_layout
-from ranklab.projects.cluster.config import (
-    GPUS, JOBS, LAYOUT, NODES, SHAPE, SLOW, SPARE, TRAINING, arguments,
-)
-from ranklab.projects.cluster.dashboard import numbers, watching
 from ranklab.projects.hybrid.config import parse_shape
 from ranklab.projects.hybrid.training import run
 
+JOBS = Path(__file__).resolve().parents[4] / "labs" / "jobs"
+NODES, GPUS, SPARE = 2, 2, 1  # nodes of the job, GPUs of each, spare nodes
+SHAPE, LAYOUT = "4x32x4x32x256", "2x1x2,zero"
+TRAINING = {"steps": 110, "batch": 8, "eval_batch": 16, "checkpoint_every": 10, "compare": False,
+            "per_node": GPUS}  # of the hybrid project's settings
+SLOW = 3  # Mbit/s of the job's links, so that there is time to watch the job on any machine
 SBATCH = (f"--nodes={NODES}", f"--gpus-per-node={GPUS}", "--cpus-per-task=2", "--time=20",
           "--signal=TERM@60")
 LIMIT = 60  # seconds for whatever comes next
+FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+MFU, SPEED, STEP = "MFU", "tokens/s", "step time of each rank, until the collective"
+WINDOW = "5s"  # instead of a minute or more, because a scrape comes every second
+
+
+def arguments():
+    """Return TRAINING as arguments of the hybrid project."""
+    words = ["--size", "laptop", "--shape", SHAPE, "--layout", LAYOUT]
+    for name, value in TRAINING.items():
+        flag = name.replace("_", "-")
+        words += [f"--no-{flag}"] if value is False else [f"--{flag}", value]
+    return words
 
 
 def try_node_loss(say):
-    """True if a job loses a node without harm. Without Slurm it says so."""
+    """Tell whether a job loses a node without harm; True, with a message, without Slurm."""
     if sentence := missing():
         say(f"job: not run; {sentence}")
         return True
@@ -36,8 +57,9 @@ def try_node_loss(say):
 
 
 def lose_a_node(slurm, monitor, say):
-    """Submits the job, pulls the plug of a node, waits for the end, and prints all of it.
-    True if the job ended as if nothing had happened.
+    """Submit the job, pull the plug of a node, wait for the end, and print all of it.
+
+    Returns True if the job ended as if nothing had happened.
 
     monitor  a Monitor on these hosts; None: without the dashboard's numbers and an alert
     """
@@ -77,7 +99,7 @@ def lose_a_node(slurm, monitor, say):
 
 
 def submit(slurm, saved, log, monitor):
-    """(the job's number, its nodes), as soon as the job runs."""
+    """Submit the job; return (its number, its nodes) as soon as it runs."""
     saved.mkdir()
     for name in slurm.hosts.names:
         slurm.hosts.shape(name, SLOW)
@@ -89,14 +111,14 @@ def submit(slurm, saved, log, monitor):
 
 
 def alert_about(monitor, host, since):
-    """The first alert about this host since then."""
+    """Wait for the first alert about this host since then; return it."""
     return until(lambda: next((each for each in monitor.received() if each["time"] > since
                                and each["labels"].get("host") == host), None),
                  LIMIT, f"an alert about {host}", monitor.folder / "prometheus.log")
 
 
 def say_accounts(slurm, job, say):
-    """Prints the rows of sacct, once the last one says COMPLETED, which comes some seconds late."""
+    """Print the rows of sacct, once the last one says COMPLETED, which is some seconds late."""
     if slurm.no_sacct:
         return say(slurm.no_sacct)
     rows = until(lambda: (found := slurm.accounting(job))[-1]["State"] == "COMPLETED" and found,
@@ -106,18 +128,48 @@ def say_accounts(slurm, job, say):
 
 
 def is_equal(saved, usual, loss, usual_loss, say):
-    """Whether the last checkpoints are equal, bit for bit, and the losses (one has 4 digits)."""
-    mine, other = state_of(saved), state_of(usual)
-    differ = [name for name in mine.keys() | other.keys() if name not in mine or name not in other
-              or not torch.equal(mine[name], other[name])]
+    """Tell whether the last checkpoints are equal, bit for bit, and the losses to 4 digits."""
+    state, expected = state_of(saved), state_of(usual)
+    differ = [name for name in state.keys() | expected.keys() if name not in state
+              or name not in expected or not torch.equal(state[name], expected[name])]
     say(f"held out: {loss:.4f} nats; a run that nothing disturbs: {usual_loss:.4f}")
-    say(f"of {len(mine)} tensors in the last checkpoint {len(differ)} differ from that run's")
+    say(f"of {len(state)} tensors in the last checkpoint {len(differ)} differ from that run's")
     return not differ and abs(loss - usual_loss) < 1e-4
 
 
 def state_of(folder):
-    """{box: tensor} of the last checkpoint: weights and the optimizer's state."""
+    """Return {box: tensor} of the last checkpoint: weights and the optimizer's state."""
     files, state = Files(complete(folder)[-1]), {}
     for rank in range(files.index["ranks"]):
         state |= files.open(rank)["boxes"]
     return state
+
+
+# --- the dashboard --------------------------------------------------------------------------------
+
+def watching(hosts, say):
+    """Return a Monitor that alerts about silent hosts; None, with a message, without Prometheus."""
+    if sentence := prometheus.missing():
+        return contextlib.nullcontext(say(f"no dashboard and no alert: {sentence}"))
+    return prometheus.Monitor(hosts.folder / "monitor", [silent_host_rule(1) | {"for": "3s"}],
+                   hosts.address(CONTROLLER), functools.partial(hosts.popen, CONTROLLER),
+                   lambda url: hosts.run(CONTROLLER, [sys.executable, "-c", FETCH, url]))
+
+
+def numbers(monitor):
+    """Return what panels of labs/jobs/monitoring/dashboard.json show now, as a line.
+
+    "" until all ranks of the job have been there for a WINDOW.
+    """
+    if len(monitor.query(f"train_tokens_total offset {WINDOW}")) < NODES * GPUS:
+        return ""
+    board = json.loads((JOBS / "monitoring" / "dashboard.json").read_text())
+    texts = {each["title"]: each["targets"][0]["expr"].replace("$run", ".*")
+             .replace("$__rate_interval", WINDOW).replace("[1m]", f"[{WINDOW}]")
+             for each in board["panels"] if each["title"] in (MFU, SPEED, STEP)}
+    mfu, speed, steps = (monitor.query(texts[name]) for name in (MFU, SPEED, STEP))
+    if len(steps) != NODES * GPUS or not (mfu and speed):
+        return ""
+    steps = sorted((int(labels["rank"]), f"{1e3 * x:.0f}") for labels, x in steps)
+    return (f"{speed[0][1]:,.0f} tokens/s, MFU {mfu[0][1]:.2%}; ranks 0 to {len(steps) - 1} "
+            f"compute {' '.join(x for _, x in steps)} ms in a step")

@@ -14,12 +14,10 @@ three quarters of these rows, chosen by a hash of row_id; the rest is for valida
 
 import sys
 
-from ranklab.projects.planner.config import Options
-from ranklab.projects.planner.report import act
+from ranklab.projects.planner.report import Options, act
 from ranklab.projects.runner import Project
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -14,13 +13,14 @@ from ranklab.engine import device, is_main_process, launch, sharing
 from ranklab.engine.report import count_ranks
 from ranklab.planner.links import CARDS, bus_of, link_of
 from ranklab.planner.machine import Machine
+from ranklab.projects.clock import best_seconds
 
 MEGABYTES = {"cpu": 8, "cuda": 512}  # of an all-reduce
 ROUNDS = 5
 
 
 def measure(ranks=None, nodes=1):
-    """The Machine here, measured on the ranks of this job, or on `ranks` ranks on this machine.
+    """Return the Machine, measured on the ranks of this job, or on `ranks` ranks started here.
 
     bf16, memory_bandwidth  of the best matrix product and the best copy
     link, network  such that the planner predicts the measured bus bandwidth of a large all-reduce;
@@ -49,23 +49,17 @@ def _measured():
 
 
 def _bus_bandwidth(group, where):
-    """Bytes/s that each rank sends in the fastest of some all-reduces; 1e15 on one rank."""
+    """Return the bytes/s of each rank in the fastest of some all-reduces; 1e15 on one rank."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return 1e15
     x = torch.ones(MEGABYTES[where.type] * 250_000, device=where)
-    seconds = []
-    for _ in range(ROUNDS):
-        dist.barrier(group)
-        start = time.perf_counter()
-        dist.all_reduce(x, group=group)
-        x[0].item()  # a GPU has finished
-        seconds.append(time.perf_counter() - start)
-    return 2 * (ranks - 1) / ranks * x.nbytes / min(seconds)
+    seconds = best_seconds(lambda: dist.all_reduce(x, group=group), ROUNDS)
+    return 2 * (ranks - 1) / ranks * x.nbytes / seconds
 
 
 def measure_report(ranks=None, write=None):
-    """What was measured, as text; `write`: a node file, too."""
+    """Measure; return the results as text. write: a node file, too"""
     found = measure(ranks)
     if write and is_main_process():
         Path(write).parent.mkdir(parents=True, exist_ok=True)

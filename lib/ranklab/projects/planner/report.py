@@ -1,20 +1,66 @@
-"""What the command prints: a table of scores, or constants with their residuals."""
+"""The planner's command: scores on published runs, or constants with their residuals."""
 
 import dataclasses
 import json
+from dataclasses import dataclass
 
+from ranklab.basics.options import existing_file, new_file, option
 from ranklab.planner.constants import CONSTANTS, bounds
 from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
+from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import mean, score, total
 from ranklab.projects.planner.measure import measure_report
 from ranklab.projects.planner.orders import run
+from ranklab.projects.runner import OnRanks
 
 HEADER = (f"{'source':24}{'rows':>6}{'usable':>8}{'used':>6}{'time':>7}{'p90':>7}{'memory':>9}"
           f"{'p90':>7}{'pairs':>8}{'right':>7}")
 
 
-def act(options, settings):
+COMMANDS = ("score", "fit", "orders", "measure")
+PARTS = {"all": lambda row_id: True, "fit": is_for_fit,
+         "validation": lambda row_id: not is_for_fit(row_id)}
+
+
+@dataclass(frozen=True)
+class Options(OnRanks):
+    """What the command takes."""
+
+    command: str = option("score", "score: errors on files of runs; fit: constants anew; orders: "
+                          "six plans; measure: this machine", COMMANDS, nargs="?")
+    files: tuple = option((), "files of runs; none: the published ones", kind=existing_file,
+                          nargs="*")
+    part: str = option("all", "of the rows: those for the fit, or for validation", PARTS)
+    json: bool = option(False, "print the scores as JSON")
+    write: str | None = option(None, "measure: a node file for `ranklab plan --on`", kind=new_file)
+
+    def runs(self):
+        """Return the Runs of the files, of this part; raise ValueError where there are none."""
+        runs = [run for run in all_runs(self.files) if PARTS[self.part](run.row_id)]
+        if not runs:
+            raise ValueError("there are no rows in these files")
+        return runs
+
+
+def all_runs(paths=()):
+    """Return the Runs of these files; without any, all published ones."""
+    return [run for path in paths or run_files() for run in read_runs(path)]
+
+
+def jobs(runs):
+    """Return the Jobs of the runs that can be used."""
+    usable = []
+    for run in runs:
+        try:
+            usable.append(job_of(run))
+        except Unused:
+            continue
+    return usable
+
+
+def act(options, _):
+    """Return what the command asks for as text."""
     if options.command == "orders":
         return run()
     if options.command == "measure":
@@ -22,18 +68,18 @@ def act(options, settings):
     runs = options.runs()
     if options.command == "fit":
         return fit_report(runs)
-    found = score(runs)
+    scores = score(runs)
     if options.json:
-        return json.dumps({name: each.as_dict() for name, each in found.items()}, indent=1)
-    return "\n".join([score_table(found), "", used_words(found["all"]), unused_table(found)])
+        return json.dumps({name: each.as_dict() for name, each in scores.items()}, indent=1)
+    return "\n".join([score_table(scores), "", used_words(scores["all"]), unused_table(scores)])
 
 
 def score_table(scores):
-    """Median and 90th percentile of the relative errors of each source, as text."""
+    """Return the median and 90th percentile of each source's relative errors as text."""
     lines = [HEADER]
     for name, each in scores.items():
-        found = each.as_dict()
-        times, memory, right = found["step_time"], found["memory"], found["pairs"]["right"]
+        errors = each.as_dict()
+        times, memory, right = errors["step_time"], errors["memory"], errors["pairs"]["right"]
         lines.append(f"{name:24}{each.rows:6}{each.usable:8}{each.used:6}"
                      f"{percent(times['median']):>7}{percent(times['p90']):>7}"
                      f"{percent(memory['median']):>9}{percent(memory['p90']):>7}"
@@ -41,11 +87,12 @@ def score_table(scores):
     return "\n".join(lines)
 
 
-def used_words(found):
-    """Whether the used rows are said to fit, and what was assumed about them, as text."""
-    words = f"said to fit into their GPUs, as they did: {percent(mean(found.fits)) or 'none used'}"
-    if found.assumed:
-        rows = ", ".join(f"{name} in {number} rows" for name, number in found.assumed.most_common())
+def used_words(total_score):
+    """Return whether the used rows are said to fit, and what was assumed about them, as text."""
+    fits = percent(mean(total_score.fits)) or "none used"
+    words = f"said to fit into their GPUs, as they did: {fits}"
+    if assumed := total_score.assumed:
+        rows = ", ".join(f"{name} in {number} rows" for name, number in assumed.most_common())
         words += f"\nnot printed, the usual is assumed: {rows}"
     return words
 
@@ -54,10 +101,10 @@ def percent(part):
     return "" if part is None else f"{100 * part:.1f}%"
 
 
-def unused_table(found):
-    """Why rows were not used, as text."""
+def unused_table(scores):
+    """Return why rows were not used, as text."""
     lines = ["not used:"]
-    for name, each in found.items():
+    for name, each in scores.items():
         lines += [f"  {name}: {number} rows: {why}" for why, number in each.unused.most_common()
                   if name != "all"]
     return "\n".join(lines) if len(lines) > 1 else "all rows were used"
@@ -66,11 +113,13 @@ def unused_table(found):
 # --- the fit --------------------------------------------------------------------------------------
 
 def fit_report(runs):
-    """The constants, fitted again on the rows for the fit, and their errors: on those rows, on
-    validation, and on each source with constants that were fitted without it.
+    """Fit the constants again; return them and their errors as text.
+
+    The errors are on the rows for the fit, on validation, and on each source with constants that
+    were fitted without it.
     """
-    jobs = [job for job in map(usable, runs) if job]
-    for_fit = [job for job in jobs if is_for_fit(job.row_id)]
+    usable = jobs(runs)
+    for_fit = [job for job in usable if is_for_fit(job.row_id)]
     constants = fit(for_fit)
     lines = ["constant            fitted    now         from       to  meaning"]
     for name, (low, high, meaning) in bounds().items():
@@ -80,7 +129,7 @@ def fit_report(runs):
               "", "validation:", score_table(score(part(runs, False), constants)),
               "", "each source, by constants that were fitted on the others:"]
     alone = {}
-    for source in sorted({job.source for job in jobs}):
+    for source in sorted({job.source for job in usable}):
         others = fit([job for job in for_fit if job.source != source], constants, steps=8)
         alone[source] = score([run for run in runs if run.file == source], others)["all"]
     lines.append(score_table({**alone, "all": total(alone.values())}))
@@ -91,16 +140,8 @@ def part(runs, for_fit):
     return [run for run in runs if is_for_fit(run.row_id) == for_fit]
 
 
-def usable(run):
-    """The Job of a Run; None if it can't be used."""
-    try:
-        return job_of(run)
-    except Unused:
-        return None
-
-
 def dataclass_text(constants):
-    """The constants as constants.py has them."""
+    """Return the constants as constants.py has them."""
     values = ", ".join(f"{name}={value:.4g}"
                        for name, value in dataclasses.asdict(constants).items())
     return f"Constants({values})"

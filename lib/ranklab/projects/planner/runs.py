@@ -1,15 +1,14 @@
 """Compares the two formulas, the library's or a learner's, with published runs and with counts."""
 
 from ranklab.planner.fit import memory_ratio, step_ratio
-from ranklab.planner.jobs import Unused, is_for_fit, job_of
+from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
-from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import quantile, score
 from ranklab.planner.step import step_time
 from ranklab.projects.planner.files import dry_run
-from ranklab.projects.planner.report import score_table
+from ranklab.projects.planner.report import all_runs, jobs, score_table
 
 TRAINED = (  # (model, node, the layout in which it was trained)
     ("llama-405b", "h100-dgx", Plan(  # arXiv 2407.21783, table 4
@@ -24,45 +23,33 @@ TRAINED = (  # (model, node, the layout in which it was trained)
 )
 
 
-def jobs():
-    """The Jobs of all published runs that can be used."""
-    found = []
-    for run in (run for path in run_files() for run in read_runs(path)):
-        try:
-            found.append(job_of(run))
-        except Unused:
-            continue
-    return found
-
-
 def predicted():
-    """[(source, published seconds of a step, predicted ones)]"""
+    """Return [(source, published seconds of a step, predicted ones)]."""
     return [(job.source, job.seconds, step_time(job.model, job.plan, job.machine).total)
-            for job in jobs() if job.seconds]
+            for job in jobs(all_runs()) if job.seconds]
 
 
 def errors(memory=memory_per_gpu, step=step_time):
-    """Errors of these two functions on published runs, as text."""
+    """Return the errors of these two functions on published runs, as text."""
     lines = [f"{'':28}{'rows':>6}{'median error':>14}{'90% are below':>15}"]
-    every = jobs()
+    every = jobs(all_runs())
     for part, wanted in (("fitted on these", True), ("kept back", False)):
         rows = [job for job in every if is_for_fit(job.row_id) == wanted]
         times = [abs(step_ratio(job, step=step) - 1) for job in rows if job.seconds]
         held = [abs(memory_ratio(job, memory=memory) - 1) for job in rows if job.memory]
-        lines += [f"{f'{what}, {part}':28}{len(found):6}{quantile(found, 0.5):14.1%}"
-                  f"{quantile(found, 0.9):15.1%}"
-                  for what, found in (("step time", times), ("memory", held))]
+        lines += [f"{f'{kind}, {part}':28}{len(ratios):6}{quantile(ratios, 0.5):14.1%}"
+                  f"{quantile(ratios, 0.9):15.1%}"
+                  for kind, ratios in (("step time", times), ("memory", held))]
     return "\n".join(lines)
 
 
 def scores():
-    """The errors by source, as `score` prints them."""
-    runs = [run for path in run_files() for run in read_runs(path)]
-    return score_table({name: each for name, each in score(runs).items() if each.used})
+    """Return the errors by source, as `score` prints them."""
+    return score_table({name: each for name, each in score(all_runs()).items() if each.used})
 
 
 def counted():
-    """What the first of 64 ranks holds and sends in lab 12's trainer, said and counted; as text."""
+    """Return what the first of 64 ranks holds and sends in lab 12's trainer, as text."""
     model = Model(16, 512, 8, 2048, 4096, tied=True)
     plan = Plan(dp=4, tp=4, pp=4, sequence=512, micro_batches=8, zero=1, sequence_parallel=True,
                 tool="ours")

@@ -1,9 +1,8 @@
 """Lab 12's training under a chaos monkey: ranks die, hang and lose files, and it goes on."""
 
 from ranklab.projects.resilience.chaos import KINDS, Fault, plan_faults
-from ranklab.projects.resilience.config import Config
 from ranklab.projects.resilience.report import report
-from ranklab.projects.resilience.soak import soak, trial
+from ranklab.projects.resilience.soak import Config, soak, trial
 from ranklab.projects.resilience.survive import survive
 
 __all__ = ["KINDS", "Config", "Fault", "plan_faults", "report", "soak", "survive", "trial"]

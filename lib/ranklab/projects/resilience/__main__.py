@@ -10,9 +10,8 @@ signals and the files are real. At full size use the hybrid project: labs/jobs/r
 import sys
 
 from ranklab.projects.command import time_limit
-from ranklab.projects.resilience.config import SHAPE, Options
-from ranklab.projects.resilience.report import report, said
-from ranklab.projects.resilience.soak import soak
+from ranklab.projects.resilience.report import announced, report
+from ranklab.projects.resilience.soak import SHAPE, Options, soak
 from ranklab.projects.runner import Project, Shown
 from ranklab.trainer.text import text_for
 
@@ -20,13 +19,12 @@ from ranklab.trainer.text import text_for
 def act(options, config):
     text, shape = text_for(SHAPE, config, options.path)
     seeds = range(options.monkey, options.monkey + options.soak)
-    trials = [*said(soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
+    trials = [*announced(soak(shape, text, config, options.chosen_layouts(), seeds, options.faults,
                          timeout=time_limit()))]
     return Shown(report(trials), code=int(not all(each.is_good() for each in trials)))
 
 
 project = Project(__package__, __doc__, Options, act)
-main = project.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(project.main())

@@ -7,7 +7,10 @@ import torch
 
 
 def report(trials, find_straggler=None, goodput=None):
-    """One trial in full, or several in one line. find_straggler, goodput: exercises of lab 14"""
+    """Return one trial in full as text, or several in a line.
+
+    find_straggler, goodput  exercises of lab 14
+    """
     if len(trials) == 1:
         return "\n".join(story(trials[0], find_straggler) + shares(trials[0], goodput))
     runs = [each.found for each in trials]
@@ -16,8 +19,8 @@ def report(trials, find_straggler=None, goodput=None):
             f"{sum(found.torn for found in runs)} of {sum(found.checked for found in runs)}")
 
 
-def said(trials):
-    """Yields each trial, after a line about it on the screen."""
+def announced(trials):
+    """Yield each trial, after a line about it on the screen."""
     for trial in trials:
         found = trial.found
         print(f"seed {trial.seed:4}: {count_faults(found)} faults, {len(found.lives)} launches, "
@@ -35,7 +38,7 @@ def computed(found):
 
 
 def story(trial, find_straggler):
-    """Lines: each launch, and what is equal in the end."""
+    """Return lines: each launch, and what is equal in the end."""
     found, lines = trial.found, []
     # Some pipeline stages have more to do, so each rank is compared with itself, undisturbed.
     usual = {life.layout: np.median(life.work[:, 1:], axis=1, keepdims=True)
@@ -60,7 +63,7 @@ def story(trial, find_straggler):
 
 
 def shares(trial, goodput):
-    """Lines: which share of the steps and of the time counts; measured, and by formula."""
+    """Return lines: which share of steps and time counts; measured, and by formula."""
     found, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
     failures, done = len(found.lives) - 1, computed(found)
     lost = failures * (every - 1) / 2 + found.damaged * every

@@ -1,19 +1,53 @@
-"""Runs under the monkey, each with its own seed, beside undisturbed runs."""
+"""Runs under the monkey, each with its own seed, beside undisturbed runs; and their settings."""
 
 from dataclasses import dataclass
 
 import torch
 
+from ranklab.basics.options import option, positive, seed
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.hybrid import parse_layout
+from ranklab.models.gpt import GPTConfig
+from ranklab.projects.hybrid.config import Config as HybridConfig
 from ranklab.projects.resilience.chaos import plan_faults
-from ranklab.projects.resilience.config import LAYOUTS, SHAPE, Config
 from ranklab.projects.resilience.survive import Survived, survive
+from ranklab.projects.runner import OnText
 from ranklab.trainer.text import text_for
 
 # Another layout adds in another order. It rounds differently, by 6e-8, and AdamW enlarges this in
 # each step. With the same layouts at the same steps nothing may differ.
 TOLERANCE = 1e-5  # nats
+SHAPE = GPTConfig(n_ctx=32, n_embd=32, n_head=4, n_layer=4)
+LAYOUTS = "2x1x2,zero 1x1x3 2x1x1 1x1x1"
+
+
+@dataclass(frozen=True)
+class Config(HybridConfig):
+    """How to train; checked when it is made. The defaults suit a laptop."""
+
+    steps: int = 24
+    batch: int = 8  # sequences
+    eval_batch: int = 16
+    checkpoint_every: int = 4
+
+
+@dataclass(frozen=True)
+class Options(OnText):
+    """What the command takes besides Config."""
+
+    without = ("compare", "per_node", "checkpoint", "eval_every", "seed")
+    faults: int = option(5, "in a run", least=0)
+    monkey: int = option(1, "of the monkey; of the first run, with --soak", kind=seed, flag="seed")
+    soak: int = option(1, "runs, each with its own seed", kind=positive)
+    layouts: str = option(LAYOUTS, "dp x tp x pp and more: the first one that fits on the ranks "
+                          "that are left is taken")
+
+    def settings(self):
+        return Config()
+
+    def chosen_layouts(self):
+        """Return the Layouts of the command line."""
+        return [*map(parse_layout, self.layouts.split())]
 
 
 @dataclass
@@ -31,14 +65,14 @@ class Trial:
                 and self.found.loss == self.replay.loss and not self.differing())
 
     def differing(self):
-        """Names of tensors, of weights and the optimizer, that are not equal bit for bit."""
-        mine, other = self.found.state, self.replay.state
-        return [name for name in mine.keys() | other.keys() if name not in mine
-                or name not in other or not torch.equal(mine[name], other[name])]
+        """Return the names of tensors, of weights and the optimizer, that differ in a bit."""
+        state, expected = self.found.state, self.replay.state
+        return [name for name in state.keys() | expected.keys() if name not in state
+                or name not in expected or not torch.equal(state[name], expected[name])]
 
 
 def soak(shape, text, config, layouts, seeds, faults, **how):
-    """Yields a Trial for each seed. how: of survive"""
+    """Yield a Trial for each seed. how: of survive"""
     if is_started_by_another():
         raise ValueError("this project starts ranks itself, and again when they die: run it by "
                          "python, not by torchrun or srun")
@@ -52,7 +86,11 @@ def soak(shape, text, config, layouts, seeds, faults, **how):
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):
-    """The Trial of one run on Python's library. seed: of the monkey; settings: of Config"""
+    """Return the Trial of one run on Python's library.
+
+    seed      of the monkey
+    settings  of Config
+    """
     config = Config(**settings)
     text, shape = text_for(SHAPE, config)
     layouts = [*map(parse_layout, layouts.split())]
