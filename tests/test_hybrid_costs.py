@@ -9,7 +9,7 @@ from ranklab import launch
 from ranklab.hybrid import (
     Job, Layout, layout_memory, layout_traffic, parse_layout,
 )
-from ranklab.hybrid.counted import dry_run_here
+from ranklab.hybrid.counted import dry_run_on_one_rank
 from ranklab.hybrid.legal import legal
 from ranklab.models.gpt import GPTConfig
 from ranklab.planner import choose_layout, memory_per_gpu, model_of, plan_of, step_time
@@ -32,7 +32,7 @@ def _counted(cases):
     for job, layout in cases:
         if not dist.is_initialized():
             dist.init_process_group("fake", rank=0, world_size=1)
-        found.append(dry_run_here(job, layout))
+        found.append(dry_run_on_one_rank(job, layout))
     return found
 
 

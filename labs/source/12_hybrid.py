@@ -191,9 +191,9 @@ from ranklab.tensor_parallel import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """`model`, a GPT, has only this rank's part now, and trains together with the other ranks.
+    """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
 
-    It is changed in place and returned. Every step equals that of one process. No rank ever has
+    `model` is changed in place. Every step equals that of one process. No rank ever has
     memory for more than its own layers, and its own part of their matrices. (If data ranks shard
     parameters, they have that part first, and shard it at the end.) With layout.recompute, and only
     then, blocks run their forward again in backward. With layout.sequence_parallel a rank has only

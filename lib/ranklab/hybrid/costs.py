@@ -34,27 +34,27 @@ class Job:
 
     @property
     def tokens(self):
-        """Of a micro-batch."""
+        """The tokens of a micro-batch."""
         return self.micro_batch * self.config.n_ctx
 
     @property
     def width(self):
-        """Bytes of a number that goes into a matrix product or comes out."""
+        """The bytes of a number that goes into a matrix product or comes out."""
         return 4 if self.precision == "fp32" else 2
 
     def on_a_rank(self, layout):
-        """The job with shorter sequences: the tokens that one context rank has."""
+        """Return the job with shorter sequences: the tokens that one context rank has."""
         n_ctx = self.config.n_ctx // layout.cp
         return replace(self, config=replace(self.config, n_ctx=n_ctx)) if layout.cp > 1 else self
 
     def micro_batches(self, layout):
-        """How many go through each pipeline in a step."""
+        """Return how many micro-batches go through each pipeline in a step."""
         return self.batch // (layout.dp * layout.ep * self.micro_batch)
 
 
 def layout_traffic(job, layout):
-    """{"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a step; with
-    ep also "expert", and with cp also "context".
+    """Return {"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a
+    step; with ep also "expert", and with cp also "context".
 
     These are the bytes that Traffic counts, without small things: the number of targets, the norm
     of all gradients (8 bytes each), loads of experts, and the rounding of rings that do not divide.
@@ -62,30 +62,32 @@ def layout_traffic(job, layout):
     blocks are gathered for each stage. All experts are assumed to be chosen equally often, and no
     token is dropped.
     """
-    config, share, whole = job.config, shares(job.config, layout)[0], job.tokens
+    config, share, tokens = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
     pieces, C = job.micro_batches(layout), config.n_embd
     tied = 4 * vocabulary_rows(config, layout) * C * (share.embedding != share.head)
     R = layout.dp * layout.cp if layout.zero == 3 else 1
-    sent = Counter({"data": 0, "tensor": 0, "pipeline": 0})
-    sent.update(gradient_bytes(job, layout, share))
-    sent["tensor"] += pieces * ring(layout.tp, tensor_sums(job, layout, share))
-    sent["pipeline"] += pieces * hidden_bytes(job, layout) * share.messages + tied // R
+    nbytes = Counter({"data": 0, "tensor": 0, "pipeline": 0})
+    nbytes.update(gradient_bytes(job, layout, share))
+    nbytes["tensor"] += pieces * ring(layout.tp, tensor_sums(job, layout, share))
+    nbytes["pipeline"] += pieces * hidden_bytes(job, layout) * share.messages + tied // R
     if layout.cp > 1:
-        blocks, heads = pieces * share.blocks, config.n_head // layout.tp
-        keys = blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width)
+        blocks = pieces * share.blocks
+        sizes = tokens, config.n_head // layout.tp, config.head_size, layout.cp, job.width
+        nbytes["context"] += blocks * ring_bytes(*sizes)
         if layout.recompute:
-            keys += blocks * ring_bytes(whole, heads, config.head_size, layout.cp, job.width, False)
-        sent["context"] += keys
+            nbytes["context"] += blocks * ring_bytes(*sizes, backward=False)
     if layout.ep > 1:
-        sent["expert"] += pieces * share.blocks * expert_bytes(job, layout)
-    return dict(sent)
+        nbytes["expert"] += pieces * share.blocks * expert_bytes(job, layout)
+    return dict(nbytes)
 
 
 def gradient_bytes(job, layout, share):
-    """{axis: bytes}; bytes that travel along several axes together count as "data"."""
+    """Return {axis: bytes} of gradients and weights; bytes that travel along several axes together
+    count as "data".
+    """
     block, root = parameters_of(job.config, layout, share)
-    n, sent = share.blocks * block + root, Counter()
+    n, nbytes = share.blocks * block + root, Counter()
     experts = share.blocks * mlp_numbers(job.config, layout)[1] if layout.ep > 1 else 0
     for axes, numbers in ((layout.axes_of_gradients, n - experts),
                           (layout.axes_of_experts, experts)):
@@ -94,12 +96,12 @@ def gradient_bytes(job, layout, share):
         if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
             gradients = numbers and 3 * job.micro_batches(layout) * n + (layout.pp - 1) * root
         several = [axis for axis in axes if layout.mesh.axes[axis] > 1]
-        sent[several[0] if len(several) == 1 else "data"] += 4 * (R - 1) * gradients // R
-    return sent
+        nbytes[several[0] if len(several) == 1 else "data"] += 4 * (R - 1) * gradients // R
+    return nbytes
 
 
 def expert_bytes(job, layout):
-    """Bytes that a rank sends to ranks with other experts, in a block for a micro-batch.
+    """Return the bytes that a rank sends to ranks with other experts, in a block for a micro-batch.
 
     Rows go there and come back in the type of matrix products, and in backward gradients do the
     same. Before that, ranks tell each other how many rows they send.
@@ -110,19 +112,19 @@ def expert_bytes(job, layout):
 
 
 def ring(ranks, nbytes):
-    """Bytes that each rank sends in an all-reduce."""
+    """Return the bytes that each rank sends in an all-reduce."""
     return int(2 * (ranks - 1) / ranks * nbytes)
 
 
 def tensor_sums(job, layout, share):
-    """Bytes of a micro-batch in the all-reduces of the tensor ranks."""
-    sequence, leaves = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
-    more = 0
+    """Return the bytes of a micro-batch in the all-reduces of the tensor ranks."""
+    sequence, outputs = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
+    extra = 0  # of a block
     if layout.recompute:  # what attention needs once more; the MLP's sum is not needed again
-        more = leaves / 2 + 4 * job.tokens * job.config.n_embd if sequence else leaves
+        extra = outputs / 2 + 4 * job.tokens * job.config.n_embd if sequence else outputs
     if isinstance(job.config, MoEConfig):  # float32 leaves it, and a router's gradient is summed
-        more += (4 - job.width) * job.tokens * job.config.n_embd
-        more += 4 * job.config.n_expert * job.config.n_embd
-    return share.blocks * more + summed_bytes(
+        extra += (4 - job.width) * job.tokens * job.config.n_embd
+        extra += 4 * job.config.n_expert * job.config.n_embd
+    return share.blocks * extra + summed_bytes(
         job.config.n_embd, job.tokens, share.blocks, share.embedding, share.head, sequence,
         leaving=job.width)

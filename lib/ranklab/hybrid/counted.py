@@ -1,4 +1,4 @@
-"""Counts what a rank holds and sends in a step: in a run, and in a dry run of any size."""
+"""What a rank holds and sends in a step, counted: in a run, and in a dry run of any size."""
 
 import torch
 import torch.distributed as dist
@@ -15,48 +15,50 @@ from ranklab.trainer.text import TextTrainer, TrainConfig
 
 
 def counted_step(trainer, batch=None):
-    """(Memory at the peak of a step, Traffic) of this rank; the trainer has done the step.
+    """Do one step of the trainer; return (Memory at the peak of the step, Traffic) of this rank.
 
-    Buckets of gradients count, too, and with zero=3 everything that is gathered for a while.
+    Buckets of gradients count as well, and with zero=3 everything that is gathered for a while.
+    Collective: call it on every rank.
     """
     hybrid = trainer.parallel
     if hybrid.layout.zero < 3:
-        more = {"communication": [bucket.flat for bucket in hybrid.data.replica.buckets]}
+        buffers = {"communication": [bucket.flat for bucket in hybrid.data.replica.buckets]}
     else:
         blocks = sharded_modules(hybrid.pipeline.model)
-        more = {"gathered": lambda: [(block.gathered, [(p.whole, p.whole.grad)
-                                                       for p in block.parameters])
-                                     for block in blocks]}
+        buffers = {"gathered": lambda: [(block.gathered, [(p.whole, p.whole.grad)
+                                                          for p in block.parameters])
+                                        for block in blocks]}
     trainer.optimizer.zero_grad(set_to_none=True)
-    peak = MemoryPeak(trainer.model, trainer.optimizer, **more)
+    peak = MemoryPeak(trainer.model, trainer.optimizer, **buffers)
     with Traffic() as traffic, peak:
         trainer.step(batch)
     return peak.peak, traffic
 
 
 def sent_along(traffic, mesh):
-    """{axis: bytes sent}; gradients that travel along several axes together count as data."""
-    sent = traffic.by_axis(mesh)
-    sent["data"] += sum(n for axes, n in sent.items() if " x " in axes and
-                        {*axes.split(" x ")} <= {"data", "expert", "context"})
-    return {axis: sent[axis] for axis in sorted(mesh.axes)}
+    """Return {axis: bytes sent}; gradients that travel along several axes together count as data.
+    """
+    nbytes = traffic.by_axis(mesh)
+    nbytes["data"] += sum(n for axes, n in nbytes.items() if " x " in axes and
+                          {*axes.split(" x ")} <= {"data", "expert", "context"})
+    return {axis: nbytes[axis] for axis in sorted(mesh.axes)}
 
 
 def dry_run(job, layout):
-    """(Memory at the peak of a step, {axis: bytes sent in a step}) of the first rank.
+    """Return (Memory at the peak of a step, {axis: bytes sent in a step}) of the first rank.
 
     One process plays the first rank: messages go nowhere, and tensors have a shape but no memory.
     So a step of 130B takes a minute of one core. It runs two short steps: the first fills the
     pipeline once, the second twice. Later micro-batches hold nothing more, and each of them sends
     as much as each extra micro-batch of the second step did.
     """
-    return launch(dry_run_here, job, layout, ranks=1, timeout=600)[0]
+    return launch(dry_run_on_one_rank, job, layout, ranks=1, timeout=600)[0]
 
 
-def dry_run_here(job, layout):
-    """As dry_run, on the only rank of a job."""
-    many = job.micro_batches(layout)
-    few, more = min(layout.pp, many), min(2 * layout.pp, many)
+def dry_run_on_one_rank(job, layout):
+    """Return what dry_run does, on the only rank of a job."""
+    pieces = job.micro_batches(layout)
+    first, second = min(layout.pp, pieces), min(2 * layout.pp, pieces)  # of the two short steps
     config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
     with posing(layout.ranks) as stack:
         hybrid = PretendingHybrid(layout.new_mesh(build_mesh, layout.ranks), layout)
@@ -68,12 +70,13 @@ def dry_run_here(job, layout):
             model = GPT(job.config)
         trainer = TextTrainer(model, None, config, device(), parallel=hybrid, progress=False)
         trainer.to_device = lambda x: x.to(device())  # there is no memory to pin
-        with Traffic() as traffic:  # the first step makes Adam's moments, too
-            trainer.step(_batch(job.on_a_rank(layout), few))
-        before = sent_along(traffic, hybrid.mesh)
-        held, traffic = counted_step(trainer, _batch(job.on_a_rank(layout), more))
-    sent, left = sent_along(traffic, hybrid.mesh), (many - more) / max(1, more - few)
-    return held, {axis: int(n + left * (n - before[axis])) for axis, n in sent.items()}
+        with Traffic() as traffic:  # the first step also makes Adam's moments
+            trainer.step(_batch(job.on_a_rank(layout), first))
+        first_bytes = sent_along(traffic, hybrid.mesh)
+        memory, traffic = counted_step(trainer, _batch(job.on_a_rank(layout), second))
+    steps_left = (pieces - second) / max(1, second - first)  # each sends what the second sent more
+    return memory, {axis: int(n + steps_left * (n - first_bytes[axis]))
+                    for axis, n in sent_along(traffic, hybrid.mesh).items()}
 
 
 class PretendingHybrid(Hybrid):
@@ -89,19 +92,21 @@ class PretendingHybrid(Hybrid):
 
 
 def even_dispatch(x, chosen, n_experts, group=None):
-    """As dispatch_tokens, for numbers without values: all experts are chosen equally often."""
+    """Dispatch tokens as dispatch_tokens does, for numbers without values: all experts are chosen
+    equally often.
+    """
     R, k = dist.get_world_size(group), chosen.shape[1]
     counts = torch.zeros(n_experts, dtype=torch.long, device=x.device)
     dist.all_to_all_single(torch.empty_like(counts), counts, group=group)
-    each, here = chosen.numel() // R, n_experts // R
-    order = chosen.flatten().argsort(stable=True)[: R * each]
-    rows = AllToAll.apply(x[order // k], R * [each], R * [each], group)
+    rank_rows, local_experts = chosen.numel() // R, n_experts // R
+    order = chosen.flatten().argsort(stable=True)[: R * rank_rows]
+    rows = AllToAll.apply(x[order // k], R * [rank_rows], R * [rank_rows], group)
     by_expert = torch.arange(len(rows), device=x.device)
-    counts = [len(range(e, len(rows), here)) for e in range(here)]
-    return rows[by_expert], Sent(order, R * [each], R * [each], by_expert, counts)
+    counts = [len(range(e, len(rows), local_experts)) for e in range(local_experts)]
+    return rows[by_expert], Sent(order, R * [rank_rows], R * [rank_rows], by_expert, counts)
 
 
 def _batch(job, pieces):
-    """A batch of `pieces` micro-batches."""
+    """Return a batch of `pieces` micro-batches."""
     tokens = torch.zeros(pieces * job.micro_batch, job.config.n_ctx, dtype=torch.long)
     return tokens, tokens

@@ -11,7 +11,8 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 def experts(layer, how):
-    """A MoE over tensor ranks, as one region: each rank has a part of the width F of every expert.
+    """Split a MoE over tensor ranks, as one region: each rank has a part of the width F of every
+    expert.
 
     Inside the region each rank has all tokens, and all ranks route them in the same way. But a rank
     knows only a part of their outputs, so it has only a part of the gradients of the router and of
@@ -46,9 +47,9 @@ MOE_PLAN = {
 
 
 def prepare_experts(model, group):
-    """`model`, in place: it has the experts of this rank, and a plan for tensor ranks.
+    """Leave in `model` only the experts of this rank, and give it a plan for tensor ranks.
 
-    It comes first, so that parallelize need not know about experts.
+    Call it before parallelize, which need not know about experts.
     group  of the ranks that share a layer's experts
     """
     spread_experts(model, group)
@@ -56,7 +57,7 @@ def prepare_experts(model, group):
 
 
 def refuse_experts(layout, config):
-    """Raises ValueError if the layout does not suit the experts of this GPT, or if it has none."""
+    """Raise ValueError if the layout does not suit the experts of this GPT, or if it has none."""
     if not isinstance(config, MoEConfig):
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} shares out experts, and this GPT has none")

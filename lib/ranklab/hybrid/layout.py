@@ -75,7 +75,7 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp * self.ep
 
     def new_schedule(self, parts=None):
-        """(ranks of the pipeline, micro-batches) -> a schedule
+        """Return the function (ranks of the pipeline, micro-batches) -> a schedule.
 
         parts  a learner's own: {name of the function: function}
         """
@@ -89,17 +89,20 @@ class Layout:
         """The places of all ranks, as a Mesh without groups. Tensor ranks are neighbours, then
         context ranks, then expert ranks; with cp=1 or ep=1 that axis is left out.
         """
-        more = {"expert": self.ep, "context": self.cp}
+        optional = {"expert": self.ep, "context": self.cp}
         axes = {"pipeline": self.pp, "data": self.dp,
-                **{name: size for name, size in more.items() if size > 1}, "tensor": self.tp}
+                **{name: size for name, size in optional.items() if size > 1}, "tensor": self.tp}
         return Mesh({self.outermost: axes.pop(self.outermost), **axes})
 
     def new_mesh(self, build=build_mesh, per_node=None):
-        """The Mesh of all ranks of this job, with groups; `build` may be a learner's own.
+        """Return the Mesh of all ranks of this job, with groups.
+
+        build     build_mesh, or a learner's own
         per_node  ranks in a row that NVLink joins; None: the ranks of a host. An NVL72 rack has 72
                   in 18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
-        error     ValueError if the sizes do not multiply to the number of ranks, or if tensor ranks
-                  would be on several nodes
+        Raises ValueError if the sizes do not multiply to the number of ranks, or if tensor ranks
+        would be on several nodes.
+        Collective: call it on every rank.
         """
         if dist.get_world_size() == self.ranks:
             hosts = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
@@ -117,30 +120,32 @@ class Layout:
 
     @property
     def axes_of_experts(self):
-        """Those of axes_of_gradients whose ranks hold the same experts."""
+        """The axes among axes_of_gradients whose ranks hold the same experts."""
         return tuple(axis for axis in self.axes_of_gradients if axis != "expert")
 
     def refuse_nodes_of(self, per_node):
-        """Raises ValueError if tensor ranks would be on several nodes of `per_node` ranks."""
+        """Raise ValueError if tensor ranks would be on several nodes of `per_node` ranks."""
         if "tensor" not in self.mesh.axes_inside(per_node):
             raise ValueError(f"tp={self.tp} tensor ranks would be on several nodes of {per_node}: "
                              "they talk in every layer, so tp must divide the ranks of a node")
 
     def words(self):
-        """Its options, in the words of parse_layout."""
+        """Return the options, in the words of parse_layout."""
         plain = Layout()
-        more = [word for word, options in WORDS.items() for name, value in options.items()
-                if getattr(self, name) == value != getattr(plain, name)]
-        return more + [f"{name}={getattr(self, name)}" for name in ("virtual", "cp", "ep")
-                       if getattr(self, name) > 1]
+        named = [word for word, options in WORDS.items() for name, value in options.items()
+                 if getattr(self, name) == value != getattr(plain, name)]
+        return named + [f"{name}={getattr(self, name)}" for name in ("virtual", "cp", "ep")
+                        if getattr(self, name) > 1]
 
     def __str__(self):
         return " ".join([f"dp {self.dp} x tp {self.tp} x pp {self.pp}", *self.words()])
 
 
 def parse_layout(text):
-    """ "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has options, too: see WORDS.
-    error  ValueError with the words that are known
+    """Return the Layout of a text.
+
+    "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has options as well: see WORDS.
+    Raises ValueError with the known words.
     """
     sizes, *words = text.split(",")
     if not re.fullmatch(r"\d+x\d+x\d+", sizes):

@@ -10,7 +10,8 @@ from ranklab.pipeline_parallel.stages import gpt_costs
 
 
 def legal(job, gpus, node):
-    """Yields (Layout, micro_batch) of every legal choice, but no choice twice by another name.
+    """Yield (Layout, micro_batch) of every legal choice, but no choice twice by another name.
+
     node  GPUs in a row that may hold the tensor ranks of a group
     """
     config = job.config
@@ -23,8 +24,8 @@ def legal(job, gpus, node):
         outers = ("pipeline", "data") if dp > 1 and pp > 1 else ("pipeline",)
         for micro_batch in divisors(job.batch // dp):
             in_rounds = pp > 1 and job.batch // dp // micro_batch % pp == 0
-            virtuals = [each for each in (1, 2, 4)
-                        if each == 1 or in_rounds and pp * each <= config.n_layer]
+            virtuals = [n for n in (1, 2, 4)
+                        if n == 1 or in_rounds and pp * n <= config.n_layer]
             for sequence, virtual, zero, recompute, outermost in itertools.product(
                     sequences, virtuals, zeros, (False, True), outers):
                 yield Layout(dp, tp, pp, sequence, virtual, zero=zero, recompute=recompute,
@@ -32,11 +33,12 @@ def legal(job, gpus, node):
 
 
 def divisors(n):
-    return [each for each in range(1, n + 1) if n % each == 0]
+    """Return the divisors of n, the smallest first."""
+    return [divisor for divisor in range(1, n + 1) if n % divisor == 0]
 
 
 def refuse_misfits(layout, job, per_node):
-    """Raises ValueError if the layout can't run the job, on nodes of `per_node` ranks."""
+    """Raise ValueError if the layout can't run the job, on nodes of `per_node` ranks."""
     heads, pieces = job.config.n_head, layout.dp * layout.ep * job.micro_batch
     if heads % layout.tp:
         raise ValueError(f"tp={layout.tp} must divide the {heads} heads")

@@ -14,9 +14,9 @@ from ranklab.meter import Memory
 
 
 def layout_memory(job, layout):
-    """The Memory of the course's trainer on the first rank, at the largest of all moments(). States
-    are exact but for a few bytes for each tensor; the total is within a few percent of the dry
-    run's.
+    """Return the Memory of the course's trainer on the first rank, at the largest of all moments().
+    States are exact but for a few bytes for each tensor; the total is within a few percent of the
+    dry run's.
 
     Gradients count twice: fresh from autograd, and in the buckets in which they will travel. If no
     backward has run yet when most micro-batches wait (GPipe, one micro-batch), there are no fresh
@@ -26,36 +26,36 @@ def layout_memory(job, layout):
 
 
 def moments(job, layout):
-    """{moment: Memory}: the moments at which the first rank may hold most."""
+    """Return {moment: Memory}: the moments at which the first rank may hold most."""
     job = job.on_a_rank(layout)
     config, share = job.config, shares(job.config, layout)[0]
     x, V, C = job.tokens * config.n_embd, vocabulary_rows(config, layout), config.n_embd
-    tp, e, again = layout.tp, job.width, layout.recompute
-    outside = hidden_bytes(job, layout)
-    copies, inside = block_bytes(job, layout)
-    kept = outside if again else inside + copies  # of a block, for backward
-    waiting = in_flight(job, layout, share, kept)
+    tp, e, recompute = layout.tp, job.width, layout.recompute
+    hidden = hidden_bytes(job, layout)
+    copies, activations = block_bytes(job, layout)
+    per_block = hidden if recompute else activations + copies  # until its backward
+    waiting = in_flight(job, layout, share, per_block)
     gradient = 2 * sum(mlp_numbers(config, layout))  # of one matrix of two: the MLP's, or experts'
     casts = 6 * x if e == 2 else 0  # of inputs and outputs, together with what was cast
     message = 16 * C * C // tp + 2 * gradient if layout.zero == 3 else 0  # a block's, on their way
-    of_experts = 2 * mlp_numbers(config, layout)[1] if e == 2 else 0
-    rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # their gradients
-    runs_again = inside + max(copies + gradient, copies + casts, copies + rows, message)
-    found = {
-        "a block runs backward": runs_again if again else outside + max(gradient, message, rows),
-        "a block runs forward": 0 if again else outside + 2 * e * x,
+    expert_copies = 2 * mlp_numbers(config, layout)[1] if e == 2 else 0
+    rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # of experts: gradients
+    rerun = activations + max(copies + gradient, copies + casts, copies + rows, message)
+    peaks = {
+        "a block runs backward": rerun if recompute else hidden + max(gradient, message, rows),
+        "a block runs forward": 0 if recompute else hidden + 2 * e * x,
         "the loss runs backward": share.head * 12 * V * job.tokens,  # the logits; float32, thrice
         # In a stage's forward autocast makes one copy of each matrix and keeps it, but it keeps
         # none of experts.
-        "a stage runs forward": again * (max(share.stages.values()) * (copies - of_experts)
-                                         + of_experts + outside
-                                         + 2 * e * x + 4 * e * x // tp),
+        "a stage runs forward": recompute * (max(share.stages.values()) * (copies - expert_copies)
+                                             + expert_copies + hidden
+                                             + 2 * e * x + 4 * e * x // tp),
     }
-    return {name: states(job, layout, share, waiting + n) for name, n in found.items()}
+    return {name: states(job, layout, share, waiting + n) for name, n in peaks.items()}
 
 
 def states(job, layout, share, activations):
-    """The Memory of a rank with this Share."""
+    """Return the Memory of a rank with this Share, which holds so many bytes of activations."""
     config, dp = job.config, layout.dp * layout.cp
     block, root = parameters_of(config, layout, share)
     n = 4 * (share.blocks * block + root)
@@ -66,47 +66,53 @@ def states(job, layout, share, activations):
 
 
 def block_bytes(job, layout):
-    """(autocast's copies of a block's matrices, everything else it keeps for its backward)"""
+    """Return (bytes of autocast's copies of a block's matrices, bytes of all else that the block
+    keeps for its backward).
+    """
     config, tp = job.config, layout.tp
     x, e = job.tokens * config.n_embd, job.width
-    outside = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
+    norms = 8 * (x + 2 * job.tokens)  # inputs of two norms, and their mean and deviation
+    norms //= tp if layout.sequence_parallel else 1
     # In float32 q, k and v have one input; autocast casts it for each of them.
-    entering = 4 * x if e == 4 else 6 * x
-    inside = 4 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; log-sums
-    in_mlp = mlp_bytes(job, layout)
+    inputs = 4 * x if e == 4 else 6 * x
+    attention = 4 * x * e + 4 * job.tokens * config.n_head  # q, k, v, output; log-sums
     copies = 0 if e == 4 else 2 * (4 * config.n_embd**2 // tp + sum(mlp_numbers(config, layout)))
-    outside //= tp if layout.sequence_parallel else 1
-    return copies, outside + entering + inside // tp + in_mlp
+    return copies, norms + inputs + attention // tp + mlp_bytes(job, layout)
 
 
 def mlp_bytes(job, layout):
-    """Bytes that a block's MLP or its experts keep, if all experts have equally many tokens.
+    """Return the bytes that a block's MLP or its experts keep, if all experts have equally many
+    tokens.
 
     With experts the router keeps x. Each row is kept as it goes into its expert, as it comes back,
     and, in float32, as it is added up. Probabilities and places are left out.
     """
     config, e, x = job.config, job.width, job.tokens * job.config.n_embd
-    between = 2 * e * job.tokens * config.mlp_width // layout.tp
+    middle = 2 * e * job.tokens * config.mlp_width // layout.tp  # between the two matrices
     if not isinstance(config, MoEConfig):
-        return e * x + between
+        return e * x + middle
     shared = e * x if config.shared_width else 0
-    return 4 * x + (2 * e + 4) * config.top_k * x + shared + between
+    return 4 * x + (2 * e + 4) * config.top_k * x + shared + middle
 
 
-def in_flight(job, layout, share, kept):
-    """Bytes that wait for backward at the schedule's worst moment, with outputs on their way."""
+def in_flight(job, layout, share, per_block):
+    """Return the bytes that wait for backward at the schedule's worst moment, with outputs on their
+    way.
+
+    per_block  bytes that wait in each block
+    """
     x = hidden_bytes(job, layout)
     C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
-    last = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # head and loss
+    head = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # with the loss
     pieces, P = job.micro_batches(layout), layout.pp
-    of_stage = {stage: blocks * kept + x for stage, blocks in share.stages.items()}
+    stage_bytes = {stage: blocks * per_block + x for stage, blocks in share.stages.items()}
     if share.head:
-        of_stage[max(of_stage)] += last
+        stage_bytes[max(stage_bytes)] += head
     enough = pieces if layout.schedule == "gpipe" else min(pieces, 2 * P)  # to fill the pipeline
-    held = most = 0
+    waiting = peak = 0
     for action in actions_of(P, layout.virtual, layout.schedule, enough)[0]:
-        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * of_stage[action.stage]
-        most = max(most, held)
+        waiting += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * stage_bytes[action.stage]
+        peak = max(peak, waiting)
     # Messages live on until they are waited for.
-    sent = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
-    return most + sent + 16 * pieces * job.tokens
+    messages = min(P, enough - P) * x if P > 1 and layout.schedule != "gpipe" and enough > P else 0
+    return peak + messages + 16 * pieces * job.tokens

@@ -9,7 +9,7 @@ from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """`model`, a GPT, has only this rank's part now, and trains together with the other ranks.
+    """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
 
     Each step sees what the step before has left:
     1. pipeline: the rank keeps its layers, so it need not split the others

@@ -24,20 +24,20 @@ class Share(NamedTuple):
 
 
 def shares(config, layout):
-    """The Share of each rank of the pipeline."""
+    """Return the Share of each rank of the pipeline."""
     return _shares(config, layout.pp, layout.virtual, layout.schedule)
 
 
 @functools.lru_cache(maxsize=256)  # a search asks for the same pipeline again and again
 def _shares(config, pp, virtual, schedule):
     place = places(actions_of(pp, virtual, schedule, 2 * pp))
-    layers, last, found = _split(config, len(place)), max(place), []
+    layers, last, rank_shares = _split(config, len(place)), max(place), []
     for rank in range(pp):
-        mine = [stage for stage in place if place[stage] == rank]
-        blocks = {stage: len(layers[stage]) - (stage == 0) - (stage == last) for stage in mine}
-        messages = [place.get(stage + step, rank) != rank for stage in mine for step in (1, -1)]
-        found.append(Share(blocks, 0 in mine, last in mine, sum(messages)))
-    return found
+        stages = [stage for stage in place if place[stage] == rank]
+        blocks = {stage: len(layers[stage]) - (stage == 0) - (stage == last) for stage in stages}
+        messages = [place.get(stage + step, rank) != rank for stage in stages for step in (1, -1)]
+        rank_shares.append(Share(blocks, 0 in stages, last in stages, sum(messages)))
+    return rank_shares
 
 
 @functools.lru_cache(maxsize=64)
@@ -47,21 +47,22 @@ def _split(config, stages):
 
 @functools.lru_cache(maxsize=256)
 def actions_of(pp, virtual, schedule, pieces):
+    """Return the actions of each rank of a pipeline with `pieces` micro-batches."""
     return Layout(pp=pp, virtual=virtual, schedule=schedule).new_schedule()(pp, pieces)
 
 
 def vocabulary_rows(config, layout):
-    """Rows of the embedding on the first tensor rank."""
+    """Return the rows of the embedding on the first tensor rank."""
     return len(shard_range(config.vocab_size, 0, layout.tp))
 
 
 def hidden_bytes(job, layout):
-    """Bytes of a micro-batch's hidden states between two layers on a rank, in float32."""
+    """Return the bytes of a micro-batch's hidden states between two layers on a rank: float32."""
     return 4 * job.tokens * job.config.n_embd // (layout.tp if layout.sequence_parallel else 1)
 
 
 def parameters_of(config, layout, share):
-    """(numbers in a block, numbers outside of blocks) of a rank with this Share."""
+    """Return (numbers in a block, numbers outside of blocks) of a rank with this Share."""
     C = config.n_embd
     matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
     block = 4 * C * C // layout.tp + 2 * C + sum(mlp_numbers(config, layout))
@@ -69,9 +70,9 @@ def parameters_of(config, layout, share):
 
 
 def mlp_numbers(config, layout):
-    """(numbers of a block's MLP that all ranks have, numbers of its experts) on a rank."""
+    """Return (numbers of a block's MLP that all ranks have, numbers of its experts) on a rank."""
     C = config.n_embd
     if not isinstance(config, MoEConfig):
         return 8 * C * C // layout.tp, 0
-    both = config.n_expert * C + 2 * C * config.shared_width // layout.tp
-    return both, 2 * config.n_expert * C * config.expert_width // (layout.ep * layout.tp)
+    common = config.n_expert * C + 2 * C * config.shared_width // layout.tp
+    return common, 2 * config.n_expert * C * config.expert_width // (layout.ep * layout.tp)

@@ -30,7 +30,7 @@ class Hybrid(GroupParallel):
     layout  a Layout
     apply_by, sync, norm_of  parallelize, tied_embedding_sync, mesh_grad_norm, or a learner's own
     parts   of PARTS, a learner's own: {name: function}
-    lab     12
+    Lab: 12
     """
 
     moe_layers = ()  # of this rank, once a model is applied
@@ -41,9 +41,9 @@ class Hybrid(GroupParallel):
         self.apply_by = apply_by or self.parts["parallelize"]
         self.norm_of = norm_of or self.parts["mesh_grad_norm"]
         self.data = self.new_data(mesh.group(layout.axes_of_gradients))
-        self.own = mesh.group(layout.axes_of_experts)
+        self.same_experts = mesh.group(layout.axes_of_experts)
         if layout.ep > 1:
-            self.data.wrap = functools.partial(ExpertReplica, own=self.own)
+            self.data.wrap = functools.partial(ExpertReplica, own=self.same_experts)
         self.data.context = TokenShard(mesh.group("context")) if layout.cp > 1 else None
         self.data.each_piece_talks = True  # all pipelines run as many, or all refuse
         at = mesh.coordinates()
@@ -54,7 +54,7 @@ class Hybrid(GroupParallel):
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def new_data(self, group):
-        """The kind of data parallelism that the layout asks for."""
+        """Return the kind of data parallelism that the layout asks for."""
         if self.layout.zero == 3:
             return FullyShard(group)
         if self.layout.zero == 1:
@@ -62,6 +62,10 @@ class Hybrid(GroupParallel):
         return DataParallel(group, self.parts["OverlappedDataParallel"])
 
     def apply(self, model):
+        """Leave in `model` only this rank's part, which trains with the other ranks; return it.
+
+        Collective: call it on every rank.
+        """
         model.plan = plan_with(model, self.parts)
         if self.data.context:
             self.data.context.apply(model)  # now: layers cut off later keep their attention
@@ -70,20 +74,22 @@ class Hybrid(GroupParallel):
             prepare_experts(model, dist.new_subgroups(1)[0] if alone else self.mesh.group("expert"))
         applied = self.apply_by(model, self)  # in place
         self.moe_layers = layers_of(model)
-        own = self.tensor.seed_dropout(model)  # now: all ranks have drawn the same weights
-        for block in () if own is None else model.blocks.values():
-            own_random_in(block.attention, own)  # its heads are this rank's
+        seed = self.tensor.seed_dropout(model)  # now: all ranks have drawn the same weights
+        for block in () if seed is None else model.blocks.values():
+            own_random_in(block.attention, seed)  # its heads are this rank's
             if self.layout.sequence_parallel:
-                own_random_in(block.drop, own)  # and so are its tokens
+                own_random_in(block.drop, seed)  # and so are its tokens
         return applied
 
     def materialize(self, model):
-        """This rank's parts of `model`, made on the meta device, have the values of the whole."""
+        """Give this rank's parts of `model`, made on the meta device, the values of the whole."""
         if next(model.parameters()).is_meta:
             materialize(model, device(), draw_part)
 
     def make_optimizer(self, new_optimizer, groups):
-        """The optimizer of what this rank has; `groups` are those of the whole model."""
+        """Return the optimizer of this rank's parameters; `groups` are the groups of the whole
+        model.
+        """
         optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.local_groups(groups))
         optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
@@ -97,8 +103,8 @@ class Hybrid(GroupParallel):
         return self.data.token_count(targets)
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
-        """Micro-batches go through the pipeline; then gradients travel over the data ranks, once
-        (with zero=3 after each micro-batch, because there is no room for whole gradients).
+        """Run the micro-batches through the pipeline, then reduce gradients over the data ranks,
+        once (with zero=3 after each micro-batch, because there is no room for whole gradients).
         """
         count = self.token_count(targets).clamp(min=1)
         for layer in self.moe_layers:  # here, because not every stage sees the loss
@@ -114,20 +120,21 @@ class Hybrid(GroupParallel):
         return self.pipeline.forward_only(loss_sum, inputs, targets, micro_batch)
 
     def grad_norm(self, parameters):
-        """The norm of all gradients: each number of the model counts once, wherever it is."""
-        twice = {id(p) for p in self.pipeline.copies}
-        held = self.data.gradients(self.pipeline.model)
+        """Return the norm of all gradients: each number of the model counts once, wherever it is.
+        """
+        tied = {id(p) for p in self.pipeline.copies}
+        gradients = self.data.gradients(self.pipeline.model)
         if self.layout.ep > 1:
-            held = with_own_copies(held, self.pipeline.model, self.own)
-        return self.norm_of([(part, of_data * of_tensor * (1 + (id(p) in twice)))
-                             for p, gradient, of_data in held
-                             for part, of_tensor in self.copies_of(p, gradient)])
+            gradients = with_own_copies(gradients, self.pipeline.model, self.same_experts)
+        return self.norm_of([(part, data_copies * tensor_copies * (1 + (id(p) in tied)))
+                             for p, gradient, data_copies in gradients
+                             for part, tensor_copies in self.copies_of(p, gradient)])
 
     def copies_of(self, parameter, gradient):
-        """[(a part of its gradient, how many tensor ranks hold these numbers)]
+        """Return [(a part of the gradient, how many tensor ranks hold these numbers)].
 
-        error  ValueError for a shard of a matrix if unequal numbers of ranks hold its parts: key
-               heads that several query heads share, and that tp does not divide
+        Raises ValueError for a shard of a matrix if unequal numbers of ranks hold its parts: key
+        heads that several query heads share, and that tp does not divide.
         """
         split = split_of(parameter)
         if split is None:
@@ -141,7 +148,10 @@ class Hybrid(GroupParallel):
                 zip(split.pieces_of(gradient), split.copies)]
 
     def total(self, value):
-        """The sum over all ranks, but once for tensor ranks, which have the same value."""
+        """Return the sum over all ranks; tensor ranks, which have the same value, count once.
+
+        Collective: call it on every rank.
+        """
         value = torch.as_tensor(value).clone()
         dist.all_reduce(value, group=self.mesh.group(("pipeline", *self.layout.axes_of_gradients)))
         return value
@@ -150,21 +160,21 @@ class Hybrid(GroupParallel):
         return sum(shares) / self.layout.tp
 
     def bubble(self, spans):
-        """The part of the ranks' time in which they compute nothing.
+        """Return the part of the ranks' time in which they compute nothing.
 
         It compares no clocks, because the first stage begins first and ends last. (With zero bubble
         schedules it may end earlier. Then a flush is not counted, as in their papers.)
         spans  of this rank's pipeline in one timed step; see PipelineExecutor
         """
         busy = sum(span.end - span.start for span in spans)
-        mine = torch.tensor([busy, spans[-1].end - spans[0].start], dtype=torch.float64)
-        busy, times = self.gather(mine.to(device())).T
+        local = torch.tensor([busy, spans[-1].end - spans[0].start], dtype=torch.float64)
+        busy, times = self.gather(local.to(device())).T
         return (1 - busy.mean() / times.max()).item()
 
     # --- to the disk ------------------------------------------------------------------------------
 
     def state(self, model, optimizer):
-        """What this rank has, as boxes of the whole model."""
+        """Return this rank's state as boxes of the whole model."""
         pieces = in_the_whole(self.data.state(model, optimizer), model)
         return self.pipeline.with_whole_names(pieces)
 

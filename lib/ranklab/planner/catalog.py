@@ -47,33 +47,22 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
     "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
 }
+UNGATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")
+# of a Machine, without which a node file needs an accelerator
+MEASURED = {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"}
 
 
 def find_node(name):
-    """The Machine of this name, of an accelerator's name, or of a JSON file.
+    """Return the Machine of this name, of an accelerator's name, or of a JSON file.
 
     A file has the fields of Machine that differ: {"accelerator": "H100-SXM-80GB", "node": 8,
     "network": 25e9, "island": 256, "far": 5e9}.
-    error  ValueError with the names that are known
+    Raises ValueError with the known names.
     """
     if name in NODES:
         return dataclasses.replace(machine(*NODES[name]), name=name)
     if name.endswith(".json"):
-        if not Path(name).exists():
-            raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
-                             "--nproc-per-node 8 -m ranklab.projects.planner measure --write "
-                             f"{name}")
-        said = read_json(name)
-        known = {field.name for field in dataclasses.fields(Machine)}
-        accelerator = said.pop("accelerator", None)
-        if {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"} <= set(said):
-            return Machine(accelerator=accelerator or "", **said)  # as `measure` writes it
-        if unknown := set(said) - known:
-            raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
-                             f"accelerator, {', '.join(sorted(known))}")
-        if accelerator is None:
-            raise ValueError(f"{name} names no accelerator, such as H100-SXM-80GB")
-        return dataclasses.replace(machine(accelerator), **{"name": Path(name).stem, **said})
+        return node_of_file(name)
     try:
         return machine(name)
     except ValueError:
@@ -81,89 +70,109 @@ def find_node(name):
                          ".json file") from None
 
 
-def find_model(name):
-    """(its name, the Model): of a name, of a config.json of Hugging Face's, or of a folder of one.
+def node_of_file(name):
+    """Return the Machine of a JSON file: with an accelerator and what differs, or with all that
+    `measure` writes.
+    """
+    if not Path(name).exists():
+        raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
+                         "--nproc-per-node 8 -m ranklab.projects.planner measure --write "
+                         f"{name}")
+    values = read_json(name)
+    names = {field.name for field in dataclasses.fields(Machine)}
+    accelerator = values.pop("accelerator", None)
+    if MEASURED <= set(values):
+        return Machine(accelerator=accelerator or "", **values)
+    if unknown := set(values) - names:
+        raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
+                         f"accelerator, {', '.join(sorted(names))}")
+    if accelerator is None:
+        raise ValueError(f"{name} names no accelerator, such as H100-SXM-80GB")
+    return dataclasses.replace(machine(accelerator), **{"name": Path(name).stem, **values})
 
-    error  ValueError with the names that are known
+
+def find_model(name):
+    """Return (name, Model) of a name, of a config.json of Hugging Face's, or of a folder of one.
+
+    Raises ValueError with the known names.
     """
     if name in MODELS:
         return name, MODELS[name]
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json":
         raise ValueError(f"{name!r} is no model: {', '.join(MODELS)}, or a config.json")
-    said = read_json(path)
-    return said.get("_name_or_path") or said.get("model_type") or path.parent.name, of_config(said)
+    config = read_json(path)
+    name = config.get("_name_or_path") or config.get("model_type") or path.parent.name
+    return name, of_config(config)
 
 
 def read_json(path):
+    """Return the object in a JSON file. Raises ValueError if there is none."""
     try:
-        found = json.loads(Path(path).read_text())
+        values = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} can't be read as JSON: "
                          f"{getattr(error, 'strerror', error)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
-    return found
+    return values
 
 
-PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")  # two matrices
+def of_config(config):
+    """Return the Model of a config.json's fields.
 
-
-def of_config(said):
-    """The Model of a config.json's fields.
-
-    error  ValueError that names what is missing
+    Raises ValueError that names a missing field.
     """
     def first(*names, default=None):
-        found = next((said[name] for name in names if said.get(name) is not None), default)
-        if found is None:
+        value = next((config[name] for name in names if config.get(name) is not None), default)
+        if value is None:
             raise ValueError(f"this config.json has no {names[0]}")
-        return found
+        return value
 
-    hidden, experts = first("hidden_size", "n_embd", "d_model"), first(
-        "num_local_experts", "num_experts", "n_routed_experts", default=0)
+    hidden = first("hidden_size", "n_embd", "d_model")
+    experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
     ffn = first("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     heads = first("num_attention_heads", "n_head", "n_heads")
-    head, attention = low_rank(said, hidden, heads)
+    head_size, attention = attention_sizes(config, hidden, heads)
     return Model(
         first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
-        0 if experts and said.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
+        0 if experts and config.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
         first("num_key_value_heads", default=heads),
-        head if attention else first("head_dim", default=head),
-        gated=said.get("model_type") not in PLAIN, tied=bool(said.get("tie_word_embeddings")),
+        head_size if attention else first("head_dim", default=head_size),
+        gated=config.get("model_type") not in UNGATED, tied=bool(config.get("tie_word_embeddings")),
         experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
-        shared=said.get("n_shared_experts") or 0, dense=said.get("first_k_dense_replace") or 0,
+        shared=config.get("n_shared_experts") or 0, dense=config.get("first_k_dense_replace") or 0,
         expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0,
         attention_numbers=attention)
 
 
-def low_rank(said, hidden, heads):
-    """(mean head size of keys and values, parameters) of DeepSeek's attention (MLA, arXiv
-    2405.04434, 2.1); (that of a plain one, 0) of others.
+def attention_sizes(config, hidden, heads):
+    """Return (mean head size of keys and values, parameters) of DeepSeek's low-rank attention (MLA,
+    arXiv 2405.04434, 2.1); (head size, 0) of plain attention.
     """
-    if not said.get("kv_lora_rank"):
+    if not config.get("kv_lora_rank"):
         return hidden // heads, 0
-    rope, values, rank = said["qk_rope_head_dim"], said["v_head_dim"], said["kv_lora_rank"]
-    key, query = said["qk_nope_head_dim"] + rope, said.get("q_lora_rank")
+    rope, values, rank = config["qk_rope_head_dim"], config["v_head_dim"], config["kv_lora_rank"]
+    key, query = config["qk_nope_head_dim"] + rope, config.get("q_lora_rank")
     queries = query * (hidden + heads * key) if query else hidden * heads * key
     keys = hidden * (rank + rope) + rank * heads * (key - rope + values)
     return (key + values) // 2, queries + keys + heads * values * hidden
 
 
 def model_of_size(numbers, vocab=128256):
-    """A Model of about so many parameters, in the shape of Llama's: heads of 128, h = 100 to 128 L,
-    an MLP of three matrices 3.5 h wide, 8 heads for keys.
+    """Return a Model of about so many parameters, in the shape of Llama's: heads of 128, h = 100 to
+    128 L, an MLP of three matrices 3.5 h wide, 8 heads for keys.
 
-    error  ValueError for fewer than 30 million, and more than 2 trillion
+    Raises ValueError for fewer than 30 million, and more than 2 trillion.
     """
     if not 3e7 <= numbers <= 2e12:
         raise ValueError(f"{numbers:g} parameters are not between 3e7 and 2e12")
     vocab = vocab if numbers > 2e9 else 32000
-    found = [Model(layers, 128 * heads, heads, 448 * heads, vocab, 8 if heads % 8 == 0 else heads,
-                   gated=True, tied=numbers < 2e9)
-             for heads in (*range(2, 16), *range(16, 257, 8))
-             for layers in range(heads // 2, 2 * heads + 8)
-             if layers >= 4 and (layers % 4 == 0 or heads < 16)]
+    models = [Model(layers, 128 * heads, heads, 448 * heads, vocab, 8 if heads % 8 == 0 else heads,
+                    gated=True, tied=numbers < 2e9)
+              for heads in (*range(2, 16), *range(16, 257, 8))
+              for layers in range(heads // 2, 2 * heads + 8)
+              if layers >= 4 and (layers % 4 == 0 or heads < 16)]
     # a size that is 3% off is as good as one of another depth
-    return min(found, key=lambda each: abs(each.parameters / numbers - 1) // 0.03
-               + abs(each.hidden / each.layers - 114) / 114)
+    return min(models, key=lambda model: abs(model.parameters / numbers - 1) // 0.03
+               + abs(model.hidden / model.layers - 114) / 114)

@@ -5,8 +5,8 @@ that says why none does.
 from dataclasses import replace
 
 from ranklab.hybrid.legal import legal
-from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.hybrid_jobs import model_of, plan_of
+from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.step import step_time
 
 
@@ -27,11 +27,11 @@ def choose_layout(job, gpus, machine):
     error    ValueError if no layout fits; it says how many GB the smallest one needs
     lab      12
     """
-    model, found, needs = model_of(job.config), [], []
+    model, candidates, needs = model_of(job.config), [], []
     for layout, size in legal(job, gpus, machine.node):
         plan = plan_of(replace(job, micro_batch=size), layout)
-        found.append((step_time(model, plan, machine).total, plan, layout))
-    for _, plan, layout in sorted(found, key=lambda each: each[0]):
+        candidates.append((step_time(model, plan, machine).total, plan, layout))
+    for _, plan, layout in sorted(candidates, key=lambda each: each[0]):
         needs.append((memory_per_gpu(model, plan, machine).total, str(layout)))
         if needs[-1][0] <= machine.memory_bytes:
             return layout, plan.micro_batch
@@ -39,6 +39,10 @@ def choose_layout(job, gpus, machine):
 
 
 def refusal(needs, gpus, machine):
+    """Return a sentence that says why no layout is possible.
+
+    needs  [(bytes, layout)] of the legal layouts
+    """
     if not needs:
         return f"no layout of {gpus} GPUs is legal for this job"
     least, name = min(needs)

@@ -41,14 +41,17 @@ class Work(NamedTuple):
 
 
 def efficiency(precision, machine, c):
-    """The part of its rate that a large product reaches in this precision."""
+    """Return the part of its rate that a large product reaches in this precision."""
     if precision == "bf16" or not machine.fp8:
         return c.product_hopper if machine.fp8 else c.product
     return {"fp8-rowwise": c.product_rows, "nvfp4": c.product_fp4}.get(precision, c.product)
 
 
 def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
-    """`count` products (M, K) @ (K, N) in one launch; summed: the result is added up in float32."""
+    """Return the seconds of `count` products (M, K) @ (K, N) in one launch.
+
+    summed  the result is added up in float32
+    """
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
     best = machine.rate(precision) * efficiency(precision, machine, c)
     flops = 2 * M * K * N / best * waves(M, N, machine, count)
@@ -56,16 +59,17 @@ def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False
 
 
 def waves(M, N, machine, count=1):
-    """How many times longer `count` results (M, N) take than on fully busy processors: in the
-    last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave quantization).
+    """Return how many times longer `count` results (M, N) take than on fully busy processors: in
+    the last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave
+    quantization).
     """
     tiles = count * math.ceil(M / TILE) * math.ceil(N / TILE)
-    last = math.ceil(tiles / machine.processors)
-    return last * machine.processors * TILE**2 / (count * M * N)
+    full_waves = math.ceil(tiles / machine.processors)
+    return full_waves * machine.processors * TILE**2 / (count * M * N)
 
 
 def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False):
-    """(forward, backward) of M tokens through a K x N matrix; frozen: no gradient of it."""
+    """Return (forward, backward) of M tokens through a K x N matrix; frozen: no gradient of it."""
     forward = product_seconds(M, K, N, machine, c, precision, count)
     inputs = product_seconds(M, N, K, machine, c, precision, count)
     weights = 0 if frozen else product_seconds(K, M, N, machine, c, precision, count, True)
@@ -73,18 +77,17 @@ def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False)
 
 
 def add(*pairs):
-    """Sums of (forward, backward) pairs."""
+    """Return the sum of (forward, backward) pairs."""
     return tuple(map(sum, zip(*pairs)))
 
 
 def layer_work(model, plan, machine, c, sparse=False):
-    """The Work of a layer of each tensor rank; sparse: one with experts."""
-    tokens, how = plan.tokens, (machine, c, plan.precision)
-    products = add(*(linear_seconds(tokens, K, N, *how, frozen=plan.frozen)
-                     for K, N in model.products(plan.tp)))
+    """Return the Work of a layer of each tensor rank; sparse: one with experts."""
+    shapes = model.products(plan.tp)
     if model.experts and not sparse:
-        products = add(products, *(linear_seconds(tokens, *KN, *how, frozen=plan.frozen)
-                                   for KN in dense_products(model, plan)))
+        shapes = shapes + dense_products(model, plan)
+    products = add(*(linear_seconds(plan.tokens, K, N, machine, c, plan.precision,
+                                    frozen=plan.frozen) for K, N in shapes))
     if sparse:
         products = add(products, expert_seconds(model, plan, machine, c))
     work = Work(products, attention_seconds(model, plan, machine, c),
@@ -93,23 +96,24 @@ def layer_work(model, plan, machine, c, sparse=False):
 
 
 def dense_products(model, plan):
+    """Return [(K, N)] of the MLP of a dense layer in a model with experts, on a tensor rank."""
     ffn = model.ffn / plan.tp
     return [(model.hidden, (model.matrices - 1) * ffn), (ffn, model.hidden)]
 
 
 def expert_seconds(model, plan, machine, c):
-    """(forward, backward) of a GPU's experts, which share the tokens of all ranks evenly."""
+    """Return (forward, backward) of a GPU's experts, which share the tokens of all ranks evenly."""
     count = max(1, model.experts // plan.ep)
     tokens = plan.tokens * model.top_k / plan.tp / count
-    how = (machine, c, plan.precision, count, plan.frozen)
     h, ffn = model.hidden, model.expert_ffn
-    return add(linear_seconds(tokens, h, (model.matrices - 1) * ffn, *how),
-               linear_seconds(tokens, ffn, h, *how))
+    return add(*(linear_seconds(tokens, K, N, machine, c, plan.precision, count, plan.frozen)
+                 for K, N in ((h, (model.matrices - 1) * ffn), (ffn, h))))
 
 
 def attention_seconds(model, plan, machine, c):
-    """(forward, backward) of attention's core, causal. FlashAttention computes only the needed
-    half, and 2.5 times as much in backward. The unfused kernel computes all, and moves the scores.
+    """Return (forward, backward) of attention's core, causal. FlashAttention computes only the
+    needed half, and 2.5 times as much in backward. The unfused kernel computes all, and moves the
+    scores.
     """
     sequence = plan.attended or plan.sequence
     pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
@@ -126,7 +130,8 @@ def attention_seconds(model, plan, machine, c):
 
 
 def other_seconds(model, plan, machine, c, sparse=False):
-    """(forward, backward) of what memory bounds: norms, activations, residuals, dropout, casts.
+    """Return (forward, backward) of what memory bounds: norms, activations, residuals, dropout,
+    casts.
 
     A layer keeps 34 bytes a number. Tensor ranks divide 24 of them, and with sequence parallelism
     all (Korthikanti et al. 2022, equations 2 and 4). The work is divided in the same way.
@@ -143,7 +148,7 @@ def other_seconds(model, plan, machine, c, sparse=False):
 
 
 def head_work(model, plan, machine, c):
-    """The Work of the last product and the loss: products in bf16, logits in float32."""
+    """Return the Work of the last product and the loss: products in bf16, logits in float32."""
     vocab = model.vocab / plan.tp
     logits = plan.tokens * vocab * LOGIT / (COPY * machine.memory_bandwidth)
     return Work(linear_seconds(plan.tokens, model.hidden, vocab, machine, c, frozen=plan.frozen),

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 
 def fitted(default, low, high, meaning):
+    """Return a field of Constants with its bounds and its meaning."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high,
                                                         "meaning": meaning})
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the published runs were fitted with."""
+    """The constants that were fitted to published runs."""
 
     product: float = fitted(0.872, 0.6, 1.0, "of the best matrix product's rate, in large ones")
     product_hopper: float = fitted(0.793, 0.5, 1.0, "the same of bf16 on H100 and later")
@@ -40,6 +41,6 @@ CONSTANTS = Constants()
 
 
 def bounds():
-    """{name: (low, high, meaning)} of all constants."""
+    """Return {name: (low, high, meaning)} of all constants."""
     return {field.name: (field.metadata["low"], field.metadata["high"], field.metadata["meaning"])
             for field in dataclasses.fields(Constants)}

@@ -38,7 +38,11 @@ class Bill:
 
 
 def bill(plan, step, machine, tokens, price=None, good_share=1.0):
-    """The Bill of so many tokens."""
+    """Return the Bill of so many tokens.
+
+    price       dollars of a GPU for an hour; None: no dollars
+    good_share  the part of the time that is work, and not lost to failures
+    """
     seconds = tokens / step.tokens_per_second(plan) / good_share
     hours = plan.gpus * seconds / 3600
     return Bill(tokens, seconds / DAY, hours, price and hours * price,
@@ -46,7 +50,7 @@ def bill(plan, step, machine, tokens, price=None, good_share=1.0):
 
 
 def price_of(accelerator):
-    """(dollars an hour, its source) of the latest published price; (None, "") if there is none."""
+    """Return (dollars an hour, source) of the latest published price; (None, "") without one."""
     rows = [row for row in table("gpu_prices") if row["accelerator"] == accelerator]
     if not rows:
         return None, ""

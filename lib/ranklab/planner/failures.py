@@ -13,7 +13,10 @@ STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assu
 
 
 def hours_between_failures(gpus):
-    """Mean hours until a job of `gpus` GPUs is interrupted. Llama 3: 50,700 hours for one GPU."""
+    """Return the mean hours until a job of `gpus` GPUs is interrupted.
+
+    Llama 3: 50,700 hours for one GPU.
+    """
     row = next(row for row in table("failures") if row["component"] == "TOTAL unexpected")
     return DAYS * 24 * GPUS / float(row["count"]) / gpus
 
@@ -30,7 +33,9 @@ def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None,
 
 
 def checkpoint_seconds(model, nodes):
-    """Seconds to write weights and optimizer, 14 bytes a parameter, from all nodes at once."""
+    """Return the seconds to write weights and optimizer, 14 bytes a parameter, from all nodes at
+    once.
+    """
     return 14 * model.parameters / (nodes * STORAGE)
 
 

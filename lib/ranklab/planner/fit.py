@@ -21,25 +21,29 @@ MEMORY = ("context_bytes", "gaps")  # all others belong to step_time
 
 
 def fit(jobs, start=CONSTANTS, steps=30):
-    """The Constants that fit the step times and the memory of these Jobs."""
+    """Return the Constants that fit the step times and the memory of these Jobs."""
     times = tuple(name for name in bounds() if name not in MEMORY)
-    found = fit_one([job for job in jobs if job.seconds], step_ratio, times, start, steps)
-    return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, found, steps)
+    constants = fit_one([job for job in jobs if job.seconds], step_ratio, times, start, steps)
+    return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, constants, steps)
 
 
 def step_ratio(job, constants=CONSTANTS, step=step_time):
-    """Predicted by published step time; `step` may be a learner's step_time."""
+    """Return predicted by published step time; `step` may be a learner's step_time."""
     return step(job.model, job.plan, job.machine, constants).total / job.seconds
 
 
 def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
-    """Predicted by published memory, as the source counts it; `memory` may be a learner's."""
+    """Return predicted by published memory, as the source counts it.
+
+    memory  memory_per_gpu, or a learner's
+    """
     predicted = memory(job.model, job.plan, job.machine, None, constants)
     return predicted.reading(job.memory_kind) / job.memory
 
 
 def fit_one(jobs, ratio, names, start, steps=30):
-    """The Constants for which the ratios of these Jobs are nearest to 1; only `names` move."""
+    """Return the Constants for which the ratios of these Jobs are nearest to 1; only `names` move.
+    """
     if not jobs:
         return start
     weights = weights_of(jobs)
@@ -50,40 +54,44 @@ def fit_one(jobs, ratio, names, start, steps=30):
         robust = weights / np.maximum(1.0, np.abs(errors) / HUBER)
         matrix = slope.T @ (slope * robust[:, None])
         matrix += 1e-3 * np.eye(len(names))  # a constant that no row needs stays where it is
-        wanted = slope.T @ (robust * errors) + 1e-3 * place
+        gradient = slope.T @ (robust * errors) + 1e-3 * place
         for _ in range(8):
-            trial = place - np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), wanted)
+            trial = place - np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), gradient)
             trial = np.clip(trial, -4, 4)
-            found = residuals(jobs, ratio, from_free(trial, names, start))
-            if cost(found, trial, weights) < cost(errors, place, weights):
+            trial_errors = residuals(jobs, ratio, from_free(trial, names, start))
+            if cost(trial_errors, trial, weights) < cost(errors, place, weights):
                 break
             damping *= 4
         else:
             break
-        gained = cost(errors, place, weights) - cost(found, trial, weights)
-        place, errors, damping = trial, found, damping / 3
-        if gained < 1e-6 * cost(errors, place, weights):
+        gain = cost(errors, place, weights) - cost(trial_errors, trial, weights)
+        place, errors, damping = trial, trial_errors, damping / 3
+        if gain < 1e-6 * cost(errors, place, weights):
             break
     return from_free(place, names, start)
 
 
 def weights_of(jobs):
+    """Return the weight of each Job: n rows of a source count together like the square root of n.
+    """
     count = Counter(job.source for job in jobs)
     return np.array([1 / math.sqrt(count[job.source]) for job in jobs])
 
 
 def cost(errors, place, weights):
+    """Return what the fit makes small: Huber's sum, and a little for each move."""
     size = np.abs(errors)
     huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
     return float(weights @ huber) + 0.5e-3 * float(place @ place)
 
 
 def residuals(jobs, ratio, constants):
-    """log(predicted / published) of each."""
+    """Return log(predicted / published) of each Job."""
     return np.array([math.log(ratio(job, constants)) for job in jobs])
 
 
 def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
+    """Return how each error changes with each free number: (jobs, names), by differences."""
     columns = []
     for index in range(len(names)):
         moved = place.copy()
@@ -93,18 +101,18 @@ def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
 
 
 def to_free(constants, names):
-    """Each constant as a free number: the logistic function of it, between the bounds."""
-    known = bounds()
-    parts = [(getattr(constants, name) - known[name][0]) / (known[name][1] - known[name][0])
+    """Return each constant as a free number, whose logistic function lies between the bounds."""
+    limits = bounds()
+    parts = [(getattr(constants, name) - limits[name][0]) / (limits[name][1] - limits[name][0])
              for name in names]
     parts = np.clip(parts, 0.02, 0.98)
     return np.log(parts / (1 - parts))
 
 
 def from_free(place, names, start):
-    """The Constants at these free numbers; all but `names` are taken from `start`."""
-    known, values = bounds(), {}
+    """Return the Constants at these free numbers; all but `names` are taken from `start`."""
+    limits, values = bounds(), {}
     for name, number in zip(names, place):
-        low, high, _ = known[name]
+        low, high, _ = limits[name]
         values[name] = float(low + (high - low) / (1 + math.exp(-number)))
     return dataclasses.replace(start, **values)

@@ -14,7 +14,7 @@ from ranklab.planner.machine import is_gpu, machine
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 
-EXPERTS = {name: MODELS[known] for name, known in (  # the tables have no widths of experts
+EXPERTS = {name: MODELS[model] for name, model in (  # the tables have no widths of experts
     ("DeepSeekV3", "deepseek-v3"), ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
     ("Qwen3_235B_a22B", "qwen3-235b-a22b"), ("GPT OSS 120B", "gpt-oss-120b"))}
 VOCAB = 51200  # GPT-2's, padded: where none is printed
@@ -49,35 +49,34 @@ class Job:
 
 
 def is_for_fit(row_id):
-    """Whether constants may be fitted on this row: a quarter is for validation, by a hash."""
+    """Return whether constants may be fitted on this row: a quarter is for validation, by a hash.
+    """
     return int(hashlib.sha256(row_id.encode()).hexdigest(), 16) % 100 < 100 * FIT_SHARE
 
 
 def job_of(run):
-    """The Job of a Run.
-
-    error  Unused that says why
-    """
+    """Return the Job of a Run. Raises Unused, which says why there is none."""
     refuse(run)
     assumed = []
     try:
         model = model_of(run, assumed)
         plan = plan_of(run, assumed)
-        found = machine(run.hardware, 16 if "DGX-2" in run.hardware else 0,
-                        sources.network_of(run))
+        gpu = machine(run.hardware, 16 if "DGX-2" in run.hardware else 0,
+                      sources.network_of(run))
     except ValueError as error:
         raise error if isinstance(error, Unused) else Unused(str(error)) from None
     seconds = seconds_of(run, model, plan)
     memory = run.mem_per_gpu and run.mem_per_gpu * (2**30 if run.mem_unit == "GiB" else 1e9)
     if not seconds and not memory:
-        out = "mem_per_gpu" in run.unreadable
-        raise Unused("out of memory: no time" if out else "no step time, tokens/s or TFLOP/s")
-    return Job(run.row_id, run.file, run.model, model, plan, found, seconds, memory,
+        out_of_memory = "mem_per_gpu" in run.unreadable
+        raise Unused("out of memory: no time" if out_of_memory
+                     else "no step time, tokens/s or TFLOP/s")
+    return Job(run.row_id, run.file, run.model, model, plan, gpu, seconds, memory,
                sources.memory_kind(run), tuple(assumed))
 
 
 def refuse(run):
-    """Raises Unused for a run that can't be a Job."""
+    """Raise Unused for a run that can't be a Job."""
     if run.quality == "inconsistent":
         raise Unused("the source contradicts itself")
     if run.hardware.startswith("TPU") or not is_gpu(run.hardware):
@@ -86,17 +85,18 @@ def refuse(run):
         raise Unused("a headline without a usable layout (quality C)")
     if "hybrid" in run.arch_notes and "dims not collected" in run.arch_notes:
         raise Unused("no plain transformer, and its sizes are not published")
-    known = run.model in EXPERTS
-    for name in ("gpus", "seq_len", *(() if known else ("layers", "hidden", "heads"))):
+    has_shape = run.model in EXPERTS
+    for name in ("gpus", "seq_len", *(() if has_shape else ("layers", "hidden", "heads"))):
         if not getattr(run, name):
             raise Unused(f"missing column: {name}")
-    if "MoE" in run.arch_notes and not known:
+    if "MoE" in run.arch_notes and not has_shape:
         raise Unused("missing column: width of the experts")
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 def model_of(run, assumed):
+    """Return the Model of a Run; adds to `assumed` what is not printed."""
     if run.model in EXPERTS:
         return EXPERTS[run.model]
     vocab = run.vocab or (NEMOTRON_VOCAB if "nemotron" in run.model else VOCAB)
@@ -113,6 +113,7 @@ def model_of(run, assumed):
 # --- the plan -------------------------------------------------------------------------------------
 
 def plan_of(run, assumed):
+    """Return the Plan of a Run; adds to `assumed` what is not printed."""
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     dp = run.dp or run.gpus // (tp * pp * cp)
     if dp * tp * pp * cp != run.gpus:
@@ -137,11 +138,11 @@ def plan_of(run, assumed):
 
 
 def batches(run, dp, assumed):
-    """(sequences of a micro-batch, micro-batches of a step)."""
+    """Return (sequences of a micro-batch, micro-batches of a step)."""
     micro, pieces, batch = run.micro_batch, run.grad_accum, run.global_batch_seqs
     if not micro:
-        each = batch / dp if batch else 1
-        micro = each / pieces if pieces else min(4, each) if run.pp == 1 else 1
+        sequences = batch / dp if batch else 1
+        micro = sequences / pieces if pieces else min(4, sequences) if run.pp == 1 else 1
         micro = max(1, int(micro))
         assumed.append(f"micro_batch={micro}")
     if batch:  # if a printed grad_accum differs, the batch is right
@@ -156,8 +157,8 @@ def batches(run, dp, assumed):
 # --- what was measured ----------------------------------------------------------------------------
 
 def seconds_of(run, model, plan):
-    """Seconds of a step, from the first of these that is printed: step time, tokens/s, samples/s,
-    TFLOP/s by its own convention; None if none is.
+    """Return the seconds of a step, from the first of these that is printed: step time, tokens/s,
+    samples/s, TFLOP/s by the convention of the source; None if none is.
     """
     tokens = plan.batch * plan.sequence
     if run.iter_time_s:

@@ -25,7 +25,7 @@ SPREAD = 0.094  # power of nodes, assumed: of the bandwidth on 4 nodes 128 have 
 
 @functools.cache
 def sweep(hardware, ranks):
-    """(log of message bytes, log of bus bandwidth): a published sweep as arrays."""
+    """Return (log of message bytes, log of bus bandwidth): a published sweep as arrays."""
     points = sorted((float(row["message_bytes"]), float(row["busbw_gb_s"]) * 1e9)
                     for row in table("nccl_busbw")
                     if row["hardware"].startswith(hardware) and row["ranks"] == str(ranks)
@@ -45,7 +45,9 @@ def link_of(bus, ranks):
 
 
 def part_of_best(nbytes, hardware, ranks):
-    """Bus bandwidth at this size as a part of the sweep's best; below the sweep latency decides."""
+    """Return the bus bandwidth at this size as a part of the sweep's best; below the sweep latency
+    decides.
+    """
     sizes, speeds = sweep(hardware, ranks)
     size, best = math.log(max(nbytes, 1.0)), float(speeds.max())
     if size < sizes[0]:
@@ -55,32 +57,31 @@ def part_of_best(nbytes, hardware, ranks):
 
 @functools.lru_cache(maxsize=65536)
 def bus_bandwidth(verb, nbytes, span, machine):
-    """(in nodes, between them, between islands): bytes/s of each rank in nccl-tests' sense, for a
-    group with this Span; infinite for links that it does not cross.
+    """Return (in nodes, between them, between islands): bytes/s of each rank in nccl-tests' sense,
+    for a group with this Span; infinite for links that it does not cross.
     """
-    ranks, inside, near = span
-    new = machine.link >= SWITCHED
-    best = bus_of(machine.link, inside if verb == "all_reduce" else 0)
-    in_node = part_of_best(nbytes * 8 / min(inside, 8), "H200" if new else "A100-SXM (one", 8)
-    fast = best * in_node
-    if inside >= ranks:
+    ranks, node_ranks, island_ranks = span
+    hardware = "H200" if machine.link >= SWITCHED else "A100-SXM (one"
+    best = bus_of(machine.link, node_ranks if verb == "all_reduce" else 0)
+    fast = best * part_of_best(nbytes * 8 / min(node_ranks, 8), hardware, 8)
+    if node_ranks >= ranks:
         return fast, math.inf, math.inf
-    nodes = math.ceil(ranks / inside)
+    nodes = math.ceil(ranks / node_ranks)
     shape = part_of_best(nbytes * 4 / nodes, "4 nodes", 32) * CARDS * min(1, (nodes / 4) ** -SPREAD)
-    far = machine.far * near * shape if near < ranks else math.inf
-    return fast, inside * machine.network * shape, far
+    far = machine.far * island_ranks * shape if island_ranks < ranks else math.inf
+    return fast, node_ranks * machine.network * shape, far
 
 
 def collective_seconds(verb, nbytes, span, machine, constants):
-    """Seconds of a collective; nbytes is the larger side, as in nccl-tests."""
-    ranks, inside, near = span
+    """Return the seconds of a collective; nbytes is the larger side, as in nccl-tests."""
+    ranks, node_ranks, island_ranks = span
     if ranks < 2 or not nbytes:
         return 0.0
     fast, slow, far = bus_bandwidth(verb, nbytes, span, machine)
     speed = min(constants.link_share * fast, slow, far)
     if verb == "all_to_all":  # only what leaves the node goes through its cards
-        slow *= ranks / (ranks - inside) / inside if inside < ranks else 1
-        far *= ranks / (ranks - near) / near if near < ranks else 1
+        slow *= ranks / (ranks - node_ranks) / node_ranks if node_ranks < ranks else 1
+        far *= ranks / (ranks - island_ranks) / island_ranks if island_ranks < ranks else 1
         speed = min(fast, slow, far)
     return bus_factor(verb, ranks) * nbytes / speed
 

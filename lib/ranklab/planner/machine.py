@@ -65,13 +65,15 @@ class Machine:
         return self.accelerator.partition("-")[0]
 
     def rate(self, precision):
-        """FLOP/s of the best matrix products; if it lacks the precision, of the next wider one."""
+        """Return the FLOP/s of the best matrix products in this precision, or in the next wider one
+        that the GPU has.
+        """
         if precision == "nvfp4":
             return self.fp4 or self.rate("fp8")
         return self.fp8 or self.bf16 if "fp8" in precision else self.bf16
 
     def peak(self, precision="bf16"):
-        """FLOP/s that vendors print, dense."""
+        """Return the FLOP/s that vendors print, dense."""
         if precision == "bf16" or not self.fp8:
             return self.peak_flops
         return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
@@ -79,37 +81,37 @@ class Machine:
 
 @functools.cache
 def machine(name, node=0, network=0.0):
-    """The Machine of this name in the table of accelerators.
+    """Return the Machine of this name in the table of accelerators.
 
     node     GPUs that NVLink joins; 0: 72 in an NVL72, else 8
     network  bytes/s of a GPU; 0: as in the vendor's own node
-    error    ValueError with the names that are known
+    Raises ValueError with the known names.
     """
     plain = re.sub(r"\s*\(.*\)", "", name).strip()
-    wanted = OTHER_NAMES.get(plain, plain)
+    accelerator = OTHER_NAMES.get(plain, plain)
     rows = {row["name"]: row for row in table("hardware_accelerators")}
-    if wanted not in rows:
+    if accelerator not in rows:
         raise ValueError(f"{name!r} is no accelerator of the table: {', '.join(rows)}")
-    row, family = rows[wanted], wanted.partition("-")[0]
+    row, family = rows[accelerator], accelerator.partition("-")[0]
     number = {key: float(row[key] or 0) for key in (
         "dense_bf16_fp16_tflops", "dense_fp8_tflops", "mem_gb", "mem_bw_tb_s",
         "scaleup_gb_s_per_direction", "tdp_w", "measured_max_matmul_bf16_tflops")}
-    peak = (number["dense_bf16_fp16_tflops"] or UNPUBLISHED.get(wanted, 0)) * 1e12
+    peak = (number["dense_bf16_fp16_tflops"] or UNPUBLISHED.get(accelerator, 0)) * 1e12
     if not peak:
         raise ValueError(f"{name!r}: no peak of it is published")
     best = number["measured_max_matmul_bf16_tflops"] * 1e12 or BF16_MEASURED * peak
     peak_fp8 = number["dense_fp8_tflops"] * 1e12 or 2 * peak * family.startswith("H")
     fp8 = 2 * FP8_MEASURED * best if peak_fp8 else 0.0
     gib = float(row["cuda_gib"] or UNKNOWN_SHARE * number["mem_gb"])
-    found = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
-                    gib * 2**30, number["mem_bw_tb_s"] * 1e12,
-                    node or (72 if "NVL72" in name else 8),
-                    number["scaleup_gb_s_per_direction"] * 1e9,
-                    network or NETWORK.get(family, 12.5e9), number["tdp_w"],
-                    accelerator=wanted, processors=PROCESSORS.get(family, 108))
-    return replace(found, link=200e9) if plain.startswith(("A800", "H800")) else found
+    gpu = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
+                  gib * 2**30, number["mem_bw_tb_s"] * 1e12,
+                  node or (72 if "NVL72" in name else 8),
+                  number["scaleup_gb_s_per_direction"] * 1e9,
+                  network or NETWORK.get(family, 12.5e9), number["tdp_w"],
+                  accelerator=accelerator, processors=PROCESSORS.get(family, 108))
+    return replace(gpu, link=200e9) if plain.startswith(("A800", "H800")) else gpu
 
 
 def is_gpu(name):
-    """Whether the planner knows this device's links. It does not know those of TPUs and others."""
+    """Return whether the planner knows this device's links; of TPUs and others it does not."""
     return re.match(r"(GB|[VAHBTL])\d|RTX", name) is not None

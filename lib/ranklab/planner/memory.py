@@ -68,35 +68,36 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     lab          13
     """
-    tool, found = tool or plan.tool, []
+    tool, memories = tool or plan.tool, []
     if tool == "ours":
         return ours(model, plan, constants)
-    kept = kept_bytes(model, plan, tool)
-    again = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    layer_bytes = kept_bytes(model, plan, tool)
+    rerun_bytes = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
     stages = plan.stages(model.layers)
     # among ranks with equally many layers the first has most micro-batches in flight
     for rank in {0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}:
         numbers, experts = numbers_of(model, plan, rank)
         dense = states(plan, tool, numbers, plan.sharders)
         sparse = states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))
-        activations = in_flight(plan, rank) * stages[rank] * kept + again
+        activations = in_flight(plan, rank) * stages[rank] * layer_bytes + rerun_bytes
         logits = (12 if tool == "torchtitan" else 8) * plan.tokens * model.vocab / plan.tp
         logits *= rank == plan.pp - 1
         weights, gradients, optimizer = map(sum, zip(dense, sparse))
-        found.append(GpuMemory(
+        memories.append(GpuMemory(
             weights, gradients, optimizer * (not plan.offload), activations, logits,
             buffer_bytes(model, plan, tool, numbers), constants.context_bytes,
             constants.gaps * (activations + logits)))
-    return max(found, key=lambda memory: memory.total)
+    return max(memories, key=lambda memory: memory.total)
 
 
 def fits(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Return whether it fits into a GPU, with nothing left free."""
+    """Return whether the plan fits into a GPU, with nothing left free."""
     return memory_per_gpu(model, plan, machine, tool, constants).total <= machine.memory_bytes
 
 
 def numbers_of(model, plan, rank):
-    """(parameters outside of experts, parameters of experts) on a GPU of this pipeline rank."""
+    """Return (parameters outside of experts, parameters of experts) on a GPU of this pipeline rank.
+    """
     layers = plan.stages(model.layers)[rank]
     dense = min(layers, model.dense) if rank == 0 else 0
     ends = (rank == 0) + (rank == plan.pp - 1)
@@ -107,7 +108,8 @@ def numbers_of(model, plan, rank):
 
 
 def states(plan, tool, numbers, ranks):
-    """(weights, gradients, optimizer) in bytes, of `numbers` parameters over `ranks` ranks."""
+    """Return (weights, gradients, optimizer) in bytes, of `numbers` parameters over `ranks` ranks.
+    """
     if plan.frozen:
         return 2 * numbers, 0.0, 0.0
     if tool == "torchtitan":  # also with ZeRO 2; its gathered weights are in buffer_bytes
@@ -120,33 +122,37 @@ def states(plan, tool, numbers, ranks):
 
 
 def kept_bytes(model, plan, tool, recompute=None):
-    """Bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al. 2022,
-    equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
+    """Return the bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al.
+    2022, equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
 
     torch.compile computes norms and the gate's product again, and keeps only their inputs.
     Transformer Engine keeps the inputs of FP8 products as FP8, and attention's output in both
     forms.
     """
     t, h, recompute = plan.tp, model.hidden, recompute or plan.recompute
-    split = t if plan.sequence_parallel else 1
-    full = 2 * h / split
     ffn = model.top_k * model.expert_ffn + model.shared * model.expert_ffn or model.ffn
-    again = tool == "torchtitan" and plan.fused and model.gated
-    small = tool == "megatron" and plan.precision != "bf16"
-    outside = (4 if again else 8 if model.gated else 10) * h - 2 * h * small
-    inside = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size) + model.width * small
-    inside += (6 if model.gated and not again else 4) * ffn - ffn * small
-    inside += (1 if small else 2) * h * model.top_k
+    compiled = tool == "torchtitan" and plan.fused and model.gated
+    fp8 = tool == "megatron" and plan.precision != "bf16"
+    # of a token: norms, inputs and residuals, which tensor ranks share with sequence parallelism
+    replicated = (4 if compiled else 8 if model.gated else 10) * h - 2 * h * fp8
+    # of a token: attention and MLP, which tensor ranks always share
+    split = 2 * (2 * model.width + 2 * model.kv_heads * model.head_size) + model.width * fp8
+    split += (6 if model.gated and not compiled else 4) * ffn - ffn * fp8
+    split += (1 if fp8 else 2) * h * model.top_k
     scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
-    whole = outside / split + (inside + scores) / t
-    each = {"none": whole, "full": full, "selective": outside / split + inside / t,
-            "operators": outside / split / 2 + inside / t / 2}[recompute]
+    ranks = t if plan.sequence_parallel else 1
+    everything = replicated / ranks + (split + scores) / t
+    per_token = {"none": everything, "full": 2 * h / ranks,
+                 "selective": replicated / ranks + split / t,
+                 "operators": replicated / ranks / 2 + split / t / 2}[recompute]
     share = plan.recomputed if recompute != "none" else 1.0
-    return plan.tokens * (share * each + (1 - share) * whole)
+    return plan.tokens * (share * per_token + (1 - share) * everything)
 
 
 def in_flight(plan, rank):
-    """Micro-batches that wait on a rank at the worst moment, for its whole share (lab 09)."""
+    """Return how many micro-batches wait on a rank at the worst moment, for its whole share of the
+    layers (lab 09).
+    """
     P, M, V = plan.pp, plan.micro_batches, plan.virtual
     if P == 1:
         return 1
@@ -159,8 +165,9 @@ def in_flight(plan, rank):
 
 
 def buffer_bytes(model, plan, tool, numbers):
-    """Gathered weights and gradients of two layers (ZeRO-3, FSDP), or a bucket; messages; temporary
-    tensors of DeepSpeed's optimizer: the gradient in float32 and two results of Adam.
+    """Return the bytes of gathered weights and gradients of two layers (ZeRO-3, FSDP), or of a
+    bucket; of messages; and of temporary tensors of DeepSpeed's optimizer: the gradient in float32
+    and two results of Adam.
 
     With sequence parallelism a layer has the whole x: twice gathered, and twice before its sum.
 
@@ -182,12 +189,13 @@ def buffer_bytes(model, plan, tool, numbers):
 
 
 def ours(model, plan, c):
-    """The GpuMemory of the course's own trainer, by lab 12's formula. It has no gaps, because
-    labs/jobs/ asks torch for expandable segments.
+    """Return the GpuMemory of the course's own trainer, by lab 12's formula. It has no gaps,
+    because labs/jobs/ asks torch for expandable segments.
 
-    error  ValueError if the trainer has no such model
+    Raises ValueError if the trainer has no such model.
     """
-    found = layout_memory(*hybrid_job(model, plan))
-    return GpuMemory(found.parameters, found.gradients, found.optimizer_state, found.activations,
-                     0.0, found.total - found.parameters - found.gradients - found.optimizer_state
-                     - found.activations, c.context_bytes, 0.0)
+    memory = layout_memory(*hybrid_job(model, plan))
+    states = memory.parameters + memory.gradients + memory.optimizer_state
+    return GpuMemory(memory.parameters, memory.gradients, memory.optimizer_state,
+                     memory.activations, 0.0, memory.total - states - memory.activations,
+                     c.context_bytes, 0.0)

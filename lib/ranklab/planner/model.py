@@ -12,8 +12,8 @@ class Model:
     head_size   0: hidden / heads
     gated       the MLP has three matrices (Llama), not two (GPT)
     tied        the head is the embedding's matrix
-    experts     0: dense. Otherwise a token meets top_k of them, and `shared` more, of width
-                expert_ffn
+    experts     0: dense. Otherwise each token goes to top_k of them, and to `shared` more,
+                of width expert_ffn
     dense       this many layers have an MLP of width ffn instead of experts
     parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
     attention_numbers  parameters of a layer's attention if it is not plain (MLA); 0: plain
@@ -47,7 +47,7 @@ class Model:
 
     @property
     def matrices(self):
-        """Of an MLP."""
+        """The number of matrices of an MLP."""
         return 3 if self.gated else 2
 
     @property
@@ -88,19 +88,20 @@ class Model:
 
     @cached_property
     def parameters(self):
-        """All numbers; norms and biases are left out (below 0.1% of a large model)."""
+        """The number of all parameters, without norms and biases (below 0.1% of a large model)."""
         ends = self.embedding * (1 if self.tied else 2)
         experts = self.sparse_layers * self.experts * self.expert
         return self.layers * self.block + self.dense * self.dense_ffn + experts + ends
 
     @cached_property
     def active(self):
-        """The numbers that one token meets in matrix products: the embedding is looked up."""
+        """The parameters that multiply one token in matrix products: the embedding is looked up."""
         idle = self.sparse_layers * (self.experts - self.top_k) * self.expert
         return self.parameters - idle - (0 if self.tied else self.embedding)
 
     def flops_per_token(self, sequence, causal=False, forwards=1):
-        """FLOPs of a token, forward and backward: 6 a parameter that it meets, and attention's.
+        """Return the FLOPs of a token, forward and backward: 6 for each active parameter, and
+        attention's.
 
         Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal only the needed
         half. forwards=2 counts a forward that runs twice: hardware FLOPs (HFU).
@@ -109,12 +110,12 @@ class Model:
         return (2 + forwards) * (2 * self.active + attention)
 
     def products(self, tp=1):
-        """[(K, N)] of a dense layer's matrix products on a tensor rank, without experts."""
+        """Return [(K, N)] of a dense layer's matrix products on a tensor rank, without experts."""
         h, kv = self.hidden, 2 * self.kv_heads * self.head_size
         if self.attention_numbers:  # low-rank ones: the same numbers in two products
             rows = self.attention_numbers / (2 * h)
-            pairs = [(h, rows / tp), (rows / tp, h)]
+            shapes = [(h, rows / tp), (rows / tp, h)]
         else:
-            pairs = [(h, (self.width + kv) / tp), (self.width / tp, h)]
+            shapes = [(h, (self.width + kv) / tp), (self.width / tp, h)]
         ffn = self.shared * self.expert_ffn if self.experts else self.ffn
-        return pairs + ([(h, (self.matrices - 1) * ffn / tp), (ffn / tp, h)] if ffn else [])
+        return shapes + ([(h, (self.matrices - 1) * ffn / tp), (ffn / tp, h)] if ffn else [])

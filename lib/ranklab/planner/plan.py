@@ -80,10 +80,11 @@ class Plan:
         for name in ("dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name, known in (("tool", TOOLS), ("recompute", RECOMPUTE), ("schedule", SCHEDULES),
+        for name, values in (("tool", TOOLS), ("recompute", RECOMPUTE), ("schedule", SCHEDULES),
                             ("outermost", ("pipeline", "data"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}")
         if self.zero not in range(4):
             raise ValueError(f"zero={self.zero} must be 0, 1, 2 or 3")
 
@@ -93,12 +94,12 @@ class Plan:
 
     @property
     def copies(self):
-        """How many ranks have the same weights: those of the data and context axes."""
+        """The number of ranks with the same weights: those of the data and context axes."""
         return self.dp * self.cp
 
     @property
     def sharders(self):
-        """How many ranks share sharded states."""
+        """The number of ranks that share sharded states."""
         return min(self.shard or self.copies, self.copies)
 
     @property
@@ -108,7 +109,7 @@ class Plan:
 
     @property
     def tokens(self):
-        """Of a micro-batch, on one context rank."""
+        """The tokens of a micro-batch on one context rank."""
         return self.micro_batch * self.sequence / self.cp
 
     @property
@@ -117,26 +118,27 @@ class Plan:
         return self.recomputed * (self.recompute == "full")
 
     def words(self):
-        """dp x tp x pp and options: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
+        """Return dp x tp x pp and options: "16 x 8 x 2, zero 1, full recompute, micro-batch 2"."""
         share = f" of {self.recomputed:.0%}" if self.recomputed < 1 else ""
-        more = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
+        options = {f"cp {self.cp}": self.cp > 1, f"ep {self.ep}": self.ep > 1,
                 f"{self.virtual} virtual": self.virtual > 1, f"zero {self.zero}": self.zero > 0,
                 f"sharded over {self.shard}": self.shard > 0, "offload": self.offload,
                 f"{self.recompute} recompute{share}": self.recompute != "none",
                 f"micro-batch {self.micro_batch}": self.micro_batch > 1,
                 f"{self.outermost} outermost": self.outermost != "pipeline"}
         return ", ".join([f"{self.dp} x {self.tp} x {self.pp}",
-                          *(words for words, holds in more.items() if holds)])
+                          *(words for words, holds in options.items() if holds)])
 
     def stages(self, layers):
-        """Layers of each pipeline rank, as even as possible. If two more layers would make them
-        even, the first and last rank have one less, because they have the embedding and the head.
+        """Return the layers of each pipeline rank, as even as possible. If two more layers would
+        make them even, the first and last rank have one less, because they have the embedding and
+        the head.
         """
         return stages(layers, self.pp)
 
     def span(self, axis, machine):
-        """The Span of a group of this axis. "weights": the ranks with the same share of the weights
-        (data and context); "shard": the ranks that share sharded states.
+        """Return the Span of a group of this axis. "weights": the ranks with the same share of the
+        weights (data and context); "shard": the ranks that share sharded states.
         """
         sizes = {"tensor": self.tp, "context": self.cp, "data": self.dp, "pipeline": self.pp}
         group = (axis,) if axis in sizes else ("context", "data")
@@ -145,24 +147,25 @@ class Plan:
         order = ["tensor", "context", "data", "pipeline"]  # neighbours first
         if self.outermost == "data":
             order[2:] = ["pipeline", "data"]
-        strides = dict(zip(order, itertools.accumulate((sizes[each] for each in order),
+        strides = dict(zip(order, itertools.accumulate((sizes[name] for name in order),
                                                        operator.mul, initial=1)))
 
-        sizes["data"] = self.gpus if axis == "expert" else self.dp  # they may be tensor ranks, too
+        if axis == "expert":  # tensor ranks may share the experts as well
+            sizes["data"] = self.gpus
 
-        def together(row):  # ranks of a group in the same `row` GPUs
-            found = math.prod(min(sizes[each], math.ceil(row / strides[each])) for each in group)
-            return max(1, min(ranks, found, math.ceil(row / strides[group[0]])))
+        def ranks_in(row):  # ranks of a group in the same `row` GPUs
+            product = math.prod(min(sizes[name], math.ceil(row / strides[name])) for name in group)
+            return max(1, min(ranks, product, math.ceil(row / strides[group[0]])))
 
-        return Span(ranks, together(machine.node),
-                    together(machine.island) if machine.island else ranks)
+        return Span(ranks, ranks_in(machine.node),
+                    ranks_in(machine.island) if machine.island else ranks)
 
 
 @functools.cache
 def stages(layers, pp):
-    """Plan.stages, as a tuple."""
-    even, more = divmod(layers, pp)
-    if pp > 2 and more and (layers + 2) % pp == 0:
+    """Return Plan.stages as a tuple."""
+    even, extra = divmod(layers, pp)
+    if pp > 2 and extra and (layers + 2) % pp == 0:
         return (even, *(even + 1,) * (pp - 2), even)
-    middle = range(max(1, (pp - more) // 2), max(1, (pp - more) // 2) + more)
+    middle = range(max(1, (pp - extra) // 2), max(1, (pp - extra) // 2) + extra)
     return tuple(even + (rank % pp in middle or rank + pp in middle) for rank in range(pp))

@@ -16,17 +16,17 @@ def scaling_curve(model, plan, machine, counts, weak=False):
                 divide the batch
     lab         13
     """
-    found, whole = [], plan.gpus // plan.dp
+    curve, replica_gpus = [], plan.gpus // plan.dp
     for gpus in counts:
-        dp, rest = divmod(gpus, whole)
+        dp, rest = divmod(gpus, replica_gpus)
         if rest or not dp:
-            raise ValueError(f"tp x pp x cp = {whole} must divide {gpus} GPUs")
-        pieces, left = (plan.micro_batches, 0) if weak else divmod(
+            raise ValueError(f"tp x pp x cp = {replica_gpus} must divide {gpus} GPUs")
+        pieces, remainder = (plan.micro_batches, 0) if weak else divmod(
             plan.batch, dp * plan.micro_batch)
-        if left or not pieces:
+        if remainder or not pieces:
             raise ValueError(f"{dp} data ranks with micro-batches of {plan.micro_batch} must "
                              f"divide the batch of {plan.batch}")
         each = replace(plan, dp=dp, micro_batches=pieces)
         speed = step_time(model, each, machine).tokens_per_second(each)
-        found.append((gpus, speed, speed / gpus / (found[0][1] / counts[0]) if found else 1.0))
-    return found
+        curve.append((gpus, speed, speed / gpus / (curve[0][1] / counts[0]) if curve else 1.0))
+    return curve

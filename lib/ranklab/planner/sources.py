@@ -1,4 +1,4 @@
-"""Reads how a run was done from its source's words: its network, its tool, what that hides, ...
+"""How a run was done, from the words of its source: the network, the tool, what that hides, ...
 
 The rules name no run. They read the columns source, notes, sharding, precision, arch_notes.
 """
@@ -15,39 +15,42 @@ SCHEDULES = {"1f1b-i": "interleaved", "interleaved1f1b": "interleaved", "flexibl
 
 
 def memory_kind(run):
-    """Which count of memory it is; if the source does not say, what torch has allocated."""
+    """Return which count of memory is published; if the source does not say, torch's allocated
+    bytes.
+    """
     if "nvidia-smi" in run.mem_kind:
         return "nvidia-smi"
     return "reserved" if "reserved" in run.mem_kind else "allocated"
 
 
 def network_of(run):
-    """Bytes/s of a GPU's share of its node's cards; 0: as in the vendor's own node."""
+    """Return the bytes/s of a GPU's share of the node's cards; 0: as in the vendor's own node."""
     return next((speed for words, speed in NETWORKS
                  if re.search(words, f"{run.notes} {run.hardware}")), 0.0)
 
 
 def fuses_experts(run):
-    """Whether tokens are sorted by expert in the kernels that send them, beside other work:
-    Megatron-Bridge from release 26.06 (moe_permute_fusion_into_hybridep of its recipes).
+    """Return whether tokens are sorted by expert in the kernels that send them, while other work
+    runs: Megatron-Bridge from release 26.06 (moe_permute_fusion_into_hybridep of its recipes).
     """
-    found = re.search(r"mbridge-(\d+)\.(\d+)", run.row_id)
-    return bool(found) and (int(found[1]), int(found[2])) >= (26, 6)
+    release = re.search(r"mbridge-(\d+)\.(\d+)", run.row_id)
+    return bool(release) and (int(release[1]), int(release[2])) >= (26, 6)
 
 
 def graphs(run):
-    """Whether kernels are launched from CUDA graphs: Megatron-Bridge's recipes of models with
-    experts do so where the host is Grace, and others mostly not (perf_recipes, v0.2.2 to v0.4.2).
+    """Return whether kernels are launched from CUDA graphs: Megatron-Bridge's recipes of models
+    with experts do so where the host is Grace, and others mostly not (perf_recipes, v0.2.2 to
+    v0.4.2).
     """
     return run.hardware.startswith("GB")
 
 
 def virtual_of(run, pp, schedule, assumed):
-    """Stages of a rank: as printed; or one for each layer, if the tool interleaves."""
+    """Return the stages of a rank: as printed; or one for each layer, if the tool interleaves."""
     if run.vpp or pp == 1:
         return run.vpp or 1
-    known = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
-    if "interleaved" in schedule or not known and re.search(MODERN, run.source):
+    is_printed = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
+    if "interleaved" in schedule or not is_printed and re.search(MODERN, run.source):
         virtual = 2 if "torchtitan" in run.source else -(-run.layers // pp)
         assumed.append(f"vpp={virtual}")
         return virtual
@@ -55,9 +58,10 @@ def virtual_of(run, pp, schedule, assumed):
 
 
 def tool_of(run):
+    """Return the tool of a Plan that is nearest to this run's."""
     text = f"{run.sharding} {run.source} {run.pp_schedule}"
-    others = re.search("Megatron-FSDP|InternEvo", text)
-    if re.search("FSDP|SHARD_GRAD_OP|torchtitan", text) and not others:
+    other_fsdp = re.search("Megatron-FSDP|InternEvo", text)
+    if re.search("FSDP|SHARD_GRAD_OP|torchtitan", text) and not other_fsdp:
         return "torchtitan"
     if re.search(r"DeepSpeed|ZeRO|bigscience|InternEvo", text) or run.zero_stage in (2, 3) and (
             run.pp or 1) == 1 and "Megatron-FSDP" not in text:
@@ -66,18 +70,21 @@ def tool_of(run):
 
 
 def recompute_of(run, assumed):
-    """(kind, share of the blocks); FSDP's selective share follows from the printed HFU and MFU."""
-    said = run.recompute
-    if said.startswith("selective"):
+    """Return (kind, share of the blocks); FSDP's selective share follows from the printed HFU and
+    MFU.
+    """
+    recompute = run.recompute
+    if recompute.startswith("selective"):
         if run.mfu_pct and run.hfu_pct and "fms-fsdp" in run.source:
             return "full", min(1.0, max(0.0, 3 * (run.hfu_pct / run.mfu_pct - 1)))
-        return ("operators" if "op" in said else "selective"), 1.0
-    if said not in ("none", "full"):
+        return ("operators" if "op" in recompute else "selective"), 1.0
+    if recompute not in ("none", "full"):
         assumed.append("recompute=none")
-    return ("full" if said == "full" else "none"), 1.0
+    return ("full" if recompute == "full" else "none"), 1.0
 
 
 def attention_of(run):
+    """Return the kind of attention kernels of this run."""
     if "no-flash" in run.arch_notes:
         return "unfused"
     if re.search(MODERN, run.source):
@@ -90,47 +97,52 @@ def attention_of(run):
 
 
 def precision_of(run):
-    said = run.precision.lower()
+    """Return the precision of this run's matrix products."""
+    precision = run.precision.lower()
     for words, name in (("nvfp4", "nvfp4"), ("rowwise", "fp8-rowwise"), ("fp8-cs", "fp8"),
                         ("mx", "mxfp8"), ("fp8", "fp8")):
-        if words in said:
+        if words in precision:
             return name
     return "bf16"
 
 
 def gradient_bytes(run):
-    """Of a gradient on its way: 2 if the source says so, or if Megatron reduces fp16."""
-    said = f"{run.precision} {run.sharding}"
-    if "PURE" in said or run.precision.startswith("fp16"):
+    """Return the bytes of a gradient in its reduction: 2 if the source says so, or if Megatron
+    reduces fp16.
+    """
+    if "PURE" in f"{run.precision} {run.sharding}" or run.precision.startswith("fp16"):
         return 2
     return 2 if re.search("NeMo|Megatron-Bridge|InternEvo|fms-fsdp", run.source) else 4
 
 
 def hides(run):
-    """The axes whose messages run beside computing in this tool at that time. Megatron-Bridge hides
-    experts' by interleaved stages, but on NVL72 (moe_a2a_overlap of its recipes, v0.2.2 to v0.4.2).
+    """Return the axes whose messages run beside computing in this tool at that time.
+
+    Megatron-Bridge hides messages of experts by interleaved stages, except on NVL72
+    (moe_a2a_overlap of its recipes, v0.2.2 to v0.4.2).
     """
     if "2205.05198" in run.source:  # backward takes 1.55 times as long as forward (its table 4)
         return ("tensor backward",)
     if re.search(UNFUSED, f"{run.source} {run.notes}"):
         return ()  # of 2020 to 2022: all messages wait
-    found = ["data", "context", *["tensor backward"] * (tool_of(run) == "megatron")]
     megascale = "parallel transformer block" in run.arch_notes  # it hides both (section 3.2)
     if megascale or "async" in run.precision.lower() or re.search(MODERN, run.source):
         experts = fuses_experts(run) or (run.vpp or 1) > 1 and not run.hardware.startswith("GB")
-        found = ["data", "context", "tensor", "pipeline", *["expert"] * experts]
-    return tuple(found)
+        return ("data", "context", "tensor", "pipeline", *["expert"] * experts)
+    return ("data", "context", *["tensor backward"] * (tool_of(run) == "megatron"))
 
 
 def fused(run, tool):
-    """Whether the layer's small operators are fused: the tool's own kernels, or torch.compile."""
+    """Return whether the layer's small operators are fused: the tool's own kernels, or
+    torch.compile.
+    """
     eager = tool == "torchtitan" and re.search("torchtitan|foundry", run.source)
     return not eager or "compile" in f"{run.precision} {run.notes}"
 
 
 def shard_of(run):
-    """How many ranks share sharded states, if the source says so; 0: all."""
-    found = re.search(r"over (\d+) ranks|FSDP (\d+)", run.sharding)
-    if found:
-        return int(found[1] or found[2])
+    """Return the number of ranks that share sharded states, if the source prints it; 0: all."""
+    ranks = re.search(r"over (\d+) ranks|FSDP (\d+)", run.sharding)
+    if ranks:
+        return int(ranks[1] or ranks[2])
     return run.gpus_per_node or 8 if "within node" in run.sharding else 0

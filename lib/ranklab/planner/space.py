@@ -22,7 +22,7 @@ RECOMPUTE = {"megatron": ("none", "full"), "torchtitan": ("none", "operators", "
 
 
 def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
-    """Yields the Plans of `gpus` GPUs with a batch of `batch` sequences.
+    """Yield the Plans of `gpus` GPUs with a batch of `batch` sequences.
 
     dp x tp x pp x cp is gpus; tp stays in a node, and divides heads and key heads; virtual stages
     need micro-batches in rounds of pp; ep divides the experts, and the ranks that have other
@@ -34,13 +34,13 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
 
 
 def divisions(model, machine, gpus, sequence, batch, tool):
-    """Yields a Plan for each way to divide the GPUs and the model, with micro-batches of one
+    """Yield a Plan for each way to divide the GPUs and the model, with micro-batches of one
     sequence, one stage for each rank, and no recompute.
     """
-    same = usual(tool, machine)
+    options = usual(tool, machine)
     for tp, cp, pp in itertools.product(divisors(gpus), repeat=3):
         dp, rest = divmod(gpus, tp * pp * cp)
-        if rest or batch % dp or not goes(
+        if rest or batch % dp or not is_divisible(
                 model, machine, gpus, sequence, tp, cp, pp, tool):
             continue
         for ep, (zero, shard, offload), outer in itertools.product(
@@ -48,32 +48,32 @@ def divisions(model, machine, gpus, sequence, batch, tool):
                 outers(machine, dp, pp)):
             yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sequence=sequence,
                        micro_batches=batch // dp, zero=zero, shard=shard, offload=offload,
-                       sequence_parallel=tp > 1, outermost=outer, **same)
+                       sequence_parallel=tp > 1, outermost=outer, **options)
 
 
 def variants(model, division):
-    """Yields a division's Plan with all micro-batches, virtual stages and kinds of recompute."""
+    """Yield a division's Plan with all micro-batches, virtual stages and kinds of recompute."""
     tool, pp = division.tool, division.pp
     for micro, virtual, recompute in itertools.product(
             MICRO_BATCHES, virtuals(model, pp, tool), RECOMPUTE[tool]):
-        pieces, left = divmod(division.micro_batches, micro)
-        if not left and (virtual == 1 or pieces % pp == 0):
+        pieces, remainder = divmod(division.micro_batches, micro)
+        if not remainder and (virtual == 1 or pieces % pp == 0):
             yield replace(division, micro_batch=micro, micro_batches=pieces, virtual=virtual,
                           schedule="interleaved" if virtual > 1 else "1f1b", recompute=recompute)
 
 
 def usual(tool, machine):
-    """{field of a Plan: value}: what this tool does by itself today on this machine."""
+    """Return {field of a Plan: value}: what this tool does by itself today on this machine."""
     return {**USUAL[tool], "tool": tool, "attention": kernels(machine)}
 
 
 def kernels(machine):
-    """The kind of attention kernels on these GPUs."""
+    """Return the kind of attention kernels on these GPUs."""
     return "tuned" if machine.peak_fp8 else "flash"
 
 
-def goes(model, machine, gpus, sequence, tp, cp, pp, tool):
-    """Whether the model can be divided in this way."""
+def is_divisible(model, machine, gpus, sequence, tp, cp, pp, tool):
+    """Return whether the tool can divide the model in this way."""
     if tool == "deepspeed" and (tp > 1 or cp > 1):
         return False
     if tool == "ours" and (sequence % tp or machine.node % tp):  # refuse_misfits of lab 12
@@ -85,27 +85,27 @@ def goes(model, machine, gpus, sequence, tp, cp, pp, tool):
 
 
 def virtuals(model, pp, tool):
-    """Possible numbers of stages of a rank: more than one, if no rank then has more layers.
+    """Return the possible numbers of stages of a rank: several, if no rank then has more layers.
 
     For example, 61 layers on 16 ranks are 4 on most, as one stage or as two of 2, but not as three.
     """
     if pp == 1 or tool == "deepspeed":
         return (1,)
     fullest = -(-model.layers // pp)
-    return [each for each in range(1, MOST_VIRTUAL + 1)
-            if pp * each <= model.layers and each * -(-model.layers // (pp * each)) == fullest]
+    return [n for n in range(1, MOST_VIRTUAL + 1)
+            if pp * n <= model.layers and n * -(-model.layers // (pp * n)) == fullest]
 
 
 def experts(model, ranks, tool):
-    """How many ranks may share the experts: a list."""
+    """Return the possible numbers of ranks that share the experts."""
     if not model.experts or tool == "deepspeed":
         return (1,)
-    return [each for each in divisors(model.experts) if ranks % each == 0]
+    return [ep for ep in divisors(model.experts) if ranks % ep == 0]
 
 
 def shards(model, machine, ranks, tp, pp, tool):
-    """[(ZeRO's stage, ranks that share, 0: all, whether the optimizer is on the host)]: Megatron's
-    distributed optimizer, FSDP and HSDP, DeepSpeed's ZeRO.
+    """Return [(ZeRO's stage, ranks that share, 0: all, whether the optimizer is on the host)]:
+    Megatron's distributed optimizer, FSDP and HSDP, DeepSpeed's ZeRO.
     """
     if ranks == 1:
         return [(0, 0, False)]
@@ -119,12 +119,15 @@ def shards(model, machine, ranks, tp, pp, tool):
 
 
 def outers(machine, dp, pp):
-    """With islands of nodes it matters which axis goes between them."""
+    """Return the possible outermost axes: with islands of nodes it matters which one goes between
+    them.
+    """
     return ("pipeline", "data") if machine.island and dp > 1 and pp > 1 else ("pipeline",)
 
 
 def divisors(n):
-    return [each for each in range(1, n + 1) if n % each == 0]
+    """Return the divisors of n, the smallest first."""
+    return [divisor for divisor in range(1, n + 1) if n % divisor == 0]
 
 
 FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches", "virtual",
@@ -133,11 +136,11 @@ FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches"
 
 
 def refuse(plan, model, machine, gpus, sequence, batch):
-    """Raises a ValueError that says why no tool runs this plan; otherwise nothing happens."""
-    whole, fixed = Plan(**usual(plan.tool, machine)), set(vars(plan)) - set(FREE)
-    other = [name for name in sorted(fixed) if getattr(plan, name) != getattr(whole, name)]
-    kinds = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),
-             "ours": (0, 1, 3)}[plan.tool]
+    """Raise a ValueError that says why no tool runs this plan, if none does."""
+    default, fixed = Plan(**usual(plan.tool, machine)), set(vars(plan)) - set(FREE)
+    changed = [name for name in sorted(fixed) if getattr(plan, name) != getattr(default, name)]
+    stages_of_zero = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),
+                      "ours": (0, 1, 3)}[plan.tool]
     pieces, stages = plan.micro_batches, plan.pp * plan.virtual
     rules = {
         f"{plan.gpus} GPUs, not {gpus}": plan.gpus != gpus,
@@ -158,7 +161,7 @@ def refuse(plan, model, machine, gpus, sequence, batch):
             sequence % (2 * plan.cp * plan.tp) or sequence // plan.cp < LONG),
         f"ep={plan.ep} must divide {model.experts} experts and {plan.copies} ranks":
         plan.ep > 1 and (not model.experts or model.experts % plan.ep or plan.copies % plan.ep),
-        f"{plan.tool} has no zero={plan.zero}": plan.zero not in kinds,
+        f"{plan.tool} has no zero={plan.zero}": plan.zero not in stages_of_zero,
         f"shard={plan.shard} must divide {plan.copies} ranks": plan.shard and (
             plan.shard < 1 or plan.copies % plan.shard),
         f"recomputed={plan.recomputed} is not between 0 and 1": not 0 <= plan.recomputed <= 1,
@@ -171,7 +174,7 @@ def refuse(plan, model, machine, gpus, sequence, batch):
                                               or plan.pp > 1 and plan.zero > 1),
         f"{plan.tool} keeps its optimizer on the GPU": plan.offload and (
             plan.tool != "deepspeed" or not plan.zero),
-        f"{plan.tool} has {', '.join(other)} as usual(tool, machine) says": bool(other)}
+        f"{plan.tool} has {', '.join(changed)} as usual(tool, machine) says": bool(changed)}
     for rule, holds in rules.items():
         if holds:
             raise ValueError(f"{plan.words()}: {rule}")

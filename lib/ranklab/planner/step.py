@@ -41,15 +41,17 @@ class Step:
         return sum(vars(self).values())
 
     def tokens_per_second(self, plan):
-        """Of all GPUs."""
+        """Return the tokens that all GPUs together train on in a second."""
         return plan.batch * plan.sequence / self.total
 
     def mfu(self, model, plan, machine, causal=False):
-        """The model's FLOPs as a part of the peak; attention in full, as most papers count it."""
+        """Return the model's FLOPs as a part of the peak; attention in full, as most papers count
+        it; with causal the needed half.
+        """
         return self._of_peak(model.flops_per_token(plan.sequence, causal), plan, machine)
 
     def hfu(self, model, plan, machine, causal=False):
-        """The same with forwards that run twice."""
+        """Return mfu with forwards that run twice counted twice: hardware FLOPs."""
         flops = model.flops_per_token(plan.sequence, causal, 1 + plan.rerun_share)
         return self._of_peak(flops, plan, machine)
 
@@ -59,7 +61,7 @@ class Step:
 
 
 def exposed(messages, work, hidden, c):
-    """Seconds of messages that `work` does not hide; all of them if they are not hidden at all.
+    """Return the seconds of messages that `work` does not hide; all if they are not hidden at all.
 
     Together they take (work^n + messages^n)^(1/n): a little more than the longer of the two.
     """

@@ -9,7 +9,7 @@ from ranklab.hybrid.legal import divisors, legal
 from ranklab.planner import choose_layout, memory_per_gpu, model_of, plan_of
 
 FITS = "if needs[-1][0] <= machine.memory_bytes:"
-SORT = "sorted(found, key=lambda each: each[0])"
+SORT = "sorted(candidates, key=lambda each: each[0])"
 PLAN = "plan_of(replace(job, micro_batch=size), layout)"
 LEGAL = "legal(job, gpus, machine.node)"
 NONE = "raise ValueError(refusal(needs, gpus, machine))"
@@ -27,7 +27,7 @@ def _never(what, says, called):
 
 WRONG = [
     _wrong(FITS, "if True:", says="needs .* GB, and a GPU has"),
-    _wrong(SORT, "found", says="are possible", called="the_first_that_fits"),
+    _wrong(SORT, "candidates", says="are possible", called="the_first_that_fits"),
     _wrong("machine).total, plan", "machine).products, plan", says="are possible",
            called="compute_alone"),
     _wrong("return layout, plan.micro_batch", "return layout", says="Return .Layout, micro_batch"),
@@ -42,9 +42,10 @@ WRONG = [
     _wrong(PLAN, f"{PLAN}\n        own = plan_of(job, layout)", "((step_time(model, plan,",
            "((step_time(model, own,", called="seconds_of_the_jobs_own_size",
            says="are possible|a ValueError, micro_batches=0"),
-    _wrong(f"    for _, plan, layout in {SORT}:", "    fastest = lambda: min(found, key=lambda "
-           "each: step_time(model, each[1], machine).total)\n    for _ in found[:]:\n        _, "
-           "plan, layout = found.pop(found.index(fastest()))",
+    _wrong(f"    for _, plan, layout in {SORT}:", 
+           "    fastest = lambda: min(candidates, key=lambda each: step_time("
+           "model, each[1], machine).total)\n    for _ in candidates[:]:\n"
+           "        _, plan, layout = candidates.pop(candidates.index(fastest()))",
            says="calls of step_time", called="asks_all_again_for_each"),
     _never("layout.outermost == 'data'", "3B on two nodes .* are possible",
            "pipeline_is_always_outside"),
@@ -67,8 +68,8 @@ def choose_layout__as_the_paper_says(job, gpus, machine):
 
 def choose_layout__as_many_tensor_ranks_as_possible(job, gpus, machine):
     """tensor [1-9]|must divide"""
-    found = [Layout(1, tp, gpus // tp) for tp in divisors(gpus)]
-    return max(found, key=lambda layout: layout.tp), 1
+    candidates = [Layout(1, tp, gpus // tp) for tp in divisors(gpus)]
+    return max(candidates, key=lambda layout: layout.tp), 1
 
 
 def choose_layout__any_number_of_virtual_stages(job, gpus, machine):
@@ -86,9 +87,9 @@ def choose_layout__data_parallel_without_limits(job, gpus, machine):
 def choose_layout__the_smallest(job, gpus, machine):
     """are possible"""
     model = model_of(job.config)
-    found = [(plan_of(replace(job, micro_batch=size), layout), layout)
+    candidates = [(plan_of(replace(job, micro_batch=size), layout), layout)
              for layout, size in legal(job, gpus, machine.node)]
-    plan, layout = min(found, key=lambda each: memory_per_gpu(model, each[0], machine).total)
+    plan, layout = min(candidates, key=lambda each: memory_per_gpu(model, each[0], machine).total)
     if memory_per_gpu(model, plan, machine).total > machine.memory_bytes:
         raise ValueError("8 is too few")
     return layout, plan.micro_batch

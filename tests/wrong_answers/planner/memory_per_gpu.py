@@ -6,10 +6,10 @@ from ranklab.planner.memory import GpuMemory, memory_per_gpu
 
 RANKS = "{0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}"
 AGAIN = '2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0'
-HELD = "in_flight(plan, rank) * stages[rank] * kept + again"
+HELD = "in_flight(plan, rank) * stages[rank] * layer_bytes + rerun_bytes"
 LOGITS = "        logits *= rank == plan.pp - 1\n"
 SPARSE = "states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))"
-MOST = "max(found, key=lambda memory: memory.total)"
+MOST = "max(memories, key=lambda memory: memory.total)"
 
 WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, says, called in (
     (RANKS, "{0}", "the first stage", "rank_0"),
@@ -22,7 +22,7 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
     ("* stages[rank]", "* model.layers", "all layers", "all_layers"),
     ("* stages[rank]", "* (model.layers / plan.pp)", "as many layers on each", "even_stages"),
     ("* stages[rank]", "* (model.layers // plan.pp)", "activations, in GB: yours", "rounded_down"),
-    (HELD, HELD.removesuffix(" + again"), "without what is computed again", "no_again"),
+    (HELD, HELD.removesuffix(" + rerun_bytes"), "without what is computed again", "no_again"),
     (AGAIN, '2 * kept_bytes(model, plan, tool, "none")', "without recompute", "always_again"),
     (AGAIN, AGAIN.replace('!= "none"', '== "full"'), "with full recompute only", "full_alone"),
     (AGAIN, AGAIN.replace("!= \"none\" else", "not in (\"none\", \"selective\") else"),
@@ -39,8 +39,8 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
      "GB: yours", "four_stages"),
     (AGAIN, AGAIN.replace("(model, plan, tool, \"none\")", "(model, plan, tool)"), "activations, in"
      " GB: yours", "again_as_it_is_kept"),
-    (HELD, "in_flight(plan, rank) * (stages[rank] * kept + again)", "again for each micro-batch",
-     "again_for_each"),
+    (HELD, "in_flight(plan, rank) * (stages[rank] * layer_bytes + rerun_bytes)",
+     "again for each micro-batch", "again_for_each"),
     (LOGITS, "", "logits on all stages", "logits_everywhere"),
     (LOGITS, "        logits = 0\n", "no logits", "no_logits"),
     (LOGITS, LOGITS.replace("*= rank", "*= in_flight(plan, rank) * (rank").replace("- 1", "- 1)"),
@@ -63,20 +63,21 @@ WRONG = [mutant(memory_per_gpu, *edits, says=says, called=called) for *edits, sa
      "gaps of activations alone", "gaps_of_some"),
     ("constants.gaps * (activations + logits)", "CONSTANTS.gaps * (activations + logits)",
      "allowance, in GB: yours", "gaps_of_the_library"),
-    ("    kept = ", "    constants = CONSTANTS\n    kept = ", "the constants of the library",
-     "constants_ignored"),
+    ("    layer_bytes = ", "    constants = CONSTANTS\n    layer_bytes = ",
+     "the constants of the library", "constants_ignored"),
     ("tool, numbers), const", "tool, numbers + experts), const", "buffers, in GB: yours",
      "buffers_of_experts"),
-    ("tool, found = tool or plan.tool, []", "tool, found = plan.tool, []", "the tool of the plan|"
-     "course's trainer", "tool_ignored"),
+    ("tool, memories = tool or plan.tool, []", "tool, memories = plan.tool, []",
+     "the tool of the plan|course's trainer", "tool_ignored"),
     ("kept_bytes(model, plan, tool)\n", "kept_bytes(model, plan, plan.tool)\n", "tool='torchtitan'",
      "kept_by_the_plans_tool"),
-    (MOST, "max(found, key=lambda memory: memory.activations)", "not |stage", "most_activations"),
-    (MOST, "min(found, key=lambda memory: memory.total)", "stage", "the_emptiest"),
-    (MOST, "GpuMemory(*(max(part) for part in zip(*(vars(each).values() for each in found))))",
+    (MOST, "max(memories, key=lambda memory: memory.activations)", "not |stage",
+     "most_activations"),
+    (MOST, "min(memories, key=lambda memory: memory.total)", "stage", "the_emptiest"),
+    (MOST, "GpuMemory(*(max(part) for part in zip(*(vars(each).values() for each in memories))))",
      "the largest of each part", "largest_parts"),
     (MOST, f"{MOST}.total", "a float is returned.*Return the GpuMemory", "the_total"),
-    (MOST, "found", "a list is returned", "all_ranks"),
+    (MOST, "memories", "a list is returned", "all_ranks"),
     ("return ours(model, plan, constants)", "pass", "Keep the line that is given", "no_ours"),
 )]  # fmt: skip
 

@@ -135,8 +135,9 @@ def search_layouts__as_everybody_does(model, machine, gpus, sequence, batch, too
 def search_layouts__numbers_of_another_plan(model, machine, gpus, sequence, batch, tools=ADVISED,
                                             watch=iter, reserve=0.1):
     """its (memory|step) is not that of its plan"""
-    candidates = [plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
-             if memory_per_gpu(model, plan, machine).total <= 0.9 * machine.memory_bytes]
+    candidates = [
+        plan for tool in tools for plan in layouts(model, machine, gpus, sequence, batch, tool)
+        if memory_per_gpu(model, plan, machine).total <= 0.9 * machine.memory_bytes]
     best = min(candidates, key=lambda plan: step.step_time(model, plan, machine).total)
     return [Found(best, memory_per_gpu(model, candidates[0], machine),
                   step.step_time(model, candidates[-1], machine))]

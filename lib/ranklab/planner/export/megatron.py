@@ -18,26 +18,26 @@ BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
 
 
 def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, more=(), differs=()):
-    """A piece of bash. Its user chooses data, learning rate and number of steps.
+    """Return a piece of bash. Its user chooses data, learning rate and number of steps.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 
     more     options that a Model does not know, as [(option, what it is for, whether it is given)]
     differs  more sentences
-    error    ValueError for a precision that it does not have
-    lab      13
+    Raises ValueError for a precision that Megatron-LM does not have.
+    Lab: 13
     """
     if plan.precision not in PRECISIONS:
         raise ValueError(f"precision={plan.precision!r} is not one of {', '.join(PRECISIONS)}")
     nodes, per_node = -(-plan.gpus // per_node), min(per_node, plan.gpus)
     in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start as Python calls them
-    given = [(option, why) for option, why, holds in [
+    options = [(option, why) for option, why, holds in [
         *shape_options(model, plan, rotary_base, dropout),
         *(expert_options(model, plan) if model.experts else ()), *layout_options(plan),
         *work_options(model, plan), *more] if holds]
     return "\n".join([
         *(f"# {sentence}" for sentence in [*differs, *megatron_differs(model, plan)]),
-        "options=(", *(f"    {option:54}  # {why}" for option, why in given), ")",
+        "options=(", *(f"    {option:54}  # {why}" for option, why in options), ")",
         *["# on each node; HEAD is the first one's name"] * (nodes > 1),
         *["CUDA_DEVICE_MAX_CONNECTIONS=1 \\"] * in_order,
         f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-endpoint $HEAD:29500 \\"
@@ -46,7 +46,7 @@ def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, m
 
 
 def shape_options(model, plan, rotary_base, dropout):
-    """[(option, what it is for, whether it is given)]"""
+    """Return [(option, what it is for, whether it is given)] for the shape of the model."""
     tokens, rows = plan.sequence, -(-model.vocab // plan.tp)
     return [
         (f"--num-layers {model.layers} --hidden-size {model.hidden}", "layers, width", True),
@@ -68,7 +68,7 @@ def shape_options(model, plan, rotary_base, dropout):
 
 
 def expert_options(model, plan):
-    """The same for experts."""
+    """Return the same for experts."""
     return [
         (f"--num-experts {model.experts} --moe-router-topk {model.top_k}", "all, a token's", True),
         (f"--moe-ffn-hidden-size {model.expert_ffn}", "the width of an expert", True),
@@ -90,7 +90,7 @@ def expert_options(model, plan):
 
 
 def layout_options(plan):
-    """The same for which rank has what."""
+    """Return the same for which rank has what."""
     copies = plan.copies // plan.sharders
     return [
         (f"--tensor-model-parallel-size {plan.tp}", "ranks that share each layer", True),
@@ -112,7 +112,7 @@ def layout_options(plan):
 
 
 def work_options(model, plan):
-    """The same for stages, and for how the work is done."""
+    """Return the same for stages, and for how the work is done."""
     layers = model.layers / plan.pp / plan.virtual
     even, hides = layers == int(layers), plan.hides
     full, some = plan.recompute == "full", plan.recomputed < 1
@@ -145,14 +145,16 @@ def work_options(model, plan):
 
 
 def stage_text(model, plan):
-    """Stages as Megatron-LM writes them: Et*3|(t*4|)*14t*3L, with embedding, layers t, loss."""
+    """Return the stages as Megatron-LM writes them: Et*3|(t*4|)*14t*3L, with embedding, layers t,
+    loss.
+    """
     first, *middle, last = replace(plan, pp=plan.pp * plan.virtual, virtual=1).stages(model.layers)
-    runs = "".join(f"(t*{n}|)*{len([*same])}" for n, same in itertools.groupby(middle))
+    runs = "".join(f"(t*{n}|)*{len([*run])}" for n, run in itertools.groupby(middle))
     return f"Et*{first}|{runs}t*{last}L"
 
 
 def megatron_differs(model, plan):
-    """Sentences: what of the plan these options do not say."""
+    """Return sentences about what these options do not say of the plan."""
     return [sentence for sentence, holds in [
         ("Its LayerNorms have biases.", not model.gated),
         (f"It has 1F1B and interleaving, not {plan.schedule}.",
@@ -175,7 +177,7 @@ def megatron_differs(model, plan):
 
 
 def unsaid(plan, *names):
-    """[a sentence] where the plan has values of these that are not Plan()'s."""
-    found = [f"{name}={getattr(plan, name)}" for name in names
+    """Return [a sentence] where the plan has values of these that are not Plan()'s."""
+    values = [f"{name}={getattr(plan, name)}" for name in names
              if getattr(plan, name) != getattr(Plan(), name)]
-    return [f"The program's or the model's, not said here: {', '.join(found)}."] * bool(found)
+    return [f"The program's or the model's, not said here: {', '.join(values)}."] * bool(values)

@@ -27,10 +27,10 @@ CHECKPOINTS = {"none": ("none", None), "full": ("full", "FullAC"),
 
 
 def torchtitan_toml(model, plan):
-    """A TOML file for torchtitan 0.2.2. Its user chooses data, learning rate and steps.
+    """Return a TOML file for torchtitan 0.2.2. Its user chooses data, learning rate and steps.
 
         CONFIG_FILE=plan.toml NGPU=8 ./run_train.sh
-    lab  13
+    Lab: 13
     """
     module, flavor, _ = flavor_of(model) or OTHERWISE
     sections = {"model": {"name": module, "flavor": flavor}, **torchtitan_settings(model, plan)}
@@ -47,10 +47,10 @@ def torchtitan_toml(model, plan):
 
 
 def torchtitan_function(model, plan):
-    """The same as a function for torchtitan 0.3.0, in a file plan.py.
+    """Return the same as a function for torchtitan 0.3.0, in a file plan.py.
 
         torchrun --nproc-per-node 8 -m torchtitan.train --module plan --config planned
-    lab  13
+    Lab: 13
     """
     module, flavor, base = flavor_of(model) or OTHERWISE
     settings, kind = torchtitan_settings(model, plan), CHECKPOINTS[plan.recompute][1]
@@ -69,8 +69,8 @@ def torchtitan_function(model, plan):
 
 
 def flavor_of(model):
-    """FLAVORS' entry of this model, or None."""
-    return next((found for name, found in FLAVORS.items() if MODELS[name] == model), None)
+    """Return the entry of this model in FLAVORS, or None."""
+    return next((flavor for name, flavor in FLAVORS.items() if MODELS[name] == model), None)
 
 
 def is_async(plan):
@@ -78,7 +78,7 @@ def is_async(plan):
 
 
 def torchtitan_settings(model, plan):
-    """{section: {key: value}} that both versions have, except two keys of 0.3.0.
+    """Return {section: {key: value}} that both versions have, except two keys of 0.3.0.
 
     Without a pipeline micro-batches are torchtitan's gradient accumulation.
     """
@@ -107,7 +107,7 @@ def torchtitan_settings(model, plan):
 
 
 def torchtitan_differs(model, plan):
-    """Sentences about what the config does not say of the plan."""
+    """Return sentences about what the config does not say of the plan."""
     return [sentence for sentence, holds in [
         ("Models have fixed shapes, and none is this one: debugmodel stands in its place.",
          flavor_of(model) is None),
@@ -135,9 +135,9 @@ def torchtitan_differs(model, plan):
 # --- DeepSpeed ------------------------------------------------------------------------------------
 
 def deepspeed_json(model, plan):
-    """A config for deepspeed.initialize, as JSON. That has no comments: see deepspeed_differs. Its
-    user chooses the optimizer.
-    lab  13
+    """Return a config for deepspeed.initialize, as JSON. JSON has no comments: see
+    deepspeed_differs. Its user chooses the optimizer.
+    Lab: 13
     """
     zero = {"stage": plan.zero, "overlap_comm": "data" in plan.hides, "contiguous_gradients": True}
     if plan.offload:
@@ -153,7 +153,7 @@ def deepspeed_json(model, plan):
 
 
 def deepspeed_differs(plan):
-    """Sentences about what the program must do itself, and what DeepSpeed can't do."""
+    """Return sentences about what the program must do itself, and what DeepSpeed can't do."""
     return [sentence for sentence, holds in [
         (f"The pipeline is the program's: PipelineModule(layers, num_stages={plan.pp}), and "
          "engine.train_batch.", plan.pp > 1),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["Run", "read_runs", "run_files", "table"]
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ KINDS = {field.name: field.type for field in fields(Run)}
 
 
 def read_runs(path):
-    """The Runs of a file, in its order; unknown columns are left out.
+    """Return the Runs of a file, in its order; unknown columns are left out.
 
-    error  ValueError if there is no header with a row_id
+    Raises ValueError if there is no header with a row_id.
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
@@ -103,7 +103,9 @@ def _run(file, number, row):
 
 
 def _number(cell, kind):
-    """The number in a cell, or None for "OOM" and nan; a count must be whole and not negative."""
+    """Return the number in a cell, or None for "OOM" and nan; a count must be whole and not
+    negative.
+    """
     try:
         value = float(cell.replace(",", ""))
     except ValueError:
@@ -116,8 +118,8 @@ def _number(cell, kind):
 
 
 def run_files():
-    """The paths of the published runs, in order of their names."""
-    return tuple(sorted(HERE.glob("runs_*.csv")))
+    """Return the paths of the published runs, in order of their names."""
+    return tuple(sorted(FOLDER.glob("runs_*.csv")))
 
 
 def all_runs():
@@ -126,6 +128,6 @@ def all_runs():
 
 
 def table(name):
-    """The rows of a published table as dictionaries of text: table("nccl_busbw")."""
-    with (HERE / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+    """Return the rows of a published table as dictionaries of text: table("nccl_busbw")."""
+    with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file))
