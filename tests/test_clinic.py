@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from ranklab.clinic.all_cases import CASE, CASES
-from ranklab.clinic.case import changed, edited, made
+from ranklab.clinic.case import compiled_program, edited_program, edited_source
 from ranklab.course import labs
 from ranklab.course.check import FAILED, PASSED, judge
 from ranklab.projects.clinic.ward import FORMS, report, visit
@@ -35,7 +35,7 @@ def test_every_disease_has_a_case_and_each_case_another_name():
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_untouched_program_is_refused_without_a_word_of_its_cause(case):
     exercise = labs.find_exercise(case.name)
-    verdict = judge(exercise, made(case.program, f"# mine\n\n{case.broken_source()}"))
+    verdict = judge(exercise, compiled_program(case.program, f"# mine\n\n{case.broken_source()}"))
     assert exercise.answer is case.program and verdict.state == FAILED and not verdict.holds
     assert "as you found it" in verdict.mistake.what
 
@@ -49,9 +49,9 @@ def test_a_program_may_have_another_name(name):
 
     def judged(text):
         renamed = text.replace(f"def {name}(", "def mended(")
-        return judge(exercise, made(case.program, f"{renamed}\n\n{name} = mended\n"))
+        return judge(exercise, compiled_program(case.program, f"{renamed}\n\n{name} = mended\n"))
 
-    right = judged(f"# mine\n\n{edited(case.program, ())}")
+    right = judged(f"# mine\n\n{edited_source(case.program, ())}")
     assert right.state == PASSED, right
     assert "as you found it" in judged(case.broken_source()).mistake.what
 
@@ -59,7 +59,7 @@ def test_a_program_may_have_another_name(name):
 @pytest.mark.timeout(120)
 def test_the_report_of_a_hang_says_that_a_rank_may_be_in_a_later_call():
     exercise = labs.find_exercise("train_with_owners")
-    half = changed(exercise.answer, CASE["train_with_owners"].edits[1:])
+    half = edited_program(exercise.answer, CASE["train_with_owners"].edits[1:])
     verdict = judge(exercise, half)
     assert "a rank that is done with one call is already in the next one" in verdict.mistake.what
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ranklab.checks.clinic.slowdowns import work_counted
-from ranklab.clinic.case import changed
+from ranklab.clinic.case import edited_program
 from ranklab.clinic.hangs import CASES
 from ranklab.engine import HangError, launch
 from ranklab.meter import Traffic
@@ -47,7 +47,7 @@ def test_owners_stand_still_all_in_one_line_and_with_one_rank_not():
 
 
 def test_owners_that_get_through_do_not_agree_on_the_counts():
-    counting = changed(OWNERS.program, OWNERS.edits[1:])
+    counting = edited_program(OWNERS.program, OWNERS.edits[1:])
     found, mended = ([each["right"] for each in run(program)] for program in (counting,
                                                                              OWNERS.program))
     assert found[0] != found[1] and mended == [mended[0]] * 4 != found

@@ -9,7 +9,7 @@ import pytest
 import torch.nn as nn
 
 from ranklab import launch
-from ranklab.clinic.case import changed
+from ranklab.clinic.case import edited_program
 from ranklab.clinic.run_state import CASES, half_digits
 from ranklab.meter import MemoryCurve
 
@@ -62,7 +62,7 @@ def test_the_loss_jumps_where_the_damaged_shard_is_read():
     found = losses(STORED.broken())[0]
     assert max(found[:5]) < 2.4 and found[5] > 5 * found[4] and found[-1] > 5
     assert losses(STORED.program)[0][-1] == pytest.approx(1.26, abs=0.1)
-    slow = changed(STORED.program, (*STORED.edits, ("lr=0.1", "lr=0.01")))
+    slow = edited_program(STORED.program, (*STORED.edits, ("lr=0.1", "lr=0.01")))
     found = losses(slow)[0]
     assert max(found[:5]) < 2.6 and found[5] == pytest.approx(18.5, abs=0.1)
     found = losses(STORED.broken(), ranks=1, steps=24)[0]

@@ -29,7 +29,7 @@ LEAST_GROWTH = 4096  # bytes a step
 class Alive(MemoryCurve):
     """The live bytes at its marks alone: to add them up after each op takes a minute."""
 
-    def _told(self, func, args, kwargs, result):
+    def _after_op(self, func, args, kwargs, result):
         self._see(args, kwargs, result)
 
 

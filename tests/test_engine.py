@@ -375,7 +375,7 @@ def test_stream_with_a_progress_bar(tmp_path, monkeypatch):
 
 
 def test_watch_is_told_where_ranks_are(monkeypatch):
-    monkeypatch.setattr(worker_group, "WATCHED", 0.5)
+    monkeypatch.setattr(worker_group, "WATCH_INTERVAL", 0.5)
     told = []
 
     def compute():

@@ -40,13 +40,11 @@ class Case:
         return self.choices.index(self.causes[0]) + 1
 
     def broken_source(self):
-        """The text of the program as it was found."""
-        return edited(self.program, self.edits)
+        """Return the text of the program as it was found."""
+        return edited_source(self.program, self.edits)
 
     def is_as_found(self, program):
-        """True where only its name, comments and empty lines differ; False where its text is
-        unknown.
-        """
+        """Return whether only name, comments and empty lines differ; False for an unknown text."""
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(program)))
             tree.body[0].name = self.name
@@ -55,21 +53,21 @@ class Case:
             return False
 
     def broken(self):
-        """That program, as a function."""
-        return made(self.program, self.broken_source())
+        """Return the program as it was found, as a function."""
+        return compiled_program(self.program, self.broken_source())
 
     def variant(self):
-        """The hidden one, as a function."""
-        return changed(self.program, self.hidden)
+        """Return the hidden program, as a function."""
+        return edited_program(self.program, self.hidden)
 
 
-def changed(program, edits):
-    """The function with its edits: a copy, also where there are none."""
-    return made(program, edited(program, edits))
+def edited_program(program, edits):
+    """Return a copy of the function with these edits, also where there are none."""
+    return compiled_program(program, edited_source(program, edits))
 
 
-def edited(program, edits):
-    """The source of `program` with its edits; each old text must be there once."""
+def edited_source(program, edits):
+    """Return the source of `program` with these edits; each old text must be there once."""
     source = textwrap.dedent(inspect.getsource(program))
     for old, new in edits:
         if source.count(old) != 1:
@@ -78,8 +76,8 @@ def edited(program, edits):
     return source
 
 
-def made(program, source):
-    """The function that `source` defines, with the names of the program's module around it."""
+def compiled_program(program, source):
+    """Return the function that `source` defines, with the names of the program's module."""
     name = f"<{program.__name__} {hash(source) % 1000}>"  # not two alike: tracebacks show its lines
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = dict(vars(inspect.getmodule(program)), __name__="__main__")

@@ -12,8 +12,8 @@ def first_difference(calls):
     lab    16
     """
     for number in range(max(map(len, calls.values()), default=0)):
-        here = {each[number] for each in calls.values() if len(each) > number}
-        if len(here) > 1:
+        kinds = {rank_calls[number] for rank_calls in calls.values() if len(rank_calls) > number}
+        if len(kinds) > 1:
             return number
     return None
 
@@ -26,14 +26,14 @@ def circle_of_waits(waits):
     lab    16
     """
     def walk(path):
-        for other in sorted(waits.get(path[-1], ())):
-            if other == path[0]:
+        for rank in sorted(waits.get(path[-1], ())):
+            if rank == path[0]:
                 return path
-            if other > path[0] and other not in path and (found := walk([*path, other])):
-                return found
+            if rank > path[0] and rank not in path and (circle := walk([*path, rank])):
+                return circle
         return []
 
-    return next((found for rank in sorted(waits) if (found := walk([rank]))), [])
+    return next((circle for rank in sorted(waits) if (circle := walk([rank]))), [])
 
 
 def own_limit(norms, tolerance=1e-3):
@@ -64,7 +64,7 @@ def steps_behind(used, held, tolerance=1e-9):
     """
     for behind in range(len(used) // 2):
         pairs = [*zip(used[behind:], held)]
-        wrong = sum(not math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
-        if wrong <= len(pairs) / 10:
+        misses = sum(not math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
+        if misses <= len(pairs) / 10:
             return behind
     return None

@@ -24,44 +24,44 @@ class Digest(NamedTuple):
 
 
 def digest_of(*tensors):
-    """The Digest of all of them together."""
+    """Return the Digest of all these tensors together."""
     total = Digest(0, 0.0, 0.0, 0.0, 0)
-    for one in map(_mark, tensors):
-        total = Digest(total.numel + one.numel, total.sum + one.sum,
-                     math.hypot(total.norm, one.norm), total.dot + one.dot,
-                     (31 * total.bits + one.bits) % LARGE)
+    for digest in map(_digest_of_one, tensors):
+        total = Digest(total.numel + digest.numel, total.sum + digest.sum,
+                       math.hypot(total.norm, digest.norm), total.dot + digest.dot,
+                       (31 * total.bits + digest.bits) % LARGE)
     return total
 
 
-def _mark(tensor):
-    if not is_here(tensor):
+def _digest_of_one(tensor):
+    if not has_numbers(tensor):
         return Digest(0, 0.0, 0.0, 0.0, 0)
     flat = plain(tensor).reshape(-1)
     n = flat.numel()
-    some = flat[::-(-n // SAMPLE)].contiguous()
-    direction, _ = _random(len(some), some.device)
+    sample = flat[::-(-n // SAMPLE)].contiguous()
+    direction, _ = _random(len(sample), sample.device)
     numbers = flat if flat.is_floating_point() else flat.double()
     norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
-    dot = direction @ some.double()
+    dot = direction @ sample.double()
     return Digest(n, numbers.sum(dtype=torch.float64).item(), norm.item(), dot.item(),
-                _bits(some[None]).item())
+                  _bits(sample[None]).item())
 
 
-def is_here(tensor):
-    """It has numbers: it is not empty, not without memory, and its memory was not given back."""
+def has_numbers(tensor):
+    """Return whether the tensor has numbers: it is not empty, and its memory is there."""
     tensor = plain(tensor)
     return (tensor.numel() > 0 and tensor.device.type != "meta"
             and not isinstance(tensor, FakeTensor) and tensor.untyped_storage().nbytes() > 0)
 
 
 def plain(tensor):
-    """This rank's numbers, without a graph: of a DTensor its shard."""
+    """Return this rank's numbers, without a graph: of a DTensor its shard."""
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
     return tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 
 def bits_of_rows(tensor):
-    """Bits of the first examples of a batch, each by itself."""
+    """Return the bits of the first examples of a batch, one by one."""
     rows = plain(tensor)[:ROWS]
     return _bits(rows.reshape(len(rows), -1).contiguous()).tolist() if rows.numel() else []
 

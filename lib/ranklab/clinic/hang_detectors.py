@@ -20,76 +20,83 @@ LEAST = 100  # MFLOP in a step: of less work, starting the ops takes most of the
 def collective_order(ranks):
     """All ranks of a group make the same calls, in different orders."""
     for group, calls, number in _differences(ranks):
-        if not _stranger(calls, number):
-            said = "; ".join(f"{rank_names(of)}: {what}" for what, of in _by(
-                lambda call: f"{_said(call)} at {call.line}", calls, number).items())
-            return f"call {number} in {_named(group, ranks)} is not the same on its ranks: {said}"
+        if not _call_of_some(calls, number):
+            callers = defaultdict(list)
+            for rank, rank_calls in calls.items():
+                if len(rank_calls) > number:
+                    call = rank_calls[number]
+                    callers[f"{_describe(call)} at {call.line}"].append(rank)
+            text = "; ".join(f"{rank_names(members)}: {call}" for call, members in callers.items())
+            return (f"call {number} in {_group_name(group, ranks)} is not the same on its ranks: "
+                    f"{text}")
     return None
 
 
 def rank_branch(ranks):
     """A rank makes a call that others don't make."""
     for group, calls, number in _differences(ranks):
-        stranger = _stranger(calls, number)
-        if stranger:
-            line, having = stranger
-            others = [rank for rank in calls if rank not in having]
-            return (f"{rank_names(having)} of {_named(group, ranks)} came to {line}, "
+        if branch := _call_of_some(calls, number):
+            line, callers = branch
+            others = [rank for rank in calls if rank not in callers]
+            return (f"{rank_names(callers)} of {_group_name(group, ranks)} came to {line}, "
                     f"{rank_names(others)} never did: call {number} of the group is "
-                    f"{_said(calls[having[0]][number])} there and "
-                    f"{_said(calls[others[0]][number])} elsewhere")
+                    f"{_describe(calls[callers[0]][number])} there and "
+                    f"{_describe(calls[others[0]][number])} elsewhere")
     for group, calls in _groups(ranks).items():
-        most = max(map(len, calls.values()))
-        short = {rank: len(each) for rank, each in calls.items() if len(each) < most}
-        ended = [rank for rank in calls if _of(ranks, rank).fate.startswith("raised")]
-        waiting = [rank for rank in calls if rank not in short
-                   and (rank in ended or _waits(_of(ranks, rank)))]
-        done = [rank for rank in short if _of(ranks, rank).fate == "returned"]
-        if done and waiting:
+        counts = {rank: len(rank_calls) for rank, rank_calls in calls.items()}
+        largest = max(counts.values())
+        failed = [rank for rank in calls if _by_number(ranks, rank).fate.startswith("raised")]
+        waiting = [rank for rank in calls if counts[rank] == largest
+                   and (rank in failed or _waits(_by_number(ranks, rank)))]
+        early = [rank for rank in calls if counts[rank] < largest
+                 and _by_number(ranks, rank).fate == "returned"]
+        if early and waiting:
             last = calls[waiting[0]][-1]
-            said = "raised" if waiting[0] in ended else f"wait{'s' * (len(waiting) == 1)}"
-            return (f"{rank_names(waiting)} {said} in call {most} of {_named(group, ranks)}, "
-                    f"{last.kind} at {last.line}; {rank_names(done)} returned after "
-                    f"{min(short[rank] for rank in done)} calls")
+            verb = "raised" if waiting[0] in failed else f"wait{'s' * (len(waiting) == 1)}"
+            return (f"{rank_names(waiting)} {verb} in call {largest} of "
+                    f"{_group_name(group, ranks)}, {last.kind} at {last.line}; "
+                    f"{rank_names(early)} returned after "
+                    f"{min(counts[rank] for rank in early)} calls")
     return None
 
 
 def communicator_order(ranks):
     """Ranks wait for each other in different groups."""
-    last = {r.number: ours[-1] for r in ranks if _waits(r)
-            and (ours := [call for call in r.calls if call.number >= 0])}
+    last = {r.number: collectives[-1] for r in ranks if _waits(r)
+            and (collectives := [call for call in r.calls if call.number >= 0])}
     waits = {}
     for number, call in last.items():
-        members = _of(ranks, number).groups.get(call.group, ())
+        members = _by_number(ranks, number).groups.get(call.group, ())
         waits[number] = {r.number for r in ranks if r.number in members and not any(
             other.group == call.group and other.number >= call.number for other in r.calls)}
     circle = detectors.circle_of_waits(waits)
     if len({last[rank].group for rank in circle}) < 2:
         return None
     parts = [f"rank {rank} waits for rank {circle[(i + 1) % len(circle)]} in {last[rank].kind} of "
-             f"{_named(last[rank].group, ranks)} at {last[rank].line}"
+             f"{_group_name(last[rank].group, ranks)} at {last[rank].line}"
              for i, rank in enumerate(circle)]
     return "; ".join(parts)
 
 
 def sync_every_micro_step(ranks):
     """Gradients are all-reduced after each backward of a step, not once."""
-    seen, all_steps = [], sum(len(rank.steps) for rank in ranks)
+    accumulated, all_steps = [], sum(len(rank.steps) for rank in ranks)
     for rank in ranks:
         for step in rank.steps:
             total = sum(digest.numel for digest in step.final if digest)
-            sent = Counter()
+            reduced = Counter()  # backward -> numbers
             for call in rank.calls:
                 if call.step == step.number and call.kind == "all_reduce" and (
-                        call.in_backward or call.which.startswith("gradient")):
-                    sent[call.backwards + call.in_backward] += call.digest.numel
+                        call.in_backward or call.tensor.startswith("gradient")):
+                    reduced[call.backwards + call.in_backward] += call.digest.numel
             if step.backwards > 1 and total:
-                each = [sent[i] for i in range(1, step.backwards + 1)]
-                seen.append((step.backwards, total, all(abs(n - total) < 0.01 * total
-                                                        for n in each)))
-    if 2 * len(seen) <= all_steps or sum(ok for *_, ok in seen) < 0.8 * len(seen):
+                is_sick = all(abs(reduced[i] - total) < 0.01 * total
+                              for i in range(1, step.backwards + 1))
+                accumulated.append((step.backwards, total, is_sick))
+    if 2 * len(accumulated) <= all_steps or (
+            sum(is_sick for *_, is_sick in accumulated) < 0.8 * len(accumulated)):
         return None
-    times, total, _ = max(seen)
+    times, total, _ = max(accumulated)
     return (f"a step has {times} backwards, and after each of them all {total:,} numbers of the "
             f"gradient are all-reduced: {times * total:,} numbers a step where {total:,} do")
 
@@ -121,25 +128,25 @@ WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all
 
 
 def whereabouts(ranks):
-    """A line for each rank that did not return: where it waits, and after which calls; or that it
-    has left nothing.
+    """Say of each rank that did not return, in a line, where it waits, and after which calls; or
+    that it has left nothing.
     """
     lines = []
     for r in ranks:
-        ours = [call for call in r.calls if call.number >= 0]
         if r.fate != "returned":
-            last = ours[-1] if ours else None
-            where = (f"last called {last.kind}, call {last.number} of {_named(last.group, ranks)}, "
-                     f"at {last.line}" if last else "made no call")
+            last = next((call for call in reversed(r.calls) if call.number >= 0), None)
+            call = (f"last called {last.kind}, call {last.number} of "
+                    f"{_group_name(last.group, ranks)}, at {last.line}" if last
+                    else "made no call")
             waits = f"; waits at {r.waits}" if r.waits else ""
-            lines.append(f"rank {r.number} {where}{waits}; {r.fate or _still(r)}")
-    known = {r.number for r in ranks}
-    missing = {number for r in ranks for each in r.groups.values() for number in each} - known
+            lines.append(f"rank {r.number} {call}{waits}; {r.fate or _process_state(r)}")
+    members = {number for r in ranks for numbers in r.groups.values() for number in numbers}
+    missing = members - {r.number for r in ranks}
     return lines + [f"{rank_names(sorted(missing))} left nothing here"] * bool(missing)
 
 
-def _still(rank):
-    """What its process does, or that there is none; no other host can tell."""
+def _process_state(rank):
+    """Say what the rank's process does, or that there is none; no other host can tell."""
     host, number, began = rank.process or ("", 0, 0)
     if host != socket.gethostname():
         return "it runs, or was killed"
@@ -172,55 +179,48 @@ def _differences(ranks):
               for r in ranks}
     for group, calls in _groups(ranks).items():
         is_one = len({shapes[rank] for rank in calls}) == 1  # so parameters have the same numbers
-        known = [is_one and all(call.which for call in same if call)
-                 for same in itertools.zip_longest(*calls.values())]
-        number = detectors.first_difference({rank: [_key(*each) for each in zip(mine, known)]
-                                   for rank, mine in calls.items()})
+        knows_tensor = [is_one and all(call.tensor for call in turn if call)
+                       for turn in itertools.zip_longest(*calls.values())]
+        number = detectors.first_difference({
+            rank: list(map(_key, rank_calls, knows_tensor)) for rank, rank_calls in calls.items()})
         if number is not None:
             yield group, calls, number
 
 
-def _key(call, knows_which):
+def _key(call, knows_tensor):
     size = call.digest.numel if call.kind in ONE_SIZE else None
-    which = call.which if knows_which and call.kind == "all_reduce" else ""
-    return call.kind, call.root, size, which
+    tensor = call.tensor if knows_tensor and call.kind == "all_reduce" else ""
+    return call.kind, call.root, size, tensor
 
 
-def _stranger(calls, number):
-    """(line, ranks) of the call with this number whose line the other ranks never come to, while
-    these ranks come to theirs; else None.
+def _call_of_some(calls, number):
+    """(line, its ranks) of the call with this number whose line the other ranks never come to,
+    while these ranks come to the lines of the others; else None.
     """
-    lines = {rank: {call.line for call in each} for rank, each in calls.items()}
-    having = {rank: each[number].line for rank, each in calls.items() if len(each) > number}
-    for line in sorted(set(having.values())):
-        ours = [rank for rank in having if having[rank] == line]
-        others = [rank for rank in having if having[rank] != line]
+    lines = {rank: {call.line for call in rank_calls} for rank, rank_calls in calls.items()}
+    line_of = {rank: rank_calls[number].line for rank, rank_calls in calls.items()
+               if len(rank_calls) > number}
+    for line in sorted(set(line_of.values())):
+        callers = [rank for rank in line_of if line_of[rank] == line]
+        others = [rank for rank in line_of if line_of[rank] != line]
         if others and not any(line in lines[rank] for rank in others) and all(
-                having[rank] in lines[us] for rank in others for us in ours):
-            return line, ours
+                line_of[rank] in lines[caller] for rank in others for caller in callers):
+            return line, callers
     return None
 
 
-def _by(of, calls, number):
-    found = defaultdict(list)
-    for rank, each in calls.items():
-        if len(each) > number:
-            found[of(each[number])].append(rank)
-    return found
-
-
-def _said(call):
+def _describe(call):
     root = "" if call.root is None else f" from rank {call.root}"
     root = root.replace("from", "to") if call.kind == "reduce" else root
     return f"{call.kind} of {call.digest.numel:,} numbers{root}"
 
 
-def _named(group, ranks):
+def _group_name(group, ranks):
     members = max((r.groups.get(group, ()) for r in ranks), key=len)
     return f"the group of {rank_names(members)}"
 
 
-def _of(ranks, number):
+def _by_number(ranks, number):
     return next(r for r in ranks if r.number == number)
 
 

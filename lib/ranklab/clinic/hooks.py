@@ -24,7 +24,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ranklab.clinic import wrappers
-from ranklab.clinic.digests import bits_of_rows, digest_of, is_here, plain
+from ranklab.clinic.digests import bits_of_rows, digest_of, has_numbers, plain
 from ranklab.clinic.observer import Observer, place
 from ranklab.clinic.trace import Step
 from ranklab.clinic.wrappers import around
@@ -56,7 +56,7 @@ def observe_rank(fn):
 
 @contextlib.contextmanager
 def ending(observer):
-    """How the block ended is written."""
+    """Write how the block ended."""
     try:
         yield
     except BaseException as error:
@@ -67,7 +67,7 @@ def ending(observer):
 
 
 def begin():
-    """The Observer of this rank, whose group is up."""
+    """Return a new Observer of this rank, whose group is up."""
     rank = dist.get_rank()
     folder = Path(os.environ["RANKLAB_DIAGNOSE"], os.environ.get("MASTER_PORT", "0"))
     while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
@@ -84,11 +84,11 @@ def begin():
 # --- the optimizer --------------------------------------------------------------------------------
 
 def _optimizers(observer):
-    def known(_, optimizer, *__):
-        if all(each() is not optimizer for each in observer.optimizers):
+    def remember(_, optimizer, *__):
+        if all(reference() is not optimizer for reference in observer.optimizers):
             observer.optimizers.append(weakref.ref(optimizer))
 
-    around(torch.optim.Optimizer, "add_param_group", after=known)
+    around(torch.optim.Optimizer, "add_param_group", after=remember)
     optimizers.register_optimizer_step_pre_hook(lambda *about: _before_step(observer, about[0]))
     optimizers.register_optimizer_step_post_hook(lambda *about: _after_step(observer, about[0]))
 
@@ -98,10 +98,10 @@ def _before_step(observer, optimizer):
         params = [p for group in optimizer.param_groups for p in group["params"]]
         whole = observer.steps < DETAILS or observer.steps % DETAILS == 0
         model = observer.model and observer.model()
-        own = {id(p) for p in observer.parameters()}
+        optimized = {id(p) for p in observer.parameters()}
         names = {id(p): name for name, p in model.named_parameters()} if model else {}
         outside = [p for p in (model.parameters() if model else ())
-                   if p.grad is not None and id(p) not in own]
+                   if p.grad is not None and id(p) not in optimized]
         factors = [observer.scattered.get(place(p.grad)) for p in params if p.grad is not None]
         observer.step = dict(
             number=observer.steps, optimizer=observer.number_of(optimizer),
@@ -124,7 +124,7 @@ def _before_step(observer, optimizer):
 def _after_step(observer, optimizer):
     with _disable_current_modes(), torch.no_grad():
         params = [plain(p) for group in optimizer.param_groups for p in group["params"]]
-        norms = torch._foreach_norm([p for p in params if is_here(p)], dtype=torch.float64)
+        norms = torch._foreach_norm([p for p in params if has_numbers(p)], dtype=torch.float64)
         finite = not norms or bool(torch.stack([*norms]).isfinite().all())
         observer.lines.write("step", *Step(**observer.step, finite=finite,
                                            memory=observer.bytes_alive()))
@@ -158,7 +158,7 @@ def _modules(observer):
 
 def _enters(observer, args):
     """A batch enters the model, if one of these is one. Returns whether that is so."""
-    batch = next((each for each in args if isinstance(each, torch.Tensor) and each.dim()), None)
+    batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
     if batch is not None:
         observer.rows.append(bits_of_rows(batch))
         if batch.is_floating_point() and batch.numel():
@@ -169,8 +169,8 @@ def _enters(observer, args):
 def _sums(observer, model):
     if not observer.sums and observer.optimizers:
         observer.model = weakref.ref(model)
-        observer.sums = [sum(digest_of(p).sum for p in some if p.requires_grad)
-                         for some in (model.parameters(), observer.parameters())]
+        observer.sums = [sum(digest_of(p).sum for p in params if p.requires_grad)
+                         for params in (model.parameters(), observer.parameters())]
 
 
 def _backward(observer):
@@ -199,7 +199,7 @@ def _after_backward(observer):
 
 
 def main():
-    """The program of the command line runs, and is observed from the moment its group is up."""
+    """Run the program of the command line; observe it from the moment its group is up."""
     stack = contextlib.ExitStack()
     for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may start it, too
         around(owner, "init_process_group",

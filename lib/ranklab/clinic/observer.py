@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
-from ranklab.clinic.digests import digest_of, is_here, plain
+from ranklab.clinic.digests import digest_of, has_numbers, plain
 from ranklab.clinic.trace import Call, Lines, Loss
 from ranklab.meter.ops import NAMESPACES, read_ops
 from ranklab.meter.storage import tensors_in
 from ranklab.meter.watcher import Watcher
 
-GIVEN = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
+INPUTS = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
 MESSAGES = ("send", "recv")
 MASKS = 16  # of a step
 ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts it on GPUs alone
@@ -30,7 +30,7 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
 
 
 class Observer:
-    """From now on what this thread and backward compute is seen, and what they send is written."""
+    """Watch from now on what this thread and backward compute, and write what they send."""
 
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
@@ -39,16 +39,16 @@ class Observer:
         self.everyone = dist.group.WORLD.group_name
         self.numbers, self.groups = {}, set()  # of calls in each group
         self.reduction = None  # of the function of torch.distributed that runs
-        self.given = 0  # numbers, to that
+        self.numel = 0  # numbers that this rank gives to that function
         self.in_backward, self.is_half, self.alive, self.validated = False, False, {}, {}
         self.passes = {}  # sampler -> (epoch, whether it shuffles), until a model has its examples
         self.model = None
-        self.known = {}  # op -> what looks at it
+        self.look_of = {}  # op -> the method that looks at it, or None
         self.begin_step()
-        Watcher(self, self.told, self.asked).__enter__()
+        Watcher(self, self.after_op, self.before_op).__enter__()
 
     def begin_step(self):
-        """From here on the next step is observed."""
+        """Observe the next step from here on."""
         self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
         self.local, self.embed, self.scattered = {}, set(), {}
@@ -56,47 +56,49 @@ class Observer:
         self.places, self.clip = None, 1.0
 
     def number_of(self, optimizer):
-        """Of an optimizer, which keeps it."""
+        """Return the number of an optimizer, which keeps it."""
         if optimizer not in self.order:
             self.order[optimizer] = next(self.next_number)
         return self.order[optimizer]
 
     def parameters(self):
-        """Of all optimizers, each once."""
-        self.optimizers = [each for each in self.optimizers if each()]
-        found = {id(p): p for each in self.optimizers for group in each().param_groups
+        """Return the parameters of all optimizers, each once."""
+        self.optimizers = [reference for reference in self.optimizers if reference()]
+        by_id = {id(p): p for reference in self.optimizers for group in reference().param_groups
                  for p in group["params"]}
-        return list(found.values())
+        return list(by_id.values())
 
     # --- before an op -----------------------------------------------------------------------------
 
-    def asked(self, func, args, kwargs):
+    def before_op(self, func, args, kwargs):
         if func.namespace in NAMESPACES:
             for op in read_ops(func, args, kwargs):
                 self._write_call(op, func, args, kwargs)
 
     def _write_call(self, op, func, args, kwargs):
-        given = dict(zip((one.name for one in func._schema.arguments), args)) | kwargs
-        group = self._group(given, op)
-        first = next((given[name] for name in GIVEN if name in given), next(iter(given.values())))
+        arguments = dict(zip((one.name for one in func._schema.arguments), args)) | kwargs
+        group = self._group(arguments, op)
+        first = next((arguments[name] for name in INPUTS if name in arguments),
+                     next(iter(arguments.values())))
         is_message = op.name in MESSAGES
         tensors = [] if is_message else tensors_in(first)
         self.numbers[group] = self.numbers.get(group, -1) + (not is_message)
         reduces = "reduce" in op.name
         is_one = sum(tensor.numel() for tensor in tensors) == 1
         call = Call(-1 if is_message else self.numbers[group], group, op.name,
-                    (self.reduction or "SUM") if reduces else "", given.get("root_rank", op.peer),
-                    here(), self.steps, self.backwards, self.in_backward,
-                    self._which(tensors[0]) if tensors else "", digest_of(*tensors),
+                    (self.reduction or "SUM") if reduces else "",
+                    arguments.get("root_rank", op.peer), line_of_program(),
+                    self.steps, self.backwards, self.in_backward,
+                    self._parameter_name(tensors[0]) if tensors else "", digest_of(*tensors),
                     self._norm() if is_one and reduces else 0.0)
         self.lines.write("call", *call)
-        self.given = call.digest.numel
+        self.numel = call.digest.numel
         if op.name == "reduce_scatter" and not self.in_backward:
-            out = next((given[name] for name in given if name.startswith("out")), ())
+            out = next((arguments[name] for name in arguments if name.startswith("out")), ())
             self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
 
-    def _group(self, given, op):
-        handle = given.get("process_group", given.get("group_name"))
+    def _group(self, arguments, op):
+        handle = arguments.get("process_group", arguments.get("group_name"))
         if isinstance(handle, torch.ScriptObject):
             handle = dist.ProcessGroup.unbox(handle)
         name = getattr(handle, "group_name", handle)
@@ -105,7 +107,7 @@ class Observer:
             self.lines.write("group", name, op.group)
         return name
 
-    def _which(self, tensor):
+    def _parameter_name(self, tensor):
         if self.places is None:
             self.places = {plain(x).data_ptr(): (kind, number, p)
                            for number, p in enumerate(self.parameters())
@@ -122,14 +124,14 @@ class Observer:
 
     # --- after an op ------------------------------------------------------------------------------
 
-    def told(self, func, args, kwargs, result):
+    def after_op(self, func, args, kwargs, result):
         packet = getattr(func, "_overloadpacket", func)  # flex_attention has none
         if packet in FLOPS and (self.in_backward or torch.is_grad_enabled()):  # else: validation
             self.flops += FLOPS[packet](*args, **kwargs, out_val=result)
-        if packet not in self.known:
-            self.known[packet] = getattr(self, f"_look_{packet.__name__}", None)
-        look = self.known[packet]
-        if look and all(is_here(x) for x in args[:2] if isinstance(x, torch.Tensor)):
+        if packet not in self.look_of:
+            self.look_of[packet] = getattr(self, f"_look_{packet.__name__}", None)
+        look = self.look_of[packet]
+        if look and all(has_numbers(x) for x in args[:2] if isinstance(x, torch.Tensor)):
             look(args, result)
         for tensor in (result,) if isinstance(result, torch.Tensor) else (
                 result if isinstance(result, (tuple, list)) else ()):
@@ -139,7 +141,7 @@ class Observer:
                     self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
 
     def bytes_alive(self):
-        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
         return sum(nbytes for _, nbytes in self.alive.values())
 
     # --- ops that are looked at, by their names in aten -------------------------------------------
@@ -162,8 +164,8 @@ class Observer:
 
     def _loss(self, gradient, targets, reduction, count):
         if reduction:  # a mean (1) or a sum (2)
-            each = gradient.item() / (max(count, 1) if reduction == 1 else 1)
-            self.losses.append(Loss(count, each, digest_of(targets).bits))
+            weight = gradient.item() / (max(count, 1) if reduction == 1 else 1)
+            self.losses.append(Loss(count, weight, digest_of(targets).bits))
 
     def _look_mm(self, args, result):
         if not self.is_half and result.dtype is torch.float16:
@@ -182,11 +184,11 @@ class Observer:
             self.masks.append([digest_of(result != 0).bits, None])
 
     def _look_mul(self, args, result):
-        for mask, other in (args, args[::-1]) if self.fresh else ():
-            if isinstance(mask, torch.Tensor) and isinstance(other, torch.Tensor):
+        for mask, factor in (args, args[::-1]) if self.fresh else ():
+            if isinstance(mask, torch.Tensor) and isinstance(factor, torch.Tensor):
                 number = self.fresh.pop(place(mask), None)
                 if number is not None:
-                    self.masks[number][1] = digest_of(other).bits
+                    self.masks[number][1] = digest_of(factor).bits
 
     def _look_native_dropout(self, args, result):
         if len(self.masks) < MASKS and result[1].numel() >= SMALLEST:
@@ -208,7 +210,8 @@ class Observer:
         self._scaled(args, 1)
 
     def _look__foreach_mul_(self, args, result):
-        if isinstance(args[1], torch.Tensor) and self._which(args[0][0]).startswith("gradient"):
+        if isinstance(args[1], torch.Tensor) and (
+                self._parameter_name(args[0][0]).startswith("gradient")):
             self.clip = args[1].item()  # as torch's clipping does
         self._scaled(args, 1)
 
@@ -218,10 +221,11 @@ class Observer:
         """What a reduce_scatter gave is multiplied."""
         for tensor in tensors_in(args[0]) if self.scattered else ():
             if place(tensor) in self.scattered:
-                by = args[1] if len(args) > 1 else math.nan
-                is_number = not isinstance(by, (torch.Tensor, list)) or (
-                    isinstance(by, torch.Tensor) and by.numel() == 1)
-                self.scattered[place(tensor)].append(float(by)**power if is_number else math.nan)
+                factor = args[1] if len(args) > 1 else math.nan
+                is_number = not isinstance(factor, (torch.Tensor, list)) or (
+                    isinstance(factor, torch.Tensor) and factor.numel() == 1)
+                self.scattered[place(tensor)].append(
+                    float(factor)**power if is_number else math.nan)
 
     def _look_copy_(self, args, result):
         if self.scattered and self.reduction is None:  # else it is gloo's own
@@ -229,12 +233,12 @@ class Observer:
 
 
 def place(tensor):
-    """Where its numbers lie: the same for views of it."""
+    """Return where the tensor's numbers lie: the same for views of it."""
     return plain(tensor).untyped_storage().data_ptr()
 
 
-def here():
-    """The line of the program that led to this: "train.py:31"."""
+def line_of_program():
+    """Return the line of the program that led to this call: "train.py:31"."""
     frame = sys._getframe(1)
     while frame and (frame.f_globals.get("__name__") or "").startswith(NOT_THE_PROGRAM):
         frame = frame.f_back

@@ -12,9 +12,9 @@ LEAST_GROWTH = 4096  # bytes a step
 def fp16_nan(ranks):
     """Weights are no numbers any more; or ranks have skipped different steps."""
     half = " after work in float16" if any(r.half for r in ranks) else ""
-    bad = {r.number: step.number for r in ranks for step in r.steps[::-1] if not step.finite}
-    if bad:
-        rank, step = min(bad.items(), key=lambda each: each[1])
+    broken = {r.number: step.number for r in ranks for step in r.steps[::-1] if not step.finite}
+    if broken:
+        rank, step = min(broken.items(), key=lambda item: item[1])
         return f"after step {step} rank {rank} holds weights that are not finite{half}"
     counts = [len(r.steps) for r in ranks]
     if half and len(set(counts)) > 1 and all(r.fate == "returned" for r in ranks):
@@ -26,11 +26,12 @@ def memory_growth(ranks):
     """What lives after a step grows with each step."""
     for r in ranks:
         alive = [step.memory for step in r.steps][2:]
-        grown = [b - a for a, b in zip(alive, alive[1:])]
-        if len(grown) < 4:
+        growths = [b - a for a, b in zip(alive, alive[1:])]
+        if len(growths) < 4:
             continue
-        usual = median(grown)
-        if usual >= LEAST_GROWTH and sum(each >= usual / 2 for each in grown) >= 0.8 * len(grown):
+        usual = median(growths)
+        if usual >= LEAST_GROWTH and (
+                sum(growth >= usual / 2 for growth in growths) >= 0.8 * len(growths)):
             return (f"on rank {r.number} what lives after a step grows by {usual / 1024:.0f} KiB a "
                     f"step, from {alive[0] / 1024:,.0f} KiB after step 2 to "
                     f"{alive[-1] / 1024:,.0f} KiB after step {len(alive) + 1}")
@@ -43,12 +44,12 @@ def corrupt_shard(ranks):
                for r in ranks for step in r.steps if step.largest and step.values]
     if len(batches) < 8:
         return None
-    usual = median(each[0] for each in batches)
-    usual_loss = median(each[1] for each in batches)
-    bad = [each for each in batches if not each[0] <= LARGEST * usual]
-    if not bad or len(bad) > len(batches) / 10:
+    usual = median(largest for largest, *_ in batches)
+    usual_loss = median(loss for _, loss, *_ in batches)
+    outliers = [batch for batch in batches if not batch[0] <= LARGEST * usual]
+    if not outliers or len(outliers) > len(batches) / 10:
         return None
-    largest, loss, rank, step = bad[0]
+    largest, loss, rank, step = outliers[0]
     if loss <= LOUD * usual_loss:
         return None
     return (f"the batch of rank {rank} in step {step} has numbers up to {largest:.5g}, all batches "
@@ -99,17 +100,17 @@ def _most_apart(times, steps):
 def old_shard(ranks):
     """Ranks have read files of different steps."""
     for loads in zip(*(r.loads for r in ranks)):
-        versions = [said if said is not None else _save_of(r, bits)
-                    for r, (_, said, bits) in zip(ranks, loads)]
+        versions = [step if step is not None else _step_of_save(r, bits)
+                    for r, (_, step, bits) in zip(ranks, loads)]
         if len(set(versions)) > 1 and None not in versions:
             return (f"at step {loads[0][0]} the ranks read files of different steps: "
                     + ", ".join(f"rank {r.number} of step {v}" for r, v in zip(ranks, versions)))
     return None
 
 
-def _save_of(rank, bits):
-    """The steps that it had taken when it saved this."""
-    return next((steps for steps, _, saved in rank.saves if saved == bits), None)
+def _step_of_save(rank, bits):
+    """The number of steps that the rank had taken when it saved this; None: it never did."""
+    return next((steps for steps, _, save_bits in rank.saves if save_bits == bits), None)
 
 
 DETECTORS = {each.__name__: each for each in (

@@ -6,25 +6,25 @@ from collections import Counter
 from itertools import combinations
 
 from ranklab.clinic import detectors
-from ranklab.clinic.training_detectors import MOST, name_of, replicas, together
+from ranklab.clinic.training_detectors import MOST, name_of, replicas, targets_of, together
 
 
 def dropout_seeds(ranks):
     """Masks are alike where they must differ, or differ where they must be alike."""
     for a, b in combinations(ranks, 2):
-        alike = split = seen = 0
+        alike = split = count = 0
         for x, y in together([a, b]):
-            has_same_data = [one.targets for one in x.losses] == [one.targets for one in y.losses]
-            for (mask, on), (other, on_other) in zip(x.masks, y.masks):
-                seen += 1
-                alike += mask == other and on != on_other and not has_same_data
-                split += mask != other and on == on_other and on is not None
-        if seen and alike >= MOST * seen:
+            has_same_data = targets_of(x) == targets_of(y)
+            for (mask_a, input_a), (mask_b, input_b) in zip(x.masks, y.masks):
+                count += 1
+                alike += mask_a == mask_b and input_a != input_b and not has_same_data
+                split += mask_a != mask_b and input_a == input_b and input_a is not None
+        if count and alike >= MOST * count:
             return (f"ranks {a.number} and {b.number} have different data, and drop the same "
-                    f"places in {alike} of {seen} masks")
+                    f"places in {alike} of {count} masks")
         if split >= 3 and not replicas([a, b]):
             return (f"ranks {a.number} and {b.number} hold the same numbers, and drop different "
-                    f"ones of them {split} times ({seen} masks)")
+                    f"ones of them {split} times ({count} masks)")
     return None
 
 
@@ -35,8 +35,8 @@ def tied_weights(ranks):
     for r, i, digest in first:
         if i not in r.steps[0].embeddings:
             continue
-        for other, j, its in first:
-            if its.bits == digest.bits and its.numel == digest.numel and (
+        for other, j, twin in first:
+            if twin.bits == digest.bits and twin.numel == digest.numel and (
                     j not in other.steps[0].embeddings) and (other, j) != (r, i):
                 ends = _last(r, i, other, j)
                 if ends[0].bits != ends[1].bits:
@@ -59,11 +59,12 @@ def stale_weights(ranks):
             return (f"in {times} of {len(r.steps)} steps the optimizer of rank {r.number} works "
                     f"before anybody has waited for the reduction that begins at {line}")
     sums = [[step.sums for step in steps] for steps in zip(*(r.steps for r in ranks))]
-    sums = [each for each in sums if all(each)]
+    sums = [of_ranks for of_ranks in sums if all(of_ranks)]
     if len(sums) < 4:
         return None
-    used = [each[0][0] for each in sums]
-    for held in ([each[0][1] for each in sums], [sum(one[1] for one in each) for each in sums]):
+    used = [of_ranks[0][0] for of_ranks in sums]
+    for held in ([of_ranks[0][1] for of_ranks in sums],
+                 [sum(held for _, held in of_ranks) for of_ranks in sums]):
         near = 1e-9 * max(map(abs, held))  # a sum of numbers of both signs is no exacter
         fresh = [math.isclose(a, b, rel_tol=1e-9, abs_tol=near) for a, b in zip(used, held)]
         behind = detectors.steps_behind(used, held)
@@ -92,13 +93,14 @@ def optimizer_before_sharding(ranks):
 
 def shard_norm(ranks):
     """Each rank clips by the norm of what it has itself."""
-    for of, what in ((_final, "that its optimizer takes"), (_given, "that it gives to others")):
-        norms = [_own_norms([of(r, step) for r, step in zip(ranks, steps)])
+    for gradients, clause in ((_final, "that its optimizer takes"),
+                              (_contributions, "that it gives to others")):
+        norms = [_own_norms([gradients(r, step) for r, step in zip(ranks, steps)])
                  for steps in together(ranks)]
         limit = detectors.own_limit(norms)
         if limit:
             at = sum(norm >= limit * 0.999 for step in norms for norm in step)
-            return (f"the gradient of a rank {what} has a norm of {limit:.4g} in {at} of "
+            return (f"the gradient of a rank {clause} has a norm of {limit:.4g} in {at} of "
                     f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
                     "its own")
     return None
@@ -109,28 +111,28 @@ def _own_norms(of_ranks):
     own norm it would not be. Ranks with the same gradient count once.
     """
     alike = [len({digest.bits for digest in digests}) == 1 for digests in zip(*of_ranks)]
-    own = [[m for m, is_alike in itertools.zip_longest(digests, alike) if m and not is_alike]
-           for digests in of_ranks if digests]
+    shards = [[m for m, is_alike in itertools.zip_longest(digests, alike) if m and not is_alike]
+              for digests in of_ranks if digests]
     return list({tuple(m.bits for m in digests): math.hypot(*(m.norm for m in digests))
-                 for digests in own}.values())
+                 for digests in shards}.values())
 
 
 def _final(rank, step):
     return [digest for digest in step.final if digest]
 
 
-def _given(rank, step):
+def _contributions(rank, step):
     return [call.digest for call in rank.calls if call.step == step.number and call.backwards
             and call.kind in ("reduce_scatter", "all_reduce") and not call.in_backward
             and call.digest.numel > 1]
 
 
-def _last(rank, place, other, its_place):
+def _last(rank, place, other, other_place):
     """Digests of both at the last step for which both are known: a rank may go on alone."""
-    found = [(a.weights[place], b.weights[its_place]) for a, b in zip(rank.steps, other.steps)
-             if len(a.weights) > place and len(b.weights) > its_place
+    pairs = [(a.weights[place], b.weights[other_place]) for a, b in zip(rank.steps, other.steps)
+             if len(a.weights) > place and len(b.weights) > other_place
              and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
-    return found[-1]
+    return pairs[-1]
 
 
 def _is_constant(digest):

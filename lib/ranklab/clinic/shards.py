@@ -19,23 +19,23 @@ class Shard(NamedTuple):
     sha256: str
 
     def batch(self):
-        """(images, labels) on this rank's device."""
+        """Return (images, labels), on this rank's device."""
         y = torch.frombuffer(bytearray(self.content[-SIZE:]), dtype=torch.uint8)
         x = torch.frombuffer(bytearray(self.content[:-SIZE]), dtype=torch.float16)
         return x.view(SIZE, 64).float().to(device()), y.long().to(device())
 
 
 def stored_shards(damage=((21, 1024, LOG),)):
-    """The Shards of the handwritten digits, as they come from the store.
+    """Return the Shards of the handwritten digits, as they come from the store.
 
     damage  (number of the shard, where, bytes that stand there now): it came after the checksum
     """
     images = digits()
     parts = zip(images.train.flatten(1).half().split(SIZE), images.train_labels.byte().split(SIZE))
-    written = [x.numpy().tobytes() + y.numpy().tobytes() for x, y in parts if len(y) == SIZE]
-    sums = [hashlib.sha256(content).hexdigest() for content in written]
-    for number, at, other in damage:
-        content = bytearray(written[number])
-        content[at:at + len(other)] = other
-        written[number] = bytes(content)
-    return [*map(Shard, written, sums)]
+    files = [x.numpy().tobytes() + y.numpy().tobytes() for x, y in parts if len(y) == SIZE]
+    sums = [hashlib.sha256(content).hexdigest() for content in files]
+    for number, at, noise in damage:
+        content = bytearray(files[number])
+        content[at:at + len(noise)] = noise
+        files[number] = bytes(content)
+    return [*map(Shard, files, sums)]

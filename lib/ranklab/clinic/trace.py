@@ -28,7 +28,7 @@ class Call(NamedTuple):
     step: int  # optimizer steps before it
     backwards: int  # since the last of these
     in_backward: bool
-    which: str  # "gradient 3", "weight 3": of the optimizers' parameters; or ""
+    tensor: str  # "gradient 3", "weight 3": of the optimizers' parameters; or ""
     digest: Digest  # of what this rank gives
     norm: float  # of its gradients at that moment, where what it gives is one number
 
@@ -92,14 +92,16 @@ class Rank:
 
 
 def by_optimizer(ranks):
-    """The same ranks for each optimizer, with its steps alone. Where some have more optimizers than
-    others, those belong together that begin after as many collectives of all ranks.
+    """Yield the same ranks for each optimizer, with its steps alone.
+
+    Where some ranks have more optimizers than others, the optimizers belong together that begin
+    after the same number of collectives of all ranks.
     """
     parts = [_by_optimizer(r.steps) for r in ranks]
     if len(set(map(len, parts))) == 1:
-        parts = [dict(enumerate(each.values())) for each in parts]
+        parts = [dict(enumerate(steps_of.values())) for steps_of in parts]
     for key in sorted(set().union(*parts)):
-        yield [replace(r, steps=each.get(key, [])) for r, each in zip(ranks, parts)]
+        yield [replace(r, steps=steps_of.get(key, [])) for r, steps_of in zip(ranks, parts)]
 
 
 def _by_optimizer(steps):
@@ -113,7 +115,7 @@ def _by_optimizer(steps):
 
 
 def read(folder):
-    """[Rank, ...] by number, from what they wrote into this folder."""
+    """Return [Rank, ...] by number, from what they wrote into this folder."""
     files = defaultdict(list)
     for path in Path(folder).glob("rank*.*.jsonl"):
         files[int(path.name.split(".")[0][4:])].append(path)

@@ -23,8 +23,8 @@ def _largest_norm(ranks):
             is_norm = call.norm > 0 and any(math.isclose(call.digest.sum, call.norm**power,
                                                          rel_tol=1e-4) for power in (1, 2))
             if call.kind == "all_reduce" and call.op == "MAX" and is_norm:
-                norms = [same.norm for r in ranks for same in r.calls
-                         if (same.group, same.number) == (call.group, call.number)]
+                norms = [peer_call.norm for r in ranks for peer_call in r.calls
+                         if (peer_call.group, peer_call.number) == (call.group, call.number)]
                 whole = math.hypot(*norms)
                 if min(norms) < 0.999 * max(norms) and not replicas(ranks):
                     return (f"at {call.line} the largest of the ranks' norms is taken, "
@@ -106,8 +106,7 @@ def same_data(ranks):
     """Ranks that add up their gradients have made them of the same data."""
     for a, b in combinations(ranks, 2):
         pairs = [(x, y) for x, y in together([a, b]) if x.losses or any(x.rows)]
-        alike = sum([one.targets for one in x.losses] == [one.targets for one in y.losses]
-                    and x.rows == y.rows for x, y in pairs)
+        alike = sum(targets_of(x) == targets_of(y) and x.rows == y.rows for x, y in pairs)
         if pairs and alike >= MOST * len(pairs) and (replicas([a, b]) or _scatter_alike(a, b)):
             return (f"ranks {a.number} and {b.number} step by the same gradient, and had the same "
                     f"batch in {alike} of {len(pairs)} steps")
@@ -132,22 +131,22 @@ def _scatter_alike(a, b):
 
 def token_mean(ranks):
     """In one step an example weighs more on one rank, or in one backward, than in another."""
-    seen = []
+    ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
     for group in replicas(ranks) or [ranks]:
         for steps in together(group):
             losses = [loss for step in steps for loss in step.losses if loss.count]
             if len({step.backwards for step in steps}) == 1 and losses and (
                     {len(step.losses) for step in steps} == {steps[0].backwards}):
-                least = min(losses, key=lambda loss: loss.weight)
-                most = max(losses, key=lambda loss: loss.weight)
-                seen.append((most.weight / least.weight if least.weight > 0 else 1, least, most))
-    far = [each for each in seen if each[0] > UNEVEN]
-    if not far or len(far) < MOST * len(seen):
+                low = min(losses, key=lambda loss: loss.weight)
+                high = max(losses, key=lambda loss: loss.weight)
+                ratios.append((high.weight / low.weight if low.weight > 0 else 1, low, high))
+    uneven = [entry for entry in ratios if entry[0] > UNEVEN]
+    if not uneven or len(uneven) < MOST * len(ratios):
         return None
-    times, least, most = max(far, key=lambda each: each[0])
-    return (f"in {len(far)} of {len(seen)} steps targets weigh differently: one of "
-            f"{most.count:.0f} targets weighs {times:.2f} times as much as one of "
-            f"{least.count:.0f} in the same step")
+    times, low, high = max(uneven, key=lambda entry: entry[0])
+    return (f"in {len(uneven)} of {len(ratios)} steps targets weigh differently: one of "
+            f"{high.count:.0f} targets weighs {times:.2f} times as much as one of "
+            f"{low.count:.0f} in the same step")
 
 
 def batch_norm(ranks):
@@ -156,14 +155,14 @@ def batch_norm(ranks):
     for r in ranks:
         for place, bits, norm in r.norms:
             by_place[place][r.number] = bits, norm
-    apart = {place: seen for place, seen in by_place.items()
-             if len({bits for bits, _ in seen.values()}) > 1}
+    apart = {place: means for place, means in by_place.items()
+             if len({bits for bits, _ in means.values()}) > 1}
     if not apart or not replicas(ranks):
         return None
-    seen = next(iter(apart.values()))
+    means = next(iter(apart.values()))
     return (f"in {len(apart)} of {len(by_place)} validations of a batch norm the ranks' running "
-            f"means differ: their norms are {_list(norm for _, norm in seen.values())} on "
-            f"{rank_names(seen)}")
+            f"means differ: their norms are {_list(norm for _, norm in means.values())} on "
+            f"{rank_names(means)}")
 
 
 def learning_rate(ranks, beside):
@@ -179,11 +178,11 @@ def learning_rate(ranks, beside):
         rates.append(max(step.rate for r in run for step in r.steps))
     if min(batches) <= 0:
         return None
-    grown, faster = batches[1] / batches[0], rates[1] / rates[0]
-    if (grown > 1.5) == (faster > 1.2):
+    growth, speedup = batches[1] / batches[0], rates[1] / rates[0]
+    if (growth > 1.5) == (speedup > 1.2):
         return None
     return (f"on {len(ranks)} ranks a step has {batches[1]:.0f} targets, on {len(beside)} it has "
-            f"{batches[0]:.0f}: {grown:.3g} times as many; the largest learning rate is "
+            f"{batches[0]:.0f}: {growth:.3g} times as many; the largest learning rate is "
             f"{rates[1]:.3g} and {rates[0]:.3g}")
 
 
@@ -218,6 +217,11 @@ def replicas(ranks):
         if any(digest and 0 < digest.norm < math.inf for step in r.steps for digest in step.final):
             groups[str(finals[:10])].append(r)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def targets_of(step):
+    """The bits of the targets of its losses."""
+    return [loss.targets for loss in step.losses]
 
 
 def name_of(step, place):

@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.distributed import DistributedSampler
 
 from ranklab.clinic.digests import digest_of
-from ranklab.clinic.observer import SMALLEST, here
+from ranklab.clinic.observer import SMALLEST, line_of_program
 from ranklab.meter.storage import tensors_in
 
 STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, as people call it
 
 
 def around(owner, name, before=None, after=None):
-    """`owner.name` calls before(*arguments) first, and after(its value, *arguments) last."""
+    """Make `owner.name` call before(*arguments) first, and after(value, *arguments) last."""
     real = getattr(owner, name)
 
     @functools.wraps(real)
@@ -36,38 +36,38 @@ def around(owner, name, before=None, after=None):
 # --- collectives ----------------------------------------------------------------------------------
 
 def collectives(observer):
-    """Who waits where, and what nobody has waited for."""
+    """Observe who waits where, and what nobody has waited for."""
     for name, function in [*vars(dist).items()]:
         is_function = type(function) is types.FunctionType
         if is_function and "async_op" in inspect.signature(function).parameters:
-            setattr(dist, name, functools.wraps(function)(_noting(observer, function)))
+            setattr(dist, name, functools.wraps(function)(_with_reduction(observer, function)))
 
-    def handed_on(work):
-        observer.pending = [each for each in observer.pending if each[0]() is not work]
+    def forget(work):
+        observer.pending = [entry for entry in observer.pending if entry[0]() is not work]
 
     def waits(work, *_):
-        handed_on(work)
-        observer.lines.write("wait", here())
+        forget(work)
+        observer.lines.write("wait", line_of_program())
 
     # who has the future waits for it: DDP does, for what a hook returns
-    around(dist.Work, "get_future", before=handed_on)
+    around(dist.Work, "get_future", before=forget)
     around(dist.Work, "wait", before=waits, after=lambda *_: observer.lines.write("back"))
 
 
-def _noting(observer, real):
+def _with_reduction(observer, real):
     reduces = "reduce" in real.__name__
 
     def call(*args, **options):
-        ops = [each for each in (*args, *options.values())
-               if isinstance(each, (dist.ReduceOp, dist.ReduceOp.RedOpType))]
+        ops = [value for value in (*args, *options.values())
+               if isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType))]
         observer.reduction = str(getattr(ops[0], "op", ops[0])).rpartition(".")[2] if ops else "SUM"
         try:
             work = real(*args, **options)
         finally:
             observer.reduction = None
         if isinstance(work, dist.Work):
-            is_gradient = reduces and observer.given >= SMALLEST  # and not a loss, say, for the log
-            observer.pending.append((weakref.ref(work), here(), is_gradient))
+            is_gradient = reduces and observer.numel >= SMALLEST  # and not a loss, say, for the log
+            observer.pending.append((weakref.ref(work), line_of_program(), is_gradient))
         return work
 
     return call
@@ -84,22 +84,22 @@ def files(observer):
 
 def _version(observer, content):
     """(steps so far, the step that it says, bits of all its tensors)"""
-    said = content if isinstance(content, dict) else {}
-    step = next((int(said[name]) for name in STEP_NAMES
-                 if isinstance(said.get(name), (int, float, torch.Tensor))), None)
+    entries = content if isinstance(content, dict) else {}
+    step = next((int(entries[name]) for name in STEP_NAMES
+                 if isinstance(entries.get(name), (int, float, torch.Tensor))), None)
     with _disable_current_modes(), torch.no_grad():
         return observer.steps, step, digest_of(*tensors_in(content)).bits
 
 
 def samplers(observer):
-    def begins(sampler):
+    def remember(sampler):
         observer.passes[id(sampler)] = sampler.epoch, sampler.shuffle
 
-    around(DistributedSampler, "__iter__", before=begins)
+    around(DistributedSampler, "__iter__", before=remember)
 
 
 def begin_passes(observer, is_training):
-    """What samplers have begun is a pass through the data, if a model is trained with it."""
+    """Write the passes that samplers have begun, if a model is trained with their examples."""
     for sampler, about in observer.passes.items() if is_training else ():
         observer.lines.write("pass", sampler, *about)
     observer.passes.clear()

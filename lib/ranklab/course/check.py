@@ -164,7 +164,7 @@ def _raises_as_stub(code):
 
 
 def _raised(error):
-    failure = Failure.of(error)
+    failure = Failure.from_error(error)
     if any(frame.is_of_learner() for frame in failure.frames):
         return Mistake(f"it raised {failure.headline()}\n{failure}",
                        cause=failure.headline())

@@ -30,11 +30,11 @@ def cheap_forks():
 
 
 def _into_huge_pages():
-    """Our own memory lies in huge pages, as far as the kernel has them; nothing depends on it."""
+    """Move our own memory into huge pages, as far as the kernel has them; nothing depends on it."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
-        ours = re.match(r"(\w+)-(\w+) rw-p \w+ 00:00 0 +(\[heap\])?$", line)
-        if ours:
-            first, end = -(-int(ours[1], 16) // HUGE), int(ours[2], 16) // HUGE
+        region = re.match(r"(\w+)-(\w+) rw-p \w+ 00:00 0 +(\[heap\])?$", line)
+        if region:
+            first, end = -(-int(region[1], 16) // HUGE), int(region[2], 16) // HUGE
             for page in range(first, end):
                 libc.madvise(ctypes.c_void_p(page * HUGE), ctypes.c_size_t(HUGE), MADV_COLLAPSE)

@@ -35,9 +35,10 @@ class ForkServer:
         self.modules = set()  # modules of ranklab that ranks have imported
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
-        self._lifeline, theirs = socket.socketpair()
-        with theirs:
-            self._process = Fork(theirs.fileno()) if forked else self._fresh(theirs.fileno())
+        self._lifeline, server_end = socket.socketpair()
+        with server_end:
+            start = Fork if forked else self._fresh
+            self._process = start(server_end.fileno())
         self._wait_until_ready()
         atexit.register(self.close)
 
@@ -81,11 +82,12 @@ class ForkServer:
         return f"it {describe_exit(self._process.returncode)}"
 
     def connect(self) -> socket.socket:
-        """A new connection: the lifetime of one launch."""
-        mine, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # the end of a dead server is read from `mine`
-            socket.send_fds(self._lifeline, [b"c"], [theirs.fileno()])
-        return mine
+        """Return a new connection: the lifetime of one launch."""
+        connection, server_end = socket.socketpair()
+        # Of a dead server the end is read from `connection`.
+        with server_end, contextlib.suppress(OSError):
+            socket.send_fds(self._lifeline, [b"c"], [server_end.fileno()])
+        return connection
 
     def is_alive(self) -> bool:
         try:  # it never sends; a dying process closes this before wait() can see its end
@@ -97,7 +99,7 @@ class ForkServer:
         return False
 
     def close(self):
-        """The server and all its ranks are gone."""
+        """End the server and all its ranks."""
         atexit.unregister(self.close)
         self._lifeline.close()
         try:
@@ -144,7 +146,7 @@ class Fork:
 
 
 def fork_server() -> ForkServer:
-    """This process's server, started at the first launch (about 3 s) and used by all later ones."""
+    """Return this process's server, which the first launch starts in about 3 s."""
     with ONE_AT_A_TIME:
         server = SERVERS.get(os.getpid())
         if server and not server.is_alive():
@@ -156,5 +158,5 @@ def fork_server() -> ForkServer:
 
 
 def fork_server_from_here():
-    """From now on this process has a server, a fork of itself: see `forked` of ForkServer."""
+    """Fork this process's server from the process itself: see `forked` of ForkServer."""
     SERVERS[os.getpid()] = ForkServer(forked=True)

@@ -24,8 +24,8 @@ def _lstm_cell(from_input, from_hidden, c, bias=None, bias_hidden=None):
     return o * new_c.tanh(), new_c, torch.cat((i, f, g, o), 1)
 
 
-def _lstm_cell_backward(grad_h, grad_c, c, new_c, kept, has_bias):
-    i, f, g, o = kept.chunk(4, 1)
+def _lstm_cell_backward(grad_h, grad_c, c, new_c, saved, has_bias):
+    i, f, g, o = saved.chunk(4, 1)
     tanh = new_c.tanh()
     into_c = 0 if grad_c is None else grad_c
     gate = torch.zeros_like(o)
@@ -45,8 +45,8 @@ def _gru_cell(from_input, from_hidden, h, bias=None, bias_hidden=None):
     return n + z * (h - n), torch.cat((r, z, n, h, hn), 1)
 
 
-def _gru_cell_backward(grad, kept, has_bias):
-    r, z, n, h, hn = kept.chunk(5, 1)
+def _gru_cell_backward(grad, saved, has_bias):
+    r, z, n, h, hn = saved.chunk(5, 1)
     into_n = grad * (1 - z) * (1 - n**2)
     into_r, into_z = into_n * hn * r * (1 - r), grad * (h - n) * z * (1 - z)
     inputs = torch.cat((into_r, into_z, into_n), 1)
@@ -59,20 +59,23 @@ def _sum(*parts):
     return sum(part for part in parts if part is not None)
 
 
-def _histc(x, *how):
-    return torch.histc(x.double(), *how).to(x.dtype)  # a GPU counts integers, too
+def _histc(x, *options):
+    return torch.histc(x.double(), *options).to(x.dtype)  # a GPU counts integers, too
 
 
-def can_become(one, other):
-    """`one.data = other` is possible; of what a profiler has seen, torch can't swap the content."""
-    on = {one.device.type, other.device.type}
-    return len(on) == 1 or on == {"cpu", NAME} and not torch.autograd._profiler_enabled()
+def can_become(tensor, new):
+    """Return whether `tensor.data = new` is possible.
+
+    Torch can't swap the content of what a profiler has seen.
+    """
+    kinds = {tensor.device.type, new.device.type}
+    return len(kinds) == 1 or kinds == {"cpu", NAME} and not torch.autograd._profiler_enabled()
 
 
-def ctc_loss(logits, targets, input_lengths, target_lengths, *how):
+def ctc_loss(logits, targets, input_lengths, target_lengths, *options):
     """Lengths may be anywhere: torch reads them on the CPU."""
     return torch.ops.aten.ctc_loss.IntList(logits, targets, input_lengths.tolist(),
-                                           target_lengths.tolist(), *how)
+                                           target_lengths.tolist(), *options)
 
 
 KERNELS = {
@@ -122,10 +125,10 @@ def teach_autocast(library, rest):
 def _autocast(op, name):
     def cast(*args, **options):
         with torch._C._ExcludeDispatchKeyGuard(key("AutocastPrivateUse1")):
-            floats = [one for one in pytree.tree_leaves((args, options)) if _is_float(one)]
+            floats = [leaf for leaf in pytree.tree_leaves((args, options)) if _is_float(leaf)]
             if name.startswith(LOWER):
                 dtype = torch.get_autocast_dtype(NAME)
-            elif name in WIDEST and all(one.dtype != torch.float32 for one in floats):
+            elif name in WIDEST and all(x.dtype != torch.float32 for x in floats):
                 dtype = torch.get_autocast_dtype(NAME)
             else:
                 dtype = torch.float32
@@ -135,9 +138,9 @@ def _autocast(op, name):
     return cast
 
 
-def _is_float(one):
-    return (isinstance(one, torch.Tensor) and one.is_floating_point() and one.device.type == NAME
-            and one.dtype != torch.float64)
+def _is_float(x):
+    return (isinstance(x, torch.Tensor) and x.is_floating_point() and x.device.type == NAME
+            and x.dtype != torch.float64)
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -145,11 +148,11 @@ def _is_float(one):
 class GpuGenerator(torch._C.Generator):
     """The GPU's random numbers: a seed and an offset, as Philox has; a CPU generator draws them."""
 
-    made = weakref.WeakValueDictionary()  # by address: on its way to an op it loses its type
+    by_address = weakref.WeakValueDictionary()  # on its way to an op it loses its type
     seed_and_offset = 67280421310721, 0  # torch's default seed
 
     def __init__(self, device="cpu"):
-        self.made[self._cdata] = self
+        self.by_address[self._cdata] = self
 
     @property
     def device(self):
@@ -194,9 +197,9 @@ class Guard(_DummyDeviceGuard):
     def type_(self):
         for _ in FETCH:  # no call, which could not return beside an error, and after which another
             break        # thread may run and fetch its own
-        found = KIND.value, ERROR.value, TRACEBACK.value
-        if found[0]:
-            slots = [*map(ctypes.c_void_p, found)]
+        pending = KIND.value, ERROR.value, TRACEBACK.value
+        if pending[0]:
+            slots = [*map(ctypes.c_void_p, pending)]
             ctypes.pythonapi.PyErr_NormalizeException(*map(ctypes.byref, slots))
             _, error, traceback = (ctypes.cast(slot, ctypes.py_object).value if slot.value else None
                                    for slot in slots)
@@ -209,7 +212,7 @@ FETCH = map(ctypes.pythonapi.PyErr_Fetch, *(repeat(ctypes.byref(slot)) for slot 
 
 
 def checked_backward(run):
-    """Gradients from outside are where they belong; the error of a hook is raised."""
+    """Wrap backward: check where gradients from outside are; raise the error of a hook."""
     def run_backward(outputs, gradients, *args, **options):
         expected = [_device_of(output) for output in outputs]
         gradients = _checked(gradients, expected, "invalid gradient")
@@ -235,29 +238,30 @@ def _device_of(output):
 
 
 def checked_function(apply):
-    """The gradients that a torch.autograd.Function returns are where they belong."""
+    """Wrap `apply`: check where the gradients of a torch.autograd.Function are."""
     def checked(self, *args):
-        found = apply(self, *args)
-        several = found if isinstance(found, tuple) else (found,)
-        if not any(type(one) is torch.Tensor for one in several):
-            return found
+        result = apply(self, *args)
+        gradients = result if isinstance(result, tuple) else (result,)
+        if not any(type(gradient) is torch.Tensor for gradient in gradients):
+            return result
         expected = {node._input_metadata[n].device for node, n in self.next_functions if node}
         if len(expected) != 1:
-            return found
-        return _checked(several, [*expected] * len(several),
+            return result
+        return _checked(gradients, [*expected] * len(gradients),
                         f"Function {type(self).__name__} returned an invalid gradient")
 
     return checked
 
 
-def _checked(gradients, expected, what):
+def _checked(gradients, expected, complaint):
     """As torch does, for a wrapper: a CPU number is moved to the GPU, a CPU tensor is refused."""
-    def move(n, one, device):
-        if type(one) is not torch.Tensor or device.type != NAME or one.device == device:
-            return one
-        if one.dim():
-            raise RuntimeError(f"{what} at index {n} - expected device {device} but got "
-                               f"{one.device}")
-        return one.to(device)
+    def move(n, gradient, device):
+        if (type(gradient) is not torch.Tensor or device.type != NAME
+                or gradient.device == device):
+            return gradient
+        if gradient.dim():
+            raise RuntimeError(f"{complaint} at index {n} - expected device {device} but got "
+                               f"{gradient.device}")
+        return gradient.to(device)
 
     return tuple(move(n, *pair) for n, pair in enumerate(zip(gradients, expected)))

@@ -102,7 +102,7 @@ swap_tensors = types.FunctionType(
 
 
 def set_data(tensor, new):
-    """tensor.data = new, also between the CPU and the GPU.
+    """Do tensor.data = new, also between the CPU and the GPU.
 
     Torch can't do the latter, because a wrapper is of another class. So the two swap what they are,
     and `tensor` keeps its hooks and attributes. Unlike on a GPU, its gradient moves along.
@@ -125,9 +125,9 @@ def set_data(tensor, new):
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks) is not None:
             setattr(other, hooks, getattr(tensor, hooks))
-    kept = {name: value for name, value in vars(tensor).items() if name not in OURS}
+    attributes = {name: value for name, value in vars(tensor).items() if name not in OURS}
     swap_tensors(tensor, other)
-    vars(tensor).update(kept | vars(tensor))
+    vars(tensor).update(attributes | vars(tensor))
 
 
 def _made_on_gpu(lazy):
@@ -154,16 +154,16 @@ def _about(func):
 
 
 def run(func, args, kwargs):
-    """The op has run on the CPU tensors inside; results are on the GPU unless it asks otherwise."""
+    """Run the op on the CPU tensors inside; results are on the GPU unless it asks otherwise."""
     op = _about(func)
     if op.space in OTHERWISE:
         return OTHERWISE[op.space](func, args, kwargs or {})
-    wrappers, others, asked, draws = {}, [], None, op.draws
+    wrappers, others, target, draws = {}, [], None, op.draws
     raw = [_unwrap(value, wrappers, others) for value in args]
     options = ({name: _unwrap(value, wrappers, others) for name, value in kwargs.items()}
                if kwargs else {})
     if others:
-        asked, draws = _look_at(others, func, args, wrappers, draws)
+        target, draws = _look_at(others, func, args, wrappers, draws)
     elif op.name == PACK:
         raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got one on "
                            f"{GpuTensor.at}")
@@ -171,17 +171,17 @@ def run(func, args, kwargs):
         for tensor in wrappers.values():
             mark(tensor.raw)
         return _wrapped(func.redispatch(key("PrivateUse1"), *raw, **options), wrappers)
-    if asked is not None and asked.type == NAME and options.get("pin_memory"):
+    if target is not None and target.type == NAME and options.get("pin_memory"):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     try:
-        found = _drawn(op.kernel, raw, options) if draws else op.kernel(*raw, **options)
+        result = _drawn(op.kernel, raw, options) if draws else op.kernel(*raw, **options)
     except NotImplementedError as error:
         raise limit(op.name.removeprefix("aten::"), error) from None
-    if asked is not None and asked.type != NAME:
-        return found.clone() if id(found) in wrappers else found
+    if target is not None and target.type != NAME:
+        return result.clone() if id(result) in wrappers else result
     if op.name == PACK:
-        return _wrapped(found[0], wrappers), found[1]
-    return _wrapped(found, wrappers)
+        return _wrapped(result[0], wrappers), result[1]
+    return _wrapped(result, wrappers)
 
 
 def _unwrap(value, wrappers, others):
@@ -192,7 +192,7 @@ def _unwrap(value, wrappers, others):
     if kind in PLAIN:
         return value
     if isinstance(value, (list, tuple)):
-        return [_unwrap(one, wrappers, others) for one in value]
+        return [_unwrap(item, wrappers, others) for item in value]
     if isinstance(value, (torch.Tensor, torch.device, torch._C.Generator)):
         others.append(value)
         return CPU if kind is torch.device and value.type == NAME else value
@@ -200,28 +200,28 @@ def _unwrap(value, wrappers, others):
 
 
 def _look_at(others, func, args, wrappers, draws):
-    """Tensors that are not on the GPU are refused. Returns the device that is asked for, and
-    whether the op draws from a generator that it does not name.
+    """Refuse tensors that are not on the GPU. Returns the device that is asked for, and whether
+    the op draws from a generator that it does not name.
     """
-    asked, tensors = None, []
-    for one in others:
-        if isinstance(one, torch.Tensor):
-            tensors.append(one)
-        elif isinstance(one, torch.device):
-            asked = one
-            if one.type == NAME:
-                refuse_another_gpu(one)
+    target, tensors = None, []
+    for value in others:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, torch.device):
+            target = value
+            if target.type == NAME:
+                refuse_another_gpu(target)
         else:
             draws = False
-            _seed(one)
+            _seed(value)
     if tensors:
         _refuse_a_mix(func, args, wrappers, tensors)
-    return asked, draws
+    return target, draws
 
 
 def _seed(generator):
     """A generator of the GPU draws its next numbers; any other is refused."""
-    gpu = GpuGenerator.made.get(generator._cdata)
+    gpu = GpuGenerator.by_address.get(generator._cdata)
     if gpu is None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
     torch._C.Generator.manual_seed(generator, gpu.next())
@@ -237,20 +237,20 @@ def _drawn(kernel, raw, options):
         torch.default_generator.set_state(before)
 
 
-def limit(what, error):
-    """What can't be rehearsed, in a sentence; torch's own has 20 lines."""
-    why = str(error).partition("\n")[0].partition(". ")[0]
-    whose = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
-             if "not implemented for" in why else "a limit of the rehearsal, not of a GPU")
-    return NotImplementedError(f"{what} can't be rehearsed ({why}): this is {whose}")
+def limit(subject, error):
+    """Return an error that says in a sentence what can't be rehearsed; torch's own has 20 lines."""
+    reason = str(error).partition("\n")[0].partition(". ")[0]
+    origin = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
+              if "not implemented for" in reason else "a limit of the rehearsal, not of a GPU")
+    return NotImplementedError(f"{subject} can't be rehearsed ({reason}): this is {origin}")
 
 
 def _run_functional(func, args, kwargs):
     """A functional collective is made of c10d's; its wait is done at once."""
-    found = func.redispatch(key("PrivateUse1"), *args, **kwargs)
+    result = func.redispatch(key("PrivateUse1"), *args, **kwargs)
     if func._schema.name != "_c10d_functional::wait_tensor":
-        pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, found)
-    return found
+        pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, result)
+    return result
 
 
 def _to_other(func, args, kwargs):
@@ -262,20 +262,20 @@ OTHERWISE = {"_c10d_functional": _run_functional, "_dtensor": _run_functional,
              "to.other": _to_other}
 
 
-def _wrapped(found, wrappers):
-    if isinstance(found, torch.Tensor):
-        wrapper = wrappers.get(id(found))
+def _wrapped(result, wrappers):
+    if isinstance(result, torch.Tensor):
+        wrapper = wrappers.get(id(result))
         if wrapper is None:
-            return GpuTensor(found)
-        if wrapper.shape != found.shape or wrapper.stride() != found.stride():
-            DATA.__set__(wrapper, GpuTensor(found))  # it was resized in place
+            return GpuTensor(result)
+        if wrapper.shape != result.shape or wrapper.stride() != result.stride():
+            DATA.__set__(wrapper, GpuTensor(result))  # it was resized in place
         return wrapper
-    if isinstance(found, (list, tuple)):
-        return type(found)(_wrapped(one, wrappers) for one in found)
-    return found
+    if isinstance(result, (list, tuple)):
+        return type(result)(_wrapped(item, wrappers) for item in result)
+    return result
 
 
-def _refuse_a_mix(func, args, wrappers, others):
+def _refuse_a_mix(func, args, wrappers, cpu_tensors):
     name = func._schema.name
     if name in COPIES or not wrappers:
         return
@@ -283,22 +283,22 @@ def _refuse_a_mix(func, args, wrappers, others):
         if not isinstance(args[0], GpuTensor):
             raise RuntimeError("indices should be either on cpu or on the same device as the "
                                "indexed tensor (cpu)")
-        others = [one for one in args[2:3] if isinstance(one, torch.Tensor)
-                  and not isinstance(one, GpuTensor)]
-    beside = [one for one, argument in zip(args, func._schema.arguments)
-              if argument.name in ON_CPU.get(name, ())]
-    others = [one for one in others if not any(one is each for each in beside)]
-    written = [one for one, argument in zip(args, func._schema.arguments)
-               if argument.alias_info is not None and argument.alias_info.is_write]
-    for one in others:
-        if one.dim() or name in NO_SCALAR or any(one is each for each in written):
+        cpu_tensors = [arg for arg in args[2:3] if isinstance(arg, torch.Tensor)
+                       and not isinstance(arg, GpuTensor)]
+    arguments = list(zip(args, func._schema.arguments))
+    exempt = {id(arg) for arg, argument in arguments if argument.name in ON_CPU.get(name, ())}
+    outputs = {id(arg) for arg, argument in arguments
+               if argument.alias_info is not None and argument.alias_info.is_write}
+    for tensor in cpu_tensors:
+        if id(tensor) not in exempt and (
+                tensor.dim() or name in NO_SCALAR or id(tensor) in outputs):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{GpuTensor.at} and {one.device}! ({name.removeprefix('aten::')} with a tensor of "
-                f"shape {tuple(one.shape)} on {one.device})")
+                f"{GpuTensor.at} and {tensor.device}! ({name.removeprefix('aten::')} with a tensor "
+                f"of shape {tuple(tensor.shape)} on {tensor.device})")
 
 
-def refuse_another_gpu(asked):
-    if asked.index:
-        raise RuntimeError(f"invalid device ordinal: there is no {asked}, as each rank sees one "
+def refuse_another_gpu(device):
+    if device.index:
+        raise RuntimeError(f"invalid device ordinal: there is no {device}, as each rank sees one "
                            f"GPU here, {NAME}:0. Take the device from ranklab.device()")

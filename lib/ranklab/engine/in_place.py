@@ -16,7 +16,7 @@ STEPS = 100  # of a job, before the ports of the next job begin
 
 
 def is_started_by_another():
-    """True on a rank of torchrun, or of srun with more than one task; never in a notebook."""
+    """Return True on a rank of torchrun, or of srun with several tasks; never in a notebook."""
     kernels = sys.modules.get("ipykernel.kernelapp")  # also imported by tools that are no notebook
     if kernels and kernels.IPKernelApp.initialized():
         return False  # a notebook opened inside an allocation is not a rank of it
@@ -34,12 +34,12 @@ def _is_sruns():
 
 
 def is_main_process():
-    """True in one process only: the one that calls launch, or rank 0 under torchrun or srun."""
+    """Return True in one process only: the caller of launch, or rank 0 of torchrun or srun."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
 def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
-    """`fn(*args)` has run on this rank; returns the values of all ranks, on every rank.
+    """Run `fn(*args)` on this rank; return the values of all ranks, on every rank.
 
     The process group is made at the first call and kept; its limit is that of each call.
     But gloo's send and recv keep the limit of the first call: torch can't change it.
@@ -51,20 +51,19 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
     world_size = _number("WORLD_SIZE")
     has_nodes = _nodes(world_size)
     # nodes=1 is the default, so it asks for nothing here.
-    for name, wanted, has in (("ranks", ranks or world_size, world_size),
-                              ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
-        if wanted != has:
-            raise ValueError(f"launch: {name}={wanted}, but this job was started with {has} "
+    for name, argument, count in (("ranks", ranks or world_size, world_size),
+                                  ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
+        if argument != count:
+            raise ValueError(f"launch: {name}={argument}, but this job was started with {count} "
                              f"{name}; leave {name}= out, or start the job with as many")
     limit = timedelta(seconds=timeout + GROUP_GRACE)
     if dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(limit)  # of gloo's collectives, and all of NCCL
     else:
         make_group(rehearse, share_gpu, timeout=limit)
-    mine = ship.dumps(fn(*args))
-    gathered = [None] * world_size
-    dist.all_gather_object(gathered, mine)
-    return ship.values(gathered)
+    values = [None] * world_size
+    dist.all_gather_object(values, ship.dumps(fn(*args)))
+    return ship.values(values)
 
 
 def _number(name):
@@ -84,7 +83,7 @@ def _nodes(world_size):
 
 
 def make_group(rehearse=None, share_gpu=False, **options):
-    """The default group is up until this process ends: that of torchrun's ranks, or of it alone."""
+    """Make the default group, until this process ends: of torchrun's ranks, or of it alone."""
     import torch.distributed as dist
 
     local, ranks_here = 0, 1
@@ -94,12 +93,12 @@ def make_group(rehearse=None, share_gpu=False, **options):
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE")
     share_gpu = sharing.is_wanted(share_gpu)
-    chosen = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus(), share_gpu)
+    placement = backend_and_device(local, ranks_here, rehearse, _sees_its_own_gpus(), share_gpu)
     if local == 0 and not share_gpu:
-        _say_if_gpus_are_left(chosen["backend"], ranks_here)
-    hide_gpus_without_nccl(chosen["backend"])
+        _say_if_gpus_are_left(placement["backend"], ranks_here)
+    hide_gpus_without_nccl(placement["backend"])
     _let_go_of_groups()
-    dist.init_process_group(**chosen, **options)
+    dist.init_process_group(**placement, **options)
     atexit.register(_leave_group)
 
 
@@ -125,22 +124,24 @@ def _let_go_of_groups():
 
 
 def _say_if_gpus_are_left(backend, ranks_here):
-    """A run that falls back to the CPU, or to a slower link, says so in a sentence."""
+    """Say in a sentence that the run falls back to the CPU, or to a slower link."""
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:
         return
-    # Which link NCCL finds then: NVIDIA/nccl issue 1066, an answer of NCCL's author.
-    so = ("running on the CPU. Each rank must see the GPUs of all" if backend == "gloo" else
-          "NCCL may not find the NVLink between GPUs that it can't see, and use a slower way")
+    if backend == "gloo":
+        consequence = "running on the CPU. Each rank must see the GPUs of all"
+    else:  # NVIDIA/nccl issue 1066, an answer of NCCL's author
+        consequence = ("NCCL may not find the NVLink between GPUs that it can't see, and use a "
+                       "slower way")
     print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s) "
-          f"each: {so}; with Slurm, ask for --gpus-per-node and leave --gpus-per-task out",
+          f"each: {consequence}; with Slurm, ask for --gpus-per-node and leave --gpus-per-task out",
           file=sys.stderr)
 
 
 def _from_slurm(environ):
     """torchrun's variables, from srun's."""
-    tasks = _each(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    tasks = _counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     tasks_here = tasks[int(environ["SLURM_NODEID"])]
     first_port, ports = SLURM_PORTS
     step = int(environ["SLURM_JOB_ID"]) * STEPS + int(environ.get("SLURM_STEP_ID", 0))
@@ -157,18 +158,18 @@ def _from_slurm(environ):
     }
 
 
-def _each(counts):
+def _counts(text):
     """Slurm's "8(x3),4" as a list: [8, 8, 8, 4]."""
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
 def _first_host(environ):
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
     try:
-        asked = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True,
-                               text=True, check=True, timeout=30)
+        listing = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True,
+                                 text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeError("launch: scontrol could not name the first of the nodes "
                            f"{nodes} ({error}); set MASTER_ADDR to it") from None
-    return asked.stdout.split()[0]
+    return listing.stdout.split()[0]

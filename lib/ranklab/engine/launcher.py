@@ -101,13 +101,13 @@ def _import_torch():
     """torch is imported whole: one that Ctrl-C cut in two could not be imported again."""
     if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
         return
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *about: came.append(about))
+    interrupts = []
+    before = signal.signal(signal.SIGINT, lambda *about: interrupts.append(about))
     try:
         import torch  # noqa: F401
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if interrupts:
         signal.raise_signal(signal.SIGINT)
 
 

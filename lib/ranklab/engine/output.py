@@ -22,16 +22,16 @@ class Output:
         self._bar = 0  # characters of the progress bar on the screen
 
     def feed(self, rank, data: bytes):
-        kept = data[: max(0, LIMIT - len(self._parts[rank]))]
-        self._parts[rank] += kept
-        self._left_out[rank] += len(data) - len(kept)
+        part = data[: max(0, LIMIT - len(self._parts[rank]))]
+        self._parts[rank] += part
+        self._left_out[rank] += len(data) - len(part)
         if self._stream:
             self._show_whole_lines(rank)
 
     def last_words(self, rank):
-        """What C++ has printed of the error that ended the rank, or ""."""
-        said = re.findall(rb"^ +what\(\): +(?:\[.*?\] )?(.+)", self._parts[rank], re.M)
-        return said[-1].decode(errors="replace") if said else ""
+        """Return what C++ has printed of the error that ended the rank, or ""."""
+        errors = re.findall(rb"^ +what\(\): +(?:\[.*?\] )?(.+)", self._parts[rank], re.M)
+        return errors[-1].decode(errors="replace") if errors else ""
 
     def _show_whole_lines(self, rank):
         whole, newline, rest = bytes(self._parts[rank]).rpartition(b"\n")
@@ -55,14 +55,14 @@ class Output:
             self._bar = 0
         lines = text.decode(errors="replace").split("\n")
         # Of a bar that rewrote its line only the last state is worth keeping.
-        kept = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-        _print("".join(f"{self._prefix(rank)}{line}\n" for line in kept))
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        _print("".join(f"{self._prefix(rank)}{line}\n" for line in lines))
 
     def _prefix(self, rank):
         return "" if self._headings else f"[rank {rank:>{self._width}}] "
 
     def flush(self):
-        """Everything is shown."""
+        """Show everything that is left."""
         for rank, text in enumerate(self._parts):
             if text and self._headings:
                 _print(f"--- rank {rank} ---\n")

@@ -56,7 +56,10 @@ class Job:
 
 
 def main(rank, channel, stack, job, report, store):
-    """The rank has reported, was released, and left its group. All but `rank` are descriptors."""
+    """Run the function, report, wait for the release, leave the group.
+
+    All arguments but `rank` are file descriptors.
+    """
     faulthandler.enable(file=stack)  # a segfault leaves its Python stack
     faulthandler.register(signal.SIGUSR1, file=stack)  # works even while gloo blocks in C++
     modules_before = len(sys.modules)
@@ -67,7 +70,7 @@ def main(rank, channel, stack, job, report, store):
     try:
         outcome = Value(_run(rank, job, store, waiting))
     except BaseException as error:
-        outcome = Failure.of(error)
+        outcome = Failure.from_error(error)
     if os.getpid() != pid:  # a child that the function forked: the report is the rank's own
         if isinstance(outcome, Failure):
             print(f"in a child process: {outcome.headline()}\n{outcome}", file=sys.stderr)
@@ -117,7 +120,7 @@ def _set_up(rank, job, store_fd):
 
 
 def init_group(rank, job, store_fd):
-    """The default process group is up: NCCL if each rank here has a GPU, else gloo."""
+    """Make the default process group: NCCL if each rank on this machine has a GPU, else gloo."""
     import torch
     import torch.distributed as dist
 
@@ -133,9 +136,10 @@ def init_group(rank, job, store_fd):
     store.set_timeout(limit)
     # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
     # at 0 on the second "node"; the GPU does not.
-    chosen = backend_and_device(rank, job.ranks, job.rehearse, share_gpu=job.share_gpu)
-    hide_gpus_without_nccl(chosen["backend"])
-    dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit, **chosen)
+    placement = backend_and_device(rank, job.ranks, job.rehearse, share_gpu=job.share_gpu)
+    hide_gpus_without_nccl(placement["backend"])
+    dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit,
+                            **placement)
     _wait_for_all(store, job.ranks)
 
 
@@ -150,7 +154,9 @@ def _wait_for_all(store, ranks):
 
 
 def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, share_gpu=False):
-    """NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
+    """Choose NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
+
+    Returns the options for init_process_group.
 
     rehearse   "gpu": gloo, under a GPU's rules (rehearse.py)
     sees_own   the GPUs that this rank sees are not those that the others see
@@ -176,13 +182,13 @@ def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, s
 
 
 def hide_gpus_without_nccl(backend):
-    """No library finds a GPU that ranks would have to share: fully_shard takes any that it sees."""
+    """Hide GPUs that ranks would have to share: fully_shard takes any that it sees."""
     if "nccl" not in backend:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def gpu_of(index, ranks_on_machine, gpus, sees_own=False):
-    """The number of the GPU of rank `index` among the `gpus` that it sees; None: it has none.
+    """Return the number of the GPU of rank `index` among the `gpus` that it sees, or None.
 
     Each process counts the GPUs that it sees from 0.
     """
@@ -192,7 +198,7 @@ def gpu_of(index, ranks_on_machine, gpus, sees_own=False):
 
 
 def device():
-    """The torch.device of this rank: its GPU under NCCL or in a rehearsal, otherwise the CPU.
+    """Return the torch.device of this rank: its GPU under NCCL or in a rehearsal, else the CPU.
 
     Outside a rank it is the CPU, so that a notebook's kernel never opens CUDA.
     """

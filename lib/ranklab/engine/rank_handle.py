@@ -35,14 +35,14 @@ class RankHandle:
         return self.is_settled() and not isinstance(self.report, Value)
 
     def ask(self):
-        """It is asked whether it waits for other ranks alone (waiting.py)."""
+        """Ask the rank whether it waits for other ranks alone (waiting.py)."""
         self.waits, self.questions = False, self.questions + 1
         with contextlib.suppress(OSError):  # it is gone
             self.channel.send(QUESTION)
 
-    def hear(self, said):
-        """Bytes that came through its channel; an answer counts if it is the last question's."""
-        for answer in (byte for byte in said if byte in YES + NO):
+    def hear(self, data):
+        """Read bytes that came through its channel; the last question's answer counts."""
+        for answer in (byte for byte in data if byte in YES + NO):
             self.questions -= 1
             self.waits = not self.questions and answer in YES
 

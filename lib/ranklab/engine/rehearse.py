@@ -244,7 +244,7 @@ PATCHES = (
     (torch.autograd, "_engine_run_backward", checked_backward),
     (torch.autograd.function.BackwardCFunction, "apply", checked_function),
     (torch._utils, "_rebuild_tensor", _rebuilt),
-    (torch, "Generator", lambda made: _Generators("Generator", (), {})),
+    (torch, "Generator", lambda generator: _Generators("Generator", (), {})),
     (torch.Tensor, "data", lambda data: property(data.__get__, set_data)),
     (dist.Work, "get_future", _future),
     (dist.distributed_c10d, "_new_process_group_helper", _new_group),

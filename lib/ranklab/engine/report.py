@@ -42,8 +42,8 @@ class ShownShort:
         frames = [Frame(f.filename, f.lineno, f.name)
                   for f in traceback.extract_tb(self.__traceback__)]
         # A cell magic calls its cell by a line that holds all of the cell.
-        shown = (str(f) for f in frames if f.is_of_learner() and CELL_MAGIC not in f.text())
-        return [*shown, f"{type(self).__name__}: {self}"]
+        lines = (str(f) for f in frames if f.is_of_learner() and CELL_MAGIC not in f.text())
+        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class RankError(ShownShort, RuntimeError):
@@ -73,11 +73,11 @@ class Frame:
     function: str
 
     def is_of_learner(self):
-        installed = PACKAGES.search(self.file)
-        theirs = self.file.startswith((*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string"))
-        return not (installed or theirs)
+        is_installed = PACKAGES.search(self.file)
+        return not (is_installed or self.file.startswith(
+            (*NOT_LEARNERS, *LIBRARIES, "<frozen", "<string")))
 
-    def where(self):
+    def place(self):
         return f"{_file_name(self.file)}, line {self.line}, in {self.function}"
 
     def text(self):
@@ -85,7 +85,7 @@ class Frame:
 
     def __str__(self):
         text = self.text()
-        return f"  {self.where()}" + (f"\n      {text}" if text else "")
+        return f"  {self.place()}" + (f"\n      {text}" if text else "")
 
 
 @dataclass(frozen=True)
@@ -106,26 +106,26 @@ class Failure:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, error):
+    def from_error(cls, error):
         chain = _chain(error)
         failure, half = None, CAUSES // 2
         if len(chain) > CAUSES:
             chain[half:-half] = [Exception(f"... {len(chain) - CAUSES} errors more ...")]
-        for one in chain:
-            notes = tuple(map(str, getattr(one, "__notes__", ())))
-            failure = cls(type(one).__name__, _message(one), _frames(one), failure, notes)
+        for link in chain:
+            notes = tuple(map(str, getattr(link, "__notes__", ())))
+            failure = cls(type(link).__name__, _message(link), _frames(link), failure, notes)
         return failure
 
     def headline(self):
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
     def is_lost_peer(self):
-        """True where this only echoes that another rank went away."""
+        """Return True where this only echoes that another rank went away."""
         words = LOST_PEER.get(self.kind)
         return bool(words and re.search(words, self.message[:2000], re.I))
 
     def __str__(self):
-        lines = list(map(str, _learners(self.frames)))
+        lines = list(map(str, _learner_frames(self.frames)))
         if len(lines) > SHOWN:  # endless recursion
             half = SHOWN // 2
             lines[half:-half] = [f"  ... {len(lines) - SHOWN} lines more ..."]
@@ -138,7 +138,7 @@ class Failure:
 def _chain(error):
     """The error that came first, then what it led to; an error of a cycle once."""
     chain = []
-    while error is not None and not any(error is one for one in chain):
+    while error is not None and not any(error is link for link in chain):
         chain.append(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return chain[::-1]
@@ -163,10 +163,10 @@ def _frames(error):
     return tuple(frames)
 
 
-def _learners(frames):
+def _learner_frames(frames):
     """The learner's own frames; if there are none, the last two that are not the engine's."""
-    own = [f for f in frames if f.is_of_learner()]
-    return own or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
+    of_learner = [f for f in frames if f.is_of_learner()]
+    return of_learner or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
 
 
 def _file_name(file):
@@ -182,7 +182,7 @@ def _file_name(file):
 
 
 def describe_exit(code):
-    """What an exit code means, in words."""
+    """Say in words what an exit code means."""
     if code >= 0:
         return f"ended without returning (os._exit, exit code {code})"
     try:
@@ -198,7 +198,7 @@ def count_ranks(size):
 
 
 def rank_names(ranks):
-    """ "rank 3", "ranks 0, 2", "ranks 0 to 31, 33" """
+    """Return "rank 3", "ranks 0, 2", or "ranks 0 to 31, 33"."""
     runs = []
     for rank in (ranks := list(ranks)):
         if runs and rank == runs[-1][-1] + 1:

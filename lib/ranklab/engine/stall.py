@@ -26,12 +26,12 @@ class Watch:
         self._looks = 0
 
     def all_asleep(self, pids, now):
-        """True once they have slept for `seconds`; then it starts from 0 again."""
-        seen = [_look(pid) for pid in pids]
-        if None in seen:
+        """Return True once they have slept for `seconds`; then start from 0 again."""
+        looks = [_look(pid) for pid in pids]
+        if None in looks:
             self._looks = 0
             return False
-        ticks, awake = [n for n, _ in seen], set().union(*(threads for _, threads in seen))
+        ticks, awake = [n for n, _ in looks], set().union(*(threads for _, threads in looks))
         # gloo's threads wake to look around, so one may be awake at a look. One that is awake at
         # two in a row waits for its turn on a busy machine, perhaps with a message in its hands.
         has_starved, self._awake = bool(awake & self._awake), awake
@@ -61,7 +61,7 @@ def _look(pid):
 
 
 def seconds_in_queue(pid):
-    """How long the threads of a process, together, were ready to run and no core was free."""
+    """Return how long the threads of a process, together, were ready to run without a core."""
     nanoseconds = 0
     for thread in glob.glob(f"/proc/{pid}/task/*/schedstat"):  # gloo's carry the messages
         with contextlib.suppress(OSError):  # it has just ended
@@ -70,5 +70,5 @@ def seconds_in_queue(pid):
 
 
 def can_be_seen(on_gpus):
-    """False where ranks have GPUs: one that waits for its GPU may sleep, and all is well."""
+    """Return False where ranks have GPUs: one that waits for its GPU sleeps, and all is well."""
     return os.path.isdir("/proc/self/task") and not on_gpus

@@ -10,25 +10,25 @@ FEW = 8  # ranks; up to here a report has a line for each, beyond it one for eac
 
 
 def failure(handles):
-    """The error of a launch in which a rank raised or died: the first to blame, then the others."""
+    """Return the error of a launch in which ranks raised or died: first the one to blame."""
     died = [h for h in handles if h.is_settled() and h.report is None]
     raised = [h for h in handles if isinstance(h.report, Failure)]
     raised.sort(key=lambda h: (not is_cause(h), UNCONNECTED in h.report.message))
     reasons = {h.rank: _reason(h) for h in died + raised}
     first = (died + raised)[0]
-    of = f"rank {first.rank} of {len(handles)}"
+    name = f"rank {first.rank} of {len(handles)}"
     if first in died:
-        own = Stack.parse(first.stack_text()).own()
-        text = f"{of} {reasons[first.rank]}" + (f"\n\n{own}" if own else "")
+        frame = Stack.parse(first.stack_text()).learner_frame()
+        text = f"{name} {reasons[first.rank]}" + (f"\n\n{frame}" if frame else "")
     else:
         verb = "raised" if is_cause(first) else f"{LOST}:"
-        text = f"{of} {verb} {reasons[first.rank]}\n\n{first.report}".rstrip()
+        text = f"{name} {verb} {reasons[first.rank]}\n\n{first.report}".rstrip()
     others = {h.rank: _reason(h) if is_cause(h) else LOST for h in died + raised if h is not first}
     return RankError(text + _others(others, reasons[first.rank]), first.rank, reasons)
 
 
 def is_cause(handle):
-    """True for a rank that failed by itself, and not because another had gone."""
+    """Return True for a rank that failed by itself, and not because another had gone."""
     lost_a_peer = isinstance(handle.report, Failure) and handle.report.is_lost_peer()
     return handle.has_failed() and not lost_a_peer
 
@@ -43,21 +43,24 @@ def _others(others, reason_of_first):
     """Ranks with the same reason share a line."""
     by_reason = {}
     for rank, reason in others.items():
-        same = reason == reason_of_first
-        by_reason.setdefault("the same" if same else reason, []).append(rank)
+        key = "the same" if reason == reason_of_first else reason
+        by_reason.setdefault(key, []).append(rank)
     lines = [f"{rank_names(sorted(ranks))}: {reason}" for reason, ranks in by_reason.items()]
     return "\n\n" + "\n".join(lines) if lines else ""
 
 
-def hang(handles, waiting, what, asleep=False, note=""):
-    """The error of a launch whose ranks `waiting` don't end, with the place of every rank."""
-    head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {what}"
-    doing = {h.rank: _doing(h) for h in handles}
+def hang(handles, waiting, predicate, asleep=False, note=""):
+    """Return the error of a launch whose ranks `waiting` don't end, with the place of every rank.
+
+    predicate  what they do: "did not finish within 60 s"
+    """
+    head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {predicate}"
+    states = {h.rank: _state(h) for h in handles}
     text = "\n".join(filter(None, [head, whereabouts(handles, asleep), note]))
-    return HangError(text, waiting[0].rank, doing)
+    return HangError(text, waiting[0].rank, states)
 
 
-def _doing(handle):
+def _state(handle):
     """One word for the rank: the call that it waits in, "returned", or "runs"."""
     if handle.is_settled():
         return "returned"
@@ -65,18 +68,19 @@ def _doing(handle):
 
 
 def deadlock(handles, waiting, seconds):
-    """The error of a launch whose ranks `waiting` have said that they wait for ranks alone."""
-    done = [h.rank for h in handles if h not in waiting]
+    """Return the error of a launch whose ranks `waiting` have answered that they wait for ranks."""
+    returned = [h.rank for h in handles if h not in waiting]
     wait, have = ("waits", "it has") if len(waiting) == 1 else ("wait", "all have")
-    whom = "forever" if done or len(waiting) == 1 else "for each other"
-    what = f"{wait} {whom}: {have} slept in communication for {seconds:g} s"
-    if done:
-        what += f", and {rank_names(done)} {'has' if len(done) == 1 else 'have'} returned"
-    return hang(handles, waiting, what, asleep=True)
+    end = "forever" if returned or len(waiting) == 1 else "for each other"
+    predicate = f"{wait} {end}: {have} slept in communication for {seconds:g} s"
+    if returned:
+        verb = "has" if len(returned) == 1 else "have"
+        predicate += f", and {rank_names(returned)} {verb} returned"
+    return hang(handles, waiting, predicate, asleep=True)
 
 
 def whereabouts(handles, asleep=False):
-    """For each rank: finished, or the learner's line and what it waits for.
+    """Say of each rank that it finished, or at which line of the learner's it waits for what.
 
     asleep  they have said that they wait, also where the stack has no name for it
     """

@@ -108,9 +108,9 @@ class Waiting:
         stores = [store for _, (_, store) in groups]
         limits = [group._get_backend(device).options._timeout
                   for group, _ in groups for device in group._device_types]
-        for given in (f.f_locals for frame in frames for f in _stack(frame) if _is_a_call(f)):
-            limits.append(given.get("timeout"))
-            stores.append(given.get("store") or stores[0])
+        for arguments in (f.f_locals for frame in frames for f in _stack(frame) if _is_a_call(f)):
+            limits.append(arguments.get("timeout"))
+            stores.append(arguments.get("store") or stores[0])
         return (all(limit in ENDLESS or limit >= self._limit for limit in limits)
                 and all(_path(store) == self._path for store in stores))
 

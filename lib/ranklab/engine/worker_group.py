@@ -20,7 +20,7 @@ from ranklab.engine.stack import Stack
 GRACE, LONGEST_GRACE = 0.1, 1.0
 CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
 
-LEAST_MORE = 0.1  # second: a limit does not grow by less
+SMALLEST_STEP = 0.1  # second: a limit does not grow by less
 
 PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
 START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
@@ -33,8 +33,8 @@ RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
-WATCHED = 10  # seconds after which `watch` is told where the ranks are, again and again
-ASKED = 2  # times: a rank that is asked once may be about to read the message that wakes it
+WATCH_INTERVAL = 10  # seconds after which `watch` hears where the ranks are, again and again
+QUESTIONS = 2  # a rank that is asked once may be about to read the message that wakes it
 
 
 class WorkerGroup:
@@ -43,7 +43,7 @@ class WorkerGroup:
     def __init__(self, server, job, call, store, output, stall=None, preload=(), watch=None):
         self.connection = server.connect()
         self.lines = Lines(self.connection)
-        self.known = server.modules
+        self.modules = server.modules
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
@@ -53,7 +53,7 @@ class WorkerGroup:
         self.selector = selectors.DefaultSelector()
         self.started = time.monotonic()
         self.all_up = None  # when all ranks were up
-        self.told = self.started  # when `watch` was
+        self.watch_time = self.started  # when `watch` was called last
 
     def __enter__(self):
         try:
@@ -72,7 +72,7 @@ class WorkerGroup:
 
     def _preload(self):
         """The server has imported what the caller names and what ranks have imported before."""
-        names = [*self.preload, *self.known]
+        names = [*self.preload, *self.modules]
         if names:
             self.lines.request({"preload": names})
         if self.preload:  # heavy ones, perhaps
@@ -82,15 +82,15 @@ class WorkerGroup:
 
     def _start(self, rank, job_fd):
         report_file = ship.scratch_file()
-        with contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as child_ends:  # this process closes them after the fork
             channel, channel_end = socket.socketpair()
-            theirs.enter_context(channel_end)
+            child_ends.enter_context(channel_end)
             handle = RankHandle(rank, channel, report_file)
             self.handles.append(handle)
             self._watch(channel, lambda data: self._read_channel(handle, data))
-            output_end = theirs.enter_context(
+            output_end = child_ends.enter_context(
                 self._pipe(lambda data: self.output.feed(rank, data)))
-            stack_end = theirs.enter_context(self._pipe(handle.stack.extend))
+            stack_end = child_ends.enter_context(self._pipe(handle.stack.extend))
             ends = [channel_end, output_end, stack_end]
             fds = [*(end.fileno() for end in ends), job_fd, report_file.fileno(),
                    self.store.fileno()]
@@ -108,7 +108,7 @@ class WorkerGroup:
         return os.fdopen(end, "wb", buffering=0)
 
     def _watch(self, source, take):
-        """From now on `take` is called with what arrives at `source`, until its end."""
+        """Call `take` from now on with what arrives at `source`, until its end."""
 
         def read():
             try:
@@ -136,7 +136,7 @@ class WorkerGroup:
             self.handles[message["exit"]].exit_code = message["code"]
 
     def _wait(self, until, limit):
-        """True as soon as `until()` holds; False once `limit` seconds have passed."""
+        """Return True as soon as `until()` holds; False once `limit` seconds have passed."""
         end, is_last = time.monotonic() + limit, False
         while not until():
             if is_last:
@@ -148,7 +148,7 @@ class WorkerGroup:
         return True
 
     def results(self):
-        """The value of each rank.
+        """Return the value of each rank.
 
         error  RankError when a rank raised or died; HangError when time is up
         """
@@ -160,7 +160,7 @@ class WorkerGroup:
             self._wait(lambda: self.all_up or is_decided(), START_LIMIT)
             limit = self.job.timeout if self.all_up else START_LIMIT
             left = limit - (time.monotonic() - (self.all_up or self.started))
-            in_time, more = self._wait_for_the_starved(is_decided, left, STARVED * limit)
+            in_time, extra = self._wait_for_the_starved(is_decided, left, STARVED * limit)
         except KeyboardInterrupt:
             self._ask_where(self._running())
             seconds = time.monotonic() - self.started
@@ -176,10 +176,10 @@ class WorkerGroup:
             raise verdict.failure(self.handles)
         if not in_time:
             self._ask_where(waiting := self._running())
-            what = f"did not finish within {limit:g} s"
-            what += f" (and {more:.1f} s that they waited for a free core)" if more else ""
+            predicate = f"did not finish within {limit:g} s"
+            predicate += f" (and {extra:.1f} s that they waited for a free core)" if extra else ""
             note = sharing.CAUSE_OF_HANG if self.job.share_gpu else ""
-            raise verdict.hang(self.handles, waiting, what, note=note)
+            raise verdict.hang(self.handles, waiting, predicate, note=note)
         return [h.report.pickled for h in self.handles]
 
     def _all_settled(self):
@@ -206,7 +206,7 @@ class WorkerGroup:
         """
         if not (self.stall and stall.can_be_seen(self.job.on_gpus)):
             return self._wait(until, limit)
-        part, end, stuck = self.stall / ASKED, time.monotonic() + limit, 0
+        part, end, stuck = self.stall / QUESTIONS, time.monotonic() + limit, 0
         watch = stall.Watch(part)
         while not self._wait(until, min(part / stall.LOOKS, end - time.monotonic())):
             now = time.monotonic()
@@ -215,29 +215,29 @@ class WorkerGroup:
             self._tell(now)
             if watch.all_asleep([h.pid for h in self.handles], now):
                 stuck = stuck + 1 if self._are_stuck() else 0
-                if stuck == ASKED:
+                if stuck == QUESTIONS:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
         return True
 
     def _tell(self, now):
-        """Tell `watch`, every WATCHED seconds, where the ranks are."""
-        if self.watch and now - self.told >= WATCHED:
-            self.told = now
+        """Tell `watch`, every WATCH_INTERVAL seconds, where the ranks are."""
+        if self.watch and now - self.watch_time >= WATCH_INTERVAL:
+            self.watch_time = now
             self._ask_where(self._running())
             self.watch(verdict.whereabouts(self.handles))
 
-    def _wait_for_the_starved(self, until, limit, most):
-        """Waits `limit` seconds and those in which a rank was ready to run and got no core, at most
-        `most`. Returns (whether `until()` holds, how many more it waited).
+    def _wait_for_the_starved(self, until, limit, extra_limit):
+        """Wait `limit` seconds and, up to `extra_limit`, those in which a rank was ready to run and
+        got no core. Returns (whether `until()` holds, the extra seconds).
         """
-        given, more = 0, limit
-        while not self._wait_or_see_a_stall(until, more):
+        extra, step = 0, limit
+        while not self._wait_or_see_a_stall(until, step):
             queued = max(stall.seconds_in_queue(h.pid) for h in self._running())
-            more = min(queued, most) - given
-            if more < LEAST_MORE:
-                return False, given
-            given += more
-        return True, given
+            step = min(queued, extra_limit) - extra
+            if step < SMALLEST_STEP:
+                return False, extra
+            extra += step
+        return True, extra
 
     def _are_stuck(self):
         """All have said that they wait for other ranks alone, and where; none has ended since."""
@@ -254,7 +254,7 @@ class WorkerGroup:
         self.lines.request({"signal": handle.rank, "number": number.value})
 
     def release(self):
-        """Every rank has left its group and ended by itself, or will be killed."""
+        """Let every rank leave its group and end by itself, or it will be killed."""
         for handle in self.handles:
             with contextlib.suppress(OSError):  # it died after its report; its value is here
                 handle.channel.send(b"r")
@@ -264,7 +264,7 @@ class WorkerGroup:
         return all(h.exit_code is not None for h in self.handles)
 
     def __exit__(self, kind, error, tb):
-        self.known.update(self.handles[0].modules)
+        self.modules.update(self.handles[0].modules)
         try:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
                 for handle in self.handles:

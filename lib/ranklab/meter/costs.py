@@ -39,7 +39,7 @@ class Group:
     """The ranks that take part in an op, seen from one of them."""
 
     ranks: tuple  # global ranks; the place in the tuple is the rank inside the group
-    me: int  # this rank's place
+    place: int  # this rank's place among them
 
     def op(self, name, payload, sent=0, received=0, messages=0, peer=None, sent_to=()):
         size = len(self.ranks)
@@ -50,38 +50,39 @@ class Group:
         return self.op("send", payload, payload, 0, 1, peer, ((peer, payload),))
 
     def recv(self, payload, place):
-        """`place` None: from anyone."""
+        """Receive from the rank at `place` of the group; None: from anyone."""
         peer = None if place is None else self.ranks[place]
         return self.op("recv", payload, received=payload, peer=peer)
 
     def ring(self, name, chunks):
-        """A ring over `chunks`, the bytes that belong to each rank. It sends to the next rank.
+        """Go round a ring over `chunks`, the bytes that belong to each rank; send to the next.
 
         Chunk r ends on rank r in a reduce_scatter, so it began on rank r+1; in an all_gather it
         begins on rank r, and the rank before r keeps it. An all_reduce is one after the other.
         """
         size, total = len(chunks), sum(chunks)
-        mine, after, before = (chunks[(self.me + step) % size] for step in (0, 1, -1))
+        local, following, preceding = (chunks[(self.place + step) % size] for step in (0, 1, -1))
         sent = received = steps = 0
         if name != "all_gather":
-            sent += total - mine
-            received += total - before
+            sent += total - local
+            received += total - preceding
             steps += size - 1
         if name != "reduce_scatter":
-            sent += total - after
-            received += total - mine
+            sent += total - following
+            received += total - local
             steps += size - 1
         return self.op(name, total, sent, received, messages=steps)
 
     def chain(self, name, payload, start):
-        """Each rank receives from the one before and sends to the next, once round from `start`."""
-        place, size = (self.me - start) % len(self.ranks), len(self.ranks)
+        """Receive from the rank before and send to the next, once round from `start`."""
+        place, size = (self.place - start) % len(self.ranks), len(self.ranks)
         receives, sends = place > 0, place < size - 1
         return self.op(name, payload, payload * sends, payload * receives, int(sends))
 
-    def direct(self, name, payload, to=(), come=()):
-        """`to[i]` bytes go to rank i of the group, and `come[i]` bytes come from it."""
-        sent_to = tuple((self.ranks[i], n) for i, n in enumerate(to) if n and i != self.me)
-        received = sum(n for i, n in enumerate(come) if i != self.me)
+    def direct(self, name, payload, outgoing=(), incoming=()):
+        """Send outgoing[i] bytes to rank i of the group; receive incoming[i] bytes from it."""
+        sent_to = tuple((self.ranks[i], n) for i, n in enumerate(outgoing)
+                        if n and i != self.place)
+        received = sum(n for i, n in enumerate(incoming) if i != self.place)
         sent = sum(n for _, n in sent_to)
         return self.op(name, payload, sent, received, len(sent_to), sent_to=sent_to)

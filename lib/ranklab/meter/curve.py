@@ -37,14 +37,14 @@ class MemoryCurve:
         self.marks = []  # (index into points, name)
         self._lookup = model, optimizer, gathered, communication
         self._shards = list(shards)
-        self._seen = {}  # identity of a storage -> weak reference, which keeps it from reuse
+        self._references = {}  # identity of a storage -> weak reference, which keeps it from reuse
         self._parameters = []  # weak references to those of the start of the block
         self._mode = None
 
     def __enter__(self):
         self._parameters = [weakref.ref(p) for p in self._lookup[0].parameters()]
         self._note()
-        self._mode = Watcher(self, self._told)
+        self._mode = Watcher(self, self._after_op)
         self._mode.__enter__()
         return self
 
@@ -71,7 +71,7 @@ class MemoryCurve:
     def peak_bytes(self):
         return self.peak.total
 
-    def _told(self, func, args, kwargs, result):
+    def _after_op(self, func, args, kwargs, result):
         self._see(args, kwargs, result)
         self._note()
 
@@ -79,24 +79,24 @@ class MemoryCurve:
         """The storages of all tensors among the values of an op; they count from now on."""
         storages = [storage for tensor in tensors_in(values) for storage in storages_of(tensor)]
         for storage in storages:
-            if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = StorageWeakRef(storage)
+            if storage._cdata not in self._references:
+                self._references[storage._cdata] = StorageWeakRef(storage)
         return storages
 
     def _note(self):
         """One more point of the curve."""
-        held, (model, optimizer, *extra) = set(), self._lookup
+        counted, (model, optimizer, *extra) = set(), self._lookup
         # A model under FSDP2 shows its shards, and for a while the whole weights instead.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
         parameters += [*model.parameters(), *self._shards]
         sizes = held_bytes(parameters, model.buffers(), optimizer,
-                           *(x() if callable(x) else x for x in extra), seen=held)
+                           *(x() if callable(x) else x for x in extra), counted)
         rest = 0
-        for identity, reference in list(self._seen.items()):
+        for identity, reference in list(self._references.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             if storage is None:
-                del self._seen[identity]
-            elif identity not in held:
+                del self._references[identity]
+            elif identity not in counted:
                 rest += storage.nbytes()
         self.points.append(Memory(**sizes, activations=rest))
 
@@ -112,22 +112,22 @@ class MemoryPeak(MemoryCurve):
 
     def __init__(self, *lookup, of=lambda memory: memory, **options):
         super().__init__(*lookup, **options)
-        self._of, self._bytes, self._new, self._most = of, {}, 0, 0
+        self._part, self._bytes, self._new, self._highest = of, {}, 0, 0
 
     @property
     def peak(self):
-        return max(map(self._of, self.points), key=lambda memory: memory.total)
+        return max(map(self._part, self.points), key=lambda memory: memory.total)
 
-    def _told(self, func, args, kwargs, result):
+    def _after_op(self, func, args, kwargs, result):
         for storage in self._see(args, kwargs, result):
             before, now = self._bytes.get(storage._cdata, 0), storage.nbytes()
             self._bytes[storage._cdata] = now
             self._new += max(0, now - before)
-        if self._last + self._new > self._most:
+        if self._last + self._new > self._highest:
             self._note()
-            self._most, self._new = max(self._most, self._last), 0
-            self._bytes = {key: n for key, n in self._bytes.items() if key in self._seen}
+            self._highest, self._new = max(self._highest, self._last), 0
+            self._bytes = {key: n for key, n in self._bytes.items() if key in self._references}
 
     def _note(self):
         super()._note()
-        self._last = self._of(self.points[-1]).total
+        self._last = self._part(self.points[-1]).total

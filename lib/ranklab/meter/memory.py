@@ -34,7 +34,7 @@ class Memory:
 
 
 def memory_of(model, optimizer=None, gathered=(), communication=(), shards=()) -> Memory:
-    """The bytes that `model` and `optimizer` hold on this rank, each storage once.
+    """Return the bytes that `model` and `optimizer` hold on this rank, each storage once.
 
     So tied weights count once, and so do gradients that are views of one flat bucket. A bucket
     beside separate gradients counts as well, if it is given. A DTensor counts with its local
@@ -52,31 +52,32 @@ def memory_of(model, optimizer=None, gathered=(), communication=(), shards=()) -
                                communication, set()))
 
 
-def held_bytes(parameters, buffers, optimizer, gathered, communication, seen):
-    """{category: bytes}; the identities of all storages that count are added to `seen`."""
-    held = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
-    ours = {id(p) for p in parameters}
-    masters = [p for p in held if id(p) not in ours]
+def held_bytes(parameters, buffers, optimizer, gathered, communication, counted):
+    """Return {category: bytes}; add the identities of all storages that count to `counted`."""
+    groups = optimizer.param_groups if optimizer else []
+    optimized = [p for group in groups for p in group["params"]]
+    identities = {id(p) for p in parameters}
+    masters = [p for p in optimized if id(p) not in identities]
     # functional_call shows what was computed in a parameter's place; that has no gradient
     with_gradient = [p for p in parameters + masters if p.is_leaf or p.retains_grad]
     state = tensors_in(list(optimizer.state.values())) if optimizer else []
     return {
-        "gathered_parameters": _new_bytes(tensors_in(gathered), seen),
-        "parameters": _new_bytes(parameters, seen),
-        "gradients": _new_bytes([p.grad for p in with_gradient], seen),
-        "optimizer_state": _new_bytes(masters + state, seen),
-        "buffers": _new_bytes(buffers, seen),
-        "communication_buffers": _new_bytes(tensors_in(communication), seen),
+        "gathered_parameters": _new_bytes(tensors_in(gathered), counted),
+        "parameters": _new_bytes(parameters, counted),
+        "gradients": _new_bytes([p.grad for p in with_gradient], counted),
+        "optimizer_state": _new_bytes(masters + state, counted),
+        "buffers": _new_bytes(buffers, counted),
+        "communication_buffers": _new_bytes(tensors_in(communication), counted),
     }
 
 
-def _new_bytes(tensors, seen):
-    """The bytes of all storages under `tensors` that are not in `seen`; they are added to it."""
+def _new_bytes(tensors, counted):
+    """The bytes of all storages under `tensors` that are not in `counted`; they are added to it."""
     total = 0
     for tensor in tensors:
         for storage in () if tensor is None else storages_of(tensor):
             identity = storage._cdata
-            if identity not in seen:
-                seen.add(identity)
+            if identity not in counted:
+                counted.add(identity)
                 total += storage.nbytes()
     return total

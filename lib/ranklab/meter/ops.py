@@ -17,14 +17,15 @@ NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 def read_ops(func, args, kwargs):
-    """The Ops of `func(*args, **kwargs)`, as a list; empty if it is no communication."""
+    """Return the Ops of `func(*args, **kwargs)`: a list, empty if it is no communication."""
     if getattr(func, "namespace", None) not in NAMESPACES:
         return []
     reader = _READERS.get(func._schema.name.split("::")[1])
     if reader is None:
         return []
-    given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
-    ops = reader(given, _group_of(given.get("process_group", given.get("group_name"))))
+    arguments = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+    handle = arguments.get("process_group", arguments.get("group_name"))
+    ops = reader(arguments, _group_of(handle))
     return ops if isinstance(ops, list) else [ops]
 
 
@@ -41,78 +42,79 @@ def _group_of(handle):
 
 
 def bytes_of(tensors):
-    """The bytes of a tensor, or of all tensors in a list, or in a list of lists."""
+    """Return the bytes of a tensor, or of all tensors in a list, or in a list of lists."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(bytes_of(each) for each in tensors)
+    return sum(map(bytes_of, tensors))
 
 
-def _first(given):
-    return next(iter(given.values()))
+def _first(arguments):
+    return next(iter(arguments.values()))
 
 
-def _input(given):
-    return next(given[name] for name in ("input_tensor", "inputs", "input") if name in given)
+def _input(arguments):
+    return next(arguments[name] for name in ("input_tensor", "inputs", "input")
+                if name in arguments)
 
 
-def _all_reduce(given, group):
-    tensors, size = _first(given), len(group.ranks)
+def _all_reduce(arguments, group):
+    tensors, size = _first(arguments), len(group.ranks)
     chunks = [0] * size
     for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-        each, longer = divmod(tensor.numel(), size)  # the first `longer` chunks have one more
+        length, longer = divmod(tensor.numel(), size)  # the first `longer` chunks have one more
         for place in range(size):
-            chunks[place] += (each + (place < longer)) * tensor.element_size()
+            chunks[place] += (length + (place < longer)) * tensor.element_size()
     return group.ring("all_reduce", chunks)
 
 
-def _all_gather(given, group):
-    return group.ring("all_gather", [bytes_of(_input(given))] * len(group.ranks))
+def _all_gather(arguments, group):
+    return group.ring("all_gather", [bytes_of(_input(arguments))] * len(group.ranks))
 
 
-def _all_gather_list(given, group):  # one tensor per rank; NCCL lets them differ in size
-    return group.ring("all_gather", [bytes_of(part) for part in given["output_tensors"][0]])
+def _all_gather_list(arguments, group):  # one tensor per rank; NCCL lets them differ in size
+    return group.ring("all_gather", [bytes_of(part) for part in arguments["output_tensors"][0]])
 
 
-def _all_gather_lists(given, group):  # several tensors per rank
-    return group.ring("all_gather", [bytes_of(parts) for parts in given["output_lists"]])
+def _all_gather_lists(arguments, group):  # several tensors per rank
+    return group.ring("all_gather", [bytes_of(parts) for parts in arguments["output_lists"]])
 
 
-def _reduce_scatter(given, group):
+def _reduce_scatter(arguments, group):
     size = len(group.ranks)
-    return group.ring("reduce_scatter", [bytes_of(_input(given)) // size] * size)
+    return group.ring("reduce_scatter", [bytes_of(_input(arguments)) // size] * size)
 
 
-def _reduce_scatter_list(given, group):
-    return group.ring("reduce_scatter", [bytes_of(part) for part in given["input_tensors"][0]])
+def _reduce_scatter_list(arguments, group):
+    return group.ring("reduce_scatter", [bytes_of(part) for part in arguments["input_tensors"][0]])
 
 
-def _broadcast(given, group):
-    root = given.get("root_rank", given.get("src"))
-    return group.chain("broadcast", bytes_of(_first(given)), root)
+def _broadcast(arguments, group):
+    root = arguments.get("root_rank", arguments.get("src"))
+    return group.chain("broadcast", bytes_of(_first(arguments)), root)
 
 
-def _reduce(given, group):
-    return group.chain("reduce", bytes_of(_first(given)), given["root_rank"] + 1)
+def _reduce(arguments, group):
+    return group.chain("reduce", bytes_of(_first(arguments)), arguments["root_rank"] + 1)
 
 
-def _send(given, group):
-    return group.send(bytes_of(_first(given)), given["dst"])
+def _send(arguments, group):
+    return group.send(bytes_of(_first(arguments)), arguments["dst"])
 
 
-def _recv(given, group):
-    return group.recv(bytes_of(_first(given)), given.get("src"))
+def _recv(arguments, group):
+    return group.recv(bytes_of(_first(arguments)), arguments.get("src"))
 
 
-def _batch(given, group):
-    calls = zip(given["op_list"], given["peer_list"], given["tensors"])
+def _batch(arguments, group):
+    calls = zip(arguments["op_list"], arguments["peer_list"], arguments["tensors"])
     return [(group.send if op == "isend" else group.recv)(bytes_of(x), peer)
             for op, peer, x in calls]
 
 
-def _all_to_all(given, group):
+def _all_to_all(arguments, group):
     """With split sizes: rows of dimension 0 for each rank. Without: equal parts."""
-    x = given["input"]
-    y = given.get("output", x)  # the functional one makes its own output, with rows like x's
+    x = arguments["input"]
+    y = arguments.get("output", x)  # the functional one makes its own output, with rows like x's
 
     def parts(tensor, rows):
         if not rows:
@@ -120,38 +122,38 @@ def _all_to_all(given, group):
         row = math.prod(tensor.shape[1:]) * tensor.element_size()
         return [n * row for n in rows]
 
-    to = parts(x, given.get("input_split_sizes"))
-    come = parts(y, given.get("output_split_sizes"))
-    return group.direct("all_to_all", bytes_of(x), to, come)
+    outgoing = parts(x, arguments.get("input_split_sizes"))
+    incoming = parts(y, arguments.get("output_split_sizes"))
+    return group.direct("all_to_all", bytes_of(x), outgoing, incoming)
 
 
-def _all_to_all_list(given, group):
-    to = [bytes_of(part) for part in given["input_tensors"]]
-    come = [bytes_of(part) for part in given["output_tensors"]]
-    return group.direct("all_to_all", sum(to), to, come)
+def _all_to_all_list(arguments, group):
+    outgoing = [bytes_of(part) for part in arguments["input_tensors"]]
+    incoming = [bytes_of(part) for part in arguments["output_tensors"]]
+    return group.direct("all_to_all", sum(outgoing), outgoing, incoming)
 
 
 def _only(place, n):
     return [0] * place + [n]
 
 
-def _gather(given, group):
-    root, mine = given["root_rank"], bytes_of(given["input_tensors"])
-    if group.me != root:
-        return group.direct("gather", mine, to=_only(root, mine))
-    come = [bytes_of(part) for part in given["output_tensors"][0]]
-    return group.direct("gather", sum(come), come=come)
+def _gather(arguments, group):
+    root, size = arguments["root_rank"], bytes_of(arguments["input_tensors"])
+    if group.place != root:
+        return group.direct("gather", size, outgoing=_only(root, size))
+    incoming = [bytes_of(part) for part in arguments["output_tensors"][0]]
+    return group.direct("gather", sum(incoming), incoming=incoming)
 
 
-def _scatter(given, group):
-    root, mine = given["root_rank"], bytes_of(given["output_tensors"])
-    if group.me != root:
-        return group.direct("scatter", mine, come=_only(root, mine))
-    to = [bytes_of(part) for part in given["input_tensors"][0]]
-    return group.direct("scatter", sum(to), to=to)
+def _scatter(arguments, group):
+    root, size = arguments["root_rank"], bytes_of(arguments["output_tensors"])
+    if group.place != root:
+        return group.direct("scatter", size, incoming=_only(root, size))
+    outgoing = [bytes_of(part) for part in arguments["input_tensors"][0]]
+    return group.direct("scatter", sum(outgoing), outgoing=outgoing)
 
 
-def _barrier(given, group):
+def _barrier(arguments, group):
     return group.op("barrier", 0)
 
 

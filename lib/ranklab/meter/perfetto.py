@@ -9,7 +9,7 @@ FLOWS = 2**32  # an arrow's number in one rank's trace is below this
 
 
 def merged_trace(timelines, path):
-    """`path` holds one trace of all ranks: a process for each rank, in rank order, time from 0.
+    """Write one trace of all ranks to `path`: a process for each, in rank order, time from 0.
 
     timelines  for each rank its Timeline, or the trace in it, or a trace read from a file
     error      a rank that is there twice: torch writes the rank into a trace where a group is up
@@ -34,9 +34,9 @@ def _of_rank(rank, trace, shift):
     What torch says about its own processes and threads is left out.
     """
     lanes = lanes_of(trace)
-    places = {where: place for place, where in enumerate(sorted(lanes, key=_order(lanes)))}
-    where = f"rank {rank}, {trace['host_name']}" if "host_name" in trace else f"rank {rank}"
-    events = [_label("process_name", rank, 0, name=where),
+    places = {thread: place for place, thread in enumerate(sorted(lanes, key=_order(lanes)))}
+    name = f"rank {rank}, {trace['host_name']}" if "host_name" in trace else f"rank {rank}"
+    events = [_label("process_name", rank, 0, name=name),
               _label("process_sort_index", rank, 0, sort_index=rank)]
     for thread, place in places.items():
         events += [_label("thread_name", rank, place, name=lanes[thread]),

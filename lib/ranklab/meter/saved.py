@@ -63,7 +63,7 @@ class SavedActivations:
         storages = storages_of(tensor)
         if _is_parameter(tensor) or all(storage._cdata in self._owned for storage in storages):
             return tensor
-        kept = _Kept(tensor, self)
+        holder = _Holder(tensor, self)
         fresh = [storage for storage in storages if storage._cdata not in self._holders]
         self._holders.update(storage._cdata for storage in storages)
         if fresh:
@@ -73,7 +73,7 @@ class SavedActivations:
             self.bytes += size
             self.live_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return kept
+        return holder
 
     def _release(self, storages):
         for storage in storages:
@@ -94,7 +94,7 @@ class SavedActivations:
         return lined_up(("saved for backward", "tensors", "bytes"), rows)
 
 
-class _Kept:
+class _Holder:
     """Stands for a saved tensor in the graph; when the graph frees it, the meter is told."""
 
     def __init__(self, tensor, meter):
@@ -107,7 +107,7 @@ class _Kept:
 
 
 def _unpack(packed):
-    return packed.tensor if isinstance(packed, _Kept) else packed
+    return packed.tensor if isinstance(packed, _Holder) else packed
 
 
 def _is_parameter(tensor):

@@ -9,7 +9,7 @@ HOLD_NONE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch
 
 
 def storages_of(tensor):
-    """The storages under a tensor: one, or for a DTensor and other wrappers those inside.
+    """Return the storages under a tensor: one, or for a DTensor and other wrappers those inside.
 
     `storage._cdata` is a storage's identity while it is alive, also on the meta device.
     """
@@ -24,17 +24,17 @@ def storages_of(tensor):
 
 
 def tensors_in(value):
-    """All tensors in nested dicts, lists, tuples, sets and generators."""
+    """Return all tensors in nested dicts, lists, tuples, sets and generators."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple, set, Iterator)):
         return []
-    found = []
-    for each in value:  # most are tensors or numbers, which need no further call
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif type(each) not in HOLD_NONE:
-            found += tensors_in(each)
-    return found
+    tensors = []
+    for item in value:  # most are tensors or numbers, which need no further call
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+        elif type(item) not in HOLD_NONE:
+            tensors += tensors_in(item)
+    return tensors

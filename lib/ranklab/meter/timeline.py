@@ -100,14 +100,14 @@ def events_of(trace):
     has_gpu = any(r.get("cat") == "kernel" for r in records)
     events, inside = [], {}  # (pid, tid) -> the end of what was taken last on that thread
     for record in sorted(records, key=lambda r: (r["ts"], -r["dur"])):
-        where = record["pid"], record["tid"]
+        thread = record["pid"], record["tid"]
         kind = _kind(record, has_gpu)
-        is_nested = record["ts"] < inside.get(where, -1) and record["cat"] not in ON_GPU
+        is_nested = record["ts"] < inside.get(thread, -1) and record["cat"] not in ON_GPU
         if kind is None or is_nested:
             continue
-        inside[where] = record["ts"] + record["dur"]
-        start, end = ((base + t * 1e3) / 1e9 for t in (record["ts"], inside[where]))
-        events.append(Event(record["name"], kind, start, end, lanes[where]))
+        inside[thread] = record["ts"] + record["dur"]
+        start, end = ((base + t * 1e3) / 1e9 for t in (record["ts"], inside[thread]))
+        events.append(Event(record["name"], kind, start, end, lanes[thread]))
     if not has_gpu:
         events += _waits(events)
     return sorted(events, key=lambda event: event.start)
@@ -159,21 +159,21 @@ def lanes_of(trace):
     """{(pid, tid): lane} for every thread and stream of one rank, in the order of their starts."""
     begins, streams, gloo = {}, set(), set()
     for record in durations(trace):
-        where = record["pid"], record["tid"]
-        begins[where] = min(record["ts"], begins.get(where, record["ts"]))
+        thread = record["pid"], record["tid"]
+        begins[thread] = min(record["ts"], begins.get(thread, record["ts"]))
         if record.get("cat") in ON_GPU:
-            streams.add(where)
+            streams.add(thread)
         elif record["name"].startswith("gloo:"):
-            gloo.add(where)
+            gloo.add(thread)
     backward = {(r["pid"], r["tid"]) for r in trace["traceEvents"] if r.get("name") == "thread_name"
                 and "autograd" in r["args"]["name"]}
     lanes, count = {}, Counter()
-    for where in sorted(begins, key=begins.get):
-        pid, tid = where
-        if where in streams or pid == tid:
-            lanes[where] = f"stream {tid}" if where in streams else "main"
+    for thread in sorted(begins, key=begins.get):
+        pid, tid = thread
+        if thread in streams or pid == tid:
+            lanes[thread] = f"stream {tid}" if thread in streams else "main"
             continue
-        word = "backward" if where in backward else "gloo" if where in gloo else "thread"
+        word = "backward" if thread in backward else "gloo" if thread in gloo else "thread"
         count[word] += 1
-        lanes[where] = f"{word} {count[word]}"
+        lanes[thread] = f"{word} {count[word]}"
     return lanes

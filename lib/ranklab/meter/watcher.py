@@ -1,4 +1,4 @@
-"""Watcher: it is told of every tensor op; the meters that look at ops are built on it."""
+"""Watcher: calls back for every tensor op; the meters that look at ops are built on it."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -6,8 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Watcher(TorchDispatchMode):
-    """While it is on, told(func, args, kwargs, result) is called after each op of its thread and
-    of backward's threads; and asked(func, args, kwargs), if given, before it.
+    """Call back around each op of this thread, and of backward's threads, while it is on.
+
+    after   is called as after(func, args, kwargs, result)
+    before  is called as before(func, args, kwargs); None: nothing is
     """
 
     supports_higher_order_operators = True
@@ -17,23 +19,23 @@ class Watcher(TorchDispatchMode):
         # False would make torch run compiled functions uncompiled, in the block and ever after.
         return True
 
-    def __init__(self, owner, told, asked=None):
+    def __init__(self, owner, after, before=None):
         super().__init__()
-        self.owner, self.told, self.asked = owner, told, asked
+        self.owner, self.after, self.before = owner, after, before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(_has_handler(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if self.asked:
-            self.asked(func, args, kwargs)
+        if self.before:
+            self.before(func, args, kwargs)
         result = func(*args, **kwargs)
-        self.told(func, args, kwargs, result)
+        self.after(func, args, kwargs, result)
         return result
 
 
 def _has_handler(kind):
-    """True for DTensor and other tensors that take an op apart in a handler of their own.
+    """Return True for DTensor and other tensors that take an op apart in a handler of their own.
 
     That handler must run with a meter's mode still on, or what a DTensor does inside would be
     invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the

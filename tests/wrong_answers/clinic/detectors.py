@@ -7,20 +7,21 @@ from ranklab.clinic.detectors import circle_of_waits, first_difference, own_limi
 WRONG = [
     mutant(first_difference, "range(max(map(len, calls.values()), default=0))",
            "range(min(map(len, calls.values()), default=0))", says="those that go on are compared"),
-    mutant(first_difference, "if len(here) > 1:", "if len(here) > 1 and number:",
+    mutant(first_difference, "if len(kinds) > 1:", "if len(kinds) > 1 and number:",
            says="it returns 1, not 0", called="zero_is_none"),
-    mutant(first_difference, "here = {each[number] for each in calls.values() "
-           "if len(each) > number}", "here = {each[number] if len(each) > number else None "
-           "for each in calls.values()}", says="a list that ends is no difference"),
+    mutant(first_difference, "kinds = {rank_calls[number] for rank_calls in "
+           "calls.values() if len(rank_calls) > number}", "kinds = {rank_calls[number] if "
+           "len(rank_calls) > number else None for rank_calls in calls.values()}",
+           says="a list that ends is no difference"),
     mutant(first_difference, "return number", "return number + 1", says="it returns 1, not 0"),
-    mutant(circle_of_waits, "            if other > path[0] and other not in path and (found := "
-           "walk([*path, other])):\n                return found\n",
-           "            if other not in path:\n                return walk([*path, other])\n",
+    mutant(circle_of_waits, "            if rank > path[0] and rank not in path and (circle := "
+           "walk([*path, rank])):\n                return circle\n",
+           "            if rank not in path:\n                return walk([*path, rank])\n",
            says="the first way may lead nowhere", called="no_way_back"),
-    mutant(circle_of_waits, "if other == path[0]:", "if other in path:", called="whole_path",
+    mutant(circle_of_waits, "if rank == path[0]:", "if rank in path:", called="whole_path",
            says="0 only leads to the circle"),
     mutant(circle_of_waits, "sorted(waits) if", "sorted(waits, reverse=True) if",
-           "if other > path[0] and other", "if other", says="Two wait for one another"),
+           "if rank > path[0] and rank", "if rank", says="Two wait for one another"),
     mutant(circle_of_waits, "waits.get(path[-1], ())", "waits[path[-1]]",
            says=r"KeyError: 2.*waits=\{0: \{1\}", called="waits_for_nobody"),
     mutant(own_limit, "count >= 2", "count >= 1", says="One rank alone has"),
@@ -34,7 +35,7 @@ WRONG = [
            says="alike up to `tolerance`"),
     mutant(steps_behind, "range(len(used) // 2)", "range(1, len(used) // 2)",
            says="the smallest number that fits"),
-    mutant(steps_behind, "if wrong <= len(pairs) / 10:", "if not wrong:",
+    mutant(steps_behind, "if misses <= len(pairs) / 10:", "if not misses:",
            says="A tenth of the steps may differ"),
     mutant(steps_behind, "rel_tol=tolerance", "rel_tol=1e-3", says="`tolerance` is small"),
     mutant(steps_behind, "zip(used[behind:], held)", "zip(used, held[behind:])",

@@ -82,11 +82,11 @@ def _measured(step, config, rows):
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     inputs, targets = batch(config, rows, config.n_ctx)
 
-    def told(func, args, kwargs, result):  # FlopCounterMode can't follow each backward
+    def add_flops(func, args, kwargs, result):  # FlopCounterMode can't follow each backward
         if formula := flop_registry.get(func.overloadpacket):
             flops.append(formula(*args, **kwargs, out_val=result))
 
-    with Watcher(flops, told), MemoryPeak(model) as memory:
+    with Watcher(flops, add_flops), MemoryPeak(model) as memory:
         step(model, inputs, targets)
     return sum(flops), memory.peak_bytes - memory.points[0].total
 

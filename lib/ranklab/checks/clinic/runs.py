@@ -27,7 +27,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.trial import GROUPS, on_ranks
-from ranklab.clinic.case import changed
+from ranklab.clinic.case import edited_program
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
@@ -80,7 +80,8 @@ class Run:
 
     def alone(self, *edits, **settings):
         """Like `one`, with edits and settings that follow from what was found."""
-        [[found]] = self.launched([((0,), self.settings | settings, changed(self.answer, edits))])
+        program = edited_program(self.answer, edits)
+        [[found]] = self.launched([((0,), self.settings | settings, program)])
         return found
 
     def awaited(self):
@@ -106,7 +107,8 @@ class Run:
 
     def _named(self, slips, found, rights, tolerance, of):
         for hint, *edits in slips:
-            [wrong] = self.launched([(self.members, self.given, changed(self.answer, edits))])
+            program = edited_program(self.answer, edits)
+            [wrong] = self.launched([(self.members, self.given, program)])
             wrong = [*map(of, wrong)]
             if not any(_differs(mine, those, tolerance, due)
                        for mine, those, due in zip(found, wrong, rights)) and any(
@@ -150,7 +152,7 @@ def _jobs_of_one(answer, situations, one):
         for size in map(len, groups):
             edits, more = one(size, settings := _settings(given, size, 0))
             # a copy, because ranks refuse the library's own program: a learner may not call it
-            jobs.append(((len(jobs) % 4,), settings | more, changed(answer, edits)))
+            jobs.append(((len(jobs) % 4,), settings | more, edited_program(answer, edits)))
     return jobs
 
 

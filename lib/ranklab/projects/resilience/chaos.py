@@ -93,7 +93,7 @@ class ChaosTrainer(HybridTrainer):
         try:
             super().save()
         except (OSError, RuntimeError) as error:
-            is_agreed = not Failure.of(error).is_lost_peer()  # all ranks have this error
+            is_agreed = not Failure.from_error(error).is_lost_peer()  # all ranks have this error
             if not is_agreed or self.steps_done == self.schedule.steps:
                 raise
             before = math.inf
