@@ -1,4 +1,4 @@
-"""A class: 30 submissions of three labs - good, half done, wrong, hostile.
+"""A class: 30 submissions of three labs - good, half done, wrong.
 
     python tests/class_of_30.py FOLDER          the notebooks
     ranklab grade FOLDER --csv grades.csv --html report.html
@@ -17,7 +17,6 @@ import textwrap
 from pathlib import Path
 
 import nbformat
-from hostile_cells import HOSTILE, NO_JSON
 
 from ranklab.course import build, labs
 from ranklab.course.outline import outline
@@ -26,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 # Cheap to grade, and no cell of theirs depends on the clock, as one of lab 00's does.
 STEMS = "08_tensor_parallel", "09_pipeline_parallel", "13_planner"
-KINDS = {"good": 3, "half": 2, "wrong": 2, "hostile": 3}  # of each lab
+KINDS = {"good": 4, "half": 3, "wrong": 3}  # of each lab
 COMMON = 3  # a wrong answer is one of so many, so that some mistakes are made more than once
 
 
@@ -35,18 +34,13 @@ def write_class(folder, seed=0, stems=STEMS, kinds=KINDS, most=None):
 
     most  exercises that are handed in, the first ones of the lab; what comes after is left out
     """
-    draw, tricks = random.Random(seed), list(HOSTILE.items())
+    draw = random.Random(seed)
     for stem in stems:
         lab, place = Lab(stem, most), Path(folder) / stem
         place.mkdir(parents=True)
         for kind, number in kinds.items():
             for n in range(1, number + 1):
-                if kind == "hostile":
-                    name, trick = tricks.pop(0)
-                    text = NO_JSON if trick is NO_JSON else lab.hostile(trick)
-                    (place / f"hostile_{name}.ipynb").write_text(text)
-                else:
-                    (place / f"{kind}_{n}.ipynb").write_text(getattr(lab, kind)(draw))
+                (place / f"{kind}_{n}.ipynb").write_text(getattr(lab, kind)(draw))
 
 
 class Lab:
@@ -86,17 +80,6 @@ class Lab:
                  if one.mistakes}
         return self.filled({name: self.wrong_one(name, draw) if name in wrong
                             else self.right(name, draw) for name in self.names}, slips)
-
-    def hostile(self, trick):
-        """The first exercise's cell is the trick, and the second one is solved."""
-        first = self.names[0]
-        home = next(one.answer.__module__ for one in self.exercises if one.name == first)
-        head = ast.parse(self.answers[first]).body[0]
-        head.body = []
-        text = trick.format(name=first, head=ast.unparse(head), home=home,
-                            right=self.answers[first])
-        solved = {name: self.answers[name] for name in self.names[:2]}
-        return self.filled(solved | {first: text}, {})
 
     def right(self, name, draw):
         return draw.choice([self.answers[name], renamed(self.answers[name]), *self.others(name)])

@@ -43,12 +43,13 @@ def graded_twice(tmp_path, limit):
 @pytest.mark.timeout(300)
 def test_a_small_class_twice(tmp_path, scratch):
     write_class(tmp_path / "in", stems=["00_ranks"], most=1,
-                kinds={"good": 1, "wrong": 1, "hostile": 2})
+                kinds={"good": 1, "wrong": 1})
     table, report = graded_twice(tmp_path, limit=200)
     rows = {line.partition(".ipynb")[0].rpartition("/")[2]: line.split(",")
             for line in table.splitlines()[1:]}
-    assert [row[2] for row in rows.values()] == ["3", "0", "0", "0"], rows
-    assert "The last line must be: return range(start, end)." in Parsed(report).texts
+    assert [row[2] for row in rows.values()] == ["3", "0"], rows
+    hint = "Cut the last part at n, or better: count the left-over items exactly."
+    assert hint in Parsed(report).texts
     assert left_over(scratch) == [] and list(scratch.iterdir()) == []
 
 
@@ -63,7 +64,7 @@ def test_the_whole_class_twice(tmp_path, scratch):
         name, _, passed, of, *_ = line.split(",")
         kind = name.partition("/")[2].partition("_")[0]
         right = {"good": passed == of, "half": 0 < int(passed) < int(of),
-                 "wrong": int(passed) < int(of), "hostile": int(passed) < 3}
+                 "wrong": int(passed) < int(of)}
         assert right[kind], line
     assert Parsed(report).texts
     assert left_over(scratch) == [] and list(scratch.iterdir()) == []

@@ -45,6 +45,9 @@ NOT_RUN_HERE = {
     "ranklab grade submissions --csv grades.csv --html report.html":
         "test_class.py grades a class, with both files",
     "python tests/class_of_30.py class": "test_class.py writes that class",
+    "docker build -t ranklab .": "needs docker's daemon; the workflow builds it",
+    'docker run --rm --network none -v "$PWD/submissions:/in:ro" -v "$PWD/grades:/out" ranklab '
+    "ranklab grade /in --csv /out/grades.csv --html /out/report.html": "needs docker's daemon",
     ".venv/bin/python -m pip freeze --all --exclude pip --exclude ranklab":
         "the fresh clone's .venv has no pip; test_pins.py compares the versions",
     "uv pip compile --universal --python-version 3.11.0 --all-extras -c constraints.txt "

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 
-from ranklab.course import labs, progress
-from ranklab.course.alive import signs_of_life
-from ranklab.course.cells import text_of
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
 from ranklab.checks.trial import under_test
+from ranklab.course import labs, progress
+from ranklab.course.alive import signs_of_life
+from ranklab.course.cells import text_of
 from ranklab.course.show import show
 from ranklab.course.spine import next_after
 from ranklab.engine.report import Failure
@@ -78,7 +78,9 @@ def check(learner_fn=None, /, **predictions):
         _no_such("exercise", name)
         return learner_fn
     verdict = judge(exercise, learner_fn)
-    _show_and_record(name, verdict.state, str(verdict), text_of(learner_fn))
+    mistake = verdict.mistake or Mistake("")
+    _show_and_record(name, verdict.state, str(verdict), cell=text_of(learner_fn),
+                     reason=mistake.what, hint=mistake.hint)
     return learner_fn if verdict.state == PASSED else exercise.answer
 
 
@@ -88,10 +90,11 @@ def _no_such(kind, name):
           + (f": {near[0]}?" if near else "."))
 
 
-def _show_and_record(name, state, text, cell=""):
-    if state in (PASSED, FAILED):
-        progress.record(name, state, cell if state == PASSED else "")
+def _show_and_record(name, state, text, cell="", reason="", hint=""):
+    if state == FAILED:
+        progress.record(name, state, reason=reason.partition("\n")[0], hint=hint)
     if state == PASSED:
+        progress.record(name, state, cell)
         coming = next_after(name, progress.load())
         text += f"\n  ->    passed; {coming}" if coming else "\n  ->    passed"
     show(text)
@@ -178,7 +181,10 @@ def _check_prediction(name, value):
         _no_such("prediction", name)
         return
     state, text = judge_prediction(prediction, value)
-    _show_and_record(name, state, f"{name}\n  {text}")
+    confusion = next((each for each in (prediction.mistakes or {}).values()
+                      if text.endswith(f": {each}")), "")
+    _show_and_record(name, state, f"{name}\n  {text}", reason=text.removeprefix("FAIL  "),
+                     hint=confusion)
 
 
 def judge_prediction(prediction, value):

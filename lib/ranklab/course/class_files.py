@@ -11,9 +11,9 @@ from ranklab.course.class_page import page
 class ClassFile:
     """There is always a whole file on the disk, with the rows so far or those of the last run."""
 
-    def __init__(self, path, found):
+    def __init__(self, path, submissions):
         self.path = Path(path).resolve()
-        self.stems = {getattr(notebook, "stem", None) for notebook in found.values()}
+        self.stems = {getattr(notebook, "stem", None) for notebook in submissions.values()}
 
     def try_place(self):
         """Why the file can't be written there, or None; its folder is made."""

@@ -9,11 +9,10 @@ from ranklab.course import labs
 from ranklab.course.check import FAILED, LIBRARYS, NOT_WRITTEN, PASSED
 from ranklab.course.mistakes import common, counts, to_tell
 from ranklab.course.outline import outline
-from ranklab.course.predicted import NOT_GRADABLE
 from ranklab.course.tags import Html, safe, tag
 
 MARKS = {PASSED: "\N{CHECK MARK}", FAILED: "\N{BALLOT X}", NOT_WRITTEN: "\N{MIDDLE DOT}",
-         LIBRARYS: "=", NOT_GRADABLE: "?"}
+         LIBRARYS: "="}
 NAMES_SHOWN = 12
 
 

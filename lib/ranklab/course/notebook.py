@@ -4,6 +4,7 @@ The builder keeps the hash of all cells in a notebook's metadata, and Jupyter le
 "as it was built" can be told also after a run was saved: outputs and counts are not in the hash.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,11 +54,21 @@ def read_cells(path):
 
 
 def run_cells(notebook, folder, limit, environ, **options):
-    """`notebook` carries the outputs of a run from top to bottom, in `folder`, on a fresh kernel.
+    """Execute `notebook` from top to bottom in `folder`, on a fresh kernel; it gets the outputs.
 
     limit    seconds for a cell
     environ  what is set besides this process's environment; the learner's progress is not touched
     options  of nbclient's NotebookClient, whose errors it raises
+    """
+    with fresh_client(notebook, folder, environ, timeout=limit, **options) as client:
+        client.execute()
+
+
+@contextlib.contextmanager
+def fresh_client(notebook, folder, environ, **options):
+    """Give nbclient's client of `notebook`, with a fresh kernel, which ends with the block.
+
+    folder, environ, options  as for run_cells
     """
     from jupyter_client import AsyncKernelManager
     from jupyter_core.utils import run_sync
@@ -67,15 +78,16 @@ def run_cells(notebook, folder, limit, environ, **options):
         # Through socket files: a TCP port that Jupyter chose may be taken before it is bound.
         kernel = AsyncKernelManager(kernel_name="python3", transport="ipc",
                                     connection_file=os.path.join(home, "kernel.json"))
-        client = NotebookClient(notebook, km=kernel, timeout=limit,
-                                extra_arguments=["--log-level=40"],  # errors only
+        client = NotebookClient(notebook, km=kernel, extra_arguments=["--log-level=40"],  # errors
                                 resources={"metadata": {"path": str(folder)}}, **options)
+        # Where `begin` finds it: not the one of an earlier build, which may lie in the folder.
+        path = Path(home, "notebook.ipynb")
+        path.write_text(json.dumps(notebook), encoding="utf-8")
         try:
-            # Where `begin` finds it: not the one of an earlier build, which may lie in the folder.
-            path = Path(home, "notebook.ipynb")
-            path.write_text(json.dumps(notebook), encoding="utf-8")
-            client.execute(env={**os.environ, "RANKLAB_HOME": home, "JPY_SESSION_NAME": str(path),
-                                **environ})
+            with client.setup_kernel(env={**os.environ, "RANKLAB_HOME": home,
+                                          "JPY_SESSION_NAME": str(path), **environ}):
+                yield client
+                client.kc.stop_channels()
         finally:  # the client leaves a kernel running that it was given, and its ranks' server too
             run_sync(kernel.shutdown_kernel)(now=True)
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from ranklab.course import labs, records
 
-# Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed.
+# Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed; "reason"
+# and "hint" are what the check said of the last try that failed.
+FILE = "progress.json"
 NEW = {"state": "-", "tries": 0}
 
 
@@ -17,36 +19,36 @@ def home() -> Path:
     return (labs.repository() or Path.cwd()) / ".ranklab"
 
 
-def load() -> dict:
-    """What is recorded, by name; nothing where there is no file."""
-    return records.load(_file(), _is_good)
+def load(folder: Path | None = None) -> dict:
+    """Return what is recorded, by name; nothing where there is no file.
+
+    folder  whose progress.json is read; by default home()
+    """
+    return records.load((folder or home()) / FILE, _is_good)
 
 
 def change():
     """Inside, the records can be changed; afterwards they are saved."""
-    return records.change(_file(), _is_good)
-
-
-def _file():
-    return home() / "progress.json"
+    return records.change(home() / FILE, _is_good)
 
 
 def _is_good(entry):
     return (isinstance(entry, dict) and isinstance(entry.get("state"), str)
             and isinstance(entry.get("tries"), int) and isinstance(entry.get("hints", 0), int)
-            and isinstance(entry.get("cell", ""), str))
+            and all(isinstance(entry.get(key, ""), str) for key in ("cell", "reason", "hint")))
 
 
-def record(name, state, cell=""):
+def record(name, state, cell="", reason="", hint=""):
     """Keep the state of an exercise or prediction; a pass is never lost by a later try.
 
-    cell  the text of the cell that passed
+    cell          the text of the cell that passed
+    reason, hint  why the try failed, in a line, and what the check advised
     """
     with change() as known:
         entry = known.setdefault(name, dict(NEW))
         entry["tries"] += 1
         if entry["state"] != "passed":
-            entry["state"] = state
-            entry["when"] = time.strftime("%Y-%m-%d %H:%M")
+            entry |= {"state": state, "when": time.strftime("%Y-%m-%d %H:%M"),
+                      "reason": reason, "hint": hint}
         if cell:
             entry["cell"] = cell

@@ -1,29 +1,17 @@
 """What a submitted notebook says, and the .py files beside it. Nothing is run."""
 
 import ast
-import builtins
 import functools
 import inspect
-import itertools
 import json
 import re
 import textwrap
 
 from ranklab.course import labs
 from ranklab.course.check import LIBRARYS, NOT_WRITTEN
-from ranklab.course.names import bound_names, free_names
-from ranklab.course.predicted import predictions
+from ranklab.course.names import bound_names
 
-LARGEST = 100_000_000  # bytes of a notebook; and a hundredth of it of a file beside it
 FEW = 4  # lines that a short answer shares with the library by chance
-# No answer needs these: they reach hidden code, the library's files, other frames, or the grader.
-TRICKS = re.compile(r"\b(?:runpy|exec_module|spec_from_file_location|__code__|__globals__|"
-                    r"__builtins__|__subclasses__|_getframe|currentframe|f_back|f_locals|tb_frame|"
-                    r"get_objects|get_referrers|ctypes|marshal|cloudpickle|pickle|CodeType|"
-                    r"FunctionType|regrade|ranklab\.course|ranklab\.checks|sys\.path|__file__|"
-                    r"__path__|setprofile|settrace|Interactive(?:Interpreter|Console|Shell)|"
-                    r"SourceFileLoader|codeop)\b"
-                    r"|(?<![.\w])(?:exec|eval|compile|__import__)(?=\()")
 
 
 class Unreadable(ValueError):
@@ -33,99 +21,81 @@ class Unreadable(ValueError):
 class Notebook:
     """A notebook's code cells, and the lab they belong to.
 
-    error  Unreadable
+    Raises Unreadable.
     """
 
     def __init__(self, path):
         try:
-            content = json.loads(_read(path, LARGEST).decode())
+            if not path.is_file():  # a FIFO would wait forever
+                raise Unreadable("it is a link that leads nowhere" if path.is_symlink()
+                                 else "it is not a file")
+            content = json.loads(path.read_text(encoding="utf-8"))
             self.cells = ["".join(cell["source"]) for cell in content["cells"]
                           if cell["cell_type"] == "code"]
             stem = content.get("metadata", {}).get("ranklab", {}).get("stem")
-        except Unreadable:
-            raise
-        except (ValueError, RecursionError):
+            self.files_beside = {file.name: file.read_bytes() for file in path.parent.glob("*.py")}
+        except OSError as error:
+            raise Unreadable(error.strerror or str(error)) from None
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             raise Unreadable("it is not JSON") from None
         except (KeyError, TypeError, AttributeError):
             raise Unreadable("it has no cells as notebooks have them") from None
-        self.beside = dict(_files_beside(path))
         self.text = "\n".join(self.cells)
-        self.trees = [_tree(cell) for cell in self.cells]
         self.stem = stem if stem in (*labs.written(), labs.TOUR) else self._likely_stem()
 
     def _likely_stem(self):
         """The lab whose names the notebook mentions most often; None if it mentions none."""
-        found = set(re.findall(r"\w+", self.text))
-        counts = {stem: len(found & set(labs.names_of(stem))) for stem in labs.written()}
+        words = set(re.findall(r"\w+", self.text))
+        counts = {stem: len(words & set(labs.names_of(stem))) for stem in labs.written()}
         best = max(counts, key=counts.get, default=None)
         return best if counts.get(best) else None
 
-    def cells_to_run(self):
-        """[(number, source)]: all up to the last that defines an exercise, and what these need.
+    @functools.cached_property
+    def sources(self):
+        """{exercise: the text of its last definition}"""
+        return {name: ast.unparse(nodes[-1]) for name, nodes in self._nodes.items() if nodes}
 
-        A later cell is needed when it binds a name that they use and do not bind.
-        """
-        names = {exercise.name for exercise in labs.checks_of(self.stem).EXERCISES}
-        last = [n for n, cell in enumerate(self.cells, 1) if names & set(definitions(cell))][-1:]
-        texts = [ast.unparse(tree) for tree in self.trees]
-        run, new, missing = set(), set(range(sum(last))), set()
-        while new:
-            run |= new
-            missing |= set().union(*(free_names(texts[number]) for number in new))
-            missing -= set(dir(builtins)).union(*(bound_names(texts[number]) for number in run))
-            new = {number for number, text in enumerate(texts)
-                   if number not in run and bound_names(text) & missing}
-        return [(number + 1, self.cells[number]) for number in sorted(run)]
-
-    def predictions(self):
-        """{name: (text, value)} of the numbers that were predicted."""
-        wanted = {item.name for item in labs.checks_of(self.stem).PREDICTIONS}
-        return predictions(self.trees, wanted)
+    @functools.cached_property
+    def _nodes(self):
+        """{exercise: the syntax trees of its definitions at the top level of a cell}"""
+        nodes = {exercise.name: [] for exercise in labs.checks_of(self.stem).EXERCISES}
+        for node in (node for cell in self.cells for node in _tree(cell).body):
+            if getattr(node, "name", None) in nodes:
+                nodes[node.name].append(node)
+        return nodes
 
     def why_missing(self, name):
-        """(state, reason) of an answer that could not be taken from the notebook."""
+        """Return (state, reason) of an answer that `check` has not recorded."""
         if any(name == prediction.name for prediction in labs.checks_of(self.stem).PREDICTIONS):
             return NOT_WRITTEN, ""
         if name in definitions(self.text):
-            return NOT_WRITTEN, "its cell was not reached, or failed"
+            return NOT_WRITTEN, "its cell failed"
         if not re.search(rf"\b{name}\b", self.text):
             return NOT_WRITTEN, "it is not in the notebook"
         if re.search(rf"^\s*(from\s+ranklab\b.*\b{name}\b|{name}\s*=)", self.text, re.M):
             return LIBRARYS, "the notebook does not define it"
         return NOT_WRITTEN, ""
 
-    def tricks(self):
-        """The words in its code that no answer needs, in order."""
-        texts = [self.text, *(data.decode(errors="replace") for data in self.beside.values())]
-        return list(dict.fromkeys(TRICKS.findall("\n".join(texts))))
-
     @functools.cached_property
     def untouched(self):
         """The exercises whose every definition is the lab's stub, which may be code that runs."""
         stubs = _stubs(self.stem)
-        texts = {exercise.name: set() for exercise in labs.checks_of(self.stem).EXERCISES}
-        for node in itertools.chain.from_iterable(tree.body for tree in self.trees):
-            if getattr(node, "name", None) in texts:
-                texts[node.name].add(_bare(node))
-        return {name for name in texts if texts[name] == {stubs.get(name)}}
+        return {name for name, nodes in self._nodes.items()
+                if {_bare(node) for node in nodes} == {stubs.get(name)}}
 
     def has_library_text(self, exercise):
-        """True when the last definition, or one in a file beside the notebook, is the library's,
-        but for comments and docstring.
+        """Return whether the last definition is the library's text, but for comments, docstrings
+        and annotations, where the stub leaves more to write than FEW lines.
         """
-        own = [node for tree in self.trees for node in tree.body
-               if getattr(node, "name", None) == exercise.name]
-        beside = [node for data in self.beside.values()
-                  for node in _tree(data.decode(errors="replace")).body if hasattr(node, "name")]
-        answer = _bare(_answer(exercise))
-        return any(_bare(node) == answer for node in [*own[-1:], *beside])
+        nodes, answer = self._nodes[exercise.name], _bare(_answer(exercise))
+        return bool(nodes) and _bare(nodes[-1]) == answer and not is_forced(exercise, self.stem)
 
 
 def is_forced(exercise, stem):
-    """True when the stub leaves so little to write that many learners write the same."""
-    given = {line.strip() for line in _stubs(stem).get(exercise.name, "").splitlines()}
+    """Return whether the stub leaves so little to write that many learners write the same."""
+    stub_lines = {line.strip() for line in _stubs(stem).get(exercise.name, "").splitlines()}
     lines = [line.strip() for line in _bare(_answer(exercise)).splitlines()[1:]]
-    return len([line for line in lines if line not in given]) <= FEW
+    return len([line for line in lines if line not in stub_lines]) <= FEW
 
 
 def _stubs(stem):
@@ -138,42 +108,9 @@ def _stubs(stem):
     return {node.name: _bare(node) for node in reversed(tree.body) if hasattr(node, "name")}
 
 
-def has_code_of(exercise, pickled):
-    """True when the pickle holds the answer's own bytecode, however it got there."""
-    answer = exercise.answer
-    parts = vars(answer).values() if isinstance(answer, type) else [answer]
-    codes = [getattr(inspect.unwrap(getattr(part, "__func__", part)), "__code__", None)
-             for part in parts if callable(part) or hasattr(part, "__func__")]
-    codes = [code for code in codes if code]
-    return bool(codes) and all(
-        code.co_code in pickled and all(name.encode() in pickled for name in
-                                        (*code.co_names, *code.co_varnames)) for code in codes)
-
-
 def definitions(source):
     """The names of all functions and classes in it, also where it is not quite Python."""
     return re.findall(r"^[ \t]*(?:async +)?(?:def|class)[ \t]+(\w+)", source, re.M)
-
-
-def _read(path, largest):
-    try:
-        if not path.is_file():  # a FIFO would wait forever
-            raise Unreadable("it is a link that leads nowhere" if path.is_symlink()
-                             else "it is not a file")
-        if (size := path.stat().st_size) > largest:
-            raise Unreadable(f"it has {size:,} bytes, at most {largest:,} are read")
-        return path.read_bytes()
-    except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
-
-
-def _files_beside(path):
-    """(name, content) of each .py file in the notebook's folder."""
-    for file in sorted(path.parent.glob("*.py")):
-        try:
-            yield file.name, _read(file, LARGEST // 100)
-        except Unreadable:
-            pass  # an import of it will say so
 
 
 def _tree(source):

@@ -2,9 +2,7 @@
 
 import atexit
 import contextlib
-import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +12,6 @@ import time
 from pathlib import Path
 
 from ranklab.engine.report import describe_exit
-from ranklab.engine.server import main as serve
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
 # Neither BLAS's threads nor CUDA would survive the fork. So torch.cuda.is_available(), which some
@@ -26,19 +23,15 @@ SERVERS = {}  # by process: a forked copy of this one needs its own
 
 
 class ForkServer:
-    """A running server; `connect()` begins a launch.
+    """A running server; `connect()` begins a launch."""
 
-    forked  take it from this process, which has imported server.PRELOAD and has no threads
-    """
-
-    def __init__(self, forked=False):
+    def __init__(self):
         self.modules = set()  # modules of ranklab that ranks have imported
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, server_end = socket.socketpair()
         with server_end:
-            start = Fork if forked else self._fresh
-            self._process = start(server_end.fileno())
+            self._process = self._fresh(server_end.fileno())
         self._wait_until_ready()
         atexit.register(self.close)
 
@@ -109,42 +102,6 @@ class ForkServer:
             self._process.wait()
 
 
-class Fork:
-    """A server forked from this process; what ForkServer asks of a subprocess.Popen."""
-
-    def __init__(self, lifeline):
-        kernel, self.returncode = os.getpid(), None
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:  # its ranks inherit nothing else that is open here
-                with open(os.devnull) as nothing:
-                    os.dup2(nothing.fileno(), 0)
-                os.closerange(3, lifeline)
-                os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
-                serve(lifeline, kernel)
-            finally:
-                os._exit(0)
-
-    def poll(self):
-        if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
-                pid, status = self._pid, 0
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout=math.inf):
-        end = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("the server", timeout)
-            time.sleep(0.01)
-
-    def kill(self):
-        os.kill(self._pid, signal.SIGKILL)
-
-
 def fork_server() -> ForkServer:
     """Return this process's server, which the first launch starts in about 3 s."""
     with ONE_AT_A_TIME:
@@ -155,8 +112,3 @@ def fork_server() -> ForkServer:
         if not server:
             server = SERVERS[os.getpid()] = ForkServer()
         return server
-
-
-def fork_server_from_here():
-    """Fork this process's server from the process itself: see `forked` of ForkServer."""
-    SERVERS[os.getpid()] = ForkServer(forked=True)
