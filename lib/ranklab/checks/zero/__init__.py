@@ -83,7 +83,7 @@ EXERCISES = (
         "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
         "zero_optimization has the stage, the bucket sizes and what is offloaded.",
-        'if strategy.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": '
-        'True}; config[precision] = {"enabled": True} unless it is "fp32"',
+        'if strategy.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", '
+        '"pin_memory": True}; config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )
