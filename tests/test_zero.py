@@ -94,7 +94,7 @@ def test_a_group_of_which_nothing_is_here_has_an_empty_parameter():
 class Forgets(ZeroStage1):
     def reduce(self, bucket):
         work = super().reduce(bucket)
-        bucket.own = None
+        bucket.shard_grad = None
         return work
 
 
@@ -105,7 +105,7 @@ def _backward(wrap):
 
 @pytest.mark.parametrize("wrap, sentence", [
     (ZeroStage3, "10 of 19 parameters got no gradient on rank 0: blocks.1.down.weight, "),
-    (Forgets, "bucket.own is None when the backward ends: put the mean gradient"),
+    (Forgets, "bucket.shard_grad is None when the backward ends: put the mean gradient"),
 ])
 def test_what_is_missing_is_a_sentence(wrap, sentence):
     with pytest.raises(RankError, match=sentence):

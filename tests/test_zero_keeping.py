@@ -26,7 +26,7 @@ def test_never_more_than_the_limit_is_whole_and_no_set_beats_the_bound():
             assert step.bound() <= step.seconds(kept) + 1e-9
             if step.seconds(kept) == float("inf"):
                 continue
-            for place, last in enumerate(step.gathered_ahead(frozenset(kept))):
+            for place, last in enumerate(step.horizon(frozenset(kept))):
                 assert last >= place
                 gathered = [min(p, 2 * n - 1 - p) for p in range(place, last + 1)
                             if p < n or 2 * n - 1 - p not in kept]

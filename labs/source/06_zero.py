@@ -178,7 +178,7 @@ for stage in range(4):
 # |---|---|
 # | `bucket.flat` | the gradients, with zeros at the end so that R divides its length |
 # | `bucket.weights`, `bucket.shard` | one tensor with all parameters of the bucket (each parameter is a view of it); the part that this rank owns (a view too) |
-# | `bucket.own` | you set it: the tensor that holds the mean gradient of the shard when backward ends |
+# | `bucket.shard_grad` | you set it: the tensor that holds the mean gradient of the shard when backward ends |
 # | `bucket.update_shard()` | copies the numbers that the optimizer has stepped into the shard |
 # | `bucket.group` | the ranks that share the bucket |
 #
@@ -209,7 +209,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
 
     def reduce(self, bucket):
         """The mean gradient of this rank's shard is on its way to place_of(bucket), from now on
-        bucket.own; returns the handle.
+        bucket.shard_grad; returns the handle.
         """
         while self.works:  # one message at a time: its handle may hold a copy of it
             self.works.pop().wait()

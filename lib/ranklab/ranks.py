@@ -26,10 +26,10 @@ class Coordinates(NamedTuple):
 
 
 def coordinates(rank, ranks, nodes=1):
-    """The coordinates of `rank` when `ranks` are laid out node by node; nothing is sent.
+    """Return the coordinates of `rank` when `ranks` are laid out node by node; nothing is sent.
 
-    error  ValueError when nodes does not divide ranks, or there is no such rank
-    lab    00
+    Raises: ValueError when nodes does not divide ranks, or there is no such rank.
+    Lab: 00
     """
     if ranks % nodes:
         raise ValueError(f"nodes={nodes} must divide ranks={ranks}")
@@ -39,67 +39,67 @@ def coordinates(rank, ranks, nodes=1):
 
 
 def shard_range(n, rank, size):
-    """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
+    """Return the part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
     Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
     one; the longer ones come first. Nothing is sent: each rank computes its own part.
-    lab    00
+    Lab: 00
     """
-    each, left_over = divmod(n, size)
-    start = rank * each + min(rank, left_over)  # the ranks before me took one extra each
-    return range(start, start + each + (rank < left_over))
+    share, left_over = divmod(n, size)
+    start = rank * share + min(rank, left_over)  # the ranks before me took one extra each
+    return range(start, start + share + (rank < left_over))
 
 
 def pass_the_token(group=None):
-    """The token has gone once around the ring; returns its value as it reached this rank.
+    """Pass a token once around the ring; return its value as it reached this rank.
 
     The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
     the last sends it to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
-    cost   each rank sends one message of 8 bytes; a single rank sends none
-    lab    00
+    Cost: each rank sends one message of 8 bytes; a single rank sends none.
+    Lab: 00
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     token = torch.zeros(1, dtype=torch.int64, device=device())
     if size == 1:
         return 1
-    after, before = (rank + 1) % size, (rank - 1) % size
+    next_rank, previous_rank = (rank + 1) % size, (rank - 1) % size
     if rank == 0:
-        dist.send(token + 1, group=group, group_dst=after)
-        dist.recv(token, group=group, group_src=before)
+        dist.send(token + 1, group=group, group_dst=next_rank)
+        dist.recv(token, group=group, group_src=previous_rank)
     else:
-        dist.recv(token, group=group, group_src=before)
-        dist.send(token + 1, group=group, group_dst=after)
+        dist.recv(token, group=group, group_src=previous_rank)
+        dist.send(token + 1, group=group, group_dst=next_rank)
     return token.item()
 
 
 def ring_shift(x, group=None):
-    """Returns the `x` of the rank before this one; all ranks shift at the same time.
+    """Return the `x` of the rank before this one; all ranks shift at the same time.
 
     A new tensor in x's shape and type; `x` itself is unchanged, and all messages have arrived.
-    cost   each rank sends x once, in one message; a single rank sends nothing and gets a copy
-    lab    00
+    Cost: each rank sends x once, in one message; a single rank sends nothing and gets a copy.
+    Lab: 00
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return x.clone()
     x = x.contiguous()  # a message is one block of memory
-    from_before = torch.empty_like(x)
+    received = torch.empty_like(x)
     # Both are under way before either is waited for, so no rank blocks its neighbour.
-    under_way = dist.batch_isend_irecv([
+    works = dist.batch_isend_irecv([
         dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % size),
-        dist.P2POp(dist.irecv, from_before, group=group, group_peer=(rank - 1) % size),
+        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
     ])
-    for work in under_way:
+    for work in works:
         work.wait()
-    return from_before
+    return received
 
 
 def all_ranks_finite(loss, group=None):
-    """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
+    """Return True on every rank when `loss` is finite on every rank, else False on every rank.
 
     So all ranks take the same branch. `loss`, with the graph that it may have, is unchanged.
-    cost   one all-reduce of 4 bytes
-    lab    00
+    Cost: one all-reduce of 4 bytes.
+    Lab: 00
     """
     finite = torch.isfinite(loss).all().to(torch.int32)  # 1 or 0; the loss itself could overflow
     dist.all_reduce(finite, dist.ReduceOp.MIN, group=group)
@@ -107,16 +107,16 @@ def all_ranks_finite(loss, group=None):
 
 
 def roll_call(store, rank, ranks, seconds):
-    """Returns the sorted list of the ranks that have not called in time, the same on every rank.
+    """Return the sorted list of the ranks that have not called in time, the same on every rank.
 
-    store   an empty torch.distributed Store; it serves one roll call
-    rank    this rank's number, of `ranks` that should call; there may be thousands
-    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
-            first call, and each rank gets the list soon after. A rank that calls later gets the
-            same list at once, and is on it. Any rank may be missing, rank 0 too
-    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
-            collective
-    lab     00
+    When all have called, all get [] at once. Otherwise the time is up `seconds` after the first
+    call, and each rank gets the list soon after. A rank that calls later gets the same list at
+    once, and is on it. Any rank may be missing, also rank 0.
+    store: an empty torch.distributed Store; it serves one roll call.
+    rank: this rank's number, of `ranks` that should call; there may be thousands.
+    Cost: each rank makes at most ranks + 8 calls to the store, however long it waits; no
+        collective.
+    Lab: 00
     """
     missing = []
     store.set(f"here/{rank}", "")

@@ -263,6 +263,6 @@ class PipelineExecutor__waits_for_the_last_message(PipelineExecutor__batches):
         return found
 
     def send(self, message):
-        while self.leaving:
-            self.leaving.pop()[0].wait()
+        while self.sends:
+            self.sends.pop()[0].wait()
         super().send(message)

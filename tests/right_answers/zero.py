@@ -91,8 +91,8 @@ class ZeroStage1__begins_all_gathers(ShardedOptimizerMixin, OverlappedDataParall
     def reduce(self, bucket):
         for work in self.works:
             work.wait()
-        bucket.own = bucket.flat.chunk(dist.get_world_size(bucket.group))[bucket.rank]
-        return dist.reduce_scatter_single(bucket.own, bucket.flat.div_(dist.get_world_size(
+        bucket.shard_grad = bucket.flat.chunk(dist.get_world_size(bucket.group))[bucket.rank]
+        return dist.reduce_scatter_single(bucket.shard_grad, bucket.flat.div_(dist.get_world_size(
             bucket.group)), group=bucket.group, async_op=True)
 
     def finish(self):

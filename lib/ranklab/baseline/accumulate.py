@@ -4,11 +4,13 @@ from ranklab.basics.targets import IGNORE
 
 
 def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
-    """Each parameter's .grad has grown by the gradient of the mean loss over all targets, as if
-    the batch had been one piece; returns that mean, detached.
-    loss_sum  (inputs, targets) -> the sum of the losses of the targets that count
-    memory    the activations of `micro_batch` rows at a time
-    lab       01
+    """Add the gradient of the mean loss over all targets to .grad, one micro-batch at a time.
+
+    The gradient is the same as if the batch had been one piece.
+    loss_sum: (inputs, targets) -> the sum of the losses of the targets that count.
+    Returns: the mean loss, detached.
+    Memory: the activations of `micro_batch` rows at a time.
+    Lab: 01
     """
     count = (targets != IGNORE).sum()  # over the whole batch: pieces may hold unequal numbers
     mean = 0.0

@@ -10,13 +10,14 @@ import torch
 
 
 def checkpointed(function, *inputs):
-    """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
-    Some inputs may need no gradient; function may return a tuple.
-    One of the inputs must require a gradient. Real one: torch.utils.checkpoint, which also
-    remembers autocast, stops the second forward early and works under torch.compile.
-    cost   one more forward of `function`
-    paper  Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost
-    lab    01
+    """Compute function(*inputs), with all its gradients, but keep only `inputs` for backward.
+
+    One of the inputs must require a gradient; the others need not. function may return a tuple.
+    Real one: torch.utils.checkpoint, which also remembers autocast, stops the second forward early
+    and works under torch.compile.
+    Cost: one more forward of `function`.
+    Paper: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost
+    Lab: 01
     """
 
     class Recompute(torch.autograd.Function):
@@ -28,18 +29,19 @@ def checkpointed(function, *inputs):
 
         @staticmethod
         def backward(ctx, *gradients):
-            kept = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
             with torch.enable_grad(), random_replayed(ctx.random):
-                outputs = function(*kept)
-            torch.autograd.backward(outputs, gradients)  # fills .grad of kept and of the weights
-            return tuple(x.grad for x in kept)
+                outputs = function(*leaves)
+            torch.autograd.backward(outputs, gradients)  # fills .grad of leaves and of the weights
+            return tuple(x.grad for x in leaves)
 
     return Recompute.apply(*inputs)
 
 
 def checkpoint_blocks(model, checkpoint=checkpointed):
-    """Each block of `model` computes itself again in backward; the model's own code is unchanged.
-    checkpoint  checkpointed, or torch.utils.checkpoint.checkpoint with use_reentrant=False
+    """Make each block of `model` compute itself again in backward; leave the model's code alone.
+
+    checkpoint: checkpointed, or torch.utils.checkpoint.checkpoint with use_reentrant=False.
     """
     def wrapped(forward):
         return lambda x, positions=None: checkpoint(partial(forward, positions=positions), x)
@@ -50,13 +52,13 @@ def checkpoint_blocks(model, checkpoint=checkpointed):
 
 
 def random_state():
-    """The state of torch's random numbers, on the CPU and on this process's GPU."""
+    """Return the state of torch's random numbers, on the CPU and on this process's GPU."""
     gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {"cpu": torch.get_rng_state(), "gpu": gpu}
 
 
 def set_random_state(state):
-    """torch's random numbers go on from `state`."""
+    """Let torch's random numbers go on from `state`."""
     torch.set_rng_state(state["cpu"])
     if state["gpu"] is not None:
         torch.cuda.set_rng_state(state["gpu"])
@@ -64,7 +66,7 @@ def set_random_state(state):
 
 @contextlib.contextmanager
 def random_replayed(state):
-    """Inside, random numbers are those that followed `state`; afterwards they go on as before."""
+    """Draw the random numbers that followed `state` in the block; then go on as before."""
     present = random_state()
     set_random_state(state)
     try:

@@ -6,10 +6,11 @@ Norms, GELU, softmax and the like are left out: together below 2% of the FLOPs a
 
 
 def transformer_flops(config, batch, seq, backward=True):
-    """The FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
+    """Count the FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
+
     Attention counts in full, with its masked half, as torch's counter and most papers do.
-    paper  Kaplan et al. 2020, section 2.1; PaLM 2022, appendix B
-    lab    01
+    Paper: Kaplan et al. 2020, section 2.1; PaLM 2022, appendix B
+    Lab: 01
     """
     C, V, tokens = config.n_embd, config.vocab_size, batch * seq
     weights = 12 * C * C  # q, k, v, out: 4 C^2; the MLP's two matrices: 8 C^2
@@ -19,10 +20,11 @@ def transformer_flops(config, batch, seq, backward=True):
 
 
 def mfu(config, tokens_per_second, peak_flops, devices=1):
-    """The fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
+    """Return the fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
+
     If something is computed twice to save memory, the second time does not count.
-    paper  PaLM 2022, appendix B
-    lab    01
+    Paper: PaLM 2022, appendix B
+    Lab: 01
     """
     flops_per_token = transformer_flops(config, 1, config.n_ctx) / config.n_ctx
     return flops_per_token * tokens_per_second / (peak_flops * devices)

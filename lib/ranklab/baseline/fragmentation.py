@@ -2,7 +2,8 @@
 
 
 class Arena:
-    """A memory of `size` bytes, handed out in pieces from the first gap that fits.
+    """Hand out a memory of `size` bytes in pieces, each from the first gap that fits.
+
     A simplification: torch's allocator also rounds sizes and keeps freed pieces for later.
     """
 
@@ -11,13 +12,13 @@ class Arena:
         self.pieces = {}  # name -> (start, size)
 
     def gaps(self):
-        """[(start, size)] of the free stretches, from low to high."""
-        found, end = [], 0
+        """List (start, size) of the free stretches, from low to high."""
+        gaps, end = [], 0
         for start, size in sorted(self.pieces.values()):
             if start > end:
-                found.append((end, start - end))
+                gaps.append((end, start - end))
             end = start + size
-        return found + ([(end, self.size - end)] if end < self.size else [])
+        return gaps + ([(end, self.size - end)] if end < self.size else [])
 
     @property
     def free_bytes(self):
@@ -28,7 +29,7 @@ class Arena:
         return max((size for _, size in self.gaps()), default=0)
 
     def take(self, name, size):
-        """The piece `name` of `size` bytes is taken."""
+        """Take the piece `name` of `size` bytes."""
         for start, room in self.gaps():
             if room >= size:
                 self.pieces[name] = (start, size)
@@ -39,5 +40,5 @@ class Arena:
         )
 
     def give_back(self, name):
-        """The piece `name` is free again; nothing else moves."""
+        """Free the piece `name`; nothing else moves."""
         del self.pieces[name]

@@ -6,12 +6,13 @@ from ranklab.meter import SavedActivations
 
 
 def model_state_bytes(n, recipe="mixed"):
-    """The bytes that n parameters hold between two steps with Adam, by category, in a dict.
-    recipe  "fp32": everything in float32
-            "mixed": weights and gradients in bf16, float32 master weights with the optimizer
-            "bf16": everything in bf16, also Adam's moments
-    paper   ZeRO, Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter
-    lab     01
+    """Count the bytes that n parameters hold between two steps with Adam, in a dict by category.
+
+    recipe: "fp32": everything in float32;
+        "mixed": weights and gradients in bf16, float32 master weights with the optimizer;
+        "bf16": everything in bf16, also Adam's moments.
+    Paper: ZeRO, Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter
+    Lab: 01
     """
     width = {"fp32": 4, "mixed": 2, "bf16": 2}[recipe]  # of a weight, and of its gradient
     moments = 2 * (2 if recipe == "bf16" else 4)  # Adam keeps a mean and a mean square
@@ -20,10 +21,11 @@ def model_state_bytes(n, recipe="mixed"):
 
 
 def activation_bytes(config, batch, seq, element=4, recompute=False):
-    """The bytes that autograd keeps for backward after GPT(config)(inputs, targets).
+    """Count the bytes that autograd keeps for backward after GPT(config)(inputs, targets).
+
     Exact for dropout=0 on CPU, in one dtype of `element` bytes, each storage counted once.
-    recompute  True: blocks are checkpointed, and each keeps only its input
-    lab        01
+    recompute: True: blocks are checkpointed, and each keeps only its input.
+    Lab: 01
     """
     C, H, tokens = config.n_embd, config.n_head, batch * seq
     norms = 2 * (C + 2) * element  # the input of each, and its mean and deviation
@@ -35,7 +37,8 @@ def activation_bytes(config, batch, seq, element=4, recompute=False):
 
 
 def ends_bytes(config, batch, seq, element=4):
-    """The part of activation_bytes that is not in the blocks: token ids, last norm, head, loss.
+    """Count the part of activation_bytes outside the blocks: token ids, last norm, head, loss.
+
     The log-probabilities are V numbers a token: with a large vocabulary the largest tensor of all.
     """
     C, V = config.n_embd, config.vocab_size
@@ -45,30 +48,31 @@ def ends_bytes(config, batch, seq, element=4):
 
 
 def as_trained(model, recipe="mixed"):
-    """(model, optimizer) of `recipe` after one Adam step, so that all state exists to be counted.
+    """Take one Adam step of `recipe`, so that all state exists; return (model, optimizer).
+
     The step is taken on made-up gradients; "mixed" keeps master weights by hand.
     """
     model = model.float() if recipe == "fp32" else model.bfloat16()
-    held = list(model.parameters())
+    weights = list(model.parameters())
     if recipe == "mixed":
-        held = [p.detach().float().requires_grad_() for p in held]  # the master weights
-    for parameter in held:
+        weights = [p.detach().float().requires_grad_() for p in weights]  # the master weights
+    for parameter in weights:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(held)
+    optimizer = torch.optim.AdamW(weights)
     optimizer.step()
     if recipe == "mixed":
-        for parameter, master in zip(model.parameters(), held):
+        for parameter, master in zip(model.parameters(), weights):
             master.grad = None  # the gradient lives in bf16, and is widened one at a time
             parameter.grad = torch.zeros_like(parameter)
     return model, optimizer
 
 
 def live_activations(model, inputs, targets):
-    """The bytes that wait for backward over one step: (list in forward, list in backward)."""
-    seen, handles = [0], []
+    """Record the bytes that wait for backward in one step: (list in forward, list in backward)."""
+    live_bytes, handles = [0], []
 
     def note(*_):
-        seen.append(saved.live_bytes)
+        live_bytes.append(saved.live_bytes)
 
     for module in model.blocks.modules():
         handles.append(module.register_forward_hook(note))
@@ -76,9 +80,9 @@ def live_activations(model, inputs, targets):
     with SavedActivations(model) as saved:
         loss = model(inputs, targets)
         note()
-        forward_ends = len(seen)
+        forward_ends = len(live_bytes)
         loss.backward()
         note()
     for handle in handles:
         handle.remove()
-    return seen[:forward_ends], seen[forward_ends - 1 :]
+    return live_bytes[:forward_ends], live_bytes[forward_ends - 1 :]

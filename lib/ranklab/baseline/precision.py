@@ -12,16 +12,17 @@ class LossScale(NamedTuple):
 
 
 def scale_loss(loss, optimizer, state):
-    """`optimizer` has stepped with the true gradients of `loss`, or skipped the step because the
-    scaled ones overflowed; returns the next LossScale (halved, kept or doubled).
+    """Step `optimizer` with the true gradients of `loss`, or skip if the scaled ones overflow.
+
     Real one: torch.amp.GradScaler, with the same rule.
-    paper  Micikevicius et al. 2018, Mixed Precision Training
-    lab    01
+    Returns: the next LossScale (halved, kept or doubled).
+    Paper: Micikevicius et al. 2018, Mixed Precision Training
+    Lab: 01
     """
     optimizer.zero_grad()
     (loss * state.scale).backward()  # small gradients leave fp16's blind spot near zero
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in held if p.grad is not None]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     if not all(gradient.isfinite().all() for gradient in gradients):
         optimizer.zero_grad()
         return state._replace(scale=state.scale / 2, clean_steps=0)

@@ -103,8 +103,8 @@ def all_to_all_v_time(nbytes, alpha, beta):
     nbytes[i][j] go from rank i to rank j. Receiving takes as long as sending, at the same time.
     """
     R = len(nbytes)
-    away = [[0 if i == j else n for j, n in enumerate(row)] for i, row in enumerate(nbytes)]
-    data = max(sum(alpha + n * beta for n in row if n) for row in [*away, *zip(*away)])
+    messages = [[0 if i == j else n for j, n in enumerate(row)] for i, row in enumerate(nbytes)]
+    data = max(sum(alpha + n * beta for n in row if n) for row in [*messages, *zip(*messages)])
     return (R - 1) * (alpha + 8 * beta) + data
 
 

@@ -12,39 +12,37 @@ from ranklab.collectives.wire import sendrecv
 
 
 def ring_reduce_scatter(x, group=None, out=None):
-    """Rank r ends with chunk r of the sum over ranks of `x`; `x` itself is unchanged.
+    """Sum `x` over ranks, and leave chunk r of the sum on rank r; `x` itself is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
     as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank, too.
-
-    shape  any shape of n elements -> (n/R,)
-    cost   sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages
-    paper  Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
-    lab    02
+    Shape: any shape of n elements -> (n/R,).
+    Cost: sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages.
+    Paper: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
+    chunks = x.flatten().tensor_split(R)  # chunk i: this rank's share of what rank i will own
     sums = out.view(-1).tensor_split(R) if out is not None else None
-    partial = mine[rank - 1]  # it has the longest way to go: R-1 steps to reach its owner
+    partial = chunks[rank - 1]  # it has the longest way to go: R-1 steps to reach its owner
     for step in range(1, R):
         i = (rank - 1 - step) % R
-        arriving = sums[i] if sums else torch.empty_like(mine[i])
-        sendrecv(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)
-        partial = arriving.add_(mine[i])
+        buffer = sums[i] if sums else torch.empty_like(chunks[i])
+        sendrecv(partial, (rank + 1) % R, buffer, (rank - 1) % R, group)
+        partial = buffer.add_(chunks[i])
     if R == 1:  # it is a part of x still
         partial = sums[0].copy_(partial) if sums else partial.clone()
     return partial
 
 
 def ring_all_gather(shard, group=None, out=None):
-    """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
+    """Gather the shards of all ranks on every rank, one after the other; `shard` is unchanged.
 
     If `out` is given, the result goes there, and `shard` may lie in its place already. If shards
     differ in length, `out` must be given, because its size tells how long each of them is.
-
-    shape  (n/R,) -> (n,), or the shape of `out`
-    cost   sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages
-    lab    02
+    Shape: (n/R,) -> (n,), or the shape of `out`.
+    Cost: sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages.
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if out is None:

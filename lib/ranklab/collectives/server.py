@@ -5,12 +5,12 @@ import torch.distributed as dist
 
 
 def parameter_server(x, server=0, group=None):
-    """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged.
+    """Sum `x` over ranks on rank `server`, and return the sum on every rank; `x` is unchanged.
 
     The result is a new tensor. Nothing is sent when x is empty.
-    cost   the server receives and sends (R-1) times x's bytes, every other rank once
-    paper  Li et al. 2014, "Scaling distributed machine learning with the parameter server"
-    lab    02
+    Cost: the server receives and sends (R-1) times x's bytes, every other rank once.
+    Paper: Li et al. 2014, "Scaling distributed machine learning with the parameter server"
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -19,10 +19,10 @@ def parameter_server(x, server=0, group=None):
         dist.send(total, group=group, group_dst=server)
         dist.recv(total, group=group, group_src=server)
     elif total.numel():
-        arriving = torch.empty_like(total)
+        buffer = torch.empty_like(total)
         for worker in workers:
-            dist.recv(arriving, group=group, group_src=worker)
-            total += arriving
+            dist.recv(buffer, group=group, group_src=worker)
+            total += buffer
         for worker in workers:
             dist.send(total, group=group, group_dst=worker)
     return total

@@ -7,13 +7,12 @@ from ranklab.collectives.wire import sendrecv
 
 
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`, in a new tensor; `x` itself is unchanged.
+    """Copy rank src's `x` to every rank, in a new tensor; `x` itself is unchanged.
 
     On the other ranks `x` gives the shape, the type and the device; its values do not matter.
-
-    cost   R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them;
-           nothing when x is empty
-    lab    02
+    Cost: R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them;
+        nothing when x is empty.
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
@@ -29,30 +28,29 @@ def tree_broadcast(x, src=0, group=None):
 
 
 def recursive_doubling(x, group=None):
-    """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
+    """Sum `x` over ranks by doubling, to a new tensor on every rank; `x` itself is unchanged.
 
     In round k each rank swaps all it has with the rank 2^k away, so both end with the same bits.
     If R is no power of two, take the largest power of two below it: the ranks from there on first
     hand their x to a partner, and at the end get the sum back.
-
-    cost   sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes
-    paper  Thakur, Rabenseifner & Gropp 2005, "recursive doubling"
-    lab    02
+    Cost: sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes.
+    Paper: Thakur, Rabenseifner & Gropp 2005, "recursive doubling"
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
     total = x.clone(memory_format=torch.contiguous_format)
-    other = torch.empty_like(total)
-    nothing = total.new_empty(0)
+    buffer = torch.empty_like(total)
+    empty = total.new_empty(0)
     if rank >= power:  # one of the extra ranks: hand over, wait, take the result
-        sendrecv(total, rank - power, nothing, rank - power, group)
-        return sendrecv(nothing, rank - power, total, rank - power, group)
+        sendrecv(total, rank - power, empty, rank - power, group)
+        return sendrecv(empty, rank - power, total, rank - power, group)
     if rank + power < R:
-        total += sendrecv(nothing, rank + power, other, rank + power, group)
+        total += sendrecv(empty, rank + power, buffer, rank + power, group)
     step = 1
     while step < power:
-        total += sendrecv(total, rank ^ step, other, rank ^ step, group)
+        total += sendrecv(total, rank ^ step, buffer, rank ^ step, group)
         step *= 2
     if rank + power < R:
-        sendrecv(total, rank + power, nothing, rank + power, group)
+        sendrecv(total, rank + power, empty, rank + power, group)
     return total

@@ -8,19 +8,18 @@ from ranklab.collectives.wire import sendrecv
 
 
 def all_to_all_v(pieces, group=None):
-    """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
+    """Send pieces[j] to rank j of the group; return the pieces from all ranks, in rank order.
 
-    Pieces are 1-dim tensors of one type and device, each of any length, 0 too; no other rank knows
+    Pieces are 1-D tensors of one type and device, each of any length, also 0; no other rank knows
     the lengths. The results are new tensors, and `pieces` stay as they are.
-
-    cost   first R-1 messages of 8 bytes for the lengths; then each piece travels once, straight to
-           its rank, unless it is empty
-    lab    02
+    Cost: first R-1 messages of 8 bytes for the lengths; then each piece travels once, straight to
+        its rank, unless it is empty.
+    Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([[len(piece)] for piece in pieces], device=pieces[0].device)  # (R, 1)
-    coming = verbs.all_to_all(lengths, group).flatten().tolist()
-    received = [pieces[0].new_empty(n) for n in coming]
+    source_lengths = verbs.all_to_all(lengths, group).flatten().tolist()
+    received = [pieces[0].new_empty(n) for n in source_lengths]
     received[rank].copy_(pieces[rank])
     for shift in range(1, R):  # in each round all send equally far, so that no rank is crowded
         to, source = (rank + shift) % R, (rank - shift) % R

@@ -40,8 +40,8 @@ def gather(x, dst=0, group=None):
 
 def reduce(x, dst=0, group=None):
     """Rank dst ends with the sum over ranks of `x`; the others with None. cost: each sends x."""
-    everything = gather(x, dst, group)
-    return None if everything is None else everything.sum(dim=0, dtype=x.dtype)
+    stacked = gather(x, dst, group)
+    return None if stacked is None else stacked.sum(dim=0, dtype=x.dtype)
 
 
 def scatter(x, like, src=0, group=None):

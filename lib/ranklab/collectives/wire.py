@@ -4,11 +4,11 @@ import torch.distributed as dist
 
 
 def sendrecv(piece, to, into, source, group=None):
-    """`piece` has gone to rank `to`, and `into` holds what rank `source` sent; returns `into`.
+    """Send `piece` to rank `to`, and receive into `into` from rank `source`; return `into`.
 
-    cost   one message each way; an empty piece is not sent (the receiver knows its size too)
-    error  `to` and `source` must be ranks of the group
-    lab    02
+    Cost: one message each way; an empty piece is not sent (the receiver knows its size too).
+    Raises: ValueError if `to` or `source` is no rank of the group.
+    Lab: 02
     """
     for work in start_sendrecv(piece, to, into, source, group):
         work.wait()
@@ -16,9 +16,9 @@ def sendrecv(piece, to, into, source, group=None):
 
 
 def start_sendrecv(piece, to, into, source, group=None):
-    """sendrecv is under way; leave both tensors alone until you have waited for each work.
+    """Start sendrecv; return a list of works. Leave both tensors alone until you have waited.
 
-    cost   as sendrecv; returns a list of works
+    Cost: as sendrecv.
     """
     size = dist.get_world_size(group)
     for peer in (to, source):  # gloo would crash, NCCL would wait

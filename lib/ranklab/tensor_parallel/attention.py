@@ -14,15 +14,15 @@ from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
-    """`attention`, changed in place, computes this rank's heads; it is returned.
+    """Change `attention` in place to compute this rank's heads; return it.
 
     Its children q, k, v and out are nn.Linear, and its head_size is D. Each rank has H/tp heads of
     q, in rank order, and the heads of k and v that they need: with grouped queries, H/KV heads of q
     share one. x enters once for all three.
-    cost   what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
-           of v's gradients in backward
-    error  ValueError if the ranks do not divide H, or KV does not divide H
-    lab    08
+    Cost: what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
+        of v's gradients in backward.
+    Raises: ValueError if the ranks do not divide H, or KV does not divide H.
+    Lab: 08
     """
     D, rank, R = attention.head_size, dist.get_rank(group), dist.get_world_size(group)
     H, KV = attention.q.out_features // D, attention.k.out_features // D
@@ -38,7 +38,7 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
 
 
 def enter_before(module, enter, group=None):
-    """`module`'s first argument, or `hidden_states`, goes through `enter` before its forward."""
+    """Pass the module's first argument, or `hidden_states`, through `enter` before its forward."""
 
     def hook(module, args, kwargs):
         if args:
@@ -49,14 +49,14 @@ def enter_before(module, enter, group=None):
 
 
 class KeyValueHeads(nn.Module):
-    """Computes those heads of `linear` that this rank's query heads need.
+    """Compute the heads of `linear` that this rank's query heads need.
 
-    needed  for each query head of this rank, the number of its head in `linear`. A head that
-            several ranks need is on each of them, and its gradient is the sum of theirs.
-            ValueError if these are not the heads that the rank's query heads need.
-    shape   (..., C) -> (..., heads * D): each needed head once; but if some are needed more often
-            than others, one head for each query head
-    cost    if ranks share heads: backward an all-reduce of the whole weight's gradient
+    needed: for each query head of this rank, the number of its head in `linear`. A head that
+        several ranks need is on each of them, and its gradient is the sum of theirs.
+    Shape: (..., C) -> (..., heads * D): each needed head once; but if some are needed more often
+        than others, one head for each query head.
+    Cost: if ranks share heads: backward an all-reduce of the whole weight's gradient.
+    Raises: ValueError if these are not the heads that the rank's query heads need.
     """
 
     def __init__(self, linear, needed, head_size, group=None):
@@ -64,45 +64,48 @@ class KeyValueHeads(nn.Module):
         self.group, self.head_size = group, head_size
         self.split = heads_split(linear.out_features, needed, head_size, group)
         self.weight, self.bias = take(linear.weight, self.split), take(linear.bias, self.split)
-        held = sorted(set(needed))
-        is_even = len({needed.count(head) for head in held}) == 1
-        self.repeats = None if is_even else [held.index(head) for head in needed]
+        heads = sorted(set(needed))
+        is_even = len({needed.count(head) for head in heads}) == 1
+        self.repeats = None if is_even else [heads.index(head) for head in needed]
 
     def forward(self, x):
-        y = F.linear(x, self.shared(self.weight), self.shared(self.bias))
+        weight, bias = (self.with_summed_gradient(p) for p in (self.weight, self.bias))
+        y = F.linear(x, weight, bias)
         if self.repeats is None:
             return y
-        heads = y.unflatten(-1, (-1, self.head_size))  # (B, T, held, D)
+        heads = y.unflatten(-1, (-1, self.head_size))  # (B, T, heads, D)
         return heads[..., self.repeats, :].flatten(-2)
 
-    def shared(self, parameter):
-        """The parameter; its gradient will be summed over all ranks that hold it."""
+    def with_summed_gradient(self, parameter):
+        """Return the parameter; its gradient will be summed over all ranks that hold it."""
         if parameter is None or set(self.split.copies) == {1}:
             return parameter
-        return RegionFunction.apply(parameter, self.group, identity, self.summed_where_held)
+        return RegionFunction.apply(parameter, self.group, identity, self.sum_over_holders)
 
-    def summed_where_held(self, gradient, group):
-        """all_reduce of the whole gradient, of which each rank has a part; this rank's part."""
-        whole = gradient.new_zeros(self.split.size, *gradient.shape[1:])
+    def sum_over_holders(self, gradient, group):
+        """all_reduce the whole gradient, of which each rank has a part; return this rank's part."""
+        full = gradient.new_zeros(self.split.size, *gradient.shape[1:])
         for start, part in self.split.pieces_of(gradient):
-            whole[start : start + len(part)] = part
-        whole = all_reduce_sum(whole, group)
-        return torch.cat([whole[start:stop] for start, stop in self.split.ranges])
+            full[start : start + len(part)] = part
+        full = all_reduce_sum(full, group)
+        return torch.cat([full[start:stop] for start, stop in self.split.ranges])
 
 
 def heads_split(size, needed, head_size, group=None):
-    """The ShardSpec of a matrix of heads where this rank has those in `needed`, a range for each.
+    """Make the ShardSpec of a matrix of heads in which this rank has the heads in `needed`.
 
-    The heads of all ranks follow from this rank's: query heads are split evenly, in rank order.
+    It has a range for each head. The heads of all ranks follow from this rank's: query heads are
+    split evenly, in rank order.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    heads, mine = size // head_size, len(needed)
-    sharing = R * mine // heads  # query heads to a head
-    holders = [{query // mine for query in range(head * sharing, (head + 1) * sharing)}
+    heads, n = size // head_size, len(needed)  # n query heads a rank
+    sharing = R * n // heads  # query heads to a head
+    holders = [{query // n for query in range(head * sharing, (head + 1) * sharing)}
                for head in range(heads)]  # fmt: skip
-    held = [head for head in range(heads) if rank in holders[head]]
-    right = [query * heads // (R * mine) for query in range(rank * mine, (rank + 1) * mine)]
-    if R * mine % heads == 0 and list(needed) != right:
-        raise ValueError(f"the query heads of rank {rank} need the key heads {right}, not {needed}")
-    ranges = tuple((head * head_size, (head + 1) * head_size) for head in held)
-    return ShardSpec(0, size, ranges, tuple(len(holders[head]) for head in held))
+    local_heads = [head for head in range(heads) if rank in holders[head]]
+    expected = [query * heads // (R * n) for query in range(rank * n, (rank + 1) * n)]
+    if R * n % heads == 0 and list(needed) != expected:
+        raise ValueError(f"the query heads of rank {rank} need the key heads {expected}, not "
+                         f"{needed}")
+    ranges = tuple((head * head_size, (head + 1) * head_size) for head in local_heads)
+    return ShardSpec(0, size, ranges, tuple(len(holders[head]) for head in local_heads))

@@ -17,49 +17,47 @@ SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to th
 
 
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
-    """(shared, own): the seed for what all ranks of a tensor group hold, and the seed for the rest.
+    """Return (shared, own): the seed for tensors that all ranks hold, and the seed for the rest.
 
     shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
     they have other rows. own differs on every rank. All seeds of a run differ.
-    cost  sends nothing
-    lab   08
+    Cost: sends nothing.
+    Lab: 08
     """
     first = seed * SPREAD + data_rank * (tensor_ranks + 1)
     return first, first + 1 + tensor_rank
 
 
 def has_dropout(model):
-    """True where a module of `model` drops numbers: nn.Dropout, or attention as transformers' does
-    it.
-    """
+    """Return whether a module of `model` drops numbers: nn.Dropout, or transformers' attention."""
     return any(module.p if isinstance(module, nn.Dropout) else
                getattr(module, "attention_dropout", 0) for module in model.modules())
 
 
 @contextlib.contextmanager
-def own_random(own):
-    """Inside, random numbers follow from `own` and the generator; outside it goes on as before.
+def own_random(seed):
+    """Draw random numbers from `seed` and the generator in the block; then go on as before.
 
     The generator gives one number, the same on all ranks of the group. So activation checkpointing,
     which sets the generator back, gets the same masks when it computes again.
     """
     draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU
-    mine = device()
-    with torch.random.fork_rng([mine] if mine.type != "cpu" else [], device_type=mine.type):
-        torch.manual_seed(seed_of(own, draw))  # mixed: the CPU's generator reads 32 bits of it
+    place = device()
+    with torch.random.fork_rng([place] if place.type != "cpu" else [], device_type=place.type):
+        torch.manual_seed(seed_of(seed, draw))  # mixed: the CPU's generator reads 32 bits of it
         yield
 
 
-def own_random_in(module, own):
-    """In training `module`'s forward runs inside own_random(own)."""
-    entered = []
+def own_random_in(module, seed):
+    """Run the module's forward inside own_random(seed), in training."""
+    contexts = []
 
     def enter(module, args):
-        entered.append(own_random(own) if module.training else contextlib.nullcontext())
-        entered[-1].__enter__()
+        contexts.append(own_random(seed) if module.training else contextlib.nullcontext())
+        contexts[-1].__enter__()
 
     def leave(module, args, result):
-        entered.pop().__exit__(None, None, None)
+        contexts.pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave, always_call=True)

@@ -1,6 +1,6 @@
 """A linear layer over several ranks, with its outputs cut (column) or its inputs cut (row).
 
-The names are the paper's, which writes y = x A. torch keeps A transposed, (out, in), so a column of
+The names are the paper's, which writes Y = X A. torch keeps A transposed, (out, in), so a column of
 A is a row of `weight`.
 """
 
@@ -14,15 +14,22 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 class ColumnParallelLinear(nn.Module):
-    """Computes this rank's 1/R of the outputs of `linear`.
+    """Compute this rank's 1/R of the outputs of `linear`.
 
-    enter  how x gets into the region; identity if it is there already, as for q, k and v
-    parts  see even_split
-    weight, bias  know their ShardSpec (split_of), for the gradient's norm and for checkpoints
-    shape  (..., in) -> (..., out/tp)
-    cost   what enter sends: copy_to_region nothing forward, one all-reduce of x backward
-    error  ValueError if the ranks do not divide the outputs
-    lab    08
+                         A                      Y
+                   rank 0   rank 1        rank 0   rank 1
+        +-----+   +-------+-------+      +-------+-------+
+        |  X  | x |  A_0  |  A_1  |  =   | X A_0 | X A_1 |    each rank keeps its columns
+        +-----+   +-------+-------+      +-------+-------+
+
+    enter: the function by which x gets into the region; identity if it is there already, as for
+        q, k and v.
+    parts: see even_split.
+    weight, bias: they know their ShardSpec (split_of), for the gradient's norm and for checkpoints.
+    Shape: (..., in) -> (..., out/tp).
+    Cost: what enter sends: copy_to_region nothing forward, one all-reduce of x backward.
+    Raises: ValueError if the ranks do not divide the outputs.
+    Lab: 08
     """
 
     def __init__(self, linear, group=None, enter=copy_to_region, parts=None):
@@ -36,16 +43,23 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Computes `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
+    """Compute `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
 
-    leave    how the sum over ranks gets out of the region
-    outside  the bias goes through outside(bias, group) before it is added: copy_to_region where
-             each rank has its own tokens outside the region, because then each knows only a part of
-             the bias's gradient
-    shape    (..., in/tp) -> (..., out)
-    cost     what leave sends: reduce_from_region one all-reduce forward, nothing backward
-    error    ValueError if the ranks do not divide the inputs
-    lab      08
+              X              A                    Y
+        rank 0 rank 1     +-----+
+        +-----+-----+     | A_0 | rank 0
+        | X_0 | X_1 |  x  +-----+         =  X_0 A_0 + X_1 A_1
+        +-----+-----+     | A_1 | rank 1     rank 0    rank 1     summed by one all-reduce
+                          +-----+
+
+    leave: the function by which the sum over ranks gets out of the region.
+    outside: the bias goes through outside(bias, group) before it is added: copy_to_region where
+        each rank has its own tokens outside the region, because then each knows only a part of the
+        bias's gradient.
+    Shape: (..., in/tp) -> (..., out).
+    Cost: what leave sends: reduce_from_region one all-reduce forward, nothing backward.
+    Raises: ValueError if the ranks do not divide the inputs.
+    Lab: 08
     """
 
     def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
@@ -60,9 +74,9 @@ class RowParallelLinear(nn.Module):
 
 
 class OverlappedColumnLinear(ColumnParallelLinear):
-    """ColumnParallelLinear; in backward the weight's gradient is computed while x's is summed.
+    """Compute the weight's gradient while x's is summed; otherwise as ColumnParallelLinear.
 
-    cost   as with copy_to_region; the all-reduce is asynchronous
+    Cost: as with copy_to_region; the all-reduce is asynchronous.
     """
 
     def forward(self, x):
@@ -71,7 +85,7 @@ class OverlappedColumnLinear(ColumnParallelLinear):
 
 
 class Overlapped(torch.autograd.Function):
-    """x @ weight.T; backward sends x's gradient first, and computes the weight's meanwhile."""
+    """Compute x @ weight.T; backward sends x's gradient and meanwhile computes the weight's."""
 
     @staticmethod
     def forward(ctx, x, weight, group):
@@ -82,8 +96,8 @@ class Overlapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
-        of_x = gradient @ weight
-        handle = dist.all_reduce(of_x, group=ctx.group, async_op=True)
-        of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        x_grad = gradient @ weight
+        handle = dist.all_reduce(x_grad, group=ctx.group, async_op=True)
+        weight_grad = gradient.flatten(0, -2).T @ x.flatten(0, -2)
         handle.wait()
-        return of_x, of_weight, None
+        return x_grad, weight_grad, None

@@ -1,9 +1,9 @@
 """A model over the ranks of a group, changed from outside: which module is split, and in which way.
 
-    tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads, ...}, how)
+    tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads, ...}, config)
 
 A plan is {pattern of names: style}, as torch's parallelize_module takes one for DTensor. A style
-is a function (module, how) that returns what stands in the module's place.
+is a function (module, config) that returns the module to put in the module's place.
 """
 
 import fnmatch
@@ -29,11 +29,11 @@ from ranklab.tensor_parallel.vocabulary import (
 
 @dataclass(frozen=True)
 class TPConfig:
-    """What styles need to know. The functions and classes may be a learner's own.
+    """The choices that styles read. The functions and classes may be a learner's own.
 
-    sequence_parallel  outside of the regions each rank has its tokens
-    overlap            weight gradients are computed while gradients of inputs are summed
-    dropout_seed       this rank's (see dropout_seeds), for dropout inside of the regions
+    sequence_parallel: outside of the regions each rank has its tokens.
+    overlap: weight gradients are computed while gradients of inputs are summed.
+    dropout_seed: this rank's (see dropout_seeds), for dropout inside of the regions.
     """
 
     group: Any = None
@@ -67,21 +67,21 @@ class TPConfig:
         return self.copy if self.sequence_parallel else identity
 
 
-def tensor_parallel(model, plan, how):
-    """`model` with each module that the plan names replaced, in place; tied weights stay tied.
+def tensor_parallel(model, plan, config):
+    """Replace each module that the plan names, in place; tied weights stay tied.
 
-    error  ValueError for a pattern that fits no module
+    Raises: ValueError for a pattern that fits no module.
     """
-    tied = ties(model)
+    second_names = ties(model)
     for pattern, style in plan.items():
-        found = matches(model, pattern)
-        if not found:
+        names = matches(model, pattern)
+        if not names:
             raise ValueError(f"no module of the model is called {pattern!r}")
-        for name in found:
+        for name in names:
             parent, _, child = name.rpartition(".")
             holder = model.get_submodule(parent)
-            setattr(holder, child, style(holder.get_submodule(child), how))
-    for second, first in tied.items():
+            setattr(holder, child, style(holder.get_submodule(child), config))
+    for second, first in second_names.items():
         parent, _, attribute = second.rpartition(".")
         setattr(model.get_submodule(parent), attribute, model.get_parameter(first))
     return model
@@ -92,68 +92,69 @@ def matches(model, pattern):
 
 
 def ties(model):
-    """{second name: first name} of parameters that stand in several places."""
-    first, tied = {}, {}
+    """Find {second name: first name} of parameters that stand in several places."""
+    first_names, second_names = {}, {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(parameter, name) != name:
-            tied[name] = first[parameter]
-    return tied
+        if first_names.setdefault(parameter, name) != name:
+            second_names[name] = first_names[parameter]
+    return second_names
 
 
 # --- styles ---------------------------------------------------------------------------------------
 
-def column(module, how):
-    """Outputs split; its input enters the region by itself."""
-    if how.overlap:
-        return OverlappedColumnLinear(module, how.group)
-    return how.column(module, how.group, how.enter)
+def column(module, config):
+    """Split the outputs; the input enters the region by itself."""
+    if config.overlap:
+        return OverlappedColumnLinear(module, config.group)
+    return config.column(module, config.group, config.enter)
 
 
-def inner_column(module, how):
-    """Outputs split; its input is in the region already: see entering."""
-    return how.column(module, how.group, identity)
+def inner_column(module, config):
+    """Split the outputs; the input is in the region already: see entering."""
+    return config.column(module, config.group, identity)
 
 
-def row(module, how):
-    """Inputs split; its output leaves the region."""
-    return how.row(module, how.group, how.leave, how.outside)
+def row(module, config):
+    """Split the inputs; the output leaves the region."""
+    return config.row(module, config.group, config.leave, config.outside)
 
 
-def entering(module, how):
-    """Its input enters the region, once for all layers in it."""
-    enter_before(module, how.enter, how.group)
+def entering(module, config):
+    """Let the input enter the region, once for all layers in the module."""
+    enter_before(module, config.enter, config.group)
     return module
 
 
-def heads(module, how):
-    """Attention with the children q, k, v and out: each rank has some of its heads."""
-    how.attention(module, how.group, how.enter, how.leave)
-    if how.dropout_seed is not None:
-        own_random_in(module, how.dropout_seed)
+def heads(module, config):
+    """Split an attention with the children q, k, v and out: some of its heads on each rank."""
+    config.attention(module, config.group, config.enter, config.leave)
+    if config.dropout_seed is not None:
+        own_random_in(module, config.dropout_seed)
     return module
 
 
-def vocabulary(module, how):
-    """An embedding whose rows are split."""
-    return VocabParallelEmbedding(module, how.group, how.leave, how.embed)
+def vocabulary(module, config):
+    """Split the rows of an embedding."""
+    return VocabParallelEmbedding(module, config.group, config.leave, config.embed)
 
 
-def logits(module, how):
-    """A head whose logits stay split."""
-    return VocabParallelHead(module, how.group, how.enter)
+def logits(module, config):
+    """Split a head, and leave its logits split."""
+    return VocabParallelHead(module, config.group, config.enter)
 
 
-def norm(module, how):
-    """Computed on all tokens by all ranks; with sequence parallelism each on its own."""
-    if not how.sequence_parallel:
+def norm(module, config):
+    """Compute a norm of all tokens on all ranks; with sequence parallelism of each rank's tokens.
+    """
+    if not config.sequence_parallel:
         return module
-    return SequenceParallelNorm(module, how.group, how.norm)
+    return SequenceParallelNorm(module, config.group, config.norm)
 
 
-def dropout(module, how):
-    """Where each rank has its tokens, each drops its own numbers."""
-    if how.sequence_parallel and how.dropout_seed is not None and module.p > 0:
-        own_random_in(module, how.dropout_seed)
+def dropout(module, config):
+    """Drop other numbers on each rank, where each has its own tokens."""
+    if config.sequence_parallel and config.dropout_seed is not None and module.p > 0:
+        own_random_in(module, config.dropout_seed)
     return module
 
 
@@ -171,14 +172,14 @@ GPT_PLAN = {
 }
 
 
-def parallel_gpt(model, how=TPConfig()):
-    """models.gpt's GPT, or a part of it, split over the group, with a loss without whole logits.
+def parallel_gpt(model, config=TPConfig()):
+    """Split models.gpt's GPT, or a part of it, over the group; its loss needs no whole logits.
 
     A GPT with other layers brings its own plan, as `model.plan`.
     """
     vocab_size = model.config.vocab_size
     plan = getattr(model, "plan", GPT_PLAN)
     plan = {pattern: style for pattern, style in plan.items() if matches(model, pattern)}
-    tensor_parallel(model, plan, how)
-    model.loss = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
+    tensor_parallel(model, plan, config)
+    model.loss = vocab_parallel_loss(vocab_size, config.group, config.cross_entropy)
     return model

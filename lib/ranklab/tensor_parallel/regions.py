@@ -18,80 +18,80 @@ import torch.distributed as dist
 
 
 def copy_to_region(x, group=None):
-    """x as it is; its gradient is the sum over ranks (f).
+    """Return x as it is, and sum its gradient over ranks in backward (f).
 
     Each rank uses x for its part of the layer, so each knows only a part of x's gradient. x and the
     ranks' gradients stay unchanged.
-    cost   nothing forward; backward one all-reduce of x's bytes
-    paper  Shoeybi et al. 2019, Megatron-LM, section 3
-    lab    08
+    Cost: nothing forward; backward one all-reduce of x's bytes.
+    Paper: Shoeybi et al. 2019, Megatron-LM, section 3
+    Lab: 08
     """
     return RegionFunction.apply(x, group, identity, all_reduce_sum)
 
 
 def reduce_from_region(x, group=None):
-    """The sum over ranks of x; its gradient goes to each rank as it is (g).
+    """Sum x over ranks; in backward its gradient goes to each rank as it is (g).
 
     x itself is unchanged.
-    cost   forward one all-reduce of x's bytes; nothing backward
-    paper  Shoeybi et al. 2019, Megatron-LM, section 3
-    lab    08
+    Cost: forward one all-reduce of x's bytes; nothing backward.
+    Paper: Shoeybi et al. 2019, Megatron-LM, section 3
+    Lab: 08
     """
     return RegionFunction.apply(x, group, all_reduce_sum, identity)
 
 
 def gather_tokens(x, group=None):
-    """All tokens, where each rank brings some; their gradients are summed over ranks.
+    """Gather all tokens, of which each rank has some; their gradients are summed over ranks.
 
-    shape  (B, T/tp, C) -> (B, T, C)
-    cost   forward one all-gather, backward one reduce-scatter: together an all-reduce's bytes
-    paper  Korthikanti et al. 2022, section 4.2.2
-    lab    08
+    Shape: (B, T/tp, C) -> (B, T, C).
+    Cost: forward one all-gather, backward one reduce-scatter: together an all-reduce's bytes.
+    Paper: Korthikanti et al. 2022, section 4.2.2
+    Lab: 08
     """
     return RegionFunction.apply(x, group, all_gather_tokens, reduce_scatter_tokens)
 
 
 def scatter_tokens(x, group=None):
-    """This rank's tokens of the sum over ranks of x; gradients of all tokens come back.
+    """Sum x over ranks, and return this rank's tokens; gradients of all tokens come back.
 
-    shape  (B, T, C) -> (B, T/tp, C)
-    cost   forward one reduce-scatter, backward one all-gather
-    error  ValueError where the ranks do not divide T
-    lab    08
+    Shape: (B, T, C) -> (B, T/tp, C).
+    Cost: forward one reduce-scatter, backward one all-gather.
+    Raises: ValueError where the ranks do not divide T.
+    Lab: 08
     """
     return RegionFunction.apply(x, group, reduce_scatter_tokens, all_gather_tokens)
 
 
 class RegionFunction(torch.autograd.Function):
-    """x through one function forward, and its gradient through another backward.
+    """Pass x through one function forward, and its gradient through another backward.
 
     RegionFunction.apply(x, group, forward, backward), each of them (tensor, group) -> tensor.
     """
 
     @staticmethod
     def forward(ctx, x, group, forward, backward):
-        ctx.group, ctx.back = group, backward
+        ctx.group, ctx.backward_function = group, backward
         return forward(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return ctx.back(gradient, ctx.group), None, None, None
+        return ctx.backward_function(gradient, ctx.group), None, None, None
 
 
 def identity(x, group=None):
-    """x; nothing is sent."""
+    """Return x; send nothing."""
     return x.view_as(x)
 
 
 def all_reduce_sum(x, group=None):
-    """all_reduce: the sum over ranks, in a new tensor, because others may still read x."""
+    """all_reduce x to a new tensor, because others may still read x."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
 
 
 def all_gather_tokens(x, group=None):
-    """all_gather of the tokens of all ranks: (B, T/tp, C) -> (B, T, C)"""
+    """all_gather the tokens of all ranks: (B, T/tp, C) -> (B, T, C)."""
     x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): a message is joined along its first dim
     gathered = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
     dist.all_gather_single(gathered, x, group=group)
@@ -99,11 +99,11 @@ def all_gather_tokens(x, group=None):
 
 
 def reduce_scatter_tokens(x, group=None):
-    """reduce_scatter: this rank's tokens of the sum over ranks: (B, T, C) -> (B, T/tp, C)"""
+    """reduce_scatter x to this rank's tokens of the sum: (B, T, C) -> (B, T/tp, C)."""
     R = dist.get_world_size(group)
     if x.shape[1] % R:
         raise ValueError(f"tp={R} must divide the T={x.shape[1]} tokens of a sequence")
     x = x.transpose(0, 1).contiguous()  # (T, B, C)
-    mine = x.new_empty(len(x) // R, *x.shape[1:])
-    dist.reduce_scatter_single(mine, x, group=group)
-    return mine.transpose(0, 1).contiguous()
+    shard = x.new_empty(len(x) // R, *x.shape[1:])
+    dist.reduce_scatter_single(shard, x, group=group)
+    return shard.transpose(0, 1).contiguous()

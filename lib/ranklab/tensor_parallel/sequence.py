@@ -11,20 +11,20 @@ from ranklab.tensor_parallel.regions import copy_to_region
 
 
 def sequence_parallel_norm(norm, x, group=None):
-    """norm(x), where x is this rank's tokens; the norm's gradients are the sums over ranks.
+    """Compute norm(x) of this rank's tokens, and sum the norm's gradients over ranks.
 
     A norm looks at one token at a time, so its output needs no other rank. But its weight is the
     same on all ranks, and each knows only the gradient from its own tokens. `norm` is unchanged.
-    shape  (B, T/tp, C) -> (B, T/tp, C)
-    cost   backward one all-reduce for each parameter of the norm
-    lab    08
+    Shape: (B, T/tp, C) -> (B, T/tp, C).
+    Cost: backward one all-reduce for each parameter of the norm.
+    Lab: 08
     """
     parameters = {name: copy_to_region(p, group) for name, p in norm.named_parameters()}
     return functional_call(norm, parameters, x)
 
 
 class SequenceParallelNorm(nn.Module):
-    """`norm` on this rank's tokens; its parameters keep their names."""
+    """Compute `norm` of this rank's tokens; its parameters keep their names."""
 
     def __init__(self, norm, group=None, apply=sequence_parallel_norm):
         super().__init__()

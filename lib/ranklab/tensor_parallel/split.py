@@ -18,29 +18,29 @@ class ShardSpec(NamedTuple):
     copies: tuple  # for each range: how many ranks hold it
 
     def whole_shape(self, part):
-        """The shape of the whole parameter, where this rank's part has the shape `part`."""
+        """Return the shape of the whole parameter, where this rank's part has the shape `part`."""
         return (*part[: self.dim], self.size, *part[self.dim + 1 :])
 
     def pieces_of(self, part):
-        """[(where the range begins in the whole, views of `part`)], in order."""
+        """List (where the range begins in the whole, view of `part`), in order."""
         lengths = [stop - start for start, stop in self.ranges]
         return list(zip([start for start, _ in self.ranges], part.split(lengths, self.dim)))
 
 
 def even_split(size, dim, group=None, parts=None):
-    """The ShardSpec in which each rank has 1/R of `size`, or of each of `parts`, in rank order.
+    """Make the ShardSpec with 1/R of `size` on each rank, or of each of `parts`, in rank order.
 
-    parts  the sizes of several matrices that are kept in one: a fused q, k, v is three. Cut as one,
-           the first rank would hold all of q and nothing of v.
-    error  ValueError if the ranks do not divide each part
+    parts: the sizes of several matrices that are kept in one: a fused q, k, v is three. Cut as one,
+        the first rank would hold all of q and nothing of v.
+    Raises: ValueError if the ranks do not divide each part.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     ranges, begin = [], 0
     for part in parts or (size,):
         if part % R:
             raise ValueError(f"tp={R} must divide the {part} rows or columns of a matrix")
-        each = part // R
-        ranges.append((begin + rank * each, begin + (rank + 1) * each))
+        length = part // R
+        ranges.append((begin + rank * length, begin + (rank + 1) * length))
         begin += part
     if begin != size:
         raise ValueError(f"parts={tuple(parts)} add up to {begin}, but the matrix has {size} rows")
@@ -51,7 +51,7 @@ SPECS = "shard_spec", "expert_spec"  # a parameter may be cut along a dim of eac
 
 
 def take(parameter, split, spec="shard_spec"):
-    """A copy of this rank's part, a parameter of its own that knows its ShardSpec."""
+    """Copy this rank's part to a parameter of its own, which knows its ShardSpec."""
     if parameter is None:
         return None
     part = torch.cat([parameter.detach().narrow(split.dim, start, stop - start)
@@ -64,7 +64,7 @@ def take(parameter, split, spec="shard_spec"):
 
 
 def split_parameter(parameter, dim, group=None, parts=None):
-    """This rank's even part of `parameter` along `dim`, as a copy, so the parameter can be freed.
+    """Copy this rank's even part of `parameter` along `dim`, so the parameter can be freed.
 
     None stays None: the bias of a layer without one. See even_split.
     """
@@ -74,23 +74,23 @@ def split_parameter(parameter, dim, group=None, parts=None):
 
 @torch.no_grad()
 def draw_part(parameter, name, std, seed=None):
-    """As normal_by_name: this rank's part of what one process would draw."""
+    """Draw this rank's part of the numbers that one process would draw with normal_by_name."""
     specs, shape = specs_of(parameter), tuple(parameter.shape)
     if not specs:
         return normal_by_name(parameter, name, std, seed)
     for split in specs:
         shape = split.whole_shape(shape)
-    normal_by_name(whole := torch.empty(shape), name, std, seed)
+    normal_by_name(full := torch.empty(shape), name, std, seed)
     for split in specs:
-        whole = take(whole, split)
-    parameter.copy_(whole)
+        full = take(full, split)
+    parameter.copy_(full)
 
 
 def split_of(parameter):
-    """Its ShardSpec among tensor ranks; None where each of them holds the whole."""
+    """Return the parameter's ShardSpec among tensor ranks; None where each holds the whole."""
     return getattr(parameter, "shard_spec", None)
 
 
 def specs_of(parameter):
-    """All its ShardSpecs: among tensor ranks, and among those that have other experts."""
+    """List the parameter's ShardSpecs: among tensor ranks, and among ranks with other experts."""
     return [spec for name in SPECS if (spec := getattr(parameter, name, None))]

@@ -10,20 +10,20 @@ from ranklab.trainer.parallel import GroupParallel, Piece, groups_here
 
 
 class TensorParallel(GroupParallel):
-    """All ranks of the group take the same batch, and each computes its part of every layer.
+    """Train with a part of every layer on each rank; all ranks take the same batch.
 
-    apply_to  (model, how) -> the model split
-    seed      of dropout, the same on all ranks; None: that of torch.manual_seed
-    place     (number of this group among all that drop other numbers, the sizes of all axes)
-    changes   of TPConfig: sequence_parallel, overlap, or a learner's own functions
-    lab       08
+    apply_to: (model, TPConfig) -> the model split.
+    seed: of dropout, the same on all ranks; None: the seed of torch.manual_seed.
+    place: (number of this group among all that drop other numbers, the sizes of all axes).
+    changes: of TPConfig: sequence_parallel, overlap, or a learner's own functions.
+    Lab: 08
     """
 
     def __init__(self, group=None, apply_to=parallel_gpt, seed=None, place=None, **changes):
         super().__init__(group)
         self.apply_to, self.seed, self.changes = apply_to, seed, changes
         self.data_rank, self.sizes = place or (0, {"tensor": self.ranks})
-        self.shared = None  # the group's seed, where the model has dropout
+        self.shared_seed = None  # the group's seed, where the model has dropout
 
     def apply(self, model):
         seed = self.seed_dropout(model)
@@ -32,26 +32,25 @@ class TensorParallel(GroupParallel):
         return model
 
     def seed_dropout(self, model):
-        """The generator follows from this group's seed, if `model` has dropout; returns a seed
-        of this rank's own.
+        """Seed the generator for this group, if `model` has dropout; return a seed for this rank.
         """
         if not has_dropout(model):
             return None
         seed = torch.initial_seed() % 2**40 if self.seed is None else self.seed
-        self.shared, own = dropout_seeds(seed, self.data_rank, self.rank, self.ranks)
-        torch.manual_seed(self.shared)
-        return own
+        self.shared_seed, own_seed = dropout_seeds(seed, self.data_rank, self.rank, self.ranks)
+        torch.manual_seed(self.shared_seed)
+        return own_seed
 
     def own_state(self, model):
         return {"sizes": list(self.sizes.items())}
 
     def load_own_state(self, model, state):
-        """Random numbers of another layout do not fit this one: a group must draw the same."""
-        if self.shared is not None and state != self.own_state(model):
-            torch.manual_seed(self.shared)
+        """Seed again if the layout has changed, because a group must draw the same numbers."""
+        if self.shared_seed is not None and state != self.own_state(model):
+            torch.manual_seed(self.shared_seed)
 
     def make_optimizer(self, new_optimizer, groups):
-        """Of the parts that are there now: groups were decided before the model was split."""
+        """Make the optimizer of this rank's parts; groups were decided before the split."""
         return new_optimizer(groups_here(groups, lambda name, _: self.parts.get(name)))
 
     def grad_norm(self, parameters):
@@ -59,7 +58,7 @@ class TensorParallel(GroupParallel):
                                for part in self.gradients_of(p)], self.group)
 
     def gradients_of(self, parameter):
-        """[(a part of its gradient, how many ranks hold it)]"""
+        """List (a part of the parameter's gradient, how many ranks hold it)."""
         split = split_of(parameter)
         if split is None:
             return [(parameter.grad, self.ranks)]
@@ -73,35 +72,36 @@ class TensorParallel(GroupParallel):
         return shares[0]
 
     def state(self, model, optimizer):
-        """This rank's parts, as boxes of the whole."""
+        """List this rank's parts, as boxes of the whole."""
         return in_the_whole(super().state(model, optimizer), model)
 
 
 def in_the_whole(pieces, model):
-    """Pieces of the parts that `model` has here, as Pieces of the whole model."""
+    """Turn Pieces of this rank's parts of `model` into Pieces of the whole model."""
     specs = {name: specs_of(p) for name, p in model.named_parameters()}
-    found = []
+    whole_pieces = []
     for piece in pieces:
         boxes = [piece]
         for spec in specs.get(piece.name, ()):
-            boxes = [box for each in boxes for box in boxes_of(each, spec)]
-        found += boxes
-    return found
+            boxes = [inner for box in boxes for inner in boxes_of(box, spec)]
+        whole_pieces += boxes
+    return whole_pieces
 
 
 def boxes_of(piece, split):
-    """The Pieces of the whole that lie in `piece`, a box of this rank's part: one for each range of
-    the part's ShardSpec that it meets.
+    """List the Pieces of the whole that lie in `piece`, a box of this rank's part.
+
+    There is one for each range of the part's ShardSpec that overlaps the box.
     """
     if not piece.tensor.dim():
         return [piece]
-    dim, begin, found = split.dim, 0, []
+    dim, begin, boxes = split.dim, 0, []
     first, last = piece.offset[dim], piece.offset[dim] + piece.tensor.shape[dim]
     for start, stop in split.ranges:  # of the whole; in the part it begins at `begin`
         a, b = max(first, begin), min(last, begin + stop - start)
         if a < b:
             offset = (*piece.offset[:dim], start + a - begin, *piece.offset[dim + 1 :])
-            found.append(Piece(piece.name, piece.kind, split.whole_shape(tuple(piece.shape)),
+            boxes.append(Piece(piece.name, piece.kind, split.whole_shape(tuple(piece.shape)),
                                offset, piece.tensor.narrow(dim, a - first, b - a)))
         begin += stop - start
-    return found
+    return boxes

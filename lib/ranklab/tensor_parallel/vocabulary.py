@@ -17,12 +17,12 @@ from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
-    """Each token's row of the whole embedding; this rank has the rows `w_shard` of it.
+    """Look up each token's row of an embedding of which this rank has the rows `w_shard`.
 
     These are the rows shard_range(vocab_size, rank, R).
-    shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
-    cost   what leave sends: one all-reduce of the result, not of the embedding
-    lab    08
+    Shape: tokens (B, T), w_shard (V/tp, C) -> (B, T, C).
+    Cost: what leave sends: one all-reduce of the result, not of the embedding.
+    Lab: 08
     """
     rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
     mask = (tokens < rows.start) | (tokens >= rows.stop)
@@ -31,14 +31,14 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
 
 
 def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
-    """The loss of each target in nats; each rank has some columns of the logits.
+    """Compute the loss of each target, in nats, where each rank has some columns of the logits.
 
     The loss is 0 where a target is IGNORE, and is computed in float32. All ranks get the same
     losses, and each gets the gradient of its own logits, which stay unchanged.
-    shape  logits (n, V/tp), targets (n,) -> (n,)
-    cost   12 bytes a target in all-reduces, 4 and 8; nothing backward
-    paper  Shoeybi et al. 2019, Megatron-LM, section 3
-    lab    08
+    Shape: logits (n, V/tp), targets (n,) -> (n,).
+    Cost: 12 bytes a target in all-reduces, 4 and 8; nothing backward.
+    Paper: Shoeybi et al. 2019, Megatron-LM, section 3
+    Lab: 08
     """
     rows = shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))
     logits = logits.float()
@@ -46,16 +46,17 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     logits = logits - largest[:, None]  # so that exp is never infinite
     mask = (targets < rows.start) | (targets >= rows.stop)
-    at = (targets - rows.start).masked_fill(mask, 0)
-    of_target = logits.gather(1, at[:, None])[:, 0].masked_fill(mask, 0)
-    both = torch.stack([logits.exp().sum(-1), of_target])  # (2, n): one message
-    total, of_target = reduce_from_region(both, group)
-    return (total.log() - of_target).masked_fill(targets == IGNORE, 0)
+    index = (targets - rows.start).masked_fill(mask, 0)
+    target_logit = logits.gather(1, index[:, None])[:, 0].masked_fill(mask, 0)
+    sums = torch.stack([logits.exp().sum(-1), target_logit])  # (2, n): one message
+    total, target_logit = reduce_from_region(sums, group)
+    return (total.log() - target_logit).masked_fill(targets == IGNORE, 0)
 
 
 def vocabulary_split(vocab_size, group=None):
-    """The ShardSpec of an embedding's rows.
-    error  ValueError for more ranks than rows
+    """Make the ShardSpec of an embedding's rows.
+
+    Raises: ValueError for more ranks than rows.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if vocab_size < R:
@@ -65,7 +66,7 @@ def vocabulary_split(vocab_size, group=None):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """`embedding`, of which this rank has some rows."""
+    """Look tokens up in `embedding`, of which this rank has some rows."""
 
     def __init__(self, embedding, group=None, leave=reduce_from_region,
                  embed=vocab_parallel_embedding):  # fmt: skip
@@ -79,8 +80,9 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class VocabParallelHead(nn.Module):
-    """`linear` to logits; this rank computes some of their columns, and they are never gathered.
-    shape  (B, T, C) -> (B, T, V/tp)
+    """Compute this rank's columns of the logits of `linear`; they are never gathered.
+
+    Shape: (B, T, C) -> (B, T, V/tp).
     """
 
     def __init__(self, linear, group=None, enter=copy_to_region):
@@ -94,7 +96,7 @@ class VocabParallelHead(nn.Module):
 
 
 def vocab_parallel_loss(vocab_size, group=None, cross_entropy=vocab_parallel_cross_entropy):
-    """What GPT's `loss` is, (head, hidden, targets, reduction) -> loss, for a VocabParallelHead."""
+    """Make GPT's `loss`, (head, hidden, targets, reduction) -> loss, for a VocabParallelHead."""
     return functools.partial(_loss, vocab_size, group, cross_entropy)
 
 

@@ -1,5 +1,28 @@
 """ZeRO: what data parallelism holds R times, the ranks hold once together, and gather for its use.
 
+What one of 4 ranks keeps from step to step, # of the parameters P, gradients G and the optimizer's
+state O (with Adam in mixed precision O is six times as large as P):
+
+                      P                    G                    O
+    data parallelism  [################]   [################]   [################]
+    stage 1           [################]   [################]   [####            ]
+    stage 2           [################]   [####            ]   [####            ]
+    stage 3           [####            ]   [####            ]   [####            ]
+
+The three phases of a step, and what is sent in each. Data parallelism all-reduces G after backward;
+an all-reduce is a reduce-scatter and an all-gather, and ZeRO steps between the two:
+
+                      1. forward, backward   2. optimizer      3. afterwards
+    stage 1           reduce-scatter G       step the shard    all-gather P
+    stage 2           reduce-scatter G *     step the shard    all-gather P
+    stage 3           all-gather P, twice;   step the shard    nothing: the next forward gathers
+                      reduce-scatter G *
+
+    * bucket by bucket (unit by unit): the rest of each is freed as soon as it is reduced
+
+Each collective sends (R-1)/R of the bytes: stages 1 and 2 as much as the all-reduce, stage 3 half
+as much again.
+
 Stages 1 and 2 are two files: who owns what, and when it travels.
 
     partition.py      partition_flat, ShardedBucket, an optimizer over the shards of a rank

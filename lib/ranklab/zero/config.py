@@ -1,4 +1,4 @@
-"""A DeepSpeed config from a goal (this model, on these GPUs, as fast as it can be), and back."""
+"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be; and back."""
 
 import json
 from pathlib import Path
@@ -8,23 +8,24 @@ from ranklab.zero.memory import zero_memory
 
 
 class Strategy(NamedTuple):
-    """One way to spend a GPU's memory."""
+    """A stage of ZeRO, and what it moves to the CPU's memory."""
 
     stage: int
     offload_optimizer: bool = False
     offload_parameters: bool = False
 
     def __str__(self):
-        away = [name for name, is_away in (("optimizer", self.offload_optimizer),
-                                           ("parameters", self.offload_parameters)) if is_away]
-        return f"stage {self.stage}" + (f", {' and '.join(away)} in CPU memory" if away else "")
+        text = f"stage {self.stage}"
+        offloads = (["optimizer"] * self.offload_optimizer
+                    + ["parameters"] * self.offload_parameters)
+        return text + (f", {' and '.join(offloads)} in CPU memory" if offloads else "")
 
     def states(self, parameters, ranks):
-        """The States that each GPU holds, in mixed precision with Adam."""
-        held = zero_memory(self.stage, parameters, ranks)
+        """Compute the States that each GPU holds, in mixed precision with Adam."""
+        states = zero_memory(self.stage, parameters, ranks)
         if self.offload_optimizer:
-            held = held._replace(gradients=0, optimizer_state=0)
-        return held._replace(parameters=0) if self.offload_parameters else held
+            states = states._replace(gradients=0, optimizer_state=0)
+        return states._replace(parameters=0) if self.offload_parameters else states
 
 
 # From fast to slow, where GPUs are linked well. 7.5e9 parameters on the 8 GPUs of a node: stage 3
@@ -40,43 +41,43 @@ STRATEGIES = (
 
 
 def fastest_way(parameters, ranks, gpu_bytes, other_bytes=0):
-    """The first of STRATEGIES, from fast to slow, whose states fit beside `other_bytes` on each
-    GPU: the activations and buckets.
+    """Choose the first of STRATEGIES, from fast to slow, whose states fit on each GPU.
 
-    error  ValueError when not even the last one fits
+    other_bytes: memory for activations and buckets, on each GPU.
+    Raises: ValueError when not even the last one fits.
     """
-    for way in STRATEGIES:
-        if way.states(parameters, ranks).total + other_bytes <= gpu_bytes:
-            return way
+    for strategy in STRATEGIES:
+        if strategy.states(parameters, ranks).total + other_bytes <= gpu_bytes:
+            return strategy
     raise ValueError(f"{other_bytes / 1e9:.1f} GB beside the model's states do not fit into "
                      f"{gpu_bytes / 1e9:.1f} GB: use a smaller micro batch, or checkpointing")
 
 
 def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
                      precision="bf16", lr=3e-4, bucket=50_000_000):
-    """What deepspeed.initialize(config=...) takes for the fastest way that fits.
+    """Write the config for deepspeed.initialize(config=...) of the fastest strategy that fits.
 
-    The three sizes of the batch, the optimizer AdamW with its lr, {precision: {"enabled": True}}
-    but for "fp32", and zero_optimization: the stage, sizes of buckets, and "offload_optimizer" and
-    "offload_param" to the device "cpu", where the way has them.
-    batch        sequences in a step: micro_batch x accumulation steps x ranks
-    other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
-    bucket       numbers in a message; two of them are in memory at a time
-    error        ValueError where the batch does not divide, or nothing fits
-    lab          06
+    It has the three sizes of the batch, the optimizer AdamW with its lr, {precision: {"enabled":
+    True}} but for "fp32", and zero_optimization: the stage, sizes of buckets, and
+    "offload_optimizer" and "offload_param" to the device "cpu", where the strategy has them.
+    batch: sequences in a step: micro_batch x accumulation steps x ranks.
+    other_bytes: of each GPU, for all that is not a state: activations, buckets, fragments.
+    bucket: numbers in a message; two of them are in memory at a time.
+    Raises: ValueError where the batch does not divide, or nothing fits.
+    Lab: 06
     """
     if batch % (micro_batch * ranks):
         raise ValueError(f"batch={batch} must be micro_batch={micro_batch} x ranks={ranks} x a "
                          "whole number of accumulation steps")
-    way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
-    zero = {"stage": way.stage, "overlap_comm": True, "contiguous_gradients": True,
+    strategy = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
+    zero = {"stage": strategy.stage, "overlap_comm": True, "contiguous_gradients": True,
             "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if way.stage == 3:
+    if strategy.stage == 3:
         zero |= {"stage3_prefetch_bucket_size": bucket,
                  "stage3_gather_16bit_weights_on_model_save": True}
-    if way.offload_optimizer:
+    if strategy.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if way.offload_parameters:
+    if strategy.offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     config = {
         "train_batch_size": batch,
@@ -93,29 +94,30 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
 
 
 def read_config(path):
-    """(the stage, {name: value}) that the DeepSpeed config in this file asks for: batch,
-    micro_batch, clip, precision, offload, lr, betas, weight_decay.
+    """Read a DeepSpeed config; return (the stage, {name: value}).
 
-    error  ValueError: something that has no such name
+    Names: batch, micro_batch, clip, precision, offload, lr, betas, weight_decay.
+    Raises: ValueError for a setting that has no such name.
     """
     try:
-        given = json.loads(Path(path).read_text())
-        zero = dict(given.get("zero_optimization", {}))
+        config = json.loads(Path(path).read_text())
+        zero = dict(config.get("zero_optimization", {}))
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is no DeepSpeed config: {error}") from None
-    optimizer = {"type": "AdamW", "params": {}} | given.get("optimizer", {})
+    optimizer = {"type": "AdamW", "params": {}} | config.get("optimizer", {})
     kind = optimizer["type"]
-    for is_there, advice in (
-            (given.get("fp16", {}).get("enabled"), "fp16 is not for this project: take bf16"),
+    for is_asked, advice in (
+            (config.get("fp16", {}).get("enabled"), "fp16 is not for this project: take bf16"),
             (zero.get("offload_param"), "offload_param is not for this project"),
             (kind != "AdamW", f"optimizer.type={kind!r} must be 'AdamW'")):
-        if is_there:
+        if is_asked:
             raise ValueError(f"{path}: {advice}")
-    found = {name: optimizer["params"].get(name) for name in ("lr", "betas", "weight_decay")}
-    found |= {"batch": given.get("train_batch_size"),
-              "micro_batch": given.get("train_micro_batch_size_per_gpu"),
-              "clip": given.get("gradient_clipping"),
-              "precision": "bf16" if given.get("bf16", {}).get("enabled") else "fp32",
-              "offload": "cpu" if zero.get("offload_optimizer") else None,
-              "betas": tuple(found["betas"]) if found["betas"] else None}
-    return zero.get("stage", 0), {name: value for name, value in found.items() if value is not None}
+    settings = {name: optimizer["params"].get(name) for name in ("lr", "betas", "weight_decay")}
+    settings |= {"batch": config.get("train_batch_size"),
+                 "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+                 "clip": config.get("gradient_clipping"),
+                 "precision": "bf16" if config.get("bf16", {}).get("enabled") else "fp32",
+                 "offload": "cpu" if zero.get("offload_optimizer") else None,
+                 "betas": tuple(settings["betas"]) if settings["betas"] else None}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return zero.get("stage", 0), settings

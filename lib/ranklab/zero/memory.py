@@ -1,4 +1,4 @@
-"""What a stage holds and what it sends, before it is run."""
+"""The bytes that a stage holds and sends, computed before it is run."""
 
 import math
 from typing import NamedTuple
@@ -17,34 +17,35 @@ class States(NamedTuple):
 
 
 def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
-    """The States that each rank holds between two steps, after backward and before zero_grad().
+    """Compute the States that each rank holds after backward and before zero_grad().
 
-    The bytes are those of one number. By default it is Adam in mixed precision: 16-bit parameters
-    and gradients; master weights and two moments in float32. Where `ranks` does not divide, this is
-    the fullest rank. Not here: activations, buckets on their way, units that are whole for a while.
-    stage  0 (data parallelism) to 3
-    paper  Rajbhandari et al. 2020, ZeRO, figure 1
-    lab    06
+    The default is Adam in mixed precision: 16-bit parameters and gradients; master weights and two
+    moments in float32. Where `ranks` does not divide, this is the fullest rank. Not counted:
+    activations, buckets on their way, units that are whole for a while.
+    stage: 0 (data parallelism) to 3.
+    parameter_bytes, gradient_bytes, optimizer_bytes: bytes per parameter.
+    Paper: Rajbhandari et al. 2020, ZeRO, figure 1
+    Lab: 06
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
-    own = math.ceil(parameters / ranks)
-    return States(parameter_bytes * (own if stage >= 3 else parameters),
-                  gradient_bytes * (own if stage >= 2 else parameters),
-                  optimizer_bytes * (own if stage >= 1 else parameters))
+    shard = math.ceil(parameters / ranks)
+    return States(parameter_bytes * (shard if stage >= 3 else parameters),
+                  gradient_bytes * (shard if stage >= 2 else parameters),
+                  optimizer_bytes * (shard if stage >= 1 else parameters))
 
 
 def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
-    """The bytes that each rank sends in one step, for `nbytes` of parameters and as many of
-    gradients.
+    """Compute the bytes that each rank sends in one step.
 
-    Stages 0 to 2: what one all-reduce of the gradients sends. Stage 3: 1.5 times that, but for
-    `resident_bytes` of parameters, which are gathered once a step and not twice.
-    lab    06
+    Stages 0 to 2 send as much as one all-reduce of the gradients. Stage 3 sends 1.5 times as much,
+    but for `resident_bytes` of parameters, which are gathered once a step and not twice.
+    nbytes: of the parameters, and as many of the gradients.
+    Lab: 06
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
-    once = (ranks - 1) / ranks
+    share = (ranks - 1) / ranks
     if stage < 3:
-        return 2 * once * nbytes
-    return once * (3 * nbytes - resident_bytes)
+        return 2 * share * nbytes
+    return share * (3 * nbytes - resident_bytes)

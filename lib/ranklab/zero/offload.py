@@ -1,4 +1,4 @@
-"""The optimizer's state lives where memory is cheap: in the CPU's, or in a file."""
+"""Keep the optimizer's state where memory is cheap: in the CPU's memory, or in a file."""
 
 import tempfile
 from pathlib import Path
@@ -7,22 +7,24 @@ import torch
 
 
 class CpuMemory:
-    """The CPU's memory, pinned if a GPU reads and writes it."""
+    """Keep tensors in the CPU's memory, pinned if a GPU reads and writes them."""
 
     def copy(self, tensor):
-        """The numbers of `tensor` there, in float32 or better."""
+        """Copy `tensor` to the CPU's memory, in float32 or better."""
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        there = tensor.detach().to("cpu", dtype, copy=True)
-        return there if tensor.device.type == "cpu" else there.pin_memory()
+        clone = tensor.detach().to("cpu", dtype, copy=True)
+        return clone if tensor.device.type == "cpu" else clone.pin_memory()
 
     def take_state(self, optimizer):
-        """Nothing to do: torch makes the state where the parameters are."""
+        """Do nothing: torch makes the state where the parameters are."""
 
 
 class Files:
-    """Files in `folder`, mapped into memory: the system reads and writes what a step touches, and
-    drops it when memory runs short. Put the folder on a local NVMe disk. A file loses its name as
-    soon as it is open, so the files vanish with the process.
+    """Keep tensors in files in `folder`, mapped into memory.
+
+    The system reads and writes what a step touches, and drops it when memory runs short. Put the
+    folder on a local NVMe disk. A file loses its name as soon as it is open, so the files vanish
+    with the process.
     """
 
     def __init__(self, folder):
@@ -30,16 +32,16 @@ class Files:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def copy(self, tensor):
-        """The numbers of `tensor` there, in float32 or better."""
+        """Copy `tensor` to a file, in float32 or better."""
         dtype = torch.promote_types(tensor.dtype, torch.float32)
         if not tensor.numel():
             return tensor.detach().to("cpu", dtype)
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
-            there = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype)
-        return there.view(tensor.shape).copy_(tensor)
+            clone = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=dtype)
+        return clone.view(tensor.shape).copy_(tensor)
 
     def take_state(self, optimizer):
-        """The state that the optimizer made in its first step is in files, too."""
+        """Move the state that the optimizer made in its first step to files."""
         for parameter, state in optimizer.state.items():
             if parameter not in self.moved:
                 self.moved.add(parameter)
@@ -48,17 +50,18 @@ class Files:
 
 
 def offload_optimizer(model, new_optimizer, groups=None, place=None):
-    """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
-    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder). It copies each
-    bucket's shard, and takes the state after every step.
+    """Make model's optimizer, with master weights, their gradients and the state at `place`.
 
     The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
     back once. Neither copy holds a GPU up: backward ends when the gradients are there, and what the
-    GPU does after the step waits for the shard. The model is a ZeroStage1, 2 or 3, and has made no
-    optimizer before.
-    cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
-    paper  Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
-    lab    06
+    GPU does after the step waits for the shard.
+    model: a ZeroStage1, 2 or 3, which has made no optimizer before.
+    place: CpuMemory(), the default, or Files(folder). It copies each bucket's shard, and takes the
+        state after every step.
+    Cost: between ranks the same as `model`; between GPU and CPU 1/R of gradients and parameters a
+        step.
+    Paper: Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity
+    Lab: 06
     """
     place = place or CpuMemory()
     for bucket in model.buckets:

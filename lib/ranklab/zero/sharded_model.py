@@ -1,6 +1,6 @@
 """A Replica (data_parallel) in flat shards, on the engine of units.py.
 
-When its units come and go is in stage3.py.
+stage3.py says when its units are gathered and freed.
 """
 
 import contextlib
@@ -17,31 +17,32 @@ from ranklab.zero.units import Shards, Unit, UnitHooks
 
 
 def units_of(module):
-    """[(module, its parameters)]: what is gathered, used and freed together; `module` itself last.
+    """Split `module` into units that are gathered, used and freed together; `module` itself last.
 
     The units are the blocks of a transformer: the entries of each ModuleList that is not inside
     another one. A parameter that two units have, or none, belongs to `module`, and is there all
     the time.
+    Returns: a list of (module, its parameters).
     """
     blocks = blocks_of(module)
     users = Counter(parameter for block in blocks for parameter in block.parameters())
     units = [(block, [p for p in block.parameters() if users[p] == 1]) for block in blocks]
-    inside = {parameter for _, its in units for parameter in its}
-    rest = [p for p in module.parameters() if p not in inside]
-    return [(block, its) for block, its in units if its] + [(module, rest)]
+    unit_parameters = {parameter for _, parameters in units for parameter in parameters}
+    rest = [p for p in module.parameters() if p not in unit_parameters]
+    return [(block, parameters) for block, parameters in units if parameters] + [(module, rest)]
 
 
 def blocks_of(module):
-    """The entries of all outermost ModuleLists and ModuleDicts, in their order."""
-    found = []
+    """List the entries of all outermost ModuleLists and ModuleDicts, in their order."""
+    blocks = []
     for child in module.children():
         is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
-        found += child.children() if is_list else blocks_of(child)
-    return found
+        blocks += child.children() if is_list else blocks_of(child)
+    return blocks
 
 
 class FlatShards(Shards, ShardedBucket):
-    """A ShardedBucket that keeps only the shard on this rank; the whole is gathered and freed."""
+    """Keep only the shard of a ShardedBucket on this rank; gather and free the whole."""
 
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
@@ -76,38 +77,39 @@ class FlatShards(Shards, ShardedBucket):
         for parameter in self.parameters:
             parameter.grad = None  # a second use must not add to what is on its way
         self.flat /= dist.get_world_size(self.group)
-        mine = torch.empty_like(self.shard)
-        self.reduction = mine, dist.reduce_scatter_single(mine, self.flat, group=self.group,
-                                                          async_op=True)
+        shard_grad = torch.empty_like(self.shard)
+        work = dist.reduce_scatter_single(shard_grad, self.flat, group=self.group, async_op=True)
+        self.reduction = shard_grad, work
 
-    def add_gradients(self, mine):
-        """As in ShardedBucket; the whole gradients are freed as well."""
-        self.own = mine if self.own is None else self.own + mine
+    def add_gradients(self, shard_grad):
+        """Add to the shard's gradient, and free the whole gradients."""
+        self.shard_grad = shard_grad if self.shard_grad is None else self.shard_grad + shard_grad
         self.free_gradients()
 
 
 class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
-    """`module` in units, each of them in shards: one of R on each rank.
+    """Cut `module` into units, and each unit into R shards, one for each rank.
 
     A subclass gathers and frees the units, in the four methods of UnitHooks. Outside of these the
-    parameters of `module` are empty: see whole().
+    parameters of `module` are empty: see full_parameters().
     """
 
     def __init__(self, module, group=None, find_unused_parameters=False):
         super().__init__(module, group=group, find_unused_parameters=find_unused_parameters)
 
     def make_buckets(self, trained, bucket_cap_bytes):
-        self.watch([Unit(module, self.shards_of(its)) for module, its in units_of(self.module)])
+        self.watch([Unit(module, self.shards_of(parameters))
+                    for module, parameters in units_of(self.module)])
         return self.buckets
 
     def shards_of(self, parameters):
-        """FlatShards of these: one for each type, frozen parameters apart."""
+        """Make FlatShards of the parameters: one for each type, frozen parameters apart."""
         return [shards for trained in (True, False) for shards in buckets_of(
             [p for p in parameters if p.requires_grad == trained], 2**63, self.group_of,
             FlatShards)]
 
     def finish(self):
-        """As in UnitHooks; the optimizer has its gradients."""
+        """Finish as UnitHooks does, and give the optimizer its gradients."""
         self.free_all()  # before the last messages
         super().finish()
         if not self.sync:
@@ -122,13 +124,13 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             raise self.no_gradient(missing)
 
     def step_ends(self):
-        """The next gather sends what was stepped."""
+        """Copy what was stepped to the shards, which the next gather sends."""
         for shards in self.buckets:
             shards.update_shard()
 
     @contextlib.contextmanager
-    def whole(self):
-        """Inside, `module` has all its parameters, on every rank; what is written there stays."""
+    def full_parameters(self):
+        """Give `module` all its parameters in the block, on every rank; what is written stays."""
         self.free_all()  # what a forward without a backward left whole is stale after a step
         for shards in self.buckets:
             shards.unshard()
@@ -140,7 +142,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             self.free_all()
 
     def state_dict(self, *args, **kwargs):
-        """The state dict of the plain module, whole and copied, on every rank."""
-        with self.whole():
+        """Return the state dict of the plain module, whole and copied, on every rank."""
+        with self.full_parameters():
             state = super().state_dict(*args, **kwargs)
             return {name: value.clone() for name, value in state.items()}

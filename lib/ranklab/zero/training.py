@@ -14,11 +14,12 @@ STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
 
 
 class Zero(DataParallel):
-    """Data parallelism in which each rank holds 1/R of some states; each stage shards more of them.
+    """Train with data parallelism in which each rank holds 1/R of some states: see the picture.
 
-    stages   what is used for each stage: a learner's own class fits
-    offload  None, "cpu", or a folder for the optimizer's state
-    lab      06
+    The picture is in the package's docstring; each stage shards more states.
+    stages: the class that is used for each stage; a learner's own class fits.
+    offload: None, "cpu", or a folder for the optimizer's state.
+    Lab: 06
     """
 
     def __init__(self, stage, group=None, equal_parts=False, offload=None, stages=STAGES):
@@ -32,30 +33,29 @@ class Zero(DataParallel):
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def gradients(self, model):
-        """The gradients of what this rank owns; parameters that no rank has used have none."""
+        """List the gradients of this rank's parts; parameters that no rank has used have none."""
         return [(part.parameter, part.master.grad, 1) for bucket in self.replica.buckets
                 for part in bucket.parts if part.master.grad is not None]
 
     def communication(self, is_last):
-        """From stage 2 on the gradients of each piece travel, or they would stay whole on each
-        rank."""
+        """Send the gradients of each piece from stage 2 on, or each rank would keep them whole."""
         return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
 
     def grad_norm(self, parameters):
-        """Each number is on one rank: squares are added up over ranks."""
+        """Return the norm; each number is on one rank, so squares are added up over ranks."""
         norm = super().grad_norm(parameters)
         device = self.replica.buckets[0].shard.device
         return self.total(norm.to(device).double().square()).sqrt().float().to(norm.device)
 
     def state(self, model, optimizer):
-        """The pieces that this rank owns, in the optimizer's precision, and what is not sharded."""
+        """List the Pieces that this rank owns, in the optimizer's precision, and what is whole."""
         names = {p: name for name, p in model.named_parameters()}
         parts = [part for bucket in self.replica.buckets for part in bucket.parts]
-        shared = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}
-        pieces = [piece for piece in super().state(model, optimizer) if piece.name not in shared]
+        sharded = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}
+        pieces = [piece for piece in super().state(model, optimizer) if piece.name not in sharded]
         for parameter, start, _, master in parts:
-            found = {"weight": master.detach(), **optimizer.state.get(master, {})}
-            for kind, value in found.items():
+            tensors = {"weight": master.detach(), **optimizer.state.get(master, {})}
+            for kind, value in tensors.items():
                 if torch.is_tensor(value) and value.dim():
                     pieces += flat_pieces(names[parameter], kind, parameter.shape, start, value)
                 elif torch.is_tensor(value):  # Adam's step

@@ -1,4 +1,4 @@
-"""The engine under ZeRO's stage 3 and FSDP: units of a model are gathered, used, freed, reduced.
+"""The engine under ZeRO's stage 3 and FSDP: gather, use, free and reduce a model unit by unit.
 
     Shards     parameters that travel in one message; flat (sharded_model.py), or in rows
                (ranklab.fsdp)
@@ -18,86 +18,88 @@ from ranklab.data_parallel.recovery import (
 
 
 class Shards:
-    """Parameters that travel in one message: this rank keeps its shard, the rest comes and goes.
+    """Keep this rank's shard of parameters that travel in one message; gather and free the rest.
 
     A subclass says how. Its methods are called often, also when there is nothing left to do:
-        begin_unshard()      the parameters are on their way to this rank; `work` is the handle
-        unshard()            they are here: `is_whole`
-        free()               what is not this rank's shard takes no memory
-        has_gradients()      True where there are any that have not left yet
-        reduce_gradients()   they are on their way to become means, each shard on its owner:
-                             `reduction` is (where this rank's arrives, the handle)
-        add_gradients(mine)  what arrived is added to what was there
-        drop_gradients()     there are none
+        begin_unshard()      start gathering the parameters; `work` is the handle
+        unshard()            have them whole: `is_whole`
+        free()               free the memory of all but this rank's shard
+        has_gradients()      return whether there are any that have not left yet
+        reduce_gradients()   start averaging them, each shard on its owner: `reduction` is
+                             (this rank's shard_grad, the handle)
+        add_gradients(shard_grad)  add what arrived to what was there
+        drop_gradients()     set them to None
     """
 
     work = reduction = None
     is_whole = False
 
     def reshard(self):
-        """This rank has only its shard."""
+        """Keep only this rank's shard."""
         if self.work:  # on its way, and not used
             self.unshard()
         self.free()
         self.is_whole = False
 
     def end_reduction(self):
-        """The gradients have arrived."""
+        """Wait for the gradients on their way, and add them."""
         if self.reduction:
-            mine, work = self.reduction
+            shard_grad, work = self.reduction
             work.wait()
-            self.add_gradients(mine)
+            self.add_gradients(shard_grad)
             self.reduction = None
 
 
 class Unit:
-    """A module, whose Shards are gathered, used and freed together.
+    """Gather, use and free the Shards of a module together.
 
-    reshard_after_forward  False: the unit stays whole from its forward to its backward
-    stays  True: free() does nothing, until all backward ends
-    hooks  the UnitHooks of the model
+    reshard_after_forward: False: the unit stays whole from its forward to its backward.
+    is_pinned: True: free() does nothing, until all backward ends.
+    hooks: the UnitHooks of the model.
     """
 
     def __init__(self, module, shards, reshard_after_forward=True):
         self.shards, self.reshard_after_forward = shards, reshard_after_forward
-        self.stays, self.hooks = False, None
+        self.is_pinned, self.hooks = False, None
         module.register_forward_pre_hook(
             lambda *call: self.hooks.before_forward(self, *call), with_kwargs=True)
         module.register_forward_hook(lambda *call: self.hooks.after_forward(self, *call))
 
     def begin_gather(self):
-        """The parameters are on their way to this rank, if they are not here."""
+        """Start gathering the parameters, if they are not here."""
         for shards in self.shards:
             shards.begin_unshard()
 
     def end_gather(self):
-        """The parameters are here."""
+        """Gather the parameters, and wait for them."""
         self.begin_gather()
         for shards in self.shards:
             shards.unshard()
 
     def free(self):
-        """This rank has only its shards."""
-        for shards in () if self.stays else self.shards:
+        """Keep only this rank's shards."""
+        for shards in () if self.is_pinned else self.shards:
             shards.reshard()
 
 
 class UnitHooks(EndOfBackward):
-    """A model in units. A subclass gathers and frees them, in four methods:
+    """Call a model's units around their forward and backward.
+
+    A subclass gathers and frees them, in four methods:
         enter(unit, module, inputs, kwargs)   before a unit's forward; returns (inputs, kwargs)
         leave(unit, module, inputs, outputs)  after it
-        backward_of(unit, place, gradient)    before its backward; `place` is that in `order`
+        backward_of(unit, place, gradient)    before its backward; `place` is its place in `order`
         backward_done(unit)                   after it
     The last unit is the root: what belongs to no other (embeddings, the last norm). It is whole
     from the forward's begin to the backward's end. All ranks must use the same units in the same
     order. So a backward may raise on all ranks, but not on one alone: the others wait for it.
-    sync  False: backward leaves whole gradients where they are (see no_sync)
+    sync: False: backward leaves whole gradients where they are (see no_sync).
     """
 
     sync = True
 
     def watch(self, units):
-        """From here on these are the units, also of modules that another UnitHooks has watched."""
+        """Take these as the units, also of modules that another UnitHooks has watched."""
         self.units, self.root = units, units[-1]
         self.buckets = [shards for unit in units for shards in unit.shards]
         self.order, self.position = [], 0  # of units in forward, as the last one has shown it
@@ -114,25 +116,27 @@ class UnitHooks(EndOfBackward):
         self.root.end_gather()
 
     def forward_begins(self):
-        """What a backward that raised, or a forward without a backward, left behind is gone."""
+        """Clear away what a backward that raised, or a forward without a backward, left behind."""
         if failed_before(self):
             end_failed_backward(self)
         self.free_all()
         self.position = 0
 
     def after_forward(self, unit, module, inputs, outputs):
-        """The unit is left, if it returned a tensor, because that tells when its backward begins.
+        """Leave the unit, if it returned a tensor, because that tells when its backward begins.
+
         Otherwise, say if the tensor is inside an object, the unit stays whole until backward ends.
         """
-        tensors = [each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+        tensors = [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)]
         if unit is self.root:
             self.forward_ends(tensors)
         elif tensors:
-            stays, unit.stays = unit.stays, unit.stays or not unit.reshard_after_forward
+            is_pinned = unit.is_pinned
+            unit.is_pinned = is_pinned or not unit.reshard_after_forward
             self.leave(unit, module, inputs, outputs)
-            unit.stays = stays
+            unit.is_pinned = is_pinned
         else:
-            unit.stays = True
+            unit.is_pinned = True
 
     def forward_ends(self, tensors):
         for tensor in tensors:
@@ -142,7 +146,7 @@ class UnitHooks(EndOfBackward):
             self.free_all()  # no backward will come to it
 
     def place_in_order(self, unit):
-        """Which place in `order` the unit has, as this forward comes to it."""
+        """Return the unit's place in `order`, as this forward comes to it."""
         place = self.position
         if self.order[place : place + 1] != [unit]:
             self.order[place:] = [unit]  # the first forward, or one with another order
@@ -150,19 +154,19 @@ class UnitHooks(EndOfBackward):
         return place
 
     def prefetch(self, place):
-        """The unit at this place in `order` is on its way, if there is one."""
+        """Start gathering the unit at this place in `order`, if there is one."""
         if 0 <= place < len(self.order):
             self.order[place].begin_gather()
 
     # --- backward -------------------------------------------------------------------------------
 
     def backward_begins(self, _=None):
-        """The root is whole, and finish() will be called."""
+        """Gather the root, and make sure that finish() is called."""
         self.await_end_of_backward()  # inside no_sync, too: units must be freed
         self.root.end_gather()  # an earlier backward may have freed it
 
     def reduce(self, unit):
-        """The unit's gradients are on their way to their owners; earlier ones have arrived."""
+        """Start reducing the unit's gradients to their owners; wait for earlier ones."""
         self.end_reductions()
         for shards in unit.shards:
             shards.reduce_gradients()
@@ -172,7 +176,7 @@ class UnitHooks(EndOfBackward):
             shards.end_reduction()
 
     def finish(self):
-        """All gradients have arrived, and no unit is whole; called at the end of backward."""
+        """Wait for all gradients, and free all units; called at the end of backward."""
         for unit in (*reversed(self.units[:-1]), self.root) if self.sync else ():
             # the root in any case: another rank may have used a parameter that this one has not
             if unit is self.root or any(shards.has_gradients() for shards in unit.shards):
@@ -182,17 +186,18 @@ class UnitHooks(EndOfBackward):
 
     def free_all(self):
         for unit in self.units:
-            unit.stays = False
+            unit.is_pinned = False
             unit.free()
 
 
-def call_after_backward(then, inputs):
-    """`inputs`, in any nesting, whose backward ends with `then()`: once all their gradients are
-    known, those of every parameter that was used after them are known, too.
+def call_after_backward(callback, inputs):
+    """Return `inputs`, in any nesting, and call callback() when their backward ends.
+
+    Once all their gradients are known, so are the gradients of every parameter used after them.
     """
-    needed = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if not needed or not torch.is_grad_enabled():
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not tensors or not torch.is_grad_enabled():
         return inputs
-    passed = {id(x): x.view_as(x) for x in needed}  # used from here on alone, as `x` may not be
-    register_multi_grad_hook(list(passed.values()), lambda gradients: then())
-    return tree_map(lambda x: passed.get(id(x), x), inputs)
+    views = {id(x): x.view_as(x) for x in tensors}  # used from here on alone, as `x` may not be
+    register_multi_grad_hook(list(views.values()), lambda gradients: callback())
+    return tree_map(lambda x: views.get(id(x), x), inputs)

@@ -13,8 +13,9 @@ GOES_ON = "block(h).backward(gradient)"
 
 WRONG = [mutant(frugal_gradients, *edits, says=says) for *edits, says in (
     (ROWS, ROWS.replace("1", "2"), "one row at a time"),
-    ("kept.pop().split(16, dim=1), y.split(16, dim=1)", "kept[-1:], [y]", "pieces.append(h.grad)",
-     "pieces.append(h.grad)\n        kept.pop()", "logits of a whole row"),
+    ("hidden.pop().split(16, dim=1), y.split(16, dim=1)", "hidden[-1:], [y]",
+     "pieces.append(h.grad)",
+     "pieces.append(h.grad)\n        hidden.pop()", "logits of a whole row"),
     ("(targets != IGNORE).sum()", "targets.numel()", "Divide every piece's sum"),
     ("model.token(x).backward(gradient)", "pass", "The embedding has two jobs"),
     (GOES_ON, f"block(h).backward(gradient, retain_graph=True)\n            kept_on = block(h)\n"

@@ -6,7 +6,7 @@ from mutants import mutant
 
 from ranklab.collectives import all_to_all_v, ring_all_gather, sendrecv
 
-NEW = "[pieces[0].new_empty(n) for n in coming]"
+NEW = "[pieces[0].new_empty(n) for n in source_lengths]"
 TELL = "verbs.all_to_all(lengths, group).flatten().tolist()"
 SWAP = "        sendrecv(pieces[to].contiguous(), to, received[source], source, group)\n"
 WRONG = [

@@ -5,7 +5,7 @@ from mutants import mutant
 from ranklab.collectives import parameter_server, ring_all_reduce
 
 ASK = "dist.send(total, group=group, group_dst=server)"
-COLLECT = "dist.recv(arriving, group=group, group_src=worker)"
+COLLECT = "dist.recv(buffer, group=group, group_src=worker)"
 ANSWER = "dist.send(total, group=group, group_dst=worker)"
 
 WRONG = [
@@ -13,15 +13,15 @@ WRONG = [
            says="whichever that is"),
     mutant(parameter_server, "    rank, R =", "    group = None\n    rank, R =",
            says="Pass `group` on"),
-    mutant(parameter_server, "total += arriving\n        for worker in workers:",
-           "total += arriving", says="Receive from all workers first"),
+    mutant(parameter_server, "total += buffer\n        for worker in workers:",
+           "total += buffer", says="Receive from all workers first"),
     mutant(parameter_server, "dist.recv(total, group=group, group_src=server)", "pass", ANSWER,
            "pass", says="must send the sum back"),
     mutant(parameter_server, "server and total.numel()", "server", "elif total.numel()", "else",
            says="an empty x is sent"),
     mutant(parameter_server, ASK, "for part in total.view(-1).tensor_split(2):\n"
            "            dist.send(part, group=group, group_dst=server)",
-           COLLECT, "for part in arriving.view(-1).tensor_split(2):\n"
+           COLLECT, "for part in buffer.view(-1).tensor_split(2):\n"
            "                dist.recv(part, group=group, group_src=worker)",
            says="Send one message in each step"),
     mutant(parameter_server, "memory_format=torch.contiguous_format", "",

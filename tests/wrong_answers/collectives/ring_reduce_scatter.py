@@ -6,23 +6,23 @@ from mutants import mutant
 
 from ranklab.collectives import ring_reduce_scatter, sendrecv
 
-EXCHANGE = "sendrecv(partial, (rank + 1) % R, arriving, (rank - 1) % R, group)"
-ADD, RETURN = "arriving.add_(mine[i])", "return partial"
+EXCHANGE = "sendrecv(partial, (rank + 1) % R, buffer, (rank - 1) % R, group)"
+ADD, RETURN = "buffer.add_(chunks[i])", "return partial"
 
 WRONG = [
     mutant(ring_reduce_scatter, "range(1, R)", "range(1, R - 1)", RETURN, "return partial.clone()",
            says="Are there R-1 steps"),
-    mutant(ring_reduce_scatter, "mine[rank - 1]", "mine[rank]", "(rank - 1 - step)",
+    mutant(ring_reduce_scatter, "chunks[rank - 1]", "chunks[rank]", "(rank - 1 - step)",
            "(rank - step)", says="indices are shifted"),
-    mutant(ring_reduce_scatter, ADD, "arriving", says="passed on without your own share"),
-    mutant(ring_reduce_scatter, ADD, "arriving.add_(mine[(i + 1) % R])",
+    mutant(ring_reduce_scatter, ADD, "buffer", says="passed on without your own share"),
+    mutant(ring_reduce_scatter, ADD, "buffer.add_(chunks[(i + 1) % R])",
            says="mixes shares of different chunks"),
-    mutant(ring_reduce_scatter, ADD, "mine[i].add_(arriving)", says="x itself is changed"),
-    mutant(ring_reduce_scatter, ADD, "arriving + mine[i]", says="makes a new tensor elsewhere"),
+    mutant(ring_reduce_scatter, ADD, "chunks[i].add_(buffer)", says="x itself is changed"),
+    mutant(ring_reduce_scatter, ADD, "buffer + chunks[i]", says="makes a new tensor elsewhere"),
     mutant(ring_reduce_scatter, EXCHANGE, EXCHANGE.replace(", group", ""),
            says="sendrecv.+, group"),
     mutant(ring_reduce_scatter, EXCHANGE, "for a, b in zip(partial.tensor_split(2), "
-           "arriving.tensor_split(2)):\n"
+           "buffer.tensor_split(2)):\n"
            "            sendrecv(a, (rank + 1) % R, b, (rank - 1) % R, group)",
            says="Send one message in each step"),
     mutant(ring_reduce_scatter, "out.view(-1).tensor_split(R)", "out.view(R, -1)",

@@ -16,7 +16,8 @@ def _wrong(*edits, says, **named):
 WRONG = [
     _wrong(COUNT, "if False:", says="no ValueError"),
     _wrong(COUNT, "if not numbers:", says="no ValueError|it raised", called="some_are_enough"),
-    _wrong("copies += overlaps", "for target, source in overlaps:\n            target.copy_(source)",
+    _wrong("copies += overlaps",
+           "for target, source in overlaps:\n            target.copy_(source)",
            LAST, "", says="after an error the old weights go on"),
     _wrong("target.copy_(source)", "target = source.clone()", says="is a view of what is trained"),
     _wrong(ZIP, "((each, {p.name: boxes for p, boxes in zip(pieces, "

@@ -7,7 +7,8 @@ from mutants import mutant
 from ranklab.ranks import pass_the_token
 
 MAKES = "torch.zeros(1, dtype=torch.int64, device=device())"
-THEN_SENDS = "before)\n        dist.send(token + 1"  # what the others do, after they received
+THEN_SENDS = "previous_rank)\n        dist.send(token + 1"  # the other ranks, after receiving
+after they received
 
 WRONG = [
     mutant(pass_the_token, THEN_SENDS, THEN_SENDS.replace("dist", "if rank < size - 1: dist"),
@@ -16,14 +17,17 @@ WRONG = [
     mutant(pass_the_token, "if rank == 0", "if rank < 0", says="rank 0 sends first"),
     mutant(pass_the_token, "if rank == 0", "if rank % 2 == 0",
            says="rank 2 sends before it has received"),
-    mutant(pass_the_token, "after, before =", "before, after =", says="other way round"),
+    mutant(pass_the_token, "next_rank, previous_rank =", "previous_rank, next_rank =",
+           says="other way round"),
     mutant(pass_the_token, "if rank == 0", "for _ in range(2 if rank == 0 else 0)",
            "else:", "for _ in range(2 if rank else 0):", says="The token went round twice"),
-    mutant(pass_the_token, THEN_SENDS, "before)\n        token += 1\n        dist.send(token",
+    mutant(pass_the_token, THEN_SENDS,
+           "previous_rank)\n        token += 1\n        dist.send(token",
            says="before the rank adds its own 1"),
     mutant(pass_the_token, "if rank == 0:", "if rank == 0:\n        token += 1",
            says="All see 1 too many"),
-    mutant(pass_the_token, THEN_SENDS, "before)\n        dist.send(token", says="Each rank adds 1"),
+    mutant(pass_the_token, THEN_SENDS, "previous_rank)\n        dist.send(token",
+           says="Each rank adds 1"),
     mutant(pass_the_token, "else:\n        dist.recv", "else:\n        token = dist.recv",
            says="returns the sender's rank"),
     mutant(pass_the_token, THEN_SENDS, THEN_SENDS.replace("dist.send", "dist.kept = dist.isend"),

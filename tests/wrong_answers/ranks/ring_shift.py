@@ -8,26 +8,26 @@ from ranklab.ranks import ring_shift
 
 BEFORE = "# Both are under way before either is waited for, so no rank blocks its neighbour."
 SEND = "dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % size),"
-RECV = "dist.P2POp(dist.irecv, from_before, group=group, group_peer=(rank - 1) % size),"
+RECV = "dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),"
 HALF = "for half in (slice(len(x) // 2), slice(len(x) // 2, None))"
-WAIT = "for work in under_way:\n        work.wait()"
+WAIT = "for work in works:\n        work.wait()"
 
 WRONG = [
     mutant(ring_shift, BEFORE, "dist.send(x, group=group, group_dst=(rank + 1) % size)",
            SEND, "", says="all ranks wait in send"),
-    mutant(ring_shift, BEFORE, "dist.recv(from_before, group=group, group_src=(rank - 1) % size)",
+    mutant(ring_shift, BEFORE, "dist.recv(received, group=group, group_src=(rank - 1) % size)",
            RECV, "", says="start the send before"),
     mutant(ring_shift, WAIT, "", says="Keep the handle"),
-    mutant(ring_shift, WAIT, "under_way[-1].wait()\n    dist.barrier(group)",
+    mutant(ring_shift, WAIT, "works[-1].wait()\n    dist.barrier(group)",
            says="never waited for"),  # the barrier makes it right by chance, always
     mutant(ring_shift, SEND, SEND.replace("+", "-"), RECV, RECV.replace("- 1", "+ 1"),
            says="rank after it"),
     mutant(ring_shift, SEND, SEND.replace("group=group, group_peer=", ""),
            RECV, RECV.replace("group=group, group_peer=", ""), says="group_peer="),
-    mutant(ring_shift, "from_before = torch.empty_like(x)", "from_before, x = x, x.clone()",
+    mutant(ring_shift, "received = torch.empty_like(x)", "received, x = x, x.clone()",
            says="x was overwritten"),
     mutant(ring_shift, "x.clone()", "x", says="x itself, not a new tensor"),
-    mutant(ring_shift, "return from_before", "", says="Return the received tensor"),
+    mutant(ring_shift, "return received", "", says="Return the received tensor"),
     mutant(ring_shift, "x.contiguous()", "x.float()", says="x's type and shape"),
     mutant(ring_shift, "empty_like(x)", "empty(x.shape)", says="longer than the buffer"),
     mutant(ring_shift, "x.contiguous()", "x.flip(0)", says="something other than x"),

@@ -5,14 +5,14 @@ from mutants import mutant
 
 from ranklab.ranks import shard_range
 
-WHOLE = "return range(start, start + each + (rank < left_over))"
+WHOLE = "return range(start, start + share + (rank < left_over))"
 
 WRONG = [
     mutant(shard_range, "divmod(n, size)", "n // size, 0", says="left-over n % size"),
     mutant(shard_range, "divmod(n, size)", "-(-n // size), 0", says="ends before"),
     mutant(shard_range, " + min(rank, left_over)", "", says="handed out twice"),
     mutant(shard_range, WHOLE,
-           "return range(rank * each, n if rank == size - 1 else (rank + 1) * each)",
+           "return range(rank * share, n if rank == size - 1 else (rank + 1) * share)",
            says="may differ by one at most"),
     mutant(shard_range, WHOLE, "return range(rank, n, size)", says="not contiguous"),
     mutant(shard_range, WHOLE, "return range(n * rank // size, n * (rank + 1) // size)",

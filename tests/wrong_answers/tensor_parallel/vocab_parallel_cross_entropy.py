@@ -12,8 +12,8 @@ from ranklab.tensor_parallel import vocab_parallel_cross_entropy
 LARGEST = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"
 ROWS = "shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))"
 AT = "(targets - rows.start).masked_fill(mask, 0)"
-OF_TARGET = "logits.gather(1, at[:, None])[:, 0].masked_fill(mask, 0)"
-SUM = "reduce_from_region(both, group)"
+OF_TARGET = "logits.gather(1, index[:, None])[:, 0].masked_fill(mask, 0)"
+SUM = "reduce_from_region(sums, group)"
 END = ".masked_fill(targets == IGNORE, 0)"
 
 
@@ -26,23 +26,23 @@ WRONG = [
     _wrong("logits = logits - largest[:, None]", "logits = logits - 0 * largest[:, None]",
            says="sum of exp is infinite"),
     _wrong(END, "", says="not 0 where a target is IGNORE", called="ignore_counts"),
-    _wrong(OF_TARGET, "logits.gather(1, at[:, None])[:, 0]", says="both over all ranks"),
+    _wrong(OF_TARGET, "logits.gather(1, index[:, None])[:, 0]", says="both over all ranks"),
     _wrong("logits = logits.float()", "logits = logits * 1", says="in float32|not torch.float32"),
-    _wrong(SUM, "torch.distributed.nn.all_reduce(both, group=group or dist.group.WORLD)",
+    _wrong(SUM, "torch.distributed.nn.all_reduce(sums, group=group or dist.group.WORLD)",
            says="passes it on as it is: reduce_from_region|backward sends"),
     _wrong("logits.detach().amax(-1)", "logits.detach().amax(-1).clamp(min=0)",
            says="whatever its sign"),
-    _wrong("return (total.log() - of_target)", "return (total.log() - of_target - largest)",
+    _wrong("return (total.log() - target_logit)", "return (total.log() - target_logit - largest)",
            says="also from the target's"),
-    _wrong("total.log() - of_target", "total.log()", says="minus the target's logit"),
+    _wrong("total.log() - target_logit", "total.log()", says="minus the target's logit"),
     _wrong("return (total", "return -(total", says="is negative"),
-    _wrong(SUM, "both", says="that of this rank's columns", called="its_own_columns"),
+    _wrong(SUM, "sums", says="that of this rank's columns", called="its_own_columns"),
     _wrong(ROWS, "range((n := vocab_size // dist.get_world_size(group)) * dist.get_rank(group), "
            "n * (dist.get_rank(group) + 1))", says="shard_range"),
     _wrong(AT, "targets - rows.start", says="may be another rank's"),
     _wrong("logits - largest[:, None]", "logits.sub_(largest[:, None])", says="is changed|in-place",
            called="in_place"),
-    _wrong(SUM, "reduce_from_region(both)", LARGEST, LARGEST.replace(", group=group", ""),
+    _wrong(SUM, "reduce_from_region(sums)", LARGEST, LARGEST.replace(", group=group", ""),
            says="Pass `group` on"),
     _wrong("    mask =", "    targets[targets == IGNORE] = 0\n    mask =",
            says="targets is changed"),

@@ -6,7 +6,7 @@ from ranklab.zero import ZeroStage1
 
 DIVIDE = "bucket.flat /= dist.get_world_size(bucket.group)"
 PLACE = "bucket.flat.view(-1, len(bucket.shard))[bucket.rank]"
-REDUCE = "return dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group,"
+REDUCE = "return dist.reduce_scatter_single(bucket.shard_grad, bucket.flat, group=bucket.group,"
 HAND = "bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})"
 GATHER = "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)"
 
@@ -19,9 +19,11 @@ WRONG = [
     _wrong(DIVIDE, "pass", says="the sum, 3 times the mean"),
     _wrong(REDUCE, "return dist.all_reduce(bucket.flat, group=bucket.group,",
            says="That is twice as much: an all-reduce"),
-    _wrong("bucket.own, bucket.flat,", "bucket.own, bucket.flat.view(-1, len(bucket.shard))"
+    _wrong("bucket.shard_grad, bucket.flat,",
+           "bucket.shard_grad, bucket.flat.view(-1, len(bucket.shard))"
            ".roll(1, 0).flatten(),", says="Each rank gets its own shard"),
-    _wrong(PLACE, f"{PLACE}.clone()", "(bucket.own, bucket", "(self.place_of(bucket), bucket",
+    _wrong(PLACE, f"{PLACE}.clone()", "(bucket.shard_grad, bucket",
+           "(self.place_of(bucket), bucket",
            says="is this rank's own, divided"),
     _wrong("group=bucket.group,\n", "\n", says="Pass bucket.group on"),
     _wrong(HAND, "pass", says="calls bucket.set_optimizer_gradients"),

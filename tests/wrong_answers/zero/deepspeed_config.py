@@ -5,13 +5,13 @@ from mutants import mutant
 from ranklab.zero import deepspeed_config
 
 STEPS = "batch // (micro_batch * ranks)"
-WAY = "way = fastest_way(parameters, ranks, gpu_bytes, other_bytes)"
+WAY = "strategy = fastest_way(parameters, ranks, gpu_bytes, other_bytes)"
 
 WRONG = [
     mutant(deepspeed_config, STEPS, "batch // micro_batch",
            says="micro batch x accumulation steps x ranks"),
     mutant(deepspeed_config, WAY, WAY.replace(", other_bytes", ""), says="other_bytes count"),
-    mutant(deepspeed_config, "if way.offload_optimizer:", "if way.stage >= 2:",
+    mutant(deepspeed_config, "if strategy.offload_optimizer:", "if strategy.stage >= 2:",
            says="It fits without offload_optimizer"),
     mutant(deepspeed_config, 'zero["offload_param"]', 'zero["offload_params"]',
            says="This goal needs it on the CPU"),
@@ -22,6 +22,6 @@ WRONG = [
     mutant(deepspeed_config, '"lr": lr', '"lr": 3e-4', says="the `lr` that was asked for"),
     mutant(deepspeed_config, "if batch % (micro_batch * ranks)", "if batch % micro_batch",
            says="unless micro_batch x ranks divides"),
-    mutant(deepspeed_config, '"stage": way.stage', '"stage": way',
+    mutant(deepspeed_config, '"stage": strategy.stage', '"stage": strategy',
            says="Return a dict that JSON gives back"),
 ]

@@ -57,9 +57,9 @@ EXERCISES = (
         "them?",
         "Detach the inputs, run function on them with autograd on and the old random state, then "
         "torch.autograd.backward.",
-        "kept = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]; outputs = "
-        "function(*kept) inside torch.enable_grad() and random_replayed(ctx.random); "
-        "torch.autograd.backward(outputs, gradients); return tuple(x.grad for x in kept).")),
+        "leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]; outputs "
+        "= function(*leaves) inside torch.enable_grad() and random_replayed(ctx.random); "
+        "torch.autograd.backward(outputs, gradients); return tuple(x.grad for x in leaves).")),
     Exercise(baseline.frugal_gradients, check_frugal_gradients, hints=(
         "Three things are large in a plain step: the activations of all rows, the activations of "
         "all blocks, and the logits. Each has a cure: one row at a time, blocks that run again, "
@@ -67,10 +67,10 @@ EXERCISES = (
         "One row at a time, through accumulate_gradients or a loop of your own. Blocks: "
         "checkpoint_blocks, or call them without autograd and keep their inputs. The loss: model."
         "loss(model.head, hidden, targets, \"sum\") for some tokens at a time.",
-        "For each row, under torch.no_grad(): kept = [model.token(x)], and block(kept[-1]) for "
+        "For each row, under torch.no_grad(): hidden = [model.token(x)], and block(hidden[-1]) for "
         "each block. Then the loss of 16 tokens at a time, / count, backward() at once, on "
         "h.detach().requires_grad_(); h.grad is what goes on. Then from the last block to the "
-        "first: h = kept.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
+        "first: h = hidden.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
         "At the end model.token(x).backward(gradient), if model.token.weight.requires_grad.")),
     Exercise(baseline.scale_loss, check_scale_loss, hints=(
         "Three things can happen: a gradient overflows; a clean step; the last of `interval` clean "

@@ -38,8 +38,8 @@ EXERCISES = (
         "rank adds its own share to it. Where must it start, to end at its owner?",
         "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
         "chunk rank-1. In step s = 1 .. R-1 it receives chunk (rank - 1 - s) % R and adds its own.",
-        "partial = mine[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
-        "into arriving (like mine[i]) while partial is sent; partial = arriving.add_(mine[i])",
+        "partial = chunks[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
+        "into buffer (like chunks[i]) while partial is sent; partial = buffer.add_(chunks[i])",
     )),
     Exercise(collectives.ring_all_gather, check_ring_all_gather, hints=(
         "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
@@ -83,14 +83,14 @@ EXERCISES = (
         "There are two kinds of ranks. Workers send x and wait for the answer; the server adds.",
         "The server receives from every worker in turn and adds, and only then sends to every one.",
         "if rank != server: send(total), recv(total), both with group=group and group_dst or "
-        "group_src=server; else: for each worker: recv(arriving); "
-        "total += arriving; then for each worker: send(total). An empty x is not sent at all.",
+        "group_src=server; else: for each worker: recv(buffer); "
+        "total += buffer; then for each worker: send(total). An empty x is not sent at all.",
     )),
     Exercise(collectives.recursive_doubling, check_recursive_doubling, hints=(
         "In round k swap all you have with the rank whose number differs in bit k: rank ^ 2**k.",
         "When R is no power of two: the ranks from `power` on first give their x to rank - power, "
         "wait, and get the sum at the end. sendrecv with an empty tensor is a one-way message.",
-        "step = 1; while step < power: total += sendrecv(total, rank ^ step, other, rank ^ step, "
+        "step = 1; while step < power: total += sendrecv(total, rank ^ step, buffer, rank ^ step, "
         "group); step *= 2 - with the extra ranks handled before and after.",
     )),
     Exercise(collectives.fit_alpha_beta, check_fit_alpha_beta, hints=(

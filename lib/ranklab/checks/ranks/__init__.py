@@ -12,7 +12,7 @@ EXERCISES = (
     Exercise(ranks.shard_range, check_shard_range, hints=(
         "How many items does each rank get at least? How many are left over?",
         "divmod(n, size) gives both. The first `left over` ranks take one more each.",
-        "start = rank * each + min(rank, left_over); the length is each + (rank < left_over).")),
+        "start = rank * share + min(rank, left_over); the length is share + (rank < left_over).")),
     Exercise(ranks.pass_the_token, check_pass_the_token, hints=(
         "Which rank may send before it has received? Exactly one may.",
         "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",

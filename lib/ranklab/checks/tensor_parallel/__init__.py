@@ -43,7 +43,7 @@ EXERCISES = (
         "Subtract the largest logit of all ranks first, so that exp stays finite. Then sum two "
         "numbers over ranks: the sum of exp, and the target's logit or 0.",
         "dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) of a detached amax(-1); then "
-        "reduce_from_region(torch.stack([logits.exp().sum(-1), of_target]), group)",
+        "reduce_from_region(torch.stack([logits.exp().sum(-1), target_logit]), group)",
     )),
     Exercise(tp.vocab_parallel_embedding, vocabulary.check_vocab_parallel_embedding, hints=(
         "Each token's row is on one rank. What can the others add?",

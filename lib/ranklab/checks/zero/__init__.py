@@ -20,27 +20,27 @@ EXERCISES = (
     Exercise(zero.partition_flat, check_partition_flat, hints=(
         "How long is each shard, if all are equally long and no number is lost? How long is flat "
         "then?",
-        "each = ceil(n / R), which is -(-n // R). flat has each * R numbers: begin with zeros, and "
-        "write what the tensors hold into its first n.",
+        "length = ceil(n / R), which is -(-n // R). flat has length * R numbers: begin with zeros, "
+        "and write what the tensors hold into its first n.",
         "torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n]); "
-        "flat.view(ranks, each).unbind() cuts it.",
+        "flat.view(ranks, length).unbind() cuts it.",
     )),
     Exercise(zero.zero_memory, check_zero_memory, hints=(
         "Which of parameters, gradients and optimizer state does each stage shard?",
         "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is sharded "
         "the fullest rank holds ceil(parameters / ranks) numbers.",
-        "own = math.ceil(parameters / ranks); States(parameter_bytes * (own if stage >= 3 else "
+        "shard = math.ceil(parameters / ranks); States(parameter_bytes * (shard if stage >= 3 else "
         "parameters), ...)",
     )),
     Exercise(zero.ZeroStage1, check_ZeroStage1, hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
         "and which after the step?",
         "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
-        "place as bucket.own. step_ends() gathers the shards (not bucket.own, which is a "
-        "gradient) into bucket.weights.",
-        "reduce(): bucket.flat /= R; bucket.own = self.place_of(bucket); return "
-        "dist.reduce_scatter_single(bucket.own, bucket.flat, group=bucket.group, async_op=True). "
-        "step_ends(): bucket.update_shard(), then dist.all_gather_single().",
+        "place as bucket.shard_grad. step_ends() gathers the shards (not bucket.shard_grad, which "
+        "is a gradient) into bucket.weights.",
+        "reduce(): bucket.flat /= R; bucket.shard_grad = self.place_of(bucket); return "
+        "dist.reduce_scatter_single(bucket.shard_grad, bucket.flat, group=bucket.group, "
+        "async_op=True). step_ends(): bucket.update_shard(), then dist.all_gather_single().",
     )),
     Exercise(zero.ZeroStage2, check_ZeroStage2, hints=(
         "When a bucket leaves, which other buckets are no longer needed?",
@@ -69,7 +69,7 @@ EXERCISES = (
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
         "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
         "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
-        "once = (ranks - 1) / ranks; once * (3 * nbytes - resident_bytes) for stage 3",
+        "share = (ranks - 1) / ranks; share * (3 * nbytes - resident_bytes) for stage 3",
     )),
     Exercise(zero.offload_optimizer, check_offload_optimizer, hints=(
         "What does the optimizer step, and where could that lie instead?",
@@ -83,7 +83,7 @@ EXERCISES = (
         "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
         "zero_optimization has the stage, the bucket sizes and what is offloaded.",
-        'if way.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", "pin_memory": '
-        'True}; config[precision] = {"enabled": True} unless it is "fp32"',
+        'if strategy.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", '
+        '"pin_memory": True}; config[precision] = {"enabled": True} unless it is "fp32"',
     )),
 )

@@ -12,7 +12,7 @@ from ranklab.checks.zero.training import EXPERTS, RUNS, on_ranks_together, train
 
 CAP = {"bucket_cap_bytes": 200}  # several buckets
 WAITS = "A rank waits for a message that another does not send: all make the same calls."
-OWN_PLACE = ("bucket.own must not be a view of bucket.flat, because that is freed: the mean "
+OWN_PLACE = ("bucket.shard_grad must not be a view of bucket.flat, because that is freed: the mean "
              "arrives in a place of its own.")
 FAILURES = {
     ".*begins with memory that was freed.*": "Free the buckets before this one, which have arrived:"
@@ -41,8 +41,9 @@ class Buckets(Watch):
         self.message_begins()
         work = type(self.wrapped).reduce(self.wrapped, bucket)
         self.is_early |= getattr(work, "is_here", False)
-        if bucket.own is not None and storages([bucket.own]) != storages([bucket.flat]):
-            self.wrapped.places.append(StorageWeakRef(bucket.own.untyped_storage()))
+        mean = bucket.shard_grad
+        if mean is not None and storages([mean]) != storages([bucket.flat]):
+            self.wrapped.places.append(StorageWeakRef(mean.untyped_storage()))
         return work
 
     def message_begins(self):

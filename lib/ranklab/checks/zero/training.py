@@ -23,7 +23,7 @@ RUNS = (
 )
 EXPERTS = (partial(Toy, order=None), ADAMW, (True,), 2),
 DIVIDE = "Divide bucket.flat by the number of ranks of its group, once."
-SCATTER = "Reduce-scatter bucket.flat into bucket.own, and wait for it."
+SCATTER = "Reduce-scatter bucket.flat into bucket.shard_grad, and wait for it."
 # What a stage leaves wrong breaks what comes after it.
 on_ranks_together = partial(on_groups, at_once=True)
 
@@ -132,7 +132,7 @@ def _compare_gradient(where, got, mean, own, ranks):
         "this rank's own": (own, SCATTER),
         f"this rank's own, divided by {ranks}": (own / ranks, SCATTER),
         "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
-                  "bucket.own, and does finish() wait before it passes it on?"),
+                  "bucket.shard_grad, and does finish() wait before it passes it on?"),
     }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat, added to "
        "what the backwards before have left.", through=torch.float32)
 

@@ -57,10 +57,10 @@ def _near(units_to_keep, step, least, said, steps):
     calls = itertools.count(1)
 
     class Counted(keeping.Step):
-        def seconds(self, kept=()):
+        def seconds(self, resident=()):
             expect(next(calls) <= CALLS, f"{said}: more than {CALLS} calls of step.seconds()",
                    f"n units have 2^n sets, so you can't look at all. {SEARCH}")
-            return super().seconds(kept)
+            return super().seconds(resident)
 
     kept, n = units_to_keep(Counted(**vars(step))), len(step.nbytes)
     expect(isinstance(kept, list) and sorted(kept) == [unit for unit in range(n) if unit in kept],
