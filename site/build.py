@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pathlib
 import shutil
-import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import start

@@ -2,7 +2,6 @@
 import gc
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shutil

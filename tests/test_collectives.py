@@ -1,6 +1,5 @@
 """Lab 02's library and project: right for every size, exactly the fewest bytes, the cost model."""
 
-import math
 import tempfile
 import time
 

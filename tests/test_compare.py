@@ -3,7 +3,6 @@
 import pytest
 
 from ranklab.cli import main
-from ranklab.hybrid import Layout
 from ranklab.models.gpt import count_parameters
 from ranklab.projects.hybrid import compare
 from ranklab.projects.hybrid.config import LAPTOP

@@ -74,9 +74,10 @@ def test_cifar_files_train(tmp_path, capsys):
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         labels, pixels = rng.integers(0, 10, (24, 1)), rng.integers(0, 256, (24, 3072))
         (tmp_path / f"{name}.bin").write_bytes(np.c_[labels, pixels].astype(np.uint8).tobytes())
-    assert command.project.main(["--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch",
-                         "24", "--base-batch", "24", "--width", "4", "--warmup", "1", "--seeds",
-                         "1", "--precision", "bf16", "--ranks", "2"]) == 0
+    assert command.project.main([
+        "--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch", "24",
+        "--base-batch", "24", "--width", "4", "--warmup", "1", "--seeds", "1",
+        "--precision", "bf16", "--ranks", "2"]) == 0
     said = capsys.readouterr().out
     assert said.count("speed-up") == 1 and "2 ranks" in said
     assert "2 of 2" in said and "seed 0" in said  # in agreement; the progress bar

@@ -11,8 +11,6 @@ import textwrap
 import pytest
 from mutants import as_in_a_notebook
 
-from ranklab.checks import failures
-from ranklab.checks.exercise import Mistake
 from ranklab.course import labs
 from ranklab.course.check import FAILED, judge
 

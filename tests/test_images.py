@@ -8,7 +8,6 @@ import struct
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from ranklab import data
 from ranklab.data import images

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab import device, launch
+from ranklab import launch
 from ranklab.checks.zero.toys import SGD, Toy, loss_of, seeded
 from ranklab.engine import RankError
 from ranklab.trainer.parallel import groups_here

@@ -103,6 +103,7 @@ def test_a_deepspeed_config_becomes_the_projects(tmp_path):
 @pytest.mark.parametrize("gpus, gb, stage", [(4, 80, 0), (4, 24, 1), (4, 11, 2), (32, 6, 3)])
 def test_the_stage_for_a_machine_is_the_fastest_that_fits(gpus, gb, stage, tmp_path, capsys):
     path = tmp_path / "ds.json"
-    command.main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb), "--write-config", str(path)])
+    command.main(["--size", "1.3b", "--gpus", str(gpus), "--gpu-gb", str(gb),
+                  "--write-config", str(path)])
     assert f"{gpus} GPUs of {gb} GB: stage {stage}" in capsys.readouterr().out
     assert json.loads(path.read_text())["zero_optimization"]["stage"] == stage

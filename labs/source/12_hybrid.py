@@ -65,7 +65,7 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 
 # %%
 from ranklab.hybrid import layout_traffic
-from ranklab.projects.hybrid.config import JOBS
+from ranklab.projects.hybrid import JOBS
 
 job = JOBS["100b"]
 layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True)

@@ -99,10 +99,10 @@ except HangError as report:
 # %%
 from ranklab.hybrid import parse_layout
 from ranklab.plots import hybrid as plots
-from ranklab.projects.hybrid.compare import compare
+from ranklab.projects.hybrid import compare
 
 layouts = [parse_layout(words) for words in ("4x1x1", "1x4x1", "1x1x4", "2x2x2")]
-rows = compare(layouts, progress=False)  # one process comes first
+rows = compare.compare(layouts, progress=False)  # one process comes first
 plots.compared(rows, title="Five layouts, different bytes, one loss")
 
 # %% [markdown]

@@ -12,8 +12,8 @@ from ranklab import hardware
 from ranklab.engine import device, launch
 from ranklab.planner import Model, Plan, step_time
 from ranklab.planner.machine import machine
-from ranklab.projects.baseline.training import MODELS, run
-from ranklab.trainer.text import TextTrainer, text_for
+from ranklab.projects.baseline.training import run
+from ranklab.trainer.text import text_for
 
 # (size, sequences of a micro-batch, compiled): what is worth most comes first
 TRAININGS = (("124m", 16, False), ("124m", 16, True), ("1.5b", 8, True), ("350m", 16, True),

@@ -1,12 +1,12 @@
 """The scenario of each lab: `python -m ranklab.projects.<idea>`, also under torchrun.
 
-Read runner.py first: it runs them all. Then of a project config.py (its options and settings),
-training.py and report.py; labs call its `run` and `report` with the learner's functions.
+Read runner.py first: it runs them all. training.py has what all trainings share. A project's own
+training.py has its settings, its run and its report; labs call `run` and `report` with the
+learner's functions.
 """
 
 __all__ = [
-    "authors", "baseline", "clinic", "clock", "cluster", "collectives", "command",
-    "context_parallel", "costs", "data_parallel", "ddp", "expert_parallel", "fsdp", "horovod",
-    "hugging_face", "hybrid", "pipeline_parallel", "planner", "ranks", "resilience", "runner",
-    "tensor_parallel", "tour", "zero",
+    "baseline", "clinic", "clock", "cluster", "collectives", "context_parallel", "data_parallel",
+    "ddp", "expert_parallel", "fsdp", "horovod", "hybrid", "pipeline_parallel", "planner", "ranks",
+    "resilience", "tensor_parallel", "tour", "zero",
 ]

@@ -4,7 +4,6 @@ The seconds are measured until a rank reaches the collective. After it the times
 equal, because the fast ones have waited in it.
 """
 
-import torch
 
 
 def find_straggler(seconds, threshold=1.2, recent=32):

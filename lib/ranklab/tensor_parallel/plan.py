@@ -10,7 +10,6 @@ import fnmatch
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from torch import nn
 
 from ranklab.tensor_parallel.attention import enter_before, parallel_attention
 from ranklab.tensor_parallel.dropout import own_random_in

@@ -1,6 +1,5 @@
 """The check of online_softmax_merge: one result of two, where no exp may overflow."""
 
-from functools import partial
 
 import torch
 

@@ -1,6 +1,5 @@
 """The check of power_sgd, against a projection that is worked out in one process."""
 
-from functools import partial
 
 import torch
 

@@ -2,4 +2,4 @@
 
 from ranklab.projects.collectives.timing import figure, run, summary, table
 
-__all__ = ["figure", "run", "summary", "table"]
+__all__ = ["figure", "links", "run", "summary", "table"]

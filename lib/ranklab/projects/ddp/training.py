@@ -1,7 +1,7 @@
 """A ResNet is trained with DDP on all ranks, or some of its steps are traced; and the report."""
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch

@@ -2,4 +2,4 @@
 
 from ranklab.projects.horovod.training import Config, report, run
 
-__all__ = ["Config", "report", "run"]
+__all__ = ["Config", "report", "run", "timeline"]

@@ -2,4 +2,4 @@
 
 from ranklab.projects.pipeline_parallel.training import report, run
 
-__all__ = ["report", "run"]
+__all__ = ["peers", "report", "run"]

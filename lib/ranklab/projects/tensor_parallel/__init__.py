@@ -2,4 +2,4 @@
 
 from ranklab.projects.tensor_parallel.training import report, run
 
-__all__ = ["report", "run"]
+__all__ = ["links", "report", "run"]
