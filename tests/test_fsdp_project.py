@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import pytest
 import torch
@@ -10,11 +9,7 @@ import torch
 from ranklab import launch
 from ranklab.basics.targets import IGNORE
 from ranklab.data.instructions import Bytes, Instructions, as_batch, encode
-from ranklab.fsdp import (
-    FullyShardedBlock, clip_grad_norm_sharded, full_state_dict, masked_loss, wrap_policy,
-)
 from ranklab.fsdp.memory import predicted_costs
-from ranklab.projects import fsdp as project
 from ranklab.projects.fsdp import training
 from ranklab.projects.fsdp.llama import PRELOAD
 from ranklab.projects.fsdp.training import LLAMAS, SIZES
@@ -30,15 +25,6 @@ SMALL = dataclasses.replace(SIZES["laptop"], pretrain=0, steps=3, batch=12, micr
 SUMS = [(f"{i}+{i % 3}=", str(i + i % 3)) for i in range(60)]
 TAUGHT = Instructions("sums", SUMS[:40], SUMS[1:13])
 PLAIN = [("", f"{i}, {i + 1}, {i + 2}") for i in range(30)]
-
-
-@pytest.fixture
-def alpaca(tmp_path):
-    """A file of sums in Alpaca's form."""
-    path = tmp_path / "alpaca.json"
-    path.write_text(json.dumps([{"instruction": "Add", "input": prompt, "output": answer}
-                                for prompt, answer in SUMS]))
-    return str(path)
 
 
 def _all(changes):
@@ -111,23 +97,3 @@ def test_pretrained_in_bf16_offloaded_and_saved_for_transformers_under_a_gpus_ru
     assert again["scores"][0] == pytest.approx(ours["scores"][3], abs=0.02)  # computed in bf16
     [loss] = launch(_loss_by_transformers, tuned, ranks=1, preload=PRELOAD)
     assert again["scores"][0].loss == pytest.approx(loss, abs=1e-4)
-
-
-def test_a_learners_functions_are_used(tmp_path, alpaca):
-    called = str(tmp_path / "called")
-
-    def clip(parameters, most, group=None):
-        open(called, "w").close()
-        return clip_grad_norm_sharded(parameters, most, group)
-
-    class Mine(FullyShardedBlock):
-        pass
-
-    change = {"pretrain": 0, "data": alpaca, "steps": 1, "save": str(tmp_path / "tuned")}
-    text = project.report(project.run(
-        ranks=2, block=Mine, clip=clip, loss=lambda *a: masked_loss(*a),
-        policy=lambda *a: wrap_policy(*a), state=lambda model: full_state_dict(model), **change))
-    assert (tmp_path / "called").exists()
-    assert ("Yours: FullyShardedBlock, clip_grad_norm_sharded, masked_loss, wrap_policy, "
-            "full_state_dict." in text)
-    assert re.search(r"after step 1 +\d\.\d{3} +\d+\.\d%", text)

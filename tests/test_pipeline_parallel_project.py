@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranklab import launch
 from ranklab.models.gpt import count_parameters
 from ranklab.pipeline_parallel import (
-    PipelineExecutor, bubble_fraction, flush_bubble, one_f_one_b_schedule, simulate, split_stages,
+    PipelineExecutor, bubble_fraction, flush_bubble, one_f_one_b_schedule, simulate,
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.projects import pipeline_parallel as project
@@ -38,40 +38,6 @@ def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
     twice = 0 if name == "zb-v" else shape.vocab_size * shape.n_embd  # a V has both ends on rank 0
     numbers = [seen["parameters"] for seen in found["ranks"]]
     assert sum(numbers) == count_parameters(shape) + twice
-
-
-def test_a_learners_own_parts_are_used_as_on_gpus(monkeypatch, tmp_path):
-    called = tmp_path / "called"
-
-    class Mine(PipelineExecutor):
-        def forward(self, action):
-            called.touch()
-            super().forward(action)
-
-    def split(costs, stages):
-        return split_stages([0, *[1] * (len(costs) - 2), 0], stages)
-
-    monkeypatch.setenv("RANKLAB_REHEARSE", "gpu")
-    found = project.run(ranks=2, executor=Mine, split=split, precision="bf16", slow_stage=1, **FEW,
-                        schedule=lambda ranks, pieces: one_f_one_b_schedule(ranks, pieces))
-    assert called.exists()
-    first = found["ranks"][0]
-    assert found["layers"] == [range(0, 5), range(5, 10)]
-    assert first["loss"] == pytest.approx(first["alone"], abs=0.02)  # computed in bf16
-    text = project.report(found)
-    assert text.count("counted/said") == 1
-    assert "Yours: schedule, split, executor." in text
-    assert "it has block 4 to head" in text.splitlines()[-1]  # the slow one, and it has the head
-
-
-def test_goes_on_with_another_number_of_stages(tmp_path):
-    how = FEW | {"steps": 4, "compare": False}
-    whole = project.run(ranks=2, **how)
-    how["checkpoint"] = str(tmp_path / "saved")
-    project.run(ranks=3, until=2, **how)
-    again = project.run(ranks=2, schedule=schedule_of("interleaved"), resume=True, **how)
-    assert again["ranks"][0]["steps"] == 4
-    assert again["ranks"][0]["loss"] == pytest.approx(whole["ranks"][0]["loss"], abs=1e-4)
 
 
 # --- the monitor ----------------------------------------------------------------------------------

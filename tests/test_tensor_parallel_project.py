@@ -1,7 +1,6 @@
 """Lab 08's project: every method trains alike, and holds and sends what the formulas say."""
 
 import importlib.util
-import shutil
 
 import pytest
 import torch
@@ -56,33 +55,10 @@ def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(eve
     assert [f"{row.counted[2]:,}" in text for row in rows] == [True] * 5
 
 
-def test_a_learners_class_is_used_and_the_formula_knows_what_is_sent_in_bf16(text):
-    class Mine(ColumnParallelLinear):
-        def forward(self, x):
-            return 0 * super().forward(x)
-
-    found = [project.run(ranks=2, path=text, precision="bf16", **FEW, **mine)
-             for mine in ({"sequence_parallel": True}, {"column": Mine})]
-    for row in (each["rows"][0] for each in found):
-        assert row.counted[1:] == pytest.approx(row.said[1:], abs=10)
-    losses = [each["rows"][0].held_out for each in found]
-    assert losses[0] != pytest.approx(losses[1], abs=1e-5)
-    assert "Yours: column. The library's: copy, reduce, row, " in project.report(found[1])
-
-
-def test_a_checkpoint_of_four_ranks_goes_on_on_two_and_on_one(text, tmp_path):
-    how = {**FEW, "steps": 6, "path": text}
-    whole, = project.run(ranks=1, method="one", **how)["rows"]
-    first, = project.run(ranks=4, until=3, checkpoint=str(tmp_path / "tensor"), **how)["rows"]
-    assert first.held_out is None
-    shutil.copytree(tmp_path / "tensor", tmp_path / "one")
-    for ranks, method in ((2, "tensor"), (1, "one")):
-        kept = {**how, "checkpoint": str(tmp_path / method)}
-        second, = project.run(ranks=ranks, method=method, resume=True, **kept)["rows"]
-        assert first.history.loss + second.history.loss == pytest.approx(whole.history.loss,
-                                                                         abs=1e-4)
-        assert second.held_out == pytest.approx(whole.held_out, abs=1e-3)
-    assert "one" in project.report(project.run(ranks=1, method="one", resume=True, **kept))
+def test_the_formula_knows_what_is_sent_in_bf16(text):
+    for changes in ({"sequence_parallel": True}, {}):
+        row, = project.run(ranks=2, path=text, precision="bf16", **FEW, **changes)["rows"]
+        assert row.counted[1:] == pytest.approx(row.said[1:], abs=10), changes
 
 
 # --- DTensor and Megatron-core --------------------------------------------------------------------

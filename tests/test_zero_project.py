@@ -73,17 +73,6 @@ def test_a_learners_class_and_formula_are_used(text, tmp_path):
     assert "Yours: ZeroStage2, zero_memory." in project.report(found)
 
 
-@pytest.mark.usefixtures("small_model")
-def test_a_checkpoint_goes_on_in_another_stage_on_other_ranks(text, tmp_path):
-    how = {"steps": 4, "path": text, **SMALL}
-    whole, = project.run(numbers=(1,), ranks=2, **how)["rows"]
-    how["checkpoint"] = str(tmp_path / "saved")
-    first, = project.run(numbers=(1,), ranks=2, until=2, **how)["rows"]
-    second, = project.run(numbers=(3,), ranks=3, resume=True, **how)["rows"]
-    assert (first.steps, second.steps) == (2, 4)
-    assert second.held_out == pytest.approx(whole.held_out, rel=1e-4)
-
-
 def test_a_deepspeed_config_becomes_the_projects(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(deepspeed_config(10**9, 4, 3e9, 64, 4, lr=1e-4)))

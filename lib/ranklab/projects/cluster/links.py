@@ -21,6 +21,7 @@ from ranklab.collectives import (
     best_sent_bytes, hierarchical_all_reduce, node_groups, ring_all_reduce,
 )
 from ranklab.engine.surroundings import patience
+from ranklab.projects.clock import in_turns
 
 NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE
@@ -33,7 +34,7 @@ ANSWER, DISCARD = 2, 9  # seconds that a host has for an answer; a port at which
 
 
 def try_links(say):
-    """True if the cut link is named. If this machine can't make hosts, it says so."""
+    """Tell whether the cut link is named; True, with a message, where no hosts can be made."""
     if sentence := missing():
         say(f"links: not run; {sentence}")
         return True
@@ -41,7 +42,7 @@ def try_links(say):
 
 
 def measure_links(say):
-    """Does all of it to two fresh hosts, and prints it. Returns
+    """Do all of it to two fresh hosts, and print it. Returns
     {"flat", "hierarchical", "step", "flapped", "limit": seconds; "formula": the ratio by bytes that
     cross; "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank;
     "missing": hosts that don't answer, in the words of ranks that still reach the controller}
@@ -73,6 +74,7 @@ def measure_links(say):
 
 
 def tell(found, say):
+    """Print what was measured."""
     ratio = found["flat"] / found["hierarchical"]
     say(f"all-reduce of {NBYTES >> 20} MiB, two hosts of two ranks, {MBIT} Mbit/s:")
     say(f"{1e3 * found['flat']:7.0f} ms  flat ring, each hop from host to host")
@@ -89,7 +91,7 @@ def tell(found, say):
 
 
 def start_rank(hosts, rank, limit):
-    """Starts the rank on its host; returns the file of what it prints."""
+    """Start the rank on its host; return the file of what it prints."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts.names[0],
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __name__, limit, hosts.folder / f"said.{rank}"]
@@ -100,17 +102,18 @@ def start_rank(hosts, rank, limit):
 
 
 def read(folder, kind, least=1):
-    """All lines of this kind from the ranks; [] until each has one, and all together `least`."""
+    """Return all lines of this kind; [] until each rank has one, and all together `least`."""
     lines = [[json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"]
              for file in sorted(folder.glob("said.*"))]
-    found = [[each for each in mine if kind in each] for mine in lines]
-    return sum(found, []) if sum(map(bool, found)) == RANKS and len(sum(found, [])) >= least else []
+    chosen = [[line for line in of_rank if kind in line] for of_rank in lines]
+    flat = sum(chosen, [])
+    return flat if sum(map(bool, chosen)) == RANKS and len(flat) >= least else []
 
 
 # --- on each rank ---------------------------------------------------------------------------------
 
 def rank_main(limit, path):
-    """Writes what it sees, until a collective fails."""
+    """Write what this rank measures, until a collective fails."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
     rank, hosts = dist.get_rank(), [None] * RANKS
     dist.all_gather_object(hosts, socket.gethostname())
@@ -135,23 +138,17 @@ def rank_main(limit, path):
 
 
 def compare(x):
-    """Median seconds of both ways to sum x."""
+    """Return the median seconds of both ways to sum x."""
     across, inside = node_groups(PER_NODE)  # neighbours are on different hosts
     ways = {"flat": ring_all_reduce, "hierarchical": functools.partial(
         hierarchical_all_reduce, inside=inside, across=across)}
-    seconds = {name: [] for name in ways}
-    for _ in range(1 + ROUNDS):  # the first one makes connections
-        for name, way in ways.items():
-            dist.barrier()
-            start = time.perf_counter()
-            way(x)
-            dist.barrier()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
+    calls = {name: functools.partial(way, x) for name, way in ways.items()}
+    seconds = in_turns(calls, ROUNDS, warm_up=1)  # the first round makes connections
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def answers(host):
-    """Whether the host is there: a host that refuses a connection is."""
+    """Tell whether the host is there: a host that refuses a connection is."""
     try:
         return not socket.create_connection((host, DISCARD), timeout=ANSWER).close()
     except OSError as error:

@@ -13,8 +13,6 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-import torch
-
 from ranklab.checkpoint.files import Files, complete, saves
 from ranklab.cluster import monitor as prometheus
 from ranklab.cluster.hosts import CONTROLLER, Hosts, until
@@ -23,6 +21,7 @@ from ranklab.cluster.slurm import Slurm, missing
 from ranklab.hybrid import parse_layout
 from ranklab.projects.hybrid.config import parse_shape
 from ranklab.projects.hybrid.training import run
+from ranklab.projects.resilience.survive import differing, last_state
 
 JOBS = Path(__file__).resolve().parents[4] / "labs" / "jobs"
 NODES, GPUS, SPARE = 2, 2, 1  # nodes of the job, GPUs of each, spare nodes
@@ -129,20 +128,11 @@ def say_accounts(slurm, job, say):
 
 def is_equal(saved, usual, loss, usual_loss, say):
     """Tell whether the last checkpoints are equal, bit for bit, and the losses to 4 digits."""
-    state, expected = state_of(saved), state_of(usual)
-    differ = [name for name in state.keys() | expected.keys() if name not in state
-              or name not in expected or not torch.equal(state[name], expected[name])]
+    state = last_state(saved)
+    differ = differing(state, last_state(usual))
     say(f"held out: {loss:.4f} nats; a run that nothing disturbs: {usual_loss:.4f}")
     say(f"of {len(state)} tensors in the last checkpoint {len(differ)} differ from that run's")
     return not differ and abs(loss - usual_loss) < 1e-4
-
-
-def state_of(folder):
-    """Return {box: tensor} of the last checkpoint: weights and the optimizer's state."""
-    files, state = Files(complete(folder)[-1]), {}
-    for rank in range(files.index["ranks"]):
-        state |= files.open(rank)["boxes"]
-    return state
 
 
 # --- the dashboard --------------------------------------------------------------------------------
@@ -151,9 +141,10 @@ def watching(hosts, say):
     """Return a Monitor that alerts about silent hosts; None, with a message, without Prometheus."""
     if sentence := prometheus.missing():
         return contextlib.nullcontext(say(f"no dashboard and no alert: {sentence}"))
-    return prometheus.Monitor(hosts.folder / "monitor", [silent_host_rule(1) | {"for": "3s"}],
-                   hosts.address(CONTROLLER), functools.partial(hosts.popen, CONTROLLER),
-                   lambda url: hosts.run(CONTROLLER, [sys.executable, "-c", FETCH, url]))
+    return prometheus.Monitor(
+        hosts.folder / "monitor", [silent_host_rule(1) | {"for": "3s"}], hosts.address(CONTROLLER),
+        functools.partial(hosts.popen, CONTROLLER),
+        lambda url: hosts.run(CONTROLLER, [sys.executable, "-c", FETCH, url]))
 
 
 def numbers(monitor):

@@ -5,6 +5,8 @@ import textwrap
 import numpy as np
 import torch
 
+from ranklab.projects.resilience.survive import differing
+
 
 def report(trials, find_straggler=None, goodput=None):
     """Return one trial in full as text, or several in a line.
@@ -53,7 +55,8 @@ def story(trial, find_straggler):
         if life.ended:
             lines += textwrap.wrap(f"    {life.noticed:.1f} s later: {life.ended}", 100,
                                    subsequent_indent=8 * " ")
-    differ, refused = trial.differing(), sum((life.saves[0] < 0).sum() for life in found.lives)
+    differ = differing(found.state, trial.replay.state)
+    refused = sum((life.saves[0] < 0).sum() for life in found.lives)
     return [*lines, f"held out: {found.loss:.6f} nats; undisturbed {trial.usual.loss:.6f}",
             "in an undisturbed run with the same layouts at the same steps, weights and "
             "optimizer\n" + (f"differ in {len(differ)} tensors" if differ else

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from ranklab.basics.options import option, positive, seed
 from ranklab.engine.in_place import is_started_by_another
 from ranklab.hybrid import parse_layout
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.hybrid.config import Config as HybridConfig
 from ranklab.projects.resilience.chaos import plan_faults
-from ranklab.projects.resilience.survive import Survived, survive
+from ranklab.projects.resilience.survive import Survived, differing, survive
 from ranklab.projects.runner import OnText
 from ranklab.trainer.text import text_for
 
@@ -62,13 +60,8 @@ class Trial:
 
     def is_good(self):
         return (self.found.torn == 0 and abs(self.found.loss - self.usual.loss) <= TOLERANCE
-                and self.found.loss == self.replay.loss and not self.differing())
-
-    def differing(self):
-        """Return the names of tensors, of weights and the optimizer, that differ in a bit."""
-        state, expected = self.found.state, self.replay.state
-        return [name for name in state.keys() | expected.keys() if name not in state
-                or name not in expected or not torch.equal(state[name], expected[name])]
+                and self.found.loss == self.replay.loss
+                and not differing(self.found.state, self.replay.state))
 
 
 def soak(shape, text, config, layouts, seeds, faults, **how):

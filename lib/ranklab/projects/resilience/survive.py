@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ranklab.checkpoint.files import INDEX, Files, complete, saves
 from ranklab.engine import RankError, launch
@@ -51,7 +52,7 @@ class Survived:
     seconds: float = 0.0
 
     def path(self):
-        """[(Layout, the step up to which it counts)]; None: to the end."""
+        """Return [(Layout, the step up to which it counts)]; None: to the end."""
         path = []
         for life in self.lives:
             path = [each for each in path if each[1] < life.first]
@@ -62,14 +63,14 @@ class Survived:
 
 
 def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=(), heartbeat=3):
-    """The model is trained to the last step, whatever fails on the way; returns a Survived.
+    """Train to the last step, whatever fails on the way; return a Survived.
 
     layouts    the first one that fits on the ranks that are left is taken, or else the last; a lost
                rank is back one launch later
     faults     Faults that strike
     path       of a Survived: these layouts are taken instead, at the same steps
     heartbeat  seconds without a step, times patience(), after which ranks are ended
-    error      RankError if ranks fail SPARE times more often than there are faults
+    Raises RankError if ranks fail SPARE times more often than there are faults.
     """
     for layout in layouts:
         config.refuse_what_does_not_fit(shape, layout)
@@ -84,15 +85,13 @@ def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=
             life = live(found, job, layout, last_whole(saved, found), stop, timeout, heartbeat)
             left = layouts[0].ranks - sum(fault.lost for fault in life.faults)
         last_whole(saved, found)
-        files = Files(complete(saved)[-1])
-        for rank in range(layout.ranks):
-            found.state |= files.open(rank)["boxes"]
+        found.state = last_state(saved)
     found.seconds = time.monotonic() - started
     return found
 
 
 def live(found, job, layout, first, stop, timeout, heartbeat):
-    """One launch: to the end, to step `stop`, or until something fails. Returns its Life."""
+    """Launch once: to the end, to step `stop`, or until something fails; return the Life."""
     config, faults, struck = job[2:]
     before, ended = {*struck.iterdir()}, ""
     file = str(struck.with_name(f"beats-{len(found.lives)}"))
@@ -115,7 +114,7 @@ def live(found, job, layout, first, stop, timeout, heartbeat):
 
 
 def _work(shape, text, config, faults, struck, layout, beats, stop):
-    """On each rank: the held-out loss; None where the last step is not done."""
+    """Return the held-out loss on each rank; None where the last step is not done."""
     hybrid, beats = Hybrid(layout.new_mesh(), layout), Heartbeats(beats, layout.ranks, config.steps)
     trainer = ChaosTrainer(new_model(shape, "meta"), text, config, hybrid, False,
                            beats=beats, faults=faults, struck=struck)
@@ -127,9 +126,24 @@ def _work(shape, text, config, faults, struck, layout, beats, stop):
             return trainer.history.held_out.get(config.steps) or trainer.evaluate()
 
 
+def last_state(folder):
+    """Return {box: tensor} of the last checkpoint: weights and the optimizer's state."""
+    files, state = Files(complete(folder)[-1]), {}
+    for rank in range(files.index["ranks"]):
+        state |= files.open(rank)["boxes"]
+    return state
+
+
+def differing(state, expected):
+    """Return the names of tensors that only one of two states has, or that differ in a bit."""
+    return [name for name in state.keys() | expected.keys() if name not in state
+            or name not in expected or not torch.equal(state[name], expected[name])]
+
+
 def last_whole(folder, found):
-    """The step of the last checkpoint whose checksums are right; 0: there is none. Damaged and
-    unfinished checkpoints are deleted, so no rank may be running.
+    """Return the step of the last checkpoint whose checksums are right; 0: there is none.
+
+    Damaged and unfinished checkpoints are deleted, so no rank may be running.
     """
     step = 0
     for place in saves(folder).values():
