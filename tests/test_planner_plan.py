@@ -148,7 +148,7 @@ def test_deepseeks_attention_is_read_from_its_config():
 def test_a_budget_and_a_deadline(capsys):
     request = dataclasses.replace(REQUEST, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
     every = offers(request)
-    days = {each.found.plan.gpus: each.bill.days for each in every}
+    days = {each.layout.plan.gpus: each.bill.days for each in every}
     assert [*days] == [8, 16, 24, 32, 48, 64]
     good = affordable(every, deadline=days[16])
     assert good.bill.dollars == min(
@@ -160,7 +160,7 @@ def test_a_budget_and_a_deadline(capsys):
         affordable(every, 1000, days[64])  # it keeps one of both
     argv = "--gpus 64 --batch 256 --tokens 1e11 --price 2 --tool torchtitan --reserve 0".split()
     found = json.loads(said(capsys, *SMALL, *argv, "--deadline", f"{days[16]}", "--json"))
-    assert found["gpus"] == good.found.plan.gpus == found["offers"][0]["gpus"]
+    assert found["gpus"] == good.layout.plan.gpus == found["offers"][0]["gpus"]
     assert "the nearest is 64" in refused(capsys, *SMALL, *argv, "--deadline", "0.1")
 
 

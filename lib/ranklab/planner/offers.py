@@ -12,7 +12,7 @@ from ranklab.planner.search import Found
 class Offer(NamedTuple):
     """A number of GPUs with their best layout, and the bill of all tokens."""
 
-    found: Found
+    layout: Found
     bill: Bill
 
     def miss(self, budget, deadline):
@@ -57,10 +57,10 @@ def affordable(rows, budget=None, deadline=None):
     best = ranked(rows, budget, deadline)[0]
     if not best.miss(budget, deadline):
         return best
-    counts = ", ".join(f"{offer.found.plan.gpus:,}" for offer in rows)
+    counts, plan = ", ".join(f"{offer.layout.plan.gpus:,}" for offer in rows), best.layout.plan
     raise ValueError(
         f"{best.bill.tokens:.3g} tokens are not done within {limit(budget, deadline)} on any of "
-        f"{counts} GPUs: the nearest is {best.found.plan.gpus:,} ({best.found.plan.words()}), with "
+        f"{counts} GPUs: the nearest is {plan.gpus:,} ({plan.words()}), with "
         f"{limit(best.bill.dollars, best.bill.days)}")
 
 

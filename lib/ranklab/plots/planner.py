@@ -136,7 +136,7 @@ def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and 
     days = [each.bill.days for each in offers]
     line(ax, days, costs, 0, "")
     for each, x, y in zip(offers, days, costs):
-        ax.annotate(f"{each.found.plan.gpus:,}", (x, y), (4, 6), textcoords="offset points",
+        ax.annotate(f"{each.layout.plan.gpus:,}", (x, y), (4, 6), textcoords="offset points",
                     fontsize=9)
     for value, draw, words, dashes in ((deadline, ax.axvline, "deadline", "--"),
                                        (budget, ax.axhline, "budget", ":")):

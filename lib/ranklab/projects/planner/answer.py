@@ -39,8 +39,8 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
                  "restart_seconds": RESTART, "checkpoint_seconds": checkpoint_seconds(
                      wish.model, max(1, wish.gpus / wish.machine.node))},
         "budget": limits[0], "deadline": limits[1],
-        "offers": [{"gpus": each.found.plan.gpus, "layout": each.found.plan.words(),
-                    "tool": each.found.plan.tool, "meets": not each.miss(*limits),
+        "offers": [{"gpus": each.layout.plan.gpus, "layout": each.layout.plan.words(),
+                    "tool": each.layout.plan.tool, "meets": not each.miss(*limits),
                     **dataclasses.asdict(each.bill)} for each in ranked(offers or (), *limits)],
         "sensitivity": [{"what": each.what, "factor": each.factor, "same": each.same,
                          **(layout(each.request, each.best) if each.best else {"layout": None})}

@@ -137,7 +137,7 @@ def one_kind(name, wish, source, options):
     try:
         every = offers(wish, watch) if any(limits) else None
         if every:
-            wish = dataclasses.replace(wish, gpus=affordable(every, *limits).found.plan.gpus)
+            wish = dataclasses.replace(wish, gpus=affordable(every, *limits).layout.plan.gpus)
         found = wish.search(watch)
     except NoLayout as error:
         kept = f" (--reserve {options.reserve:g})" * ("GB" in str(error))
