@@ -19,7 +19,8 @@ WRONG = [
            says="don't call the loop variable `kind`"),
     mutant(answer, "if edge_kind in running", "if edge_kind", says="Other kinds are not counted"),
     mutant(answer, "if edge_kind in running:\n            running[edge_kind]",
-           'if edge_kind != "wait":\n            running[kind if edge_kind == "loader" else edge_kind]',
+           'if edge_kind != "wait":\n            running[kind if edge_kind == "loader" else '
+           'edge_kind]',
            says="with loader events counted as well"),
     mutant(answer, "if edge_kind in running:\n            running[edge_kind]",
            'if edge_kind:\n            running[edge_kind if edge_kind == kind else "compute"]',

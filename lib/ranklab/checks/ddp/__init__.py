@@ -49,7 +49,7 @@ EXERCISES = (
         "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
         "others. Divide each by the length of a step.",
         "medians(measure) = [median(measure(step) for step in s) for s in steps]; "
-        "loading = medians(lambda step: exposed_communication(step, kind='loader')); the verdict is "
+        "loading = medians(lambda s: exposed_communication(s, kind='loader')); the verdict is "
         "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",
     )),
     Exercise(ddp.compress_fp16_hook, check_compress_fp16_hook, hints=(
