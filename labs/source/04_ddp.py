@@ -138,7 +138,7 @@ def exposed_communication(events, kind="communication"):
     """
     edges = sorted((time, change, event.kind) for event in events
                    for time, change in ((event.start, 1), (event.end, -1)))
-    running, exposed, before = {kind: 0, "compute": 0}, 0.0, 0.0
+    running, exposed, last_time = {kind: 0, "compute": 0}, 0.0, 0.0
     # Walk along the edges; other kinds are not counted. (Do not call the loop's variable `kind`.)
     raise NotImplementedError("exercise 4.2: about 7 lines")
 
@@ -182,14 +182,14 @@ def diagnose(timelines):
     """
     steps = [steps_of(events) for events in timelines]
     if not steps or not all(steps):
-        raise ValueError(f"steps found on each rank: {[len(of_rank) for of_rank in steps]}; "
+        raise ValueError(f"steps found on each rank: {[len(rank_steps) for rank_steps in steps]}; "
                          "a diagnosis needs one or more everywhere")
 
-    def usual(measure):  # of each rank the median over its steps
-        return [median(measure(step) for step in of_rank) for of_rank in steps]
+    def medians(measure):  # of each rank the median over its steps
+        return [median(measure(step) for step in rank_steps) for rank_steps in steps]
 
-    duration = max(usual(lambda step: max(e.end for e in step) - min(e.start for e in step)))
-    # what each rank `usual`ly does, by your exposed_communication -> three shares -> the verdict
+    duration = max(medians(lambda step: max(e.end for e in step) - min(e.start for e in step)))
+    # the `medians` of each rank, by your exposed_communication -> three shares -> the verdict
     raise NotImplementedError("exercise 4.3: about 13 lines")
 
 
@@ -399,7 +399,7 @@ def power_sgd(matrix, q, error, group=None):
     shape  (n, m), (m, r), (n, m); several matrices at once in front: (b, n, m), ...
     cost   two all-reduces, however many matrices
     """
-    wanted = matrix + error
+    target = matrix + error
     # p (n, r), then q (m, r); torch.linalg.qr(p).Q is orthonormal
     raise NotImplementedError("exercise power_sgd: about 8 lines")
 

@@ -6,20 +6,19 @@ take multiprocessors and memory bandwidth, and computing beside them is some per
 
 
 def exposed_communication(events, kind="communication"):
-    """Seconds in which a rank communicates and computes nothing, on any of its lanes.
+    """Count the seconds in which a rank communicates and computes nothing, on any of its lanes.
 
     With kind="loader": seconds in which it loads and computes nothing. Events may overlap, or lie
     inside each other; no moment counts twice.
-
-    lab    04
+    Lab: 04
     """
     edges = sorted((time, change, event.kind) for event in events
                    for time, change in ((event.start, 1), (event.end, -1)))
-    running, exposed, before = {kind: 0, "compute": 0}, 0.0, 0.0
-    for time, change, what in edges:
+    running, exposed, last_time = {kind: 0, "compute": 0}, 0.0, 0.0
+    for time, change, edge_kind in edges:
         if running[kind] and not running["compute"]:
-            exposed += time - before
-        before = time
-        if what in running:
-            running[what] += change
+            exposed += time - last_time
+        last_time = time
+        if edge_kind in running:
+            running[edge_kind] += change
     return exposed

@@ -14,17 +14,17 @@ import torch.distributed as dist
 
 
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket will hold the mean over ranks of its gradients, which travel as float16.
+    """Average the bucket's gradients over ranks; send them as float16.
 
     It divides before the cast, not after the sum, because float16 ends at 65504, and a sum of R
     gradients is up to R times larger than their mean. (torch's own fp16_compress_hook casts first,
     so there a gradient beyond 65504 becomes infinite.) At the other end dividing costs something: a
     gradient below 3e-8 times R becomes 0.
 
-    cost   one all-reduce of half the bucket's bytes (of float32)
-    lab    04
+    Cost: one all-reduce of half the bucket's bytes (of float32).
+    Lab: 04
     """
     buffer = bucket.buffer()
     halves = buffer.div_(dist.get_world_size(group)).to(torch.float16)
     future = dist.all_reduce(halves, group=group, async_op=True).get_future()
-    return future.then(lambda done: buffer.copy_(done.value()[0]))
+    return future.then(lambda result: buffer.copy_(result.value()[0]))

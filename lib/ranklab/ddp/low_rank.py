@@ -13,28 +13,27 @@ from ranklab.basics.flat import pack, unpack
 
 
 def power_sgd(matrix, q, error, group=None):
-    """(approximation, q, error): the mean over ranks of matrix + error, to the rank r of `q`; the
-    q to begin with in the next step; and this rank's matrix + error, minus the approximation.
-    Inputs unchanged. `q` must be the same on every rank.
+    """Approximate the mean over ranks of matrix + error by a matrix of the rank r of `q`.
 
     One power iteration: from step to step, while gradients change slowly, it comes closer to the
     best approximation of rank r. The mean over ranks of the errors is exactly what is missing in
-    the approximation.
-
-    shape  (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); several at once in front: (b, n, m)
-    cost   two all-reduces, of n*r and m*r numbers instead of n*m
-    paper  Vogels et al. 2019, "PowerSGD"
-    lab    04
+    the approximation. Inputs unchanged. `q` must be the same on every rank.
+    Returns: (approximation, q, error): q is the one to begin with in the next step; error is this
+        rank's matrix + error, minus the approximation.
+    Shape: (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); several at once in front: (b, n, m).
+    Cost: two all-reduces, of n*r and m*r numbers instead of n*m.
+    Paper: Vogels et al. 2019, "PowerSGD"
+    Lab: 04
     """
-    wanted = matrix + error
-    p = wanted @ q  # (n, r)
+    target = matrix + error
+    p = target @ q  # (n, r)
     dist.all_reduce(p, group=group)
     p = torch.linalg.qr(p).Q  # orthonormal columns; also where p is 0, unlike Gram-Schmidt
-    q = wanted.mT @ p  # (m, r)
+    q = target.mT @ p  # (m, r)
     dist.all_reduce(q, group=group)
     q /= dist.get_world_size(group)
     approximation = p @ q.mT
-    return approximation, q, wanted - approximation
+    return approximation, q, target - approximation
 
 
 class PowerSGD:
@@ -63,14 +62,14 @@ class PowerSGD:
         self.generator = torch.Generator().manual_seed(seed)
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket holds the mean over ranks of its gradients, matrices of them roughly."""
-        alike, rest = {}, []
+        """Average the bucket's gradients over ranks, matrices roughly."""
+        by_shape, rest = {}, []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             if self.step >= self.start and self._is_worth_it(gradient):
-                alike.setdefault(gradient.shape, []).append((parameter, gradient))
+                by_shape.setdefault(gradient.shape, []).append((parameter, gradient))
             else:
                 rest.append(gradient)
-        for pairs in alike.values():
+        for pairs in by_shape.values():
             self._approximate(*zip(*pairs))
         if rest:
             self._average(rest)
@@ -78,12 +77,14 @@ class PowerSGD:
         return finished(bucket.buffer())
 
     def state_dict(self, model):
-        """What the next step depends on, by the names of the plain model's parameters. The errors
-        are each rank's own.
+        """Return the state that the next step depends on, by the plain model's parameter names.
+
+        The errors differ from rank to rank.
         """
-        kept = {kind: {name: of[p] for name, p in model.named_parameters() if p in of}
-                for kind, of in (("errors", self.errors), ("qs", self.qs))}  # fmt: skip
-        return {"step": self.step, "generator": self.generator.get_state(), **kept}
+        names = dict(model.named_parameters())
+        tensors = {kind: {name: values[p] for name, p in names.items() if p in values}
+                   for kind, values in (("errors", self.errors), ("qs", self.qs))}  # fmt: skip
+        return {"step": self.step, "generator": self.generator.get_state(), **tensors}
 
     def load_state_dict(self, model, state):
         self.step = state["step"]
@@ -99,11 +100,11 @@ class PowerSGD:
         return self.shrink * self.rank * (n + m) < n * m
 
     def _approximate(self, parameters, gradients):
-        """Gradients of one shape have become their mean over ranks, to rank self.rank."""
+        """Average gradients of one shape over ranks, to rank self.rank."""
         matrix = torch.stack([g.flatten(1).float() for g in gradients])  # (b, n, m); no QR of fp16
         q = torch.stack([self._q(p, matrix) for p in parameters])  # (b, m, r)
-        none = torch.zeros_like(matrix[0])
-        error = torch.stack([self.errors.get(p, none) for p in parameters])
+        zeros = torch.zeros_like(matrix[0])
+        error = torch.stack([self.errors.get(p, zeros) for p in parameters])
         approximation, q, error = self.approximate(matrix, q, error, self.group)
         for i, (parameter, gradient) in enumerate(zip(parameters, gradients)):
             gradient.copy_(approximation[i].view_as(gradient))
@@ -114,18 +115,18 @@ class PowerSGD:
     def _q(self, parameter, matrix):
         if parameter in self.qs:
             return self.qs[parameter]
-        drawn = torch.randn(matrix.shape[-1], self.rank, generator=self.generator)
-        return drawn.to(matrix.device)
+        q = torch.randn(matrix.shape[-1], self.rank, generator=self.generator)
+        return q.to(matrix.device)
 
     def _average(self, gradients):
-        """The gradients have become their mean over ranks, by one all-reduce."""
+        """Average the gradients over ranks, by one all-reduce."""
         flat = pack(gradients)
         dist.all_reduce(flat.div_(dist.get_world_size(self.group)), group=self.group)
         unpack(flat, gradients)
 
 
 def finished(buffer):
-    """A future that holds `buffer` already."""
+    """Return a future that holds `buffer` already."""
     future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future

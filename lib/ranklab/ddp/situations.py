@@ -76,8 +76,8 @@ def record(names=SITUATIONS, ranks=2, steps=5):
     """
     if unknown := [name for name in names if name not in SITUATIONS]:
         raise ValueError(f"situation {unknown[0]!r} is not one of {', '.join(SITUATIONS)}")
-    seen = launch(_record, names, steps, ranks=ranks, timeout=60)
-    return {name: [of_rank[name] for of_rank in seen] for name in names}
+    results = launch(_record, names, steps, ranks=ranks, timeout=60)
+    return {name: [timelines[name] for timelines in results] for name in names}
 
 
 def _record(names, steps):
@@ -88,8 +88,8 @@ def _record(names, steps):
 def run(situation, steps, group=None):
     """On a rank: the Timeline of `steps` training steps in this situation, by a group of gloo."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    late = situation == "straggler" and rank == R - 1
-    batch = BATCH * (MORE_WORK if late else 1)
+    is_straggler = situation == "straggler" and rank == R - 1
+    batch = BATCH * (MORE_WORK if is_straggler else 1)
     photos = Photos(batch, FETCH if situation == "loader-bound" else 0)
     torch.manual_seed(0)
     width = SIDE * SIDE
@@ -108,8 +108,8 @@ def run(situation, steps, group=None):
 
 
 def _train(model, optimizer, photos, steps):
-    everything = list(range(len(photos)))
-    for images in DataLoader(photos, len(photos), sampler=everything * steps):
+    indices = list(range(len(photos)))
+    for images in DataLoader(photos, len(photos), sampler=indices * steps):
         targets = torch.zeros(len(images), dtype=torch.long)
         F.cross_entropy(model(images), targets).backward()
         optimizer.step()

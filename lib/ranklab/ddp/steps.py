@@ -8,11 +8,11 @@ def steps_of(events):
     first loader event belongs to the first step; without any loader event, all is one step. A part
     without computing is not a step: a loop asks its DataLoader once more at the end.
     """
-    steps, seen = [[]], set()  # the kinds of events in the last step
+    steps, kinds = [[]], set()  # the kinds of events in the last step
     for event in sorted(events, key=lambda event: event.start):
-        if event.kind == "loader" and seen >= {"loader", "compute"}:
+        if event.kind == "loader" and kinds >= {"loader", "compute"}:
             steps.append([])
-            seen.clear()
+            kinds.clear()
         steps[-1].append(event)
-        seen.add(event.kind)
+        kinds.add(event.kind)
     return [step for step in steps if any(event.kind == "compute" for event in step)]

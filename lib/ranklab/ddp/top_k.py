@@ -14,26 +14,26 @@ INDEX = torch.int32  # enough for a bucket of 8 GB; topk's own int64 would send 
 
 
 def top_k_compress(gradient, error, k):
-    """(values, indices, error): the k entries of gradient + error that are largest in size, their
-    places in the flattened tensor, and all other entries, for the next step. Inputs unchanged.
+    """Split gradient + error into its k largest entries and the rest; inputs unchanged.
 
     Nothing is lost: the values at their places plus the new error are gradient + error.
-
-    shape  any shape of n numbers, twice -> (min(k, n),), (min(k, n),), the same shape
-    paper  Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018
-    lab    04
+    Returns: (values, indices, error): the entries that are largest in size, their places in the
+        flattened tensor, and all other entries, for the next step.
+    Shape: any shape of n numbers, twice -> (min(k, n),), (min(k, n),), the same shape.
+    Paper: Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018
+    Lab: 04
     """
-    wanted = (gradient + error).flatten()
-    indices = wanted.abs().topk(min(k, wanted.numel())).indices
-    values = wanted[indices]
-    wanted[indices] = 0
-    return values, indices, wanted.view(gradient.shape)
+    target = (gradient + error).flatten()
+    indices = target.abs().topk(min(k, target.numel())).indices
+    values = target[indices]
+    target[indices] = 0
+    return values, indices, target.view(gradient.shape)
 
 
 def top_k_bytes(parameters, fraction):
-    """What TopK(fraction) sends of them to each other rank, in float32: 8 bytes an entry.
+    """Count what TopK(fraction) sends of them to each other rank, in float32: 8 bytes an entry.
 
-    lab    04
+    Lab: 04
     """
     return sum(8 * count_of(p, fraction) for p in parameters)
 
@@ -61,7 +61,7 @@ class TopK:
         self.errors = {}  # by parameter and not by bucket: DDP rebuilds its buckets in step 2
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket will hold the mean over ranks of what the ranks have picked."""
+        """Start averaging over ranks what the ranks have picked; return the future."""
         buffer, R = bucket.buffer(), dist.get_world_size(self.group)
         values, places = self._pick(bucket)
         count = values.numel()
@@ -75,16 +75,16 @@ class TopK:
             # One rank at a time: inside one call places are unique, so the order of the sums, and
             # their last bits, are the same on all ranks. Otherwise, on a GPU, they would not be.
             for part in gathered.view(R, -1):
-                theirs, at = part.split([count * buffer.element_size(), count * INDEX.itemsize])
+                remote, indices = part.split([values.nbytes, count * INDEX.itemsize])
                 # cloned: a view as wider numbers must begin at a multiple of their size
-                at = at.clone().view(INDEX).long()
-                buffer.index_add_(0, at, theirs.clone().view(buffer.dtype), alpha=1 / R)
+                indices = indices.clone().view(INDEX).long()
+                buffer.index_add_(0, indices, remote.clone().view(buffer.dtype), alpha=1 / R)
             return buffer
 
         return work.get_future().then(unpack)
 
     def state_dict(self, model):
-        """{name: what this rank has not sent yet} of the plain model's parameters."""
+        """Return {name: what this rank has not sent yet} of the plain model's parameters."""
         return {name: self.errors[p] for name, p in model.named_parameters() if p in self.errors}
 
     def load_state_dict(self, model, state):
@@ -92,15 +92,15 @@ class TopK:
                        if name in state}  # fmt: skip
 
     def _pick(self, bucket):
-        """What this rank sends of the bucket: values, and their places in the bucket."""
+        """Pick what this rank sends of the bucket: values, and their places in the bucket."""
         values, places, start = [], [], 0
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
-            known = parameter in self.errors
-            error = self.errors[parameter] if known else torch.zeros_like(gradient)
+            has_error = parameter in self.errors
+            error = self.errors[parameter] if has_error else torch.zeros_like(gradient)
             k = count_of(gradient, self.fraction)
-            best, at, error = self.compress(gradient, error, k)
-            values.append(best)
-            places.append(at + start)
+            picks, indices, error = self.compress(gradient, error, k)
+            values.append(picks)
+            places.append(indices + start)
             start += gradient.numel()
             if self.error_feedback:
                 self.errors[parameter] = error

@@ -7,7 +7,7 @@ from ranklab.fsdp.shards import ShardedModule
 
 
 class FullyShardedBlock(ShardedModule):
-    """`module`, of whose parameters each rank keeps some rows, and all of them while it runs.
+    """Keep some rows of the module's parameters on each rank, and all of them while it runs.
 
         for block in model.blocks.values():
             FullyShardedBlock(block)
@@ -15,22 +15,22 @@ class FullyShardedBlock(ShardedModule):
         optimizer = torch.optim.AdamW(model.parameters())     # of the rows
 
     After backward() the gradients are this rank's rows of the mean over ranks.
-    cost   a step sends the parameters of a block twice, those of the root once, all gradients once:
-           (R-1)/R of them; in 1 message each; hybrid: 1/R of the gradients once more by all-reduce
-    paper  Zhao et al. 2023, PyTorch FSDP
-    lab    07
+    Cost: a step sends the parameters of a block twice, the root's once, all gradients once: (R-1)/R
+        of them; in 1 message each; hybrid: 1/R of the gradients once more by all-reduce.
+    Paper: Zhao et al. 2023, PyTorch FSDP
+    Lab: 07
     """
 
     def begin_unshard(self):
-        """The parameters are on their way to this rank, if they are not here."""
+        """Start gathering the parameters, if they are not here."""
         if not self.parameters or self.is_whole or self.work:
             return
-        mine = torch.cat([p.padded_shard() for p in self.parameters])
-        self.gathered = mine.new_empty(self.ranks * len(mine))
-        self.work = dist.all_gather_single(self.gathered, mine, group=self.group, async_op=True)
+        message = torch.cat([p.padded_shard() for p in self.parameters])
+        self.gathered = message.new_empty(self.ranks * len(message))
+        self.work = dist.all_gather_single(self.gathered, message, group=self.group, async_op=True)
 
     def unshard(self):
-        """The modules have their whole parameters."""
+        """Gather the parameters, and give the modules the whole ones."""
         self.begin_unshard()
         if not self.work:
             return
@@ -41,13 +41,13 @@ class FullyShardedBlock(ShardedModule):
         self.work, self.gathered, self.is_whole = None, None, True
 
     def reduce_gradients(self):
-        """The gradients are on their way to become means, each row on its owner; none is whole."""
+        """Start averaging the gradients, each row on its owner; free the whole ones."""
         if not self.trained:
             return
-        whole = torch.cat([p.padded_gradient() for p in self.trained], dim=1)  # (R, numbers)
-        whole /= self.ranks
-        mine = whole.new_empty(whole.shape[1])
-        work = dist.reduce_scatter_single(mine, whole.flatten(), group=self.group, async_op=True)
-        self.reduction = mine, work
+        grads = torch.cat([p.padded_gradient() for p in self.trained], dim=1)  # (R, numbers)
+        grads /= self.ranks
+        shard = grads.new_empty(grads.shape[1])
+        work = dist.reduce_scatter_single(shard, grads.flatten(), group=self.group, async_op=True)
+        self.reduction = shard, work
         for parameter in self.trained:
             parameter.whole.grad = None

@@ -7,15 +7,15 @@ from ranklab.engine import device
 
 
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
-    """The gradients, one vector over all ranks of the group, are no longer than max_norm.
+    """Scale the gradients, as one vector over all ranks, to a norm of at most max_norm.
 
-    Returns the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all, where
-    one gradient on one rank is. A parameter without gradient does not count. With offload gradients
-    are on the CPU.
-    group  the ranks that share the rows; in hybrid sharding not the replicas: they hold the
-           same numbers once more
-    cost   one all-reduce of 8 bytes
-    lab    07
+    A parameter without gradient does not count. With offload gradients are on the CPU.
+    group: the ranks that share the rows; in hybrid sharding not the replicas: they hold the same
+        numbers once more.
+    Returns: the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all,
+        where one gradient on one rank is.
+    Cost: one all-reduce of 8 bytes.
+    Lab: 07
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     square = torch.zeros((), dtype=torch.float64, device=device())

@@ -21,50 +21,54 @@ class Step(NamedTuple):
         return 2 if self.precision == "bf16" else 4
 
     def __str__(self):
-        many = f"{self.pieces} times " if self.pieces > 1 else ""
-        return ", ".join([f"{many}{self.micro_batch} x {self.n_ctx} tokens on each", self.precision,
-                          *(name for name in ("recompute", "offload") if getattr(self, name))])
+        times = f"{self.pieces} times " if self.pieces > 1 else ""
+        return ", ".join([
+            f"{times}{self.micro_batch} x {self.n_ctx} tokens on each", self.precision,
+            *(name for name in ("recompute", "offload") if getattr(self, name))])
 
 
-def predicted_memory(config, ranks, **how):
-    """The Memory of one GPU at the largest of all moments().
-    config  what transformers.LlamaConfig takes, in a dict
-    how     fields of Step
+def predicted_memory(config, ranks, **fields):
+    """Predict the Memory of one GPU at the largest of all moments().
+
+    config: a dict, as transformers.LlamaConfig takes it.
+    fields: of Step.
     """
-    return max(moments(config, ranks, Step(**how)).values(), key=lambda memory: memory.total)
+    return max(moments(config, ranks, Step(**fields)).values(), key=lambda memory: memory.total)
 
 
 def moments(config, ranks, step):
-    """{moment: Memory of one GPU}: where forward and backward may hold most.
+    """Predict {moment: Memory of one GPU}, where forward and backward may hold most.
 
     Rows, their gradients and Adam's moments are float32; with offload they are on the CPU. What is
     whole for a while counts as gathered, gradients as well; messages count as activations.
     """
     L, block, head, root = parameters_of(config)
     n = root + L * block
-    at_loss, waiting, into, inside, flowing = activations_of(config, step)
+    at_loss, kept_bytes, input_bytes, inner_bytes, flowing = activations_of(config, step)
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
-    def memory(whole, gradients, done, message, activations):
-        """In numbers, but for the activations; the gradients of `done` blocks have arrived."""
-        arrived = 0 if step.offload else n if step.pieces > 1 else done * block
+    def memory(whole, gradients, finished, message, activations):
+        """Count numbers, but for the activations; the gradients of `finished` blocks have arrived."""
+        arrived = 0 if step.offload else n if step.pieces > 1 else finished * block
         rows = 0 if step.offload else 4 * n / ranks
         return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0, step.width * (
             whole + gradients), 0, activations + 4 * message)))
 
-    found = {"the loss is taken": memory(root, 0, 0, 0, L * waiting + at_loss)}
-    for done in range(L):
-        next_block = block + block / ranks if done < L - 1 else 0  # on its way, and so are its rows
-        whole, left = root + block + next_block, (L - done - 1) * waiting + into
+    memories = {"the loss is taken": memory(root, 0, 0, 0, L * kept_bytes + at_loss)}
+    for finished in range(L):
+        # The next block is on its way, and so are its rows.
+        next_block = block + block / ranks if finished < L - 1 else 0
+        whole = root + block + next_block
+        activations = (L - finished - 1) * kept_bytes + input_bytes
         # The block before is on its way out, in a message; its rows may be among those arrived.
-        apart = (block + (step.offload or step.pieces > 1) * block / ranks) if done else 0
-        found[f"block {L - done}'s backward runs"] = memory(
-            whole, head + down, done, apart, left + inside + flowing)
+        extra = (block + (step.offload or step.pieces > 1) * block / ranks) if finished else 0
+        memories[f"block {L - finished}'s backward runs"] = memory(
+            whole, head + down, finished, extra, activations + inner_bytes + flowing)
         # A message is made of float32 copies, which are there as well.
-        found[f"block {L - done}'s gradients leave"] = memory(
-            whole, head + block, done, 2 * block, left)
-    found["the root's gradients leave"] = memory(root, root, L, 2 * root, 0)
-    return found
+        memories[f"block {L - finished}'s gradients leave"] = memory(
+            whole, head + block, finished, 2 * block, activations)
+    memories["the root's gradients leave"] = memory(root, root, L, 2 * root, 0)
+    return memories
 
 
 def widths_of(config):
@@ -90,9 +94,10 @@ def activations_of(config, step):
     width, tokens = step.width, step.micro_batch * step.n_ctx
     norm = (4 + 2 * width) * C  # of a token: its input in float32; normed; times the weight
     at_loss = norm + 3 * 4 * V  # log-probabilities, and two gradients, in float32
-    inside = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
-    into, flowing = width * C * step.recompute, width * (C + 2 * F)
-    return [tokens * size for size in (at_loss, into or inside, into, inside, flowing)]
+    inner_bytes = 2 * norm + 2 * width * (C + kv + 2 * F)  # q, k, v and the output; four of the MLP
+    input_bytes, flowing = width * C * step.recompute, width * (C + 2 * F)
+    kept_bytes = input_bytes or inner_bytes
+    return [tokens * size for size in (at_loss, kept_bytes, input_bytes, inner_bytes, flowing)]
 
 
 def predicted_costs(numbers, config, ranks):
@@ -107,6 +112,6 @@ def predicted_costs(numbers, config, ranks):
     S = config.shard_ranks or ranks
     copies, pieces = ranks // S, -(-config.batch // (ranks * config.micro_batch))
     gathered = (2 if config.precision == "bf16" else 4) * (model + sum(blocks))
-    inside = (S - 1) / S * (gathered + 4 * model)
-    between = 2 * (copies - 1) / copies * 4 * model / S
-    return [*(size * model / S for size in (4, 4, 8)), pieces * (inside + between)]
+    shard_bytes = (S - 1) / S * (gathered + 4 * model)
+    copy_bytes = 2 * (copies - 1) / copies * 4 * model / S
+    return [*(size * model / S for size in (4, 4, 8)), pieces * (shard_bytes + copy_bytes)]

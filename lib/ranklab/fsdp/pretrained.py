@@ -16,10 +16,10 @@ from ranklab.models.initialise import normal_by_name
 def rows_by_name(std):
     """For fill_shards: fresh weights. A parameter is whole for a moment, the model never."""
     def rows(name, shape, first, stop):
-        whole = torch.ones(shape)  # norms stay so
+        parameter = torch.ones(shape)  # norms stay so
         if len(shape) > 1:
-            normal_by_name(whole, name, std)
-        return whole[first:stop]
+            normal_by_name(parameter, name, std)
+        return parameter[first:stop]
     return rows
 
 
@@ -30,10 +30,10 @@ def rows_in(folder):
     from safetensors import SafetensorError, safe_open
 
     index = Path(folder, "model.safetensors.index.json")
-    where = json.loads(index.read_text())["weight_map"] if index.exists() else {}
+    files = json.loads(index.read_text())["weight_map"] if index.exists() else {}
 
     def rows(name, shape, first, stop):
-        path = Path(folder, where.get(name, "model.safetensors"))
+        path = Path(folder, files.get(name, "model.safetensors"))
         try:
             with safe_open(path, "pt") as file:
                 part = file.get_slice(name)

@@ -19,26 +19,26 @@ from ranklab.zero.units import Shards, Unit, UnitHooks
 
 
 def rows_of(n, ranks, rank):
-    """(first, last + 1) of n rows: the chunk of this rank, as torch.chunk cuts them."""
-    each = -(-n // ranks)
-    return min(n, rank * each), min(n, (rank + 1) * each)
+    """Return (first, last + 1) of n rows: the chunk of this rank, as torch.chunk cuts them."""
+    length = -(-n // ranks)
+    return min(n, rank * length), min(n, (rank + 1) * length)
 
 
 def shard_parameter(parameter, group=None):
-    """This rank's rows of `parameter`, copied: the parameter can be freed.
+    """Copy this rank's rows of `parameter`, so that the parameter can be freed.
 
     Each rank has ceil(n/R) rows; the last ones may have fewer, or none. So a rank can tell which
     rows another one has, without asking. The copy has memory for its rows only.
-    shape  (n, ...) -> (rows, ...)
-    cost   sends nothing
-    error  ValueError for a parameter without a dimension: it has no rows
-    lab    07
+    Shape: (n, ...) -> (rows, ...).
+    Cost: sends nothing.
+    Raises: ValueError for a parameter without a dimension: it has no rows.
+    Lab: 07
     """
     if parameter.dim() == 0:
         raise ValueError("a parameter of shape () has no rows: give it the shape (1,)")
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    each = -(-len(parameter) // R)  # rounded up, as torch.chunk cuts
-    first, stop = rank * each, (rank + 1) * each  # the last ones may lie beyond the end
+    length = -(-len(parameter) // R)  # rounded up, as torch.chunk cuts
+    first, stop = rank * length, (rank + 1) * length  # the last ones may lie beyond the end
     return parameter.detach()[first:stop].clone()
 
 
@@ -62,30 +62,31 @@ class ShardedParameter:
         self.shape, self.ranks = parameter.shape, dist.get_world_size(group)
         self.first, _ = rows_of(len(parameter), self.ranks, dist.get_rank(group))
         self.numbers = -(-len(parameter) // self.ranks) * self.shape[1:].numel()
-        on = device() if parameter.is_meta else parameter.device
+        place = device() if parameter.is_meta else parameter.device
         self.reduce_in = precision.reduce or precision.compute or parameter.dtype
         rows = shard_parameter(parameter, group)
         if parameter.is_meta:  # NaN until fill_shards, so that a forgotten weight shows
-            rows = torch.full_like(rows, torch.nan, device=on)
-        if offload and on.type != "cpu":
+            rows = torch.full_like(rows, torch.nan, device=place)
+        if offload and place.type != "cpu":
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
         self.shard.shard_spec = getattr(parameter, "shard_spec", None)  # of lab 08
         # A block that meets either of them elsewhere must not shard it again.
-        self.shard.of_block = parameter.of_block = True
-        empty = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=on)
-        self.whole = nn.Parameter(empty, parameter.requires_grad)
+        self.shard.is_sharded = parameter.is_sharded = True
+        memory = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=place)
+        self.whole = nn.Parameter(memory, parameter.requires_grad)
         self.free()
 
     def padded_shard(self, dtype=None):
-        """The shard as it travels: flat, zeros at the end; in the type of computing, or dtype."""
+        """Return the shard as it travels: flat, zeros at the end; in compute's type, or dtype."""
         padded = self.whole.new_zeros(self.numbers, dtype=dtype)
         padded[: self.shard.numel()] = self.shard.detach().flatten().to(padded, non_blocking=True)
         return padded
 
     def fill(self, parts):
-        """The whole parameter is in memory, and the modules use it.
-        shape  parts (R, numbers): the padded shard of each rank
+        """Fill the whole parameter, and let the modules use it.
+
+        Shape: parts (R, numbers): the padded shard of each rank.
         """
         memory = self.whole.data  # autograd need not know: to it the numbers have not changed
         memory.untyped_storage().resize_(memory.nbytes)
@@ -93,7 +94,7 @@ class ShardedParameter:
         self.install(self.whole)
 
     def free(self):
-        """The whole takes no memory, and the modules have the shard."""
+        """Free the memory of the whole, and let the modules use the shard."""
         self.whole.untyped_storage().resize_(0)
         self.install(self.shard)
 
@@ -102,9 +103,11 @@ class ShardedParameter:
             module._parameters[attribute] = tensor
 
     def padded_gradient(self):
-        """The whole gradient as it travels: a row for each rank. A missing one travels as -0.0,
-        because a sum is -0.0 only where all ranks send that, and 0.0 as soon as one sends 0.0.
-        shape  (R, numbers)
+        """Return the whole gradient as it travels: a row for each rank.
+
+        A missing one travels as -0.0, because a sum is -0.0 only where all ranks send that, and 0.0
+        as soon as one sends 0.0.
+        Shape: (R, numbers).
         """
         padded = self.whole.new_zeros(self.ranks * self.numbers, dtype=self.reduce_in)
         self.is_used = self.whole.grad is not None
@@ -114,27 +117,30 @@ class ShardedParameter:
             padded.fill_(-0.0)
         return padded.view(self.ranks, self.numbers)
 
-    def add_gradient(self, mine):
-        """What arrived is added to the optimizer's gradient. What no rank has used gets none,
-        because with zeros AdamW would decay it. (To look at them is to wait for the device.)
-        shape  mine (numbers,)
+    def add_gradient(self, part):
+        """Add `part`, which has arrived, to the optimizer's gradient.
+
+        A parameter that no rank has used gets none, because with zeros AdamW would decay it. (To
+        look at the numbers is to wait for the device.)
+        Shape: part (numbers,).
         """
-        gradient = mine[: self.shard.numel()].view(self.shard.shape).to(self.shard)
+        gradient = part[: self.shard.numel()].view(self.shard.shape).to(self.shard)
         if not self.is_used and torch.all((gradient == 0) & gradient.signbit()):
             return
         self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient
 
 
 class BlockHooks(UnitHooks):
-    """The methods of stage 3, around each ShardedModule of a model."""
+    """Call the methods of stage 3 around each ShardedModule of a model."""
 
     enter, leave = ZeroStage3.enter, ZeroStage3.leave
     backward_of, backward_done = ZeroStage3.backward_of, ZeroStage3.backward_done
 
 
 class ShardedModule(Shards):
-    """`module` with its parameters in shards, but for those of modules inside that were sharded
-    before. So shard the blocks of a model first, and then the model: it is their root.
+    """Shard the module's parameters, but for modules inside that were sharded before.
+
+    So shard the blocks of a model first, and then the model: it is their root.
 
     A subclass says how they travel: begin_unshard(), by which self.gathered is on its way,
     unshard() and reduce_gradients(). The optimizer is any of torch's over module.parameters(), made
@@ -165,25 +171,25 @@ class ShardedModule(Shards):
         module.fully_sharded = self
 
     def cast(self, module, inputs, kwargs):
-        """What is fed to the module is in the type of computing."""
+        """Cast the module's inputs to the type of computing."""
         def cast(x):
             return x.to(self.compute) if torch.is_tensor(x) and x.is_floating_point() else x
         return tree_map(cast, (inputs, kwargs)) if self.compute else None
 
     def free(self):
-        """The modules hold this rank's rows."""
+        """Let the modules hold this rank's rows alone."""
         for parameter in self.parameters:
             parameter.free()
 
     def has_gradients(self):
         return any(p.whole.grad is not None for p in self.trained)
 
-    def add_gradients(self, mine):
-        """The shards have their gradients."""
+    def add_gradients(self, gradient):
+        """Give the shards their gradients."""
         if self.replicas is not None:  # the other copies of this shard have seen other data
-            mine /= dist.get_world_size(self.replicas)
-            dist.all_reduce(mine, group=self.replicas)
-        for parameter, part in zip(self.trained, mine.split([p.numbers for p in self.trained])):
+            gradient /= dist.get_world_size(self.replicas)
+            dist.all_reduce(gradient, group=self.replicas)
+        for parameter, part in zip(self.trained, gradient.split([p.numbers for p in self.trained])):
             parameter.add_gradient(part)
 
     def drop_gradients(self):
@@ -191,17 +197,17 @@ class ShardedModule(Shards):
             parameter.whole.grad = parameter.shard.grad = None
 
     def no_sync(self):
-        """Inside, backward leaves whole gradients where they are and adds them up; for a root."""
+        """Leave whole gradients where they are in the block, and add them up; for a root."""
         return no_sync(self.unit.hooks)
 
 
 def sharded_modules(module):
-    """The ShardedModules of what is inside `module`, in order."""
+    """List the ShardedModules inside `module`, in order."""
     return [inside.fully_sharded for inside in module.modules() if hasattr(inside, "fully_sharded")]
 
 
 def sharded_parameters(module):
-    """{shard: its ShardedParameter} of all blocks inside `module`."""
+    """Return {shard: its ShardedParameter} of all blocks inside `module`."""
     return {p.shard: p for block in sharded_modules(module) for p in block.parameters}
 
 
@@ -216,7 +222,7 @@ def places_of(module):
             if parameter is None or parameter in shards:
                 continue
             name = f"{path}.{attribute}".lstrip(".")
-            if hasattr(parameter, "of_block"):
+            if hasattr(parameter, "is_sharded"):
                 raise ValueError(f"{name} is a parameter of a block that was sharded before, too: "
                                  "shard a module that holds both, or leave both to the model")
             if parameter.dim() == 0:

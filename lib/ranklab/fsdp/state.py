@@ -7,41 +7,41 @@ from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):
-    """On the group's rank 0: {name: tensor} of the plain model, on the CPU; on the others {}.
+    """Gather {name: tensor} of the plain model on the CPU of the group's rank 0; {} elsewhere.
 
     Weights come from the shards, in their type, not from what was gathered to compute. One
     parameter is whole on a device at a time, and on rank 0 alone.
-    cost   each rank sends its rows once, in a message for each parameter
-    lab    07
+    Cost: each rank sends its rows once, in a message for each parameter.
+    Lab: 07
     """
-    found, state = {}, {}
+    tensors, state = {}, {}
     for block in sharded_modules(model):
         for parameter in block.parameters:
-            found[parameter.shard] = gather_rows(parameter, block.group)
+            tensors[parameter.shard] = gather_rows(parameter, block.group)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        state[name] = found[tensor] if tensor in found else tensor.detach().cpu().clone()
+        state[name] = tensors[tensor] if tensor in tensors else tensor.detach().cpu().clone()
     return state if sharded_modules(model)[0].rank == 0 else {}
 
 
 def gather_rows(parameter, group):
-    """The whole of a ShardedParameter, on the CPU of the group's rank 0; None on the others."""
-    mine = parameter.padded_shard(parameter.shard.dtype)
+    """Gather a whole ShardedParameter on the CPU of the group's rank 0; None on the others."""
+    rows = parameter.padded_shard(parameter.shard.dtype)
     is_first = dist.get_rank(group) == 0
-    parts = [torch.empty_like(mine) for _ in range(parameter.ranks)] if is_first else None
-    dist.gather(mine, parts, group=group, group_dst=0)
+    parts = [torch.empty_like(rows) for _ in range(parameter.ranks)] if is_first else None
+    dist.gather(rows, parts, group=group, group_dst=0)
     if is_first:
         return torch.cat(parts)[: parameter.shape.numel()].view(parameter.shape).cpu()
 
 
 @torch.no_grad()
 def fill_shards(model, rows):
-    """The shards have the numbers that `rows` gives; nothing is whole, and nothing is sent.
+    """Fill the shards with the numbers that `rows` gives; nothing is whole, and nothing is sent.
 
     So a model made on the meta device gets its weights, however large it is.
-    rows  (name, shape, first, stop) -> the rows of that parameter from `first` to `stop`
+    rows: (name, shape, first, stop) -> the rows of that parameter from `first` to `stop`.
     """
-    of = sharded_parameters(model)
+    parameters = sharded_parameters(model)
     for name, shard in model.named_parameters():
-        parameter = of[shard]
+        parameter = parameters[shard]
         stop = parameter.first + len(shard)
         shard.copy_(rows(name, parameter.shape, parameter.first, stop))

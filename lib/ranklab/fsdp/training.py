@@ -12,14 +12,14 @@ from ranklab.trainer.parallel import Parallel, groups_here
 
 
 class FullyShard(DataParallel):
-    """Data parallelism in which each rank keeps some rows of every parameter.
+    """Train with data parallelism in which each rank keeps some rows of every parameter.
 
-    groups   (shards, replicas) of hybrid_shard_groups; None: the group shards one copy
-    blocks   (model) -> the modules to shard one by one; None: the model's `blocks`
-    block    what shards them, and then the model: a learner's own class fits
-    clip     what gives the norm of gradients in shards: a learner's own function fits
-    options  of FullyShardedBlock: precision, reshard_after_forward, offload
-    lab      07
+    groups: (shards, replicas) of hybrid_shard_groups; None: the group shards one copy.
+    blocks: (model) -> the modules to shard one by one; None: the model's `blocks`.
+    block: the class that shards them, and then the model; a learner's own fits.
+    clip: the function that gives the norm of gradients in shards; a learner's own fits.
+    options: of FullyShardedBlock: precision, reshard_after_forward, offload.
+    Lab: 07
     """
 
     # The gradients of each piece travel, or they would stay whole on each rank.
@@ -32,9 +32,9 @@ class FullyShard(DataParallel):
         self.blocks, self.block, self.norm_of, self.options = blocks, block, clip, options
 
     def apply(self, model):
-        """The model itself, whose parameters are this rank's rows from here on."""
-        chosen = self.blocks(model) if self.blocks else model.blocks.values()
-        for module in (*chosen, model):
+        """Turn the model's parameters into this rank's rows; return the model."""
+        blocks = self.blocks(model) if self.blocks else model.blocks.values()
+        for module in (*blocks, model):
             self.block(module, self.shards, self.replicas, **self.options)
         self.rows, self.sharded = dict(model.named_parameters()), sharded_parameters(model)
         return model
@@ -44,10 +44,10 @@ class FullyShard(DataParallel):
         return new_optimizer(groups_here(groups, lambda name, p: self.rows.get(name, p)))
 
     def reduce_now(self):
-        """Nothing: each piece's gradients have travelled."""
+        """Do nothing: each piece's gradients have travelled."""
 
     def gradients(self, model):
-        """The gradients of this rank's rows."""
+        """List the gradients of this rank's rows."""
         return [(rows, rows.grad, 1) for rows in model.parameters() if rows.grad is not None]
 
     def grad_norm(self, parameters):
@@ -56,20 +56,20 @@ class FullyShard(DataParallel):
         return torch.as_tensor(norm, device=parameters[0].device)
 
     def state(self, model, optimizer):
-        """This rank's rows, and state that is no parameter."""
+        """List this rank's rows, and state that is no parameter."""
         pieces = [self.placed(piece) for piece in Parallel.state(self, model, optimizer)]
         return [piece for piece in pieces if piece.tensor.numel()]
 
     def placed(self, piece):
-        """`piece`, at the place of this rank's rows in the whole."""
-        if not (found := self.rows_in(piece)):
+        """Put `piece` at the place of this rank's rows in the whole."""
+        if not (placement := self.rows_in(piece)):
             return piece
-        shape, first, mine = found
-        offset = (first,) + (0,) * (mine.dim() - 1)
-        return piece._replace(shape=tuple(shape), offset=offset, tensor=mine)
+        shape, first, rows = placement
+        offset = (first,) + (0,) * (rows.dim() - 1)
+        return piece._replace(shape=tuple(shape), offset=offset, tensor=rows)
 
     def rows_in(self, piece):
-        """(the whole shape, the first of this rank's rows, these rows); None: it is not in rows."""
+        """Return (whole shape, first of this rank's rows, the rows); None if it is not in rows."""
         parameter = self.sharded.get(self.rows.get(piece.name))
         if parameter is not None and piece.tensor.dim():
             return parameter.shape, parameter.first, piece.tensor

@@ -6,28 +6,28 @@ from torch import nn
 
 
 def wrap_policy(model, most_bytes):
-    """Modules of `model` to shard as blocks, so that no more than most_bytes of parameters are
-    whole at any time (whole_bytes says how many are), in few blocks.
+    """Choose few modules to shard as blocks, so that at most most_bytes are whole at any time.
 
-    None is inside another. Each is called as a module, so that its hooks run, and shares no
-    parameter with what is outside of it (see can_be_a_block).
-    error  ValueError where the smallest blocks are too large
-    lab    07
+    whole_bytes says how many are whole. No block is inside another. Each is called as a module, so
+    that its hooks run, and shares no parameter with what is outside of it (see can_be_a_block).
+    Raises: ValueError where the smallest blocks are too large.
+    Lab: 07
     """
     free = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
     for largest in sorted({0, *map(parameter_bytes, free)}, reverse=True):
-        chosen = outermost([m for m in free if 0 < parameter_bytes(m) <= largest])
-        if whole_bytes(model, chosen) <= most_bytes:
-            return without_needless(model, chosen, most_bytes)
+        blocks = outermost([m for m in free if 0 < parameter_bytes(m) <= largest])
+        if whole_bytes(model, blocks) <= most_bytes:
+            return without_needless(model, blocks, most_bytes)
     smallest = whole_bytes(model, outermost([m for m in free if not list(m.children())]))
     raise ValueError(f"most_bytes={most_bytes:,} is too little: with each layer as a block, "
                      f"{smallest:,} bytes are whole")
 
 
 def whole_bytes(model, blocks):
-    """The bytes of whole parameters in memory at the worst moment of a step: those of the root, and
-    twice the largest block. A block's parameters exist twice for a moment, in the message and in
-    their shapes; later the message of the next block is in memory beside it.
+    """Count the bytes of whole parameters in memory at the worst moment of a step.
+
+    The root's, and twice the largest block's: a block's parameters exist twice for a moment, in the
+    message and in their shapes; later the message of the next block is in memory as well.
     """
     sizes = [parameter_bytes(block) for block in blocks]
     root = parameter_bytes(model) - sum(sizes)
@@ -39,8 +39,10 @@ def parameter_bytes(module):
 
 
 def can_be_a_block(model, module):
-    """True where `module` has a forward, which a ModuleList has not, and all its parameters for
-    itself. (Some layers have one that is never called: out_proj of torch's MultiheadAttention.)
+    """Return whether `module` has a forward, and all its parameters for itself.
+
+    A ModuleList has no forward. Some layers have one that is never called: out_proj of torch's
+    MultiheadAttention.
     """
     uses, inside = uses_of(model), uses_of(module)
     times = sum(m is module for _, m in model.named_modules(remove_duplicate=False))
@@ -49,21 +51,21 @@ def can_be_a_block(model, module):
 
 
 def uses_of(module):
-    """{parameter: in how many places it is}; a layer that is in two modules is in two places."""
+    """Count {parameter: its places}; a layer that is in two modules is in two places."""
     return Counter(p for _, owner in module.named_modules(remove_duplicate=False)
                    for p in owner._parameters.values())
 
 
 def outermost(modules):
-    """The `modules` that are inside no other one of them, in the same order."""
+    """List the `modules` that are inside no other one of them, in the same order."""
     inner = {inside for m in modules for inside in m.modules() if inside is not m}
     return [m for m in modules if m not in inner]
 
 
 def without_needless(model, blocks, most_bytes):
-    """`blocks` without those that fit in the root as well, the smallest ones first."""
+    """Drop the blocks that fit in the root as well, the smallest ones first."""
     for block in sorted(blocks, key=parameter_bytes):
-        rest = [other for other in blocks if other is not block]
-        if whole_bytes(model, rest) <= most_bytes:
-            blocks = rest
+        remaining = [b for b in blocks if b is not block]
+        if whole_bytes(model, remaining) <= most_bytes:
+            blocks = remaining
     return blocks

@@ -7,7 +7,7 @@ from ranklab.ddp import compress_fp16_hook as answer
 R = "dist.get_world_size(group)"
 DIVIDED = f"buffer.div_({R})"
 HALVES = f"{DIVIDED}.to(torch.float16)"
-BACK = "lambda done: buffer.copy_(done.value()[0])"
+BACK = "lambda result: buffer.copy_(result.value()[0])"
 KEPT = {}
 WRONG = [
     mutant(answer, DIVIDED, "buffer", f"{BACK})", f"{BACK}.div_({R}))",
@@ -19,7 +19,7 @@ WRONG = [
            ")", says="backward stands still until the network is done"),
     mutant(answer, DIVIDED, "buffer", says="the gradient is 4 times what is right"),
     mutant(answer, f"{BACK})", f"{BACK}.div_({R}))", says="Once is the mean"),
-    mutant(answer, BACK, "lambda done: buffer",
+    mutant(answer, BACK, "lambda result: buffer",
            says="is this rank's own / R.*Does the result get back"),
     mutant(answer, "to(torch.float16)", "half().float()", says="Cast before the all-reduce"),
     mutant(answer, "to(torch.float16)", "bfloat16()", says="the gradient is bfloat16's"),
@@ -30,7 +30,7 @@ WRONG = [
            says="must be called bucket"),
     mutant(answer, f"future.then({BACK})", "buffer", says="DDP wants a future"),
     mutant(answer, f".then({BACK})", "", says="holds the all-reduce's list"),
-    mutant(answer, BACK, "lambda done: None", says=r"what runs in .then\(...\) returns None"),
+    mutant(answer, BACK, "lambda result: None", says=r"what runs in .then\(...\) returns None"),
     mutant(answer, "value()[0]", "value()", says=r"take value\(\)\[0\]"),
     mutant(answer, ", async_op=True", "", says="With async_op=True"),
     mutant(answer, "buffer.copy_", "buffer.add_", says="don't add it"),

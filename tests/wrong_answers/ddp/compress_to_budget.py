@@ -7,13 +7,13 @@ from mutants import mutant
 from ranklab.ddp import TopK, finished
 from ranklab.ddp import compress_to_budget as answer
 
-KEPT = "    errors.update(zip(parameters, left.split([p.numel() for p in parameters])))\n"
+KEPT = "    errors.update(zip(parameters, remainder.split([p.numel() for p in parameters])))\n"
 LEFT = "grid.scatter_add(1, places, -values.to(grid.dtype))"
 K = "top_k_bytes(parameters, 0.001) // 4 // rows"
 WANTED = ("[errors[p] if p in errors else torch.zeros_like(p).flatten() for p in "
           "parameters]")
 INDEX = "errors.get(bucket.index(), torch.zeros_like(buffer))"
-BY_INDEX = "    errors[bucket.index()] = left\n"
+BY_INDEX = "    errors[bucket.index()] = remainder\n"
 WRONG = [
     mutant(answer, WANTED, f"[x if len(x := {INDEX}) == len(buffer) else 0 * buffer]", KEPT,
            BY_INDEX, says="Keep it by parameter", called="zeros_in_new_buckets"),
@@ -26,9 +26,9 @@ WRONG = [
     mutant(answer, " / R)", ")", says="the sum over ranks"),
     mutant(answer, 'state.get("group")', "None", says="it does not end|the mean of all 4 ranks|"
            "sends .* bytes, top-k", called="all_ranks"),
-    mutant(answer, ".bfloat16()", ".half()", "theirs.view(torch.bfloat16)",
-           "theirs.view(torch.float16)", says="float16 ends at 65,504"),
-    mutant(answer, "wanted = buffer", "wanted = buffer.nan_to_num(0)", says="a NaN of one rank"),
+    mutant(answer, ".bfloat16()", ".half()", "remote.view(torch.bfloat16)",
+           "remote.view(torch.float16)", says="float16 ends at 65,504"),
+    mutant(answer, "target = buffer", "target = buffer.nan_to_num(0)", says="a NaN of one rank"),
     mutant(answer, "grid.abs().topk", "grid.topk", says="Largest in size"),
     mutant(answer, "2**15)", "2**17)", says="int16 ends at 32,767"),
     mutant(answer, LEFT, "grid.scatter(1, places, 0.0)", says="also by rounding",
@@ -38,7 +38,7 @@ WRONG = [
     mutant(answer, " / R)", " / R * 3)", says="away from the mean", called="three_times_the_mean"),
     mutant(answer, WANTED, f"[{INDEX}]", KEPT, BY_INDEX, says="Keep it by parameter"),
     mutant(answer, "finished(", "(", says="DDP wants a future"),
-    mutant(answer, "2**15)", "2**17)", "at.long()", "at.long() % grid.shape[1]",
+    mutant(answer, "2**15)", "2**17)", "indices.long()", "indices.long() % grid.shape[1]",
            says="70,000 numbers.*If places have 16 bits", called="places_from_the_start"),
 ]
 

@@ -5,8 +5,9 @@ from mutants import mutant
 
 from ranklab.fsdp import FullyShardedBlock
 
-GATHER = "self.work = dist.all_gather_single(self.gathered, mine, group=self.group, async_op=True)"
-REDUCE = "work = dist.reduce_scatter_single(mine, whole.flatten(), group=self.group, async_op=True)"
+GATHER = ("self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
+          "async_op=True)")
+REDUCE = "work = dist.reduce_scatter_single(shard, grads.flatten(), group=self.group, async_op=True)"
 GUARD = "if not self.parameters or self.is_whole or self.work:"
 VIEW = "parts = self.gathered.view(self.ranks, -1).split([p.numbers for p in self.parameters], 1)"
 END = "self.work, self.gathered, self.is_whole = None, None, True"
@@ -33,7 +34,7 @@ WRONG = [
            says="must send as many"),
     _wrong(GATHER, GATHER.replace("group=self.group, ", ""), says="are those of self.group",
            called="all_ranks_gather"),
-    _wrong("mine.new_empty(self.ranks * len(mine))", "torch.empty(self.ranks * len(mine))",
+    _wrong("message.new_empty(self.ranks * len(message))", "torch.empty(self.ranks * len(message))",
            says="new_empty", torch=torch),
     _wrong("p.padded_shard() for p", "p.shard.detach().flatten() for p",
            says="All ranks send the same lengths"),
@@ -54,33 +55,36 @@ WRONG = [
     _wrong(END, "self.work, self.gathered = None, None", says="self.is_whole is not set",
            called="never_says_whole"),
     # reduce_gradients
-    _wrong("        self.reduction = mine, work", "        self.reduction = mine, work\n        "
-           "self.whole_gradients = whole", says="in the end self holds .* what was whole",
+    _wrong("        self.reduction = shard, work", "        self.reduction = shard, work\n        "
+           "self.whole_gradients = grads", says="in the end self holds .* what was whole",
            called="keeps_gradients"),
-    _wrong("        whole /= self.ranks\n", "", says="is 3 times what is right"),
-    _wrong("self.reduction = mine, work", "self.reduction = whole[self.rank].clone(), work",
+    _wrong("        grads /= self.ranks\n", "", says="is 3 times what is right"),
+    _wrong("self.reduction = shard, work", "self.reduction = grads[self.rank].clone(), work",
            says="is this rank's own, divided by 3", called="its_own"),
-    _wrong("        whole /= self.ranks\n", "", "self.reduction = mine, work",
-           "self.reduction = whole[self.rank].clone(), work", called="its_own_undivided",
+    _wrong("        grads /= self.ranks\n", "", "self.reduction = shard, work",
+           "self.reduction = grads[self.rank].clone(), work", called="its_own_undivided",
            says="is still this rank's own"),
-    _wrong("whole /= self.ranks", "whole /= dist.get_world_size()",
+    _wrong("grads /= self.ranks", "grads /= dist.get_world_size()",
            says="divided by the number of all ranks"),
     _wrong(WHOLE, WHOLE.replace("p.padded_gradient()", "p.padded_gradient().flatten()").replace(
-        "dim=1", "dim=0"), "whole.new_empty(whole.shape[1])",
-        "whole.new_empty(len(whole) // self.ranks)", says="Row r of the message is for rank r"),
-    _wrong("whole /= self.ranks", "whole = whole.to(self.trained[0].whole.dtype) / self.ranks",
+        "dim=1", "dim=0"), "grads.new_empty(grads.shape[1])",
+        "grads.new_empty(len(grads) // self.ranks)",
+        says="Row r of the message is for rank r"),
+    _wrong("grads /= self.ranks",
+           "grads = grads.to(self.trained[0].whole.dtype) / self.ranks",
            says=r"reduce_scatter.*, not .* in the type of padded_gradient",
            called="reduces_in_the_computing_type"),
-    _wrong(f"whole = {WHOLE}", "for parameter in self.trained:\n            parameter.whole.grad = "
-           f"None\n        whole = {WHOLE}", says="once it is in the message, not before"),
+    _wrong(f"grads = {WHOLE}",
+           "for parameter in self.trained:\n            parameter.whole.grad = "
+           f"None\n        grads = {WHOLE}", says="once it is in the message, not before"),
     _wrong("        if not self.trained:\n            return\n", "", says="no trained ones"),
     _wrong(REDUCE, f"{REDUCE}\n        work.wait()", says=r"reduce_gradients\(\) waits"),
     _wrong(REDUCE, REDUCE.replace("group=self.group, ", ""), says="are those of self.group",
            called="all_ranks_reduce"),
     _wrong("            parameter.whole.grad = None\n", "            pass\n",
            says="would be added to in the next backward"),
-    _wrong(REDUCE, "work = dist.all_reduce(whole, group=self.group, async_op=True)\n"
-           "        mine = whole[self.rank]", says="'all_reduce', .*an all-reduce sends"),
+    _wrong(REDUCE, "work = dist.all_reduce(grads, group=self.group, async_op=True)\n"
+           "        shard = grads[self.rank]", says="'all_reduce', .*an all-reduce sends"),
     _wrong("p.padded_gradient() for p in self.trained", "p.padded_gradient() for p in "
            "self.parameters", says="frozen|numbers|split|reduce_scatter"),
 ]

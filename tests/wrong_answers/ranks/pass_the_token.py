@@ -8,7 +8,6 @@ from ranklab.ranks import pass_the_token
 
 MAKES = "torch.zeros(1, dtype=torch.int64, device=device())"
 THEN_SENDS = "previous_rank)\n        dist.send(token + 1"  # the other ranks, after receiving
-after they received
 
 WRONG = [
     mutant(pass_the_token, THEN_SENDS, THEN_SENDS.replace("dist", "if rank < size - 1: dist"),

@@ -40,7 +40,7 @@ EXERCISES = (
         "more, and computing none, add the time between the two.",
         "edges = sorted((time, change, event.kind) for event in events for time, change in "
         "((event.start, 1), (event.end, -1))); running = {kind: 0, 'compute': 0}; for each edge: "
-        "first add time - before if running[kind] and not running['compute'], then count.",
+        "first add time - last_time if running[kind] and not running['compute'], then count.",
     )),
     Exercise(ddp.diagnose, check_diagnose, hints=(
         "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
@@ -48,8 +48,8 @@ EXERCISES = (
         "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
         "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
         "others. Divide each by the length of a step.",
-        "usual(measure) = [median(measure(step) for step in of_rank) for of_rank in steps]; "
-        "loading = usual(lambda step: exposed_communication(step, kind='loader')); the verdict is "
+        "medians(measure) = [median(measure(step) for step in s) for s in steps]; "
+        "loading = medians(lambda s: exposed_communication(s, kind='loader')); the verdict is "
         "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",
     )),
     Exercise(ddp.compress_fp16_hook, check_compress_fp16_hook, hints=(
@@ -63,10 +63,10 @@ EXERCISES = (
     )),
     Exercise(ddp.top_k_compress, check_top_k_compress, hints=(
         "First add what was left before. Then choose, send, and keep the others.",
-        "wanted = (gradient + error).flatten(); the places come from wanted.abs().topk(k).indices, "
-        "the values from wanted. k may be more than there is.",
-        "indices = wanted.abs().topk(min(k, wanted.numel())).indices; values = wanted[indices]; "
-        "wanted[indices] = 0; return values, indices, wanted.view(gradient.shape)",
+        "target = (gradient + error).flatten(); the places come from target.abs().topk(k).indices, "
+        "the values from target. k may be more than there is.",
+        "indices = target.abs().topk(min(k, target.numel())).indices; values = target[indices]; "
+        "target[indices] = 0; return values, indices, target.view(gradient.shape)",
     )),
     Exercise(ddp.compress_to_budget, check_compress_to_budget, hints=(
         "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. How few bytes can each "
@@ -75,18 +75,18 @@ EXERCISES = (
         "32,768 numbers, and 1 byte as the distance from the place before it. Take the largest of "
         "the whole bucket, not some of each parameter. What rounding loses belongs in the error, "
         "too.",
-        "wanted = buffer + errors; places = wanted.abs().topk(k).indices, k = top_k_bytes("
-        "bucket.parameters(), 0.001) // 4; values = wanted[places].bfloat16(); their bytes and "
+        "target = buffer + errors; places = target.abs().topk(k).indices, k = top_k_bytes("
+        "bucket.parameters(), 0.001) // 4; values = target[places].bfloat16(); their bytes and "
         "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "
-        "divide by R. The error is wanted, less values.float() at these places; cut it by "
+        "divide by R. The error is target, less values.float() at these places; cut it by "
         "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
     )),
     Exercise(ddp.power_sgd, check_power_sgd, hints=(
         "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
         "error.",
-        "p = wanted @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = wanted.mT "
+        "p = target @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = target.mT "
         "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
         "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
-        "return approximation, q, wanted - approximation",
+        "return approximation, q, target - approximation",
     )),
 )

@@ -16,10 +16,10 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 EXERCISES = (
     Exercise(fsdp.shard_parameter, check_shard_parameter, hints=(
         "How many rows must each rank have, so that R times as many are enough?",
-        "each = ceil(n / R), which is -(-n // R). Rank r has the rows from r * each on; a slice "
-        "that goes too far is cut, or empty.",
-        "each = -(-len(parameter) // dist.get_world_size(group)); first = each * "
-        "dist.get_rank(group); return parameter.detach()[first : first + each].clone()",
+        "length = ceil(n / R), which is -(-n // R). Rank r has the rows from r * length on; a "
+        "slice that goes too far is cut, or empty.",
+        "length = -(-len(parameter) // dist.get_world_size(group)); first = length * "
+        "dist.get_rank(group); return parameter.detach()[first : first + length].clone()",
     )),
     Exercise(fsdp.FullyShardedBlock, check_FullyShardedBlock, hints=(
         "What does one message hold, seen from the rank that sends it, and from the one that gets "
@@ -27,12 +27,12 @@ EXERCISES = (
         "padded_shard() of all parameters, one after the other, is what a rank sends; so what "
         "arrives is (R, numbers), and a parameter is some of its columns. Gradients go the same "
         "way back: padded_gradient() is (R, numbers), row r for rank r.",
-        "begin_unshard(): mine = torch.cat([p.padded_shard() for p in self.parameters]); "
-        "self.work = dist.all_gather_single(self.gathered, mine, group=self.group, async_op=True). "
-        "unshard(): self.begin_unshard(); wait; self.gathered.view(self.ranks, -1).split("
+        "begin_unshard(): message = torch.cat([p.padded_shard() for p in self.parameters]); "
+        "self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
+        "async_op=True). unshard(): self.begin_unshard(); wait; self.gathered.view(self.ranks, -1).split("
         "[p.numbers ...], 1), and parameter.fill(part). reduce_gradients(): torch.cat(["
-        "p.padded_gradient() ...], dim=1) / self.ranks; dist.reduce_scatter_single(mine, "
-        "whole.flatten(), ...); self.reduction = mine, work; p.whole.grad = None",
+        "p.padded_gradient() ...], dim=1) / self.ranks; dist.reduce_scatter_single(shard, "
+        "grads.flatten(), ...); self.reduction = shard, work; p.whole.grad = None",
     )),
     Exercise(fsdp.clip_grad_norm_sharded, check_clip_grad_norm_sharded, hints=(
         "Norms do not add up. What does?",
@@ -69,8 +69,8 @@ EXERCISES = (
         "Which names has the plain model, and which tensor stands behind each in the sharded one?",
         "model.state_dict(keep_vars=True) has the shards themselves, so a dict from shard to "
         "whole tensor finds them. All ranks gather each parameter; buffers are whole already.",
-        "found = {parameter.shard: gather_rows(parameter, block.group) for block in "
-        "sharded_modules(model) for parameter in block.parameters}; state[name] = found[tensor] "
-        "if tensor in found else tensor.detach().cpu().clone(); {} unless the group's rank is 0",
+        "tensors = {parameter.shard: gather_rows(parameter, block.group) for block in "
+        "sharded_modules(model) for parameter in block.parameters}; state[name] = tensors[tensor] "
+        "if tensor in tensors else tensor.detach().cpu().clone(); {} unless the group's rank is 0",
     )),
 )
