@@ -1,4 +1,4 @@
-"""What projects share: equal however they are spread, they go on elsewhere, by a learner's parts."""
+"""What projects share: equal however spread, going on elsewhere, running a learner's parts."""
 
 import importlib
 import inspect
