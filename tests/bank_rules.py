@@ -1,6 +1,7 @@
 """What an entry of the interview bank must hold: a slip of its author's is one sentence."""
 
 import ast
+import builtins
 
 from ranklab.interview.bank import FUNCTIONS, LEVELS
 from ranklab.interview.text import fields
@@ -117,7 +118,8 @@ def _expression_faults(what, text, names, entry):
         tree = ast.parse(str(text).strip(), mode="eval")
     except SyntaxError:
         return [f"{what}: '{text}' is not an expression"]
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - FUNCTIONS.keys()
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    known |= FUNCTIONS.keys() | set(dir(builtins))
     return [f"{what} uses {name}, which is no parameter and not under `uses`"
             for name in sorted(used - known)]
 

@@ -80,7 +80,7 @@ def check(learner_fn=None, /, **predictions):
     verdict = judge(exercise, learner_fn)
     mistake = verdict.mistake or Mistake("")
     _show_and_record(name, verdict.state, str(verdict), cell=text_of(learner_fn),
-                     reason=mistake.what, hint=mistake.hint)
+                     reason=mistake.what, advice=mistake.hint)
     return learner_fn if verdict.state == PASSED else exercise.answer
 
 
@@ -90,9 +90,9 @@ def _no_such(kind, name):
           + (f": {near[0]}?" if near else "."))
 
 
-def _show_and_record(name, state, text, cell="", reason="", hint=""):
+def _show_and_record(name, state, text, cell="", reason="", advice=""):
     if state == FAILED:
-        progress.record(name, state, reason=reason.partition("\n")[0], hint=hint)
+        progress.record(name, state, reason=reason.partition("\n")[0], advice=advice)
     if state == PASSED:
         progress.record(name, state, cell)
         coming = next_after(name, progress.load())
@@ -184,7 +184,7 @@ def _check_prediction(name, value):
     confusion = next((each for each in (prediction.mistakes or {}).values()
                       if text.endswith(f": {each}")), "")
     _show_and_record(name, state, f"{name}\n  {text}", reason=text.removeprefix("FAIL  "),
-                     hint=confusion)
+                     advice=confusion)
 
 
 def judge_prediction(prediction, value):

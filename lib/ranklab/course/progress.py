@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ranklab.course import labs, records
 
-# Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed; "reason"
-# and "hint" are what the check said of the last try that failed.
 FILE = "progress.json"
+# Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed; "reason"
+# and "advice" are what the check said of the last try that failed.
 NEW = {"state": "-", "tries": 0}
 
 
@@ -35,20 +35,20 @@ def change():
 def _is_good(entry):
     return (isinstance(entry, dict) and isinstance(entry.get("state"), str)
             and isinstance(entry.get("tries"), int) and isinstance(entry.get("hints", 0), int)
-            and all(isinstance(entry.get(key, ""), str) for key in ("cell", "reason", "hint")))
+            and all(isinstance(entry.get(key, ""), str) for key in ("cell", "reason", "advice")))
 
 
-def record(name, state, cell="", reason="", hint=""):
+def record(name, state, cell="", reason="", advice=""):
     """Keep the state of an exercise or prediction; a pass is never lost by a later try.
 
-    cell          the text of the cell that passed
-    reason, hint  why the try failed, in a line, and what the check advised
+    cell    the text of the cell that passed
+    reason  why the try failed, in a line; advice: the hint of the check about that mistake
     """
     with change() as known:
         entry = known.setdefault(name, dict(NEW))
         entry["tries"] += 1
         if entry["state"] != "passed":
             entry |= {"state": state, "when": time.strftime("%Y-%m-%d %H:%M"),
-                      "reason": reason, "hint": hint}
+                      "reason": reason, "advice": advice}
         if cell:
             entry["cell"] = cell

@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ranklab.course import labs
+from ranklab.course import labs, progress
 from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED
 from ranklab.course.rerun import Rerun
 
@@ -58,8 +58,9 @@ def _verdict(name, notebook, rerun):
     """(state, reason, hint) of an exercise or a prediction."""
     if name in notebook.untouched:
         return NOT_WRITTEN, "", ""
-    if record := rerun.records.get(name):
-        return record["state"], record.get("reason", ""), record.get("hint", "")
+    record = rerun.records.get(name, progress.NEW)
+    if record["tries"]:
+        return record["state"], record["reason"], record["advice"]
     if name in rerun.problems:
         return FAILED, f"it {rerun.problems[name]}", ""
     if name in notebook.sources:

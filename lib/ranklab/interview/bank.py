@@ -29,14 +29,7 @@ from pathlib import Path
 import yaml
 
 
-def total(table):
-    """The sum of a dict's values, as of the bytes by category."""
-    return sum(table.values())
-
-
-FUNCTIONS = {"len": len, "sum": sum, "total": total, "min": min, "max": max, "abs": abs,
-             "round": round, "ceil": math.ceil, "floor": math.floor, "log2": math.log2,
-             "sqrt": math.sqrt}  # what an expression may call, besides the library
+FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "log2": math.log2, "sqrt": math.sqrt}
 
 LEVELS = ("junior", "senior", "staff")  # engineers, in a design
 
@@ -94,5 +87,8 @@ def modules(uses):
 
 
 def evaluate(expression, names):
-    """The value of a bank's own expression: plain Python, with `names` filled in."""
-    return eval(str(expression).strip(), {"__builtins__": {}, **FUNCTIONS, **names})
+    """Compute an expression of the bank: plain Python with FUNCTIONS and `names`.
+
+    The bank is ours. What a learner types is for units.read_number, and never comes here.
+    """
+    return eval(str(expression).strip(), {**FUNCTIONS, **names})
