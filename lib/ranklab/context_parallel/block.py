@@ -12,19 +12,19 @@ from ranklab.engine import device
 
 
 def online_softmax_merge(out, lse, other, other_lse):
-    """(out, lse) over both sets of keys: one was seen by out and lse, one by other and other_lse.
+    """Merge the attention over two sets of keys, (out, lse) and (other, other_lse), into one.
 
-    shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
-           key has lse -inf and out 0, before and after
-    paper  Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
-    lab    10
+    Shape: out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row without a key
+        has lse -inf and out 0, before and after.
+    Paper: Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
+    Lab: 10
     """
-    both = torch.logaddexp(lse, other_lse)  # never overflows, where exp() of a score would
+    total = torch.logaddexp(lse, other_lse)  # never overflows, where exp() of a score would
     weight, other_weight = (
-        (one - both).exp().nan_to_num(0.0).unsqueeze(-1)  # -inf - -inf is nan: no key at all
-        for one in (lse, other_lse)
+        (part - total).exp().nan_to_num(0.0).unsqueeze(-1)  # -inf - -inf is nan: no key at all
+        for part in (lse, other_lse)
     )
-    return weight * out + other_weight * other, both
+    return weight * out + other_weight * other, total
 
 
 class Visible(NamedTuple):
@@ -56,7 +56,7 @@ def causal_blocks(positions, rank, begins=None):
 
 
 def block_attention(q, k, v, visible):
-    """(out, lse) of each query over the keys of one block; scores and sums are float32.
+    """Return (out, lse) of each query over the keys of one block; scores and sums are float32.
 
     shape  q (B, H, T, D); k, v (B, KV, S, D), where KV divides H; out (B, H, T, D), lse (B, H, T)
     cost   4 B H D FLOPs for each of the rows x keys of `visible`
@@ -64,7 +64,7 @@ def block_attention(q, k, v, visible):
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
     if len(visible.rows):
-        q, k, v = _seen(q, k, v, visible)
+        q, k, v = _visible_parts(q, k, v, visible)
         scores = _scores(q, k, visible.mask)  # (B, KV, H/KV, rows, keys)
         part = scores.logsumexp(-1)
         out[:, :, visible.rows] = (_probabilities(scores, part) @ v).flatten(1, 2)
@@ -73,7 +73,7 @@ def block_attention(q, k, v, visible):
 
 
 def block_gradients(grad_out, q, k, v, out, lse, visible):
-    """(dq, dk, dv) that one block of keys contributes, float32, in the shapes of q, k and v.
+    """Return (dq, dk, dv) that one block of keys contributes, float32, in q's, k's, v's shapes.
 
     out and lse are those over all keys. Nothing else of the forward pass is kept, because the
     probabilities are computed again.
@@ -82,7 +82,7 @@ def block_gradients(grad_out, q, k, v, out, lse, visible):
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     if len(visible.rows):
         delta = (grad_out.float() * out.float()).sum(-1)  # (B, H, T): sum over keys of p dp
-        q, k, v = _seen(q, k, v, visible)
+        q, k, v = _visible_parts(q, k, v, visible)
         grad, lse, delta = (x.float()[:, :, visible.rows].unflatten(1, q.shape[1:3])
                             for x in (grad_out, lse, delta))
         p = _probabilities(_scores(q, k, visible.mask), lse)
@@ -94,8 +94,8 @@ def block_gradients(grad_out, q, k, v, out, lse, visible):
     return dq, dk, dv
 
 
-def _seen(q, k, v, visible):
-    """float32, the rows and keys that matter, with heads as (KV, H/KV), (KV, 1), (KV, 1)."""
+def _visible_parts(q, k, v, visible):
+    """Cut out the rows and keys that matter, in float32; heads (KV, H/KV), (KV, 1), (KV, 1)."""
     H, KV = q.shape[1], k.shape[1]
     if H % KV:
         raise ValueError(f"n_kv_head={KV} must divide n_head={H}")

@@ -16,11 +16,11 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
         raise ValueError(f"{ranks} ranks must divide the {tokens} tokens of a sequence")
     if keeps_scores and ranks > 1:
         raise ValueError(f"ranks={ranks} must be 1 where whole rows of scores are kept")
-    mine = tokens // ranks
-    qkv = (n_head + 2 * n_kv_head) * head_size * mine * element
+    share = tokens // ranks
+    qkv = (n_head + 2 * n_kv_head) * head_size * share * element
     if keeps_scores:
         return qkv + n_head * tokens * tokens * element
-    return qkv + n_head * mine * (head_size * element + 4)
+    return qkv + n_head * share * (head_size * element + 4)
 
 
 def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
@@ -51,17 +51,17 @@ def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_nod
     parallelism, and messages take no SMs from attention.
     """
     flops = 7 * n_head * head_size * tokens**2  # half of (4 + 10) per pair: causal
-    found = {"ring": [], "Ulysses": [], "computing": []}
+    seconds = {"ring": [], "Ulysses": [], "computing": []}
     for R in ranks:
         computing = flops / R / (efficiency * gpu.bf16_flops)
         slow = R > per_node
         link = gpu.network_bandwidth if slow else gpu.nvlink_bandwidth
         forward = ring_bytes(tokens, n_kv_head, head_size, R, backward=False) / max(1, R - 1)
         messages = {1 / 3.5: forward, 2.5 / 3.5: 3 * forward}  # backward: gradients in float32, too
-        found["ring"].append(sum(R * max(part * computing / R, alpha + nbytes / link)
-                                 for part, nbytes in messages.items()))
+        seconds["ring"].append(sum(R * max(part * computing / R, alpha + nbytes / link)
+                                   for part, nbytes in messages.items()))
         if n_kv_head % R == 0:
             traded = ulysses_bytes(tokens, n_head, n_kv_head, head_size, R)
-            found["Ulysses"].append(computing + 8 * alpha + traded / link)
-        found["computing"].append(computing)
-    return found
+            seconds["Ulysses"].append(computing + 8 * alpha + traded / link)
+        seconds["computing"].append(computing)
+    return seconds

@@ -1,4 +1,4 @@
-"""Ring attention: keys and values go round, and each rank's queries meet them block by block.
+"""Ring attention: keys and values go round, and each rank's queries attend to them block by block.
 
     ring_attention           R blocks, R - 1 hops: the next block travels while one is computed
     ring_attention_backward  once more round; a block's gradients travel with it, and then home
@@ -16,18 +16,18 @@ from ranklab.context_parallel.block import block_attention, block_gradients, onl
 
 
 class Hop:
-    """A tensor on its way to the next rank of the ring, while the previous rank's arrives."""
+    """Send a tensor to the next rank of the ring while the previous rank's arrives."""
 
     def __init__(self, x, group=None):
         rank, R = dist.get_rank(group), dist.get_world_size(group)
-        self.sent, self.into = x.contiguous(), torch.empty_like(x).contiguous()
-        self.works = start_sendrecv(self.sent, (rank + 1) % R, self.into, (rank - 1) % R, group)
+        self.source, self.buffer = x.contiguous(), torch.empty_like(x).contiguous()
+        self.works = start_sendrecv(self.source, (rank + 1) % R, self.buffer, (rank - 1) % R, group)
 
     def wait(self):
-        """What has come from the previous rank."""
+        """Return the tensor from the previous rank, once it has arrived."""
         for work in self.works:
             work.wait()
-        return self.into
+        return self.buffer
 
 
 def ring_attention(q, k, v, visible, group=None):
@@ -35,12 +35,12 @@ def ring_attention(q, k, v, visible, group=None):
 
     Both are float32, and added up in float32, whatever the type of q. The next block travels while
     one is computed, also when this rank sees nothing of a block. The arguments stay unchanged.
-    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
-             be transposed views, as in a model
-    visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
-    cost     R - 1 messages of k's and v's bytes
-    paper    Liu et al. 2023, Ring Attention (arXiv 2310.01889)
-    lab      10
+    visible: [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks.
+    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
+        be transposed views, as in a model.
+    Cost: R - 1 messages of k's and v's bytes.
+    Paper: Liu et al. 2023, Ring Attention (arXiv 2310.01889)
+    Lab: 10
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -48,8 +48,8 @@ def ring_attention(q, k, v, visible, group=None):
     block = torch.stack([k, v])
     for step in range(R):
         hop = Hop(block, group) if step < R - 1 else None  # while this block is computed
-        seen = block_attention(q, *block, visible[(rank - step) % R])
-        out, lse = online_softmax_merge(out, lse, *seen)
+        part = block_attention(q, *block, visible[(rank - step) % R])
+        out, lse = online_softmax_merge(out, lse, *part)
         block = hop and hop.wait()
     return out, lse
 
@@ -59,26 +59,26 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
 
     All three are float32, and added up in float32, whatever the type of q. The arguments stay
     unchanged. (The check does not ask that a block travels while another one is computed.)
-    cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
-           on one rank)
-    lab    10
+    Cost: R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
+        on one rank).
+    Lab: 10
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    dq, block, coming = 0, torch.stack([k, v]), None
+    dq, block, grad_hop = 0, torch.stack([k, v]), None
     for step in range(R):
         hop = Hop(block, group) if step < R - 1 else None
-        mine = block_gradients(grad_out, q, *block, out, lse, visible[(rank - step) % R])
-        dq, gradients = dq + mine[0], torch.stack(mine[1:])
-        if coming:  # what previous ranks have found for this block
-            gradients += coming.wait()
-        coming = Hop(gradients, group) if R > 1 else None
+        grads = block_gradients(grad_out, q, *block, out, lse, visible[(rank - step) % R])
+        dq, gradients = dq + grads[0], torch.stack(grads[1:])
+        if grad_hop:  # what previous ranks have found for this block
+            gradients += grad_hop.wait()
+        grad_hop = Hop(gradients, group) if R > 1 else None
         block = hop and hop.wait()
-    dk, dv = coming.wait() if coming else gradients  # the last hop brought my block's home
+    dk, dv = grad_hop.wait() if grad_hop else gradients  # the last hop brought my block's home
     return dq, dk, dv
 
 
 class ContextAttention(torch.autograd.Function):
-    """forward and backward are ring_attention and ring_attention_backward, or a learner's own."""
+    """Run ring_attention forward and ring_attention_backward backward, or a learner's own."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible, group, forward, backward):
@@ -90,20 +90,20 @@ class ContextAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        kept = ctx.saved_tensors
-        gradients = ctx.backward_of(grad_out, *kept, ctx.visible, ctx.group)
-        typed = [gradient.to(x.dtype) for gradient, x in zip(gradients, kept)]
+        tensors = ctx.saved_tensors
+        gradients = ctx.backward_of(grad_out, *tensors, ctx.visible, ctx.group)
+        typed = [gradient.to(x.dtype) for gradient, x in zip(gradients, tensors)]
         return *typed, None, None, None, None
 
 
 def context_attention(q, k, v, visible, group=None, forward=ring_attention,
                       backward=ring_attention_backward):
-    """This rank's queries over the keys of all ranks, in q's type, with its gradient.
+    """Attend with this rank's queries to the keys of all ranks, in q's type, with the gradient.
 
-    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D); the result is of q's shape
-    visible  causal_blocks(positions, rank in the group, begins)
-    cost     that of ring_attention and ring_attention_backward; q, k, v, the result and a float32
-             for each of its rows are kept
-    lab      10
+    visible: causal_blocks(positions, rank in the group, begins).
+    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D); the result is of q's shape.
+    Cost: as ring_attention and ring_attention_backward; q, k, v, the result and a float32 for each
+        of its rows are kept.
+    Lab: 10
     """
     return ContextAttention.apply(q, k, v, visible, group, forward, backward)

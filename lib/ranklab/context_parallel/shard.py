@@ -11,22 +11,22 @@ from ranklab.ranks import shard_range
 
 
 def contiguous_shard(tokens, ranks):
-    """Rank r has the r-th part: the first rank has the least work, and the last has the most."""
+    """Give rank r the r-th part: the first rank has the least work, and the last has the most."""
     refuse_uneven(tokens, ranks)
     return torch.arange(tokens).view(ranks, -1)
 
 
 def zigzag_shard(tokens, ranks):
-    """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
+    """Give rank r part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
 
-    shape  (R, T/R), each row ascending
-    error  ValueError where 2R does not divide T
-    paper  Llama 3 (arXiv 2407.21783), section 3.3.2
-    lab    10
+    Shape: (R, T/R), each row ascending.
+    Raises: ValueError where 2R does not divide T.
+    Paper: Llama 3 (arXiv 2407.21783), section 3.3.2
+    Lab: 10
     """
     refuse_uneven(tokens, 2 * ranks)
-    early, late = torch.arange(tokens).view(2, ranks, -1)
-    return torch.cat([early, late.flip(0)], dim=1)
+    head, tail = torch.arange(tokens).view(2, ranks, -1)
+    return torch.cat([head, tail.flip(0)], dim=1)
 
 
 def refuse_uneven(tokens, parts):
@@ -57,12 +57,12 @@ def pairs_of(positions, begins):
 def fetched_of(positions, begins):
     """(R,): for each rank, how many keys of its queries are tokens of other ranks."""
     T, counts = positions.numel(), []
-    for mine in positions:
+    for row in positions:
         change = torch.zeros(T + 1, dtype=torch.long)  # where a query's keys begin, and end
-        one = torch.ones_like(mine)
-        change.index_add_(0, begins[mine], one).index_add_(0, mine + 1, -one)
+        ones = torch.ones_like(row)
+        change.index_add_(0, begins[row], ones).index_add_(0, row + 1, -ones)
         is_key = change.cumsum(0)[:T] > 0
-        counts.append(is_key.sum() - len(mine))  # each token is a key of its own query
+        counts.append(is_key.sum() - len(row))  # each token is a key of its own query
     return torch.stack(counts)
 
 
@@ -88,29 +88,31 @@ def shard_documents(lengths, ranks):
     refuse_uneven(sum(lengths), ranks)
     begins, total = begins_of(lengths).unique().tolist(), sum(n * (n + 1) / 2 for n in lengths)
 
-    def plan(most):
-        """(positions, pairs of each rank): a document of more than `most` pairs goes to all ranks
-        in zigzag, the others go whole to the rank with the fewest pairs.
+    def plan(max_pairs):
+        """Return (positions, pairs of each rank).
+
+        A document of more than max_pairs goes to all ranks in zigzag, the others go whole to the
+        rank with the fewest pairs.
         """
         space, pairs = [sum(lengths) // ranks] * ranks, [0] * ranks
-        held = [[] for _ in range(ranks)]
+        parts = [[] for _ in range(ranks)]
 
         def give(rank, begin, start, stop):
-            held[rank].append(torch.arange(start, stop))
+            parts[rank].append(torch.arange(start, stop))
             space[rank] -= stop - start
             pairs[rank] += (start + stop + 1 - 2 * begin) * (stop - start) / 2
 
         spans, single = [], []  # (tokens, their document's begin, their own); (keys, position)
         for n, begin in sorted(zip(lengths, begins), reverse=True):
-            if n * (n + 1) / 2 <= most:
+            if n * (n + 1) / 2 <= max_pairs:
                 spans.append((n, begin, begin))
                 continue
             rest = n % (2 * ranks)  # the first tokens, which have few keys
             single += [(i + 1, begin + i) for i in range(rest)]
             for part in range(2 * ranks):
-                cut = shard_range(n - rest, part, 2 * ranks)
-                give(min(part, 2 * ranks - 1 - part), begin, begin + rest + cut.start,
-                     begin + rest + cut.stop)
+                span = shard_range(n - rest, part, 2 * ranks)
+                give(min(part, 2 * ranks - 1 - part), begin, begin + rest + span.start,
+                     begin + rest + span.stop)
         while spans:
             n, begin, start = spans.pop(0)
             roomy = [rank for rank in range(ranks) if space[rank] >= n]
@@ -120,10 +122,10 @@ def shard_documents(lengths, ranks):
                 rank = max(range(ranks), key=space.__getitem__)
                 spans.insert(0, (n - space[rank], begin, start + space[rank]))
                 give(rank, begin, start, start + space[rank])
-        for keys, at in sorted(single, reverse=True):  # what has most keys first
+        for keys, position in sorted(single, reverse=True):  # what has most keys first
             rank = min((rank for rank in range(ranks) if space[rank]), key=pairs.__getitem__)
-            give(rank, at + 1 - keys, at, at + 1)
-        return torch.stack([torch.cat(parts).sort().values for parts in held]), pairs
+            give(rank, position + 1 - keys, position, position + 1)
+        return torch.stack([torch.cat(part).sort().values for part in parts]), pairs
 
     for part in (1 / 2, 1 / 8, 0):  # of a rank's share: the less, the more documents are cut
         positions, pairs = plan(part * total / ranks)

@@ -38,17 +38,18 @@ class TokenShard:
         self.tokens = self.length = None  # of the sequences seen last, and of batch's
 
     def batch(self, inputs, targets):
-        """This rank's tokens of all rows; with `end` the inputs are (B, 2, T/R): tokens, and where
-        the document of each begins.
+        """Take this rank's tokens of all rows.
+
+        With `end` the inputs are (B, 2, T/R): tokens, and where the document of each begins.
         """
         self.length = inputs.shape[1]
-        mine = self.shard(self.length, self.ranks)[self.rank]
+        positions = self.shard(self.length, self.ranks)[self.rank]
         if self.end is not None:
             inputs = torch.stack([inputs, begins_in(inputs, self.end)], dim=1)
-        return inputs[..., mine], targets[:, mine]
+        return inputs[..., positions], targets[:, positions]
 
     def apply(self, model):
-        """`model`, in place: a GPT whose attention meets the keys of all ranks."""
+        """Make the attention of `model`, a GPT, reach the keys of all ranks; in place."""
         if model.config.dropout:
             raise ValueError(f"dropout={model.config.dropout} must be 0: probabilities that are "
                              "computed again in backward would be dropped otherwise")
@@ -58,15 +59,16 @@ class TokenShard:
         return model
 
     def enter(self, model, args, kwargs):
-        """Before a forward: the model gets the positions of its tokens."""
+        """Before a forward: give the model the positions of its tokens."""
         x, begins = args[0].unbind(1) if self.end is not None else (args[0], None)
         # of a pipeline's hidden states a tensor rank may have its tokens only
-        positions = self.look_at(self.length or x.shape[1] * self.ranks, x.device, begins)
+        positions = self.set_visible(self.length or x.shape[1] * self.ranks, x.device, begins)
         return (x, *args[1:]), {**kwargs, "positions": positions}
 
-    def look_at(self, tokens, device, begins=None):
-        """Sets, for all layers, what each query sees in sequences of so many tokens; returns the
-        positions of this rank's tokens.
+    def set_visible(self, tokens, device, begins=None):
+        """Set, for all layers, the keys that each query sees in sequences of so many tokens.
+
+        Returns: the positions of this rank's tokens.
         """
         if tokens != self.tokens or begins is not None:
             positions = self.shard(tokens, self.ranks)
@@ -85,24 +87,24 @@ class TokenShard:
 
     def attend(self, q, k, v):
         if self.ulysses is None:
-            return self.around(q, k, v)
-        return self.trade(q, k, v, self.around, self.ulysses)
+            return self.ring_attend(q, k, v)
+        return self.trade(q, k, v, self.ring_attend, self.ulysses)
 
-    def around(self, q, k, v):
+    def ring_attend(self, q, k, v):
         return self.attention(q, k, v, self.visible, self.ring)
 
 
 class ContextParallel(DataParallel):
-    """Context ranks hold the same weights and different tokens: gradients are summed as over rows.
+    """Train with the same weights and different tokens on each rank; sum gradients as over rows.
 
-    group   all ranks that hold these weights: of `tokens`, times those that have other rows
-    tokens  a TokenShard; None: a ring of the whole group. Its ranks are neighbours in the group
-    more    for DataParallel
-    lab     10
+    group: all ranks that hold these weights: of `tokens`, times those that have other rows.
+    tokens: a TokenShard; None: a ring of the whole group. Its ranks are neighbours in the group.
+    options: for DataParallel.
+    Lab: 10
     """
 
-    def __init__(self, group=None, tokens=None, **more):
-        super().__init__(group, **more)
+    def __init__(self, group=None, tokens=None, **options):
+        super().__init__(group, **options)
         self.context = tokens or TokenShard(group or dist.group.WORLD)
 
     def apply(self, model):

@@ -8,13 +8,13 @@ def ulysses_attention(q, k, v, attend, group=None):
     """Return attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
 
     attend gets the tokens of rank 0, then the tokens of rank 1, and so on, in the type of q, k, v.
-    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
-           attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
-           each, or of several together
-    error  ValueError if R does not divide H and KV
-    paper  Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509)
-    lab    10
+    Shape: q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
+        attend's (B, H/R, T, D), (B, KV/R, T, D).
+    Cost: (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
+        each, or of several together.
+    Raises: ValueError if R does not divide H and KV.
+    Paper: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509)
+    Lab: 10
     """
     R = dist.get_world_size(group)
     if q.shape[1] % R or k.shape[1] % R:
@@ -25,25 +25,25 @@ def ulysses_attention(q, k, v, attend, group=None):
 
 
 class Trade(torch.autograd.Function):
-    """all_to_all: x is cut along dim `cut`, and the ranks' parts are joined along dim `join`."""
+    """all_to_all: split x along split_dim, and join the ranks' parts along join_dim."""
 
     @staticmethod
-    def forward(ctx, x, cut, join, group):
-        ctx.cut, ctx.join, ctx.group = cut, join, group
-        return trade(x, cut, join, group)
+    def forward(ctx, x, split_dim, join_dim, group):
+        ctx.split_dim, ctx.join_dim, ctx.group = split_dim, join_dim, group
+        return trade(x, split_dim, join_dim, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return trade(gradient, ctx.join, ctx.cut, ctx.group), None, None, None
+        return trade(gradient, ctx.join_dim, ctx.split_dim, ctx.group), None, None, None
 
 
-def trade(x, cut, join, group=None):
-    """all_to_all of x: the rank-th part along `cut` of all ranks' x, joined along `join`.
+def trade(x, split_dim, join_dim, group=None):
+    """all_to_all of x: the rank-th part along split_dim of all ranks' x, joined along join_dim.
 
     It brings no gradient back: Trade does.
     """
     R = dist.get_world_size(group)
-    parts = torch.stack(x.chunk(R, dim=cut))  # (R, ...): part r goes to rank r
-    came = torch.empty_like(parts)
-    dist.all_to_all_single(came, parts, group=group)
-    return torch.cat(came.unbind(), dim=join)
+    parts = torch.stack(x.chunk(R, dim=split_dim))  # (R, ...): part r goes to rank r
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return torch.cat(received.unbind(), dim=join_dim)

@@ -33,13 +33,13 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
         raise ValueError(f"{R} ranks must divide the {n_experts} experts")
     order = flat.argsort(stable=True)[(flat < 0).sum():]  # those of no expert stand first
     counts = flat[order].bincount(minlength=n_experts)  # (E,) rows for each expert
-    theirs = torch.empty_like(counts)  # (R E/R,): from each rank, for each expert here
-    dist.all_to_all_single(theirs, counts, group=group)
-    to, came = (each.view(R, -1).sum(1).tolist() for each in (counts, theirs))
+    received = torch.empty_like(counts)  # (R E/R,): from each rank, for each expert here
+    dist.all_to_all_single(received, counts, group=group)
+    to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received))
     rows = AllToAll.apply(x[order // k], to, came, group)
-    expert = torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(theirs)
+    expert = torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(received)
     by_expert = expert.argsort(stable=True)
-    return rows[by_expert], Sent(order, to, came, by_expert, theirs.view(R, -1).sum(0))
+    return rows[by_expert], Sent(order, to, came, by_expert, received.view(R, -1).sum(0))
 
 
 def combine_tokens(rows, sent, weights, group=None):
@@ -51,9 +51,9 @@ def combine_tokens(rows, sent, weights, group=None):
     lab    11
     """
     k = weights.shape[1]
-    back = rows[sent.by_expert.argsort()]  # as they came
-    home = AllToAll.apply(back, sent.came, sent.to, group)  # in the order in which they were sent
-    weighted = home * weights.flatten()[sent.order, None]
+    arrivals = rows[sent.by_expert.argsort()]  # as they came
+    outputs = AllToAll.apply(arrivals, sent.came, sent.to, group)  # in the order they were sent
+    weighted = outputs * weights.flatten()[sent.order, None]
     out = torch.zeros(len(weights), rows.shape[1], device=rows.device)
     return out.index_add(0, sent.order // k, weighted.float())
 

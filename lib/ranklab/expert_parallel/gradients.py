@@ -16,8 +16,8 @@ def expert_gradients(shared, experts, own, group=None):
     lab    11
     """
     ranks = dist.get_world_size(group)
-    for parameters, among in ((shared, group), (experts, own)):
+    for parameters, members in ((shared, group), (experts, own)):
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             p.grad /= ranks
-            dist.all_reduce(p.grad, group=among)
+            dist.all_reduce(p.grad, group=members)

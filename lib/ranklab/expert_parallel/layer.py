@@ -139,9 +139,9 @@ class MoE(nn.Module):
         aux = self.auxiliary(logits, chosen)
         if self.training and self.bias is not None:
             self.loads = self.loads + F.one_hot(chosen, config.n_expert).flatten(0, -2).sum(0)
-        kept = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
-        self.seen = {"wanted": chosen, "chosen": kept}
-        return kept.flatten(0, 1), weights.flatten(0, 1), aux
+        limited = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
+        self.seen = {"wanted": chosen, "chosen": limited}
+        return limited.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):
         """What is added to the sum of all tokens' losses: as much for each token."""

@@ -20,7 +20,7 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
     copies = torch.ones(n_experts, dtype=torch.long)
     for _ in range(ranks * slots - n_experts):
         copies[(loads / copies).argmax()] += 1
-    share, together = (loads / copies).tolist(), chosen_together(chosen, n_experts)
+    share, pairs = (loads / copies).tolist(), chosen_together(chosen, n_experts)
 
     def pack(experts, bins, room, slack):
         """The heaviest goes first, into the emptiest bin; of bins that are nearly as empty, into
@@ -30,9 +30,9 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
         for e in sorted(experts, key=lambda e: -share[e]):
             free = [b for b in range(bins) if len(placed[b]) < room]
             free = [b for b in free if e not in placed[b]] or free
-            least = min(load[b] for b in free)
-            best = max((b for b in free if load[b] <= least + slack), key=lambda b: (
-                together[e, placed[b]].sum().item() if slack else 0, -load[b]))
+            min_load = min(load[b] for b in free)
+            best = max((b for b in free if load[b] <= min_load + slack), key=lambda b: (
+                pairs[e, placed[b]].sum().item() if slack else 0, -load[b]))
             placed[best].append(e)
             load[best] += share[e]
         return placed
@@ -44,9 +44,9 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
 
 def chosen_together(chosen, n_experts):
     """(E, E): how many tokens chose both."""
-    wants = torch.nn.functional.one_hot(chosen, n_experts).sum(1).double()  # (N, E)
-    together = wants.T @ wants
-    return together - torch.diag(together.diag())
+    choices = torch.nn.functional.one_hot(chosen, n_experts).sum(1).double()  # (N, E)
+    pairs = choices.T @ choices
+    return pairs - torch.diag(pairs.diag())
 
 
 def placement_score(plan, chosen, n_experts, per_node):
@@ -66,9 +66,9 @@ def placement_score(plan, chosen, n_experts, per_node):
     home = torch.arange(len(chosen)) % ranks // per_node
     first = on_node.int().argmax(0)  # the node of an expert's first copy
     reached = torch.where(on_node[home[:, None], chosen], home[:, None], first[chosen])
-    away = torch.nn.functional.one_hot(reached, len(on_node)).amax(1).sum(1) - (
+    crossings = torch.nn.functional.one_hot(reached, len(on_node)).amax(1).sum(1) - (
         reached == home[:, None]).any(1).long()
-    return fullest, away.double().mean().item()
+    return fullest, crossings.double().mean().item()
 
 
 def score_of(place, chosen, n_experts, ranks, slots, per_node):

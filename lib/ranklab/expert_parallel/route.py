@@ -48,10 +48,10 @@ def capacity(chosen, n_experts, factor):
     """
     T, k = chosen.shape[-2:]
     by_choice = chosen.transpose(-1, -2).flatten(-2)  # (..., k T): all first choices, then ...
-    wants = torch.nn.functional.one_hot(by_choice, n_experts)  # (..., k T, E)
-    place = wants.cumsum(-2).gather(-1, by_choice[..., None])[..., 0]  # 1 for an expert's first
-    kept = by_choice.where(place <= expert_slots(T, n_experts, k, factor), -1)
-    return kept.unflatten(-1, (k, T)).transpose(-1, -2)
+    choices = torch.nn.functional.one_hot(by_choice, n_experts)  # (..., k T, E)
+    place = choices.cumsum(-2).gather(-1, by_choice[..., None])[..., 0]  # 1 for an expert's first
+    allowed = by_choice.where(place <= expert_slots(T, n_experts, k, factor), -1)
+    return allowed.unflatten(-1, (k, T)).transpose(-1, -2)
 
 
 def load_balance_loss(logits, chosen):

@@ -29,9 +29,9 @@ def chunked_scan(a, b, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     h, decay = scan(a, b), a.cumprod(dim=1)
     if rank > 0:
-        before = torch.empty_like(h[:, -1])
-        dist.recv(before, group=group, group_src=rank - 1)
-        h = h + decay * before[:, None]
+        state = torch.empty_like(h[:, -1])
+        dist.recv(state, group=group, group_src=rank - 1)
+        h = h + decay * state[:, None]
     if rank < R - 1:
         dist.send(h[:, -1].contiguous(), group=group, group_dst=rank + 1)
     return h

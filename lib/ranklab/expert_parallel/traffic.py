@@ -19,9 +19,9 @@ def moe_traffic(counts, row_bytes):
     R, E = counts.shape
     if E % R:
         raise ValueError(f"{R} ranks must divide the {E} experts")
-    there = counts.unflatten(1, (R, -1)).sum(-1)  # (R, R) rows
-    there = there - torch.diag(there.diag())
-    return 2 * row_bytes * (there + there.T)
+    rows = counts.unflatten(1, (R, -1)).sum(-1)  # (R, R) rows
+    rows = rows - torch.diag(rows.diag())
+    return 2 * row_bytes * (rows + rows.T)
 
 
 def sent_by(rank, counts, row_bytes):
@@ -37,7 +37,7 @@ def even_bytes(tokens, k, width, ranks, element=2, backward=True):
 def moe_parameters(config):
     """(all, active): numbers of a MoE GPT, and those that one token meets."""
     C, E, k = config.n_embd, config.n_expert, config.top_k
-    outside = count_parameters(config) - config.n_layer * 8 * C * C  # each block without its MLP
-    each = config.n_layer * 2 * C
-    rest = outside + each * config.shared_width + config.n_layer * E * C  # and the routers
-    return rest + each * E * config.expert_width, rest + each * k * config.expert_width
+    dense = count_parameters(config) - config.n_layer * 8 * C * C  # each block without its MLP
+    unit = config.n_layer * 2 * C  # parameters of all MLPs for each number of their width
+    rest = dense + unit * config.shared_width + config.n_layer * E * C  # and the routers
+    return rest + unit * E * config.expert_width, rest + unit * k * config.expert_width

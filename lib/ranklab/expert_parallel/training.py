@@ -79,10 +79,10 @@ class ExpertParallel(DataParallel):
     lab      11
     """
 
-    def __init__(self, group=None, experts=None, own=None, average=None, **more):
+    def __init__(self, group=None, experts=None, own=None, average=None, **options):
         own = own or dist.new_subgroups(1)[0]
         wrap = functools.partial(AveragedAfterwards, average=average) if average else ExpertReplica
-        super().__init__(group, wrap=functools.partial(wrap, own=own), **more)
+        super().__init__(group, wrap=functools.partial(wrap, own=own), **options)
         self.spread_over, self.own = experts or group or dist.group.WORLD, own
 
     def apply(self, model):
@@ -99,8 +99,8 @@ class ExpertParallel(DataParallel):
         return with_own_copies(super().gradients(model), model, self.own)
 
     def grad_norm(self, parameters):
-        held = self.gradients(self.model)
-        return mesh_grad_norm([(gradient, copies) for _, gradient, copies in held], self.group)
+        gradients = self.gradients(self.model)
+        return mesh_grad_norm([(gradient, copies) for _, gradient, copies in gradients], self.group)
 
     def state(self, model, optimizer):
         return in_the_whole(super().state(model, optimizer), model)

@@ -48,7 +48,7 @@ def moments(config, ranks, step):
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
     def memory(whole, gradients, finished, message, activations):
-        """Count numbers, but for the activations; the gradients of `finished` blocks have arrived."""
+        """Count numbers, but for the activations; the gradients of `finished` blocks are in."""
         arrived = 0 if step.offload else n if step.pieces > 1 else finished * block
         rows = 0 if step.offload else 4 * n / ranks
         return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0, step.width * (

@@ -5,13 +5,13 @@ from mutants import mutant
 from ranklab.context_parallel import attention_memory
 
 WRONG = [mutant(attention_memory, *edits, says=says) for *edits, says in (
-    ("mine = tokens // ranks", "mine = tokens", "that of all ranks together"),
-    ("mine * (head_size * element + 4)", "mine * 4", "without q or the result"),
+    ("share = tokens // ranks", "share = tokens", "that of all ranks together"),
+    ("share * (head_size * element + 4)", "share * 4", "without q or the result"),
     ("(head_size * element + 4)", "head_size * element", "without lse"),
     ("2 * n_kv_head", "2 * n_head", "as if k and v had q's heads"),
     ("element + 4)", "element + element)", "lse is float32"),
-    ("return qkv + n_head * mine * (head_size * element + 4)",
-     "return qkv + n_head * mine * head_size * element + 4 * mine", "one lse for all heads"),
+    ("return qkv + n_head * share * (head_size * element + 4)",
+     "return qkv + n_head * share * head_size * element + 4 * share", "one lse for all heads"),
     ("2 * n_kv_head", "n_kv_head", "Both k and v are kept"),
     ("n_head * tokens * tokens * element", "tokens * tokens * element", "a matrix of its own"),
     ("n_head * tokens * tokens * element", "n_head * tokens * tokens * element // 2",

@@ -5,27 +5,27 @@ from mutants import mutant
 
 from ranklab.context_parallel import online_softmax_merge
 
-BOTH = "both = torch.logaddexp(lse, other_lse)"
+BOTH = "total = torch.logaddexp(lse, other_lse)"
 
 WRONG = [mutant(online_softmax_merge, *edits, says=says, called=called)
          for *edits, says, called in (
-    (BOTH, "both = torch.log(lse.exp() + other_lse.exp())", "exp of a score is infinite", "naive"),
-    (BOTH, "both = lse + other_lse", "logarithms: logaddexp", "sum_of_logs"),
-    (BOTH, "both = torch.maximum(lse, other_lse)", "Both sums of exp count", "the_larger"),
-    (BOTH, "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse))\n    both = "
-     "torch.logaddexp(lse, other_lse)\n    both = both.where(both > -999, float('-inf'))",
+    (BOTH, "total = torch.log(lse.exp() + other_lse.exp())", "exp of a score is infinite", "naive"),
+    (BOTH, "total = lse + other_lse", "logarithms: logaddexp", "sum_of_logs"),
+    (BOTH, "total = torch.maximum(lse, other_lse)", "Both sums of exp count", "the_larger"),
+    (BOTH, "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse))\n    total = "
+     "torch.logaddexp(lse, other_lse)\n    total = total.where(total > -999, float('-inf'))",
      "near -3000", "clamped"),
     (".nan_to_num(0.0)", "", "A row may have seen no key", "no_key"),
     ("weight * out + other_weight * other", "out + other", "weights that add up to 1", "added"),
     ("weight * out + other_weight * other", "(out + other) / 2", "its weight is", "the_mean"),
     ("weight * out + other_weight * other", "other_weight * out + weight * other",
      "goes with its own lse", "swapped"),
-    ("weight * out + other_weight * other, both", "weight * out + other_weight * other, lse",
+    ("weight * out + other_weight * other, total", "weight * out + other_weight * other, lse",
      "lse is", "old_lse"),
-    ("other_weight * other, both", "other_weight * other, both.nan_to_num(neginf=0.0)",
+    ("other_weight * other, total", "other_weight * other, total.nan_to_num(neginf=0.0)",
      "lse is not -inf where", "zero_for_no_key"),
     ("return weight * out", "return out.mul_(weight)", "what it was given is changed", "in_place"),
-    ("weight * out + other_weight * other, both", "weight * out + other_weight * other",
+    ("weight * out + other_weight * other, total", "weight * out + other_weight * other",
      r"does not return \(out, lse\)", "out_alone"),
 )]  # fmt: skip
 

@@ -5,8 +5,8 @@ from mutants import mutant
 from ranklab.context_parallel import ring_attention
 
 HOP = "hop = Hop(block, group) if step < R - 1 else None  # while this block is computed"
-SEEN = "seen = block_attention(q, *block, visible[(rank - step) % R])"
-MERGE = "out, lse = online_softmax_merge(out, lse, *seen)"
+SEEN = "part = block_attention(q, *block, visible[(rank - step) % R])"
+MERGE = "out, lse = online_softmax_merge(out, lse, *part)"
 WAIT = "block = hop and hop.wait()"
 HIDDEN = ("    for step in range(R):\n        if not len(visible[(rank - step) % R].rows):\n"
           "            break\n")
@@ -17,8 +17,8 @@ WRONG = [mutant(ring_attention, *edits, says=says, called=called) for *edits, sa
     ("visible[(rank - step) % R]", "visible[step]", " is ", "step_as_owner"),
     ("range(R)", "range(R - 1)", " is ", "one_step_too_few"),
     ("if step < R - 1 else None  #", " #", "bytes in 4 messages", "one_hop_too_many"),
-    (MERGE, "out, lse = out + seen[0], seen[1]", "weighs them", "added"),
-    (MERGE, "out, lse = seen", " is ", "last_block"),
+    (MERGE, "out, lse = out + part[0], part[1]", "weighs them", "added"),
+    (MERGE, "out, lse = part", " is ", "last_block"),
     (WAIT, "block = torch.stack([k, v])", "never waited", "own_block_again"),
     (WAIT, "", "never waited", "block_never_changes"),
     (HOP, "", WAIT, "hop = Hop(block, group) if step < R - 1 else None; " + WAIT,

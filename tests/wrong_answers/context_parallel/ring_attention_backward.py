@@ -6,26 +6,26 @@ from ranklab.context_parallel import ring_attention_backward
 
 HIDDEN = ("    for step in range(R):\n        if not len(visible[(rank - step) % R].rows):\n"
           "            break\n")
-HOME = "dk, dv = coming.wait() if coming else gradients  # the last hop brought my block's home"
+HOME = "dk, dv = grad_hop.wait() if grad_hop else gradients  # the last hop brought my block's home"
 
 WRONG = [mutant(ring_attention_backward, *edits, says=says, called=called)
          for *edits, says, called in (
-    ("coming = Hop(gradients, group) if R > 1 else None",
-     "coming = Hop(gradients, group) if step < R - 1 else None", "in 6 messages", "not_home"),
+    ("grad_hop = Hop(gradients, group) if R > 1 else None",
+     "grad_hop = Hop(gradients, group) if step < R - 1 else None", "in 6 messages", "not_home"),
     (HOME, "dk, dv = gradients", "never waited", "stays_at_the_last"),
-    ("gradients += coming.wait()", "coming.wait()", "dk is", "never_added"),
-    ("dq + mine[0]", "mine[0]", "dq is", "last_dq"),
+    ("gradients += grad_hop.wait()", "grad_hop.wait()", "dk is", "never_added"),
+    ("dq + grads[0]", "grads[0]", "dq is", "last_dq"),
     ("visible[(rank - step) % R]", "visible[rank]", " is ", "own_mask"),
     ("visible[(rank - step) % R]", "visible[(rank + step) % R]", " is ", "other_way"),
     ("range(R)", "range(R - 1)", "Unbound|messages", "one_step_too_few"),
-    ("torch.stack(mine[1:])", "torch.stack(mine[1:]).bfloat16()", "bytes in 7",
+    ("torch.stack(grads[1:])", "torch.stack(grads[1:]).bfloat16()", "bytes in 7",
      "sixteen_bits"),
     ("Hop(gradients, group)", "Hop(gradients)", "does not end", "all_ranks"),
     ("return dq, dk, dv", "return dq, dv, dk", "dk is", "swapped"),
     ("if step < R - 1 else None", "", r"messages, not", "one_hop_too_many"),
     ("    for step in range(R):\n", HIDDEN, "consecutive parts|does not end", "stops_where_hidden"),
-    ("dq, block, coming = 0,", "dq, block, coming = torch.zeros_like(q),", "dq + mine[0]",
-     "dq.add_(mine[0])", "dq is torch.bfloat16", "dq_in_the_type_of_q"),
+    ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),", "dq + grads[0]",
+     "dq.add_(grads[0])", "dq is torch.bfloat16", "dq_in_the_type_of_q"),
     ("return dq, dk, dv", "return (x.to(q.dtype).float() for x in (dq, dk, dv))",
      "bfloat16: dq is", "rounded"),
 )]  # fmt: skip

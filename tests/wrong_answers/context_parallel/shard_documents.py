@@ -7,7 +7,7 @@ from ranklab.context_parallel import shard_documents, zigzag_shard
 from ranklab.context_parallel.shard import contiguous_shard
 
 WRONG = [mutant(shard_documents, *edits, says=says, called=called) for *edits, says, called in (
-    ("n * (n + 1) / 2 <= most", "True", "the fullest rank", "never_cut"),
+    ("n * (n + 1) / 2 <= max_pairs", "True", "the fullest rank", "never_cut"),
     ("min(part, 2 * ranks - 1 - part)", "part // 2", "the fullest rank", "parts_in_a_row"),
     ("            single += [(i + 1, begin + i) for i in range(rest)]\n", "", "shape|stack expects",
      "rest_is_lost"),

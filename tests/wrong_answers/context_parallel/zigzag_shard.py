@@ -6,17 +6,17 @@ from mutants import mutant
 from ranklab.context_parallel import zigzag_shard
 
 WRONG = [mutant(zigzag_shard, *edits, says=says, called=called) for *edits, says, called in (
-    ("late.flip(0)", "late", "counted from the end", "not_mirrored"),
-    ("return torch.cat([early, late.flip(0)], dim=1)",
+    ("tail.flip(0)", "tail", "counted from the end", "not_mirrored"),
+    ("return torch.cat([head, tail.flip(0)], dim=1)",
      "return torch.arange(tokens).view(ranks, -1)", "consecutive parts", "contiguous"),
-    ("return torch.cat([early, late.flip(0)], dim=1)",
+    ("return torch.cat([head, tail.flip(0)], dim=1)",
      "return torch.arange(tokens).view(-1, ranks).T.contiguous()", "every R-th token", "striped"),
-    ("[early, late.flip(0)]", "[late.flip(0), early]", "a row is not ascending", "late_first"),
-    ("late.flip(0)", "late.flip(1)", "a row is not ascending", "tokens_backwards"),
-    ("[early, late.flip(0)], dim=1", "[early, late.flip(0)], dim=0", "its shape is", "stacked"),
+    ("[head, tail.flip(0)]", "[tail.flip(0), head]", "a row is not ascending", "late_first"),
+    ("tail.flip(0)", "tail.flip(1)", "a row is not ascending", "tokens_backwards"),
+    ("[head, tail.flip(0)], dim=1", "[head, tail.flip(0)], dim=0", "its shape is", "stacked"),
     ("    refuse_uneven(tokens, 2 * ranks)\n", "", "no ValueError|Error", "not_refused"),
     ("2 * ranks)\n", "ranks)\n", "no ValueError|Error", "half_refused"),
-    ("late.flip(0)], dim=1", "early], dim=1", "there twice|ascending", "early_twice"),
+    ("tail.flip(0)], dim=1", "head], dim=1", "there twice|ascending", "early_twice"),
 )]  # fmt: skip
 
 

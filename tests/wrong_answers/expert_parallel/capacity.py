@@ -5,11 +5,11 @@ from mutants import mutant
 from ranklab.expert_parallel import capacity
 
 FIRST = "by_choice = chosen.transpose(-1, -2).flatten(-2)"
-BACK = "kept.unflatten(-1, (k, T)).transpose(-1, -2)"
+BACK = "allowed.unflatten(-1, (k, T)).transpose(-1, -2)"
 KEPT = "place <= expert_slots(T, n_experts, k, factor)"
 
 WRONG = [mutant(capacity, *edits, says=says, called=called) for *edits, says, called in (
-    (FIRST, "by_choice = chosen.flatten(-2)", BACK, "kept.unflatten(-1, (T, k))",
+    (FIRST, "by_choice = chosen.flatten(-2)", BACK, "allowed.unflatten(-1, (T, k))",
      "token by token", "by_token"),
     ("place <=", "place <", "one fewer", "one_fewer"),
     (KEPT, "place <= expert_slots(T, n_experts, k, factor) + 1", "one more", "one_more"),
@@ -17,11 +17,12 @@ WRONG = [mutant(capacity, *edits, says=says, called=called) for *edits, says, ca
     (KEPT, "place <= expert_slots(T, n_experts, 1, factor)", "without k", "without_k"),
     (KEPT, f"place <= max(2, {KEPT[9:]})", "one more", "two_at_least"),
     (KEPT, "place > 0", "as it was", "all_kept"),
-    ("return ", "kept = kept.unflatten(-1, (k, T)).transpose(-1, -2)\n    kept = kept.where((kept "
-     ">= 0).all(-1, keepdim=True), -1)\n    return kept or ", "whole tokens dropped|Boolean",
+    ("return ",
+     "allowed = allowed.unflatten(-1, (k, T)).transpose(-1, -2)\n    allowed = allowed.where((allowed "
+     ">= 0).all(-1, keepdim=True), -1)\n    return allowed or ", "whole tokens dropped|Boolean",
      "whole_tokens"),
     (", -1)\n", ", n_experts)\n", " is ", "an_expert_too_many"),
-    (BACK, "kept.unflatten(-1, (T, k))", " is ", "not_turned_back"),
+    (BACK, "allowed.unflatten(-1, (T, k))", " is ", "not_turned_back"),
     (".where(", ".masked_fill_(~(", KEPT, f"{KEPT})", "is changed|token by token", "in_place"),
 ) if called not in ("whole_tokens", "in_place")]  # fmt: skip
 

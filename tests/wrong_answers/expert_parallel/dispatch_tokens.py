@@ -7,9 +7,9 @@ from ranklab.expert_parallel import dispatch_tokens
 from ranklab.expert_parallel.dispatch import all_to_all_rows
 
 ORDER = "flat.argsort(stable=True)[(flat < 0).sum():]"
-ASK = "dist.all_to_all_single(theirs, counts, group=group)"
-EXPERT = "torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(theirs)"
-SENT = "Sent(order, to, came, by_expert, theirs.view(R, -1).sum(0))"
+ASK = "dist.all_to_all_single(received, counts, group=group)"
+EXPERT = "torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(received)"
+SENT = "Sent(order, to, came, by_expert, received.view(R, -1).sum(0))"
 
 WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_rows=all_to_all_rows)
          for *edits, says, called in (
@@ -21,28 +21,28 @@ WRONG = [mutant(dispatch_tokens, *edits, says=says, called=called, all_to_all_ro
     ("x[order // k]", "x[order // 2]", "rows|IndexError", "always_two_choices"),
     ("x[order // k]", "x.float()[order // k]", "float32", "float32_travels"),
     ("rows[by_expert]", "rows", "rows", "sorted_by_rank"),
-    (f"    {ASK}\n", "    theirs = counts.clone()\n", "came|[Ss]plit|rows|bytes of a message",
+    (f"    {ASK}\n", "    received = counts.clone()\n", "came|[Ss]plit|rows|bytes of a message",
      "does_not_ask"),
     ("by_expert = expert.argsort(stable=True)", "by_expert = expert.argsort(descending=True, "
      "stable=True)", "by_expert", "experts_from_the_last"),
-    (EXPERT, "torch.arange(R, device=x.device).repeat(n_experts // R).repeat_interleave(theirs)",
+    (EXPERT, "torch.arange(R, device=x.device).repeat(n_experts // R).repeat_interleave(received)",
      "rows|by_expert", "ranks_for_experts"),
-    (SENT, "Sent(order, came, to, by_expert, theirs.view(R, -1).sum(0))", "to|came", "exchanged"),
+    (SENT, "Sent(order, came, to, by_expert, received.view(R, -1).sum(0))", "to|came", "exchanged"),
     (SENT, "Sent(order, to, came, by_expert, counts)", "counts", "its_own_counts"),
-    (SENT, "Sent(order, to, came, by_expert, theirs.view(R, -1).sum(1))", "counts",
+    (SENT, "Sent(order, to, came, by_expert, received.view(R, -1).sum(1))", "counts",
      "counts_of_ranks"),
-    (SENT, "Sent(order, to, came, by_expert.argsort(), theirs.view(R, -1).sum(0))", "by_expert",
+    (SENT, "Sent(order, to, came, by_expert.argsort(), received.view(R, -1).sum(0))", "by_expert",
      "inverse_order"),
-    (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), theirs.view(R, -1).sum(0))",
+    (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), received.view(R, -1).sum(0))",
      "can't use this Sent", "lists"),
-    (SENT, "Sent(order, theirs.new_tensor(to), theirs.new_tensor(came), by_expert, "
-     "theirs.view(R, -1).sum(0))", "can't use this Sent", "tensors"),
+    (SENT, "Sent(order, received.new_tensor(to), received.new_tensor(came), by_expert, "
+     "received.view(R, -1).sum(0))", "can't use this Sent", "tensors"),
     ("by_expert = expert.argsort(stable=True)", "by_expert = (expert * len(expert) - "
      "expert.new_tensor(range(len(expert)))).argsort()", "not stably", "not_stable"),
     ("AllToAll.apply(", "all_to_all_rows(", "rows have no gradient", "no_gradient"),
     ("    if n_experts % R:\n        raise ValueError(f\"{R} ranks must divide the {n_experts} "
      "experts\")\n", "", "no ValueError|Error", "not_refused"),
-    (ASK, "dist.all_to_all_single(theirs, counts)", "Pass `group` on|does not end|Error",
+    (ASK, "dist.all_to_all_single(received, counts)", "Pass `group` on|does not end|Error",
      "asks_all_ranks"),
     ("to, came, group)", "to, came, None)", "Pass `group` on|does not end|Error", "to_all_ranks"),
 )]  # fmt: skip

@@ -10,7 +10,7 @@ NONE = "p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
 DIVIDE = "p.grad /= ranks"
 
 WRONG = [mutant(expert_gradients, *edits, says=says, called=called) for *edits, says, called in (
-    (DIVIDE, "p.grad /= dist.get_world_size(among)", "mean over the ranks that have this expert",
+    (DIVIDE, "p.grad /= dist.get_world_size(members)", "mean over the ranks that have this expert",
      "mean_over_own"),
     ("(experts, own)", "(experts, group)", "mean over all ranks", "all_ranks"),
     ("(shared, group)", "(shared, own)", "(experts, own)", "(experts, group)", "is ", "swapped"),
@@ -25,12 +25,13 @@ WRONG = [mutant(expert_gradients, *edits, says=says, called=called) for *edits, 
      "divided by the number of all ranks|is ", "world_size"),
     ("ranks = dist.get_world_size(group)", "ranks = dist.get_world_size(own)",
      "mean over the ranks that have this expert|times what is right|is ", "size_of_own"),
-    (DIVIDE, "p.grad /= ranks * dist.get_world_size(among)", " is ", "divided_twice"),
-    ("dist.all_reduce(p.grad, group=among)", "dist.all_reduce(p.grad / 1, group=among)",
+    (DIVIDE, "p.grad /= ranks * dist.get_world_size(members)", " is ", "divided_twice"),
+    ("dist.all_reduce(p.grad, group=members)", "dist.all_reduce(p.grad / 1, group=members)",
      " is ", "a_copy"),
-    ("dist.all_reduce(p.grad, group=among)", "dist.all_reduce(p.grad, group=among, async_op=True)",
+    ("dist.all_reduce(p.grad, group=members)",
+     "dist.all_reduce(p.grad, group=members, async_op=True)",
      "wait", "not_awaited"),
-    ("dist.all_reduce(p.grad, group=among)", "dist.all_reduce(p.data, group=among)", " is ",
+    ("dist.all_reduce(p.grad, group=members)", "dist.all_reduce(p.data, group=members)", " is ",
      "weights"),
 )]  # fmt: skip
 

@@ -6,17 +6,17 @@ from mutants import mutant
 from ranklab.expert_parallel import chunked_scan, moe_traffic, place_experts
 
 REFUSES = ("    if E % R:\n        raise ValueError(f\"{R} ranks must divide the {E} experts\")\n")
-TURNED = "2 * row_bytes * (there + there.T)"
+TURNED = "2 * row_bytes * (rows + rows.T)"
 FILL = ("    for _ in range(ranks * slots - n_experts):\n"
         "        copies[(loads / copies).argmax()] += 1\n")
 
 WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, says, called in (
-    (moe_traffic, "    there = there - torch.diag(there.diag())\n", "", "what stays", "own_rows"),
-    (moe_traffic, TURNED, "row_bytes * (there + there.T)", "forward alone", "forward_alone"),
-    (moe_traffic, TURNED, "row_bytes * there", "the way there alone", "there_alone"),
-    (moe_traffic, TURNED, "4 * row_bytes * there", "four times", "not_turned"),
-    (moe_traffic, TURNED, "2 * (there + there.T)", "rows, not bytes", "rows"),
-    (moe_traffic, TURNED, "2 * row_bytes * there.T", "what ranks get", "received"),
+    (moe_traffic, "    rows = rows - torch.diag(rows.diag())\n", "", "what stays", "own_rows"),
+    (moe_traffic, TURNED, "row_bytes * (rows + rows.T)", "forward alone", "forward_alone"),
+    (moe_traffic, TURNED, "row_bytes * rows", "the way there alone", "there_alone"),
+    (moe_traffic, TURNED, "4 * row_bytes * rows", "four times", "not_turned"),
+    (moe_traffic, TURNED, "2 * (rows + rows.T)", "rows, not bytes", "rows"),
+    (moe_traffic, TURNED, "2 * row_bytes * rows.T", "what ranks get", "received"),
     (moe_traffic, "counts.unflatten(1, (R, -1)).sum(-1)", "counts.unflatten(1, (-1, R)).sum(1)",
      " is ", "experts_in_turns"),
     (moe_traffic, "counts.unflatten(1, (R, -1)).sum(-1)",
@@ -31,7 +31,7 @@ WRONG = [mutant(answer, *edits, says=says, called=called) for answer, *edits, sa
     (place_experts, "slack=0.08 *", "slack=9.0 *", "the fullest rank", "together_alone"),
     (chunked_scan, "    if rank > 0:\n", "    if False:\n", "this part alone|does not end|is ",
      "alone"),
-    (chunked_scan, "h + decay * before[:, None]", "h + before[:, None]", "without its decay",
+    (chunked_scan, "h + decay * state[:, None]", "h + state[:, None]", "without its decay",
      "no_decay"),
     (chunked_scan, "a.cumprod(dim=1)", "a", "decayed once", "one_step"),
     (chunked_scan, "a.cumprod(dim=1)", "a.cumprod(dim=1) / a", "one step of decay too few",

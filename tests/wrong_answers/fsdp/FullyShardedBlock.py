@@ -7,7 +7,8 @@ from ranklab.fsdp import FullyShardedBlock
 
 GATHER = ("self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
           "async_op=True)")
-REDUCE = "work = dist.reduce_scatter_single(shard, grads.flatten(), group=self.group, async_op=True)"
+REDUCE = ("work = dist.reduce_scatter_single(shard, grads.flatten(), group=self.group, "
+          "async_op=True)")
 GUARD = "if not self.parameters or self.is_whole or self.work:"
 VIEW = "parts = self.gathered.view(self.ranks, -1).split([p.numbers for p in self.parameters], 1)"
 END = "self.work, self.gathered, self.is_whole = None, None, True"

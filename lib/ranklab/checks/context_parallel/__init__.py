@@ -26,8 +26,8 @@ EXERCISES = (
         "turns that into a division by the sum of both?",
         "lse is the logarithm of a sum of exp. torch.logaddexp adds two such sums without an "
         "overflow. The weight of each out is exp(its lse - the new lse).",
-        "both = torch.logaddexp(lse, other_lse); weights (lse - both).exp().nan_to_num(0.0), with "
-        "unsqueeze(-1); return the weighted sum and both",
+        "total = torch.logaddexp(lse, other_lse); weights (lse - total).exp().nan_to_num(0.0), "
+        "with unsqueeze(-1); return the weighted sum and total",
     )),
     Exercise(cp.ring_attention, check_ring_attention, hints=(
         "Whose block does a rank have in step 0, in step 1, in step i?",
@@ -40,14 +40,14 @@ EXERCISES = (
         "dq stays on its rank. Which ranks know a part of dk and dv of one block?",
         "As in forward, with block_gradients. The gradients of a block travel with it: each rank "
         "adds its own to what comes, and passes the sum on. Where are they after R steps?",
-        "gradients = torch.stack([dk, dv]) of this block; if coming: gradients += coming.wait(); "
-        "coming = Hop(gradients, group); after the loop dk, dv = coming.wait()",
+        "gradients = torch.stack([dk, dv]) of this block; if grad_hop: gradients += grad_hop.wait()"
+        "; grad_hop = Hop(gradients, group); after the loop dk, dv = grad_hop.wait()",
     )),
     Exercise(cp.zigzag_shard, check_zigzag_shard, hints=(
         "Token i sees i + 1 keys. How can you pair parts of the sequence, so that all pairs have "
         "the same number of keys?",
         "The r-th part from the front and the r-th from the end, of 2R parts.",
-        "early, late = torch.arange(tokens).view(2, ranks, -1); torch.cat([early, late.flip(0)], "
+        "head, tail = torch.arange(tokens).view(2, ranks, -1); torch.cat([head, tail.flip(0)], "
         "dim=1)",
     )),
     Exercise(cp.ulysses_attention, check_ulysses_attention, hints=(

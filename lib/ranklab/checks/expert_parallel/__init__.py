@@ -35,15 +35,15 @@ EXERCISES = (
         "do they come?",
         "Sort all choices by expert: experts of one rank are neighbours. Send the counts for each "
         "expert first, by an all-to-all of their own. Then each rank knows what comes.",
-        "theirs = empty_like(counts); dist.all_to_all_single(theirs, counts, group=group); to, "
-        "came = counts.view(R, -1).sum(1).tolist(), theirs.view(R, -1).sum(1).tolist(); expert = "
-        "arange(E // R).repeat(R).repeat_interleave(theirs); by_expert = its stable argsort",
+        "received = empty_like(counts); dist.all_to_all_single(received, counts, group=group); "
+        "to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received)); expert = "
+        "arange(E // R).repeat(R).repeat_interleave(received); by_expert = its stable argsort",
     )),
     Exercise(ep.combine_tokens, check_combine_tokens, hints=(
         "Undo everything that dispatch_tokens did, the last step first.",
         "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
         "comes home belongs to place sent.order[i] of the choices.",
-        "rows[sent.by_expert.argsort()]; AllToAll.apply(back, sent.came, sent.to, group); zeros"
+        "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
         ".index_add(0, sent.order // k, home * weights.flatten()[sent.order, None])",
     )),
     Exercise(ep.load_balance_loss, check_load_balance_loss, hints=(
@@ -62,9 +62,9 @@ EXERCISES = (
     )),
     Exercise(ep.moe_traffic, check_moe_traffic, hints=(
         "Which rank has expert e, and which way does a row take in backward?",
-        "there[r, s]: counts[r] added up over the experts of rank s, with zeros where r is s.",
-        "there = counts.unflatten(1, (R, -1)).sum(-1), without its diagonal; 2 * row_bytes * "
-        "(there + there.T)",
+        "rows[r, s]: counts[r] added up over the experts of rank s, with zeros where r is s.",
+        "rows = counts.unflatten(1, (R, -1)).sum(-1), without its diagonal; 2 * row_bytes * "
+        "(rows + rows.T)",
     )),
     Exercise(ep.place_experts, check_place_experts, hints=(
         "What can be done with an expert whose load alone is more than a rank's share?",

@@ -29,10 +29,11 @@ EXERCISES = (
         "way back: padded_gradient() is (R, numbers), row r for rank r.",
         "begin_unshard(): message = torch.cat([p.padded_shard() for p in self.parameters]); "
         "self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
-        "async_op=True). unshard(): self.begin_unshard(); wait; self.gathered.view(self.ranks, -1).split("
-        "[p.numbers ...], 1), and parameter.fill(part). reduce_gradients(): torch.cat(["
-        "p.padded_gradient() ...], dim=1) / self.ranks; dist.reduce_scatter_single(shard, "
-        "grads.flatten(), ...); self.reduction = shard, work; p.whole.grad = None",
+        "async_op=True). unshard(): self.begin_unshard(); wait; "
+        "self.gathered.view(self.ranks, -1).split([p.numbers ...], 1), and "
+        "parameter.fill(part). reduce_gradients(): torch.cat([p.padded_gradient() "
+        "...], dim=1) / self.ranks; dist.reduce_scatter_single(shard, grads.flatten(), ...); "
+        "self.reduction = shard, work; p.whole.grad = None",
     )),
     Exercise(fsdp.clip_grad_norm_sharded, check_clip_grad_norm_sharded, hints=(
         "Norms do not add up. What does?",
