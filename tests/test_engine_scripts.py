@@ -161,7 +161,7 @@ def test_the_script_of_sbatch_itself_is_not_a_rank(monkeypatch):
 def test_the_number_of_ranks_on_a_node_is_that_nodes_own():
     from ranklab.engine import in_place
 
-    assert in_place._each("8(x3),4") == [8, 8, 8, 4] and in_place._each("2") == [2]
+    assert in_place._counts("8(x3),4") == [8, 8, 8, 4] and in_place._counts("2") == [2]
     job = {"SLURM_PROCID": "27", "SLURM_STEP_NUM_TASKS": "28", "SLURM_LOCALID": "3",
            "SLURM_STEP_TASKS_PER_NODE": "8(x3),4", "SLURM_NODEID": "3", "SLURM_JOB_ID": "7",
            "MASTER_ADDR": "here"}

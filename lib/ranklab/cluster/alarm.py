@@ -28,19 +28,19 @@ def sick_rank_alarm(metrics):
     T, R = metrics[SECONDS].shape
     if T < 20:
         return None
-    found, step = [], np.nanmedian(metrics[SECONDS][-8:])
-    for name, sign, least in ((SECONDS, 1, 0.05), (DATA, 1, 0.05), (CLOCK, -1, 0.025)):
+    evidence, step = [], np.nanmedian(metrics[SECONDS][-8:])  # (ranks,) of each metric; > 1: sick
+    for name, sign, limit in ((SECONDS, 1, 0.05), (DATA, 1, 0.05), (CLOCK, -1, 0.025)):
         x = sign * metrics[name][-40:]
         usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks have is no sickness
         x = np.where(np.isnan(x), usual, x)
         x = (x - usual) / (step if name == DATA else np.abs(usual))
         now, before = x[-8:], np.median(x[:-8], axis=0)
         steady = np.sort(now, axis=0)[1]  # not only now and then
-        found.append((steady - before) / np.maximum(least, 1.5 * now.std(axis=0)))
+        evidence.append((steady - before) / np.maximum(limit, 1.5 * now.std(axis=0)))
     for name in (ECC, SYMBOLS):
-        more = np.maximum(np.nan_to_num(np.diff(metrics[name][-11:], axis=0)), 0)  # restarts
-        found.append(np.minimum((more > 0).sum(axis=0) / 3, more.sum(axis=0) / 5))
-    worst = np.max(found, axis=0)  # (ranks,)
+        errors = np.maximum(np.nan_to_num(np.diff(metrics[name][-11:], axis=0)), 0)  # restarts
+        evidence.append(np.minimum((errors > 0).sum(axis=0) / 3, errors.sum(axis=0) / 5))
+    worst = np.max(evidence, axis=0)
     return int(worst.argmax()) if worst.max() > 1 else None
 
 
@@ -75,8 +75,8 @@ class Score:
 
     @property
     def mean_seconds(self):
-        every = [each for of_kind in self.seconds.values() for each in of_kind]
-        return sum(every) / len(every) if every else math.nan
+        delays = [delay for of_kind in self.seconds.values() for delay in of_kind]
+        return sum(delays) / len(delays) if delays else math.nan
 
     def __str__(self):
         return (f"{self.mean_seconds:.0f} s to the alarm on average, {len(self.false)} false of "
@@ -84,25 +84,27 @@ class Score:
 
 
 def play(alarm, recording):
-    """(scrape, rank) of the first alarm; (None, None) if there is none."""
+    """Return (scrape, rank) of the first alarm; (None, None) if there is none."""
     with warnings.catch_warnings(action="ignore"):  # of columns that are all NaN
         for scrape in range(len(recording.metrics[SECONDS])):
-            rank = alarm({name: each[:scrape + 1] for name, each in recording.metrics.items()})
+            rank = alarm({name: values[:scrape + 1]
+                          for name, values in recording.metrics.items()})
             if rank is not None:
                 return scrape, rank
     return None, None
 
 
 def score(alarm, recordings):
-    """The Score of `alarm`, a function like sick_rank_alarm."""
-    found = Score()
-    for each in recordings:
-        scrape, rank = play(alarm, each)
-        is_false = rank is not None and (rank not in each.sick or scrape < each.onset)
-        late = LIMIT if scrape is None else SCRAPE * (scrape - each.onset)
-        if each.sick:
-            found.seconds.setdefault(each.kind, []).append(min(LIMIT, LIMIT if is_false else late))
+    """Return the Score of `alarm`, a function like sick_rank_alarm."""
+    total = Score()
+    for run in recordings:
+        scrape, rank = play(alarm, run)
+        is_false = rank is not None and (rank not in run.sick or scrape < run.onset)
+        delay = LIMIT if scrape is None or is_false else min(
+            LIMIT, SCRAPE * (scrape - run.onset))
+        if run.sick:
+            total.seconds.setdefault(run.kind, []).append(delay)
         if is_false:
-            found.false.append(each.kind)
-        found.points.append(0.0 if is_false else 1 - min(late, LIMIT) / LIMIT if each.sick else 1.0)
-    return found
+            total.false.append(run.kind)
+        total.points.append(0.0 if is_false else 1 - delay / LIMIT if run.sick else 1.0)
+    return total

@@ -16,18 +16,18 @@ from ranklab.engine import device
 
 
 def scalars(history):
-    """{step: {name: value}} of the History of a Trainer."""
-    found = {step: {} for step in sorted({*history.steps, *history.held_out})}
+    """Return {step: {name: value}} of the History of a Trainer."""
+    by_step = {step: {} for step in sorted({*history.steps, *history.held_out})}
     for name in ("loss", "speed", "waits"):
         for step, value in zip(history.steps, getattr(history, name)):
-            found[step][f"train/{name}"] = value
+            by_step[step][f"train/{name}"] = value
     for step, value in history.held_out.items():
-        found[step]["held_out/loss"] = value
-    return found
+        by_step[step]["held_out/loss"] = value
+    return by_step
 
 
 def write_scalars(folder, history):
-    """The History of a Trainer is in `folder` as TensorBoard reads it: tensorboard --logdir."""
+    """Write the History of a Trainer to `folder`, for tensorboard --logdir."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(folder) as writer:
@@ -37,11 +37,11 @@ def write_scalars(folder, history):
 
 
 def read_scalars(folder):
-    """{name: [(step, value)]} of all that is in `folder`."""
+    """Return {name: [(step, value)]} of all that is in `folder`."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    return {name: [(each.step, each.value) for each in events.Scalars(name)]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)]
             for name in events.Tags()["scalars"]}
 
 
@@ -88,15 +88,15 @@ def read_trace(path):
 
 
 def waits_in_traces(paths, name=":all_reduce"):
-    """{rank: seconds in spans of this name}: all others wait for the rank with the least.
+    """Return {rank: seconds in spans of this name}: all others wait for the rank with the least.
 
     torch names a collective's span "gloo:all_reduce". NCCL's does not wait on the host: look at the
     kernels instead, whose names begin with "ncclDevKernel".
     """
-    found = {}
+    waits = {}
     for path in paths:
         info, events = read_trace(path)
-        found[info["rank"]] = sum(each["dur"] for each in events
-                                  if each.get("ph") == "X" and each["name"].endswith(name)
-                                  and each.get("cat") == "user_annotation") / 1e6
-    return dict(sorted(found.items()))
+        waits[info["rank"]] = sum(event["dur"] for event in events
+                                  if event.get("ph") == "X" and event["name"].endswith(name)
+                                  and event.get("cat") == "user_annotation") / 1e6
+    return dict(sorted(waits.items()))

@@ -71,7 +71,7 @@ class Hosts:
         self.close()
 
     def close(self):
-        """No host is left, and no process in one."""
+        """End all hosts, and all processes in them."""
         for name in list(self.init):
             self._kill(name)
         for process in self.started:
@@ -127,12 +127,12 @@ class Hosts:
     # --- links ------------------------------------------------------------------------------------
 
     def shape(self, name, mbit):
-        """The host sends `mbit` megabits a second at most (a token bucket); None: no limit."""
-        how = f"replace dev eth0 root tbf rate {mbit}mbit burst 128kb latency 100ms"
-        self._in_network(name, "tc", "qdisc", *(how if mbit else "del dev eth0 root").split())
+        """Limit what the host sends to `mbit` megabits a second, by a token bucket; None: don't."""
+        bucket = f"replace dev eth0 root tbf rate {mbit}mbit burst 128kb latency 100ms"
+        self._in_network(name, "tc", "qdisc", *(bucket if mbit else "del dev eth0 root").split())
 
     def cut(self, name):
-        """The host's cable is out of the switch."""
+        """Pull the host's cable out of the switch."""
         self._ip(CONTROLLER, f"link set {name} down")
 
     def join(self, name):
@@ -147,14 +147,14 @@ class Hosts:
     # --- what runs on them ------------------------------------------------------------------------
 
     def run(self, name, argv, limit=LIMIT, check=True, **options):
-        """Runs the command on the host, in this process's folder, and returns what it wrote.
+        """Run the command on the host, in this process's folder; return what it wrote.
 
         error  OSError if it fails, or takes longer than `limit` seconds
         """
         return _finish(self._on(name, argv), limit, check, **options)
 
     def popen(self, name, argv, **options):
-        """A Popen of a command that runs on the host; killing it kills the command."""
+        """Return a Popen of a command that runs on the host; killing it kills the command."""
         self.started.append(subprocess.Popen(self._on(name, argv), start_new_session=True,
                                              stdin=subprocess.DEVNULL, **options))
         return self.started[-1]
@@ -167,39 +167,39 @@ class Hosts:
 
 def _finish(command, limit=LIMIT, check=True, **options):
     try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=limit * patience(),
-                              **options)
+        process = subprocess.run(command, text=True, capture_output=True,
+                                 timeout=limit * patience(), **options)
     except subprocess.TimeoutExpired:
         raise OSError(f"{' '.join(command)} did not end in {limit} s") from None
-    if check and done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    if check and process.returncode:
+        raise OSError(f"{' '.join(command)}: {process.stderr.strip() or process.stdout.strip()}")
+    return process.stdout
 
 
-def until(holds, limit, what, log=None):
-    """Waits until holds() returns something true, and returns that.
+def until(holds, limit, event, log=None):
+    """Wait until holds() returns something true; return that.
 
-    error  TimeoutError after `limit` seconds, more on a busy machine; it says that `what` is
-           missing, with the end of the file `log`
+    error  TimeoutError after `limit` seconds, more on a busy machine; it says that `event` did not
+           come, with the end of the file `log`
     """
     started, limit = time.monotonic(), limit * patience()
-    while not (found := holds()):
+    while not (value := holds()):
         if time.monotonic() - started > limit:
             tail = Path(log).read_text(errors="replace").splitlines()[-5:] if log else []
-            raise TimeoutError("\n    ".join([f"{what}: not in {limit:.0f} s", *tail]))
+            raise TimeoutError("\n    ".join([f"{event}: not in {limit:.0f} s", *tail]))
         time.sleep(0.1)
-    return found
+    return value
 
 
 def remove_leftovers():
-    """Removes the folders of processes that are gone."""
+    """Remove the folders of processes that are gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def missing():
-    """Why this machine can have no hosts, as a sentence; "" if it can."""
+    """Say in a sentence why this machine can have no hosts; "" if it can."""
     if not hasattr(os, "geteuid") or os.geteuid():
         return "needs root: hosts are network namespaces"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]

@@ -53,7 +53,7 @@ def train_job_manifest(job, kind="TrainJob"):
 
 
 def invalid(manifest):
-    """What the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
+    """List what the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
 
     schemas/ holds the part of the CRDs that a training job may use, as JSON Schema: see
     scripts/trim_crds.py. A right field that was left out there is refused here.
@@ -64,6 +64,6 @@ def invalid(manifest):
     path = Path(__file__).with_name("schemas") / f"{str(kind).lower()}.json"
     if kind not in ("TrainJob", "JobSet"):
         return [f"kind is {kind!r}, not TrainJob or JobSet"]
-    found = Draft202012Validator(json.loads(path.read_text())).iter_errors(manifest)
+    errors = Draft202012Validator(json.loads(path.read_text())).iter_errors(manifest)
     return [f"{'.'.join(map(str, error.path)) or 'the manifest'}: {error.message}"
-            for error in sorted(found, key=lambda error: len(error.path))]
+            for error in sorted(errors, key=lambda error: len(error.path))]

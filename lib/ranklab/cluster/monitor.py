@@ -21,18 +21,18 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def missing():
-    """What is not installed here, as a sentence; "" if nothing is missing."""
+    """Say in a sentence what is not installed; "" if nothing is missing."""
     names = [name for name in PROGRAMS if not shutil.which(name)]
     return names and f"needs prometheus: apt install {' '.join(names)}" or ""
 
 
 def start(argv, **keywords):
-    """subprocess.Popen, of a process that dies with the thread that started it."""
+    """Start a process that dies with the thread that started it; return its Popen."""
     return subprocess.Popen(argv, preexec_fn=functools.partial(die_with, os.getpid()), **keywords)
 
 
 def die_with(parent):
-    """Linux kills this process when `parent` dies, however it dies."""
+    """Let Linux kill this process when `parent` dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
@@ -107,27 +107,28 @@ class Monitor:
         (self.folder / name).write_text(json.dumps(config, indent=1))  # JSON is YAML
 
     def run(self, name, *argv, ready=""):
-        """Starts a program, and returns where it listens, "address:port", as its own log says.
+        """Start a program; return where it listens, "address:port", as its own log says.
+
         Waits until the log also says `ready`.
         """
         path = self.folder / f"{name}.log"
         with open(path, "w") as log:
             process = self.processes[name] = self.popen(argv, stdout=log, stderr=log)
         end = time.monotonic() + READY
-        while not (found := re.search(r"Listening on\"? address=(\S+:\d+)", path.read_text())) or (
+        while not (match := re.search(r"Listening on\"? address=(\S+:\d+)", path.read_text())) or (
                 ready not in path.read_text()):
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{name} did not begin in {READY} s: "
                                    f"{path.read_text()[-900:]}")
             time.sleep(0.02)
-        return found[1]
+        return match[1]
 
     def received(self):
-        """The alerts that have reached the webhook: dicts of time, status, labels, annotations."""
+        """Return the alerts at the webhook: dicts of time, status, labels, annotations."""
         return [json.loads(line) for line in self.inbox.read_text().splitlines()]
 
     def wait(self, name, timeout):
-        """The first alert of this name that fires.
+        """Wait for the first alert of this name that fires; return it.
 
         error  TimeoutError after `timeout` seconds, with what came instead
         """
@@ -138,14 +139,14 @@ class Monitor:
                     return alert
             if time.monotonic() > end:
                 raise TimeoutError(f"no alert {name} in {timeout} s; the webhook has "
-                                   f"{[each['labels'] for each in self.received()]}")
+                                   f"{[alert['labels'] for alert in self.received()]}")
             time.sleep(0.1)
 
     def query(self, expression):
-        """[({label: value}, number)] of Prometheus now."""
+        """Return [({label: value}, number)] of Prometheus now."""
         url = f"http://{self.server}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-        found = json.loads(self.fetch(url))["data"]["result"]
-        return [(each["metric"], float(each["value"][1])) for each in found]
+        rows = json.loads(self.fetch(url))["data"]["result"]
+        return [(row["metric"], float(row["value"][1])) for row in rows]
 
     def close(self):
         for process in reversed(self.processes.values()):

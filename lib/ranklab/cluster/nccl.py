@@ -88,37 +88,38 @@ def nccl_environment(topology):
     error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
     """
     def common(kind, key):
-        usable = [{key(each): each for each in getattr(node, kind)
-                   if each.up and each.use == "jobs"} for node in topology.nodes]
-        return [each for name, each in usable[0].items() if all(name in node for node in usable)]
+        usable = [{key(device): device for device in getattr(node, kind)
+                   if device.up and device.use == "jobs"} for node in topology.nodes]
+        return [device for name, device in usable[0].items()
+                if all(name in node for node in usable)]
 
     if len(topology.nodes) == 1:
         return {}
-    interfaces = common("interfaces", lambda each: each.name)
+    interfaces = common("interfaces", lambda interface: interface.name)
     if not interfaces:
         raise ValueError(f"no interface for jobs is up on all {len(topology.nodes)} nodes")
-    fastest = max(each.gbit for each in interfaces)
-    names = [each.name for each in interfaces if each.gbit == fastest]
-    found = {"NCCL_NET": topology.plugin or "Socket", "GLOO_SOCKET_IFNAME": names[0],
-             "NCCL_SOCKET_IFNAME": "=" + ",".join(names)}
+    fastest = max(interface.gbit for interface in interfaces)
+    names = [interface.name for interface in interfaces if interface.gbit == fastest]
+    variables = {"NCCL_NET": topology.plugin or "Socket", "GLOO_SOCKET_IFNAME": names[0],
+                 "NCCL_SOCKET_IFNAME": "=" + ",".join(names)}
     by_link = {}
-    for port in common("hcas", lambda each: (each.label, each.link)):
+    for port in common("hcas", lambda port: (port.label, port.link)):
         by_link.setdefault(port.link, []).append(port)
     if not by_link or topology.plugin:
-        return found
+        return variables
     ports = max(by_link.values(), key=lambda ports: sum(port.gbit for port in ports))
-    found |= {"NCCL_NET": "IB", "NCCL_IB_HCA": "=" + ",".join(port.label for port in ports)}
+    variables |= {"NCCL_NET": "IB", "NCCL_IB_HCA": "=" + ",".join(port.label for port in ports)}
     if topology.traffic_class is not None:
-        found["NCCL_IB_TC"] = str(topology.traffic_class)
+        variables["NCCL_IB_TC"] = str(topology.traffic_class)
     if topology.fabric and len(ports) > 1:
-        found["NCCL_CROSS_NIC"] = str(["rails", "one switch"].index(topology.fabric))
-    return found
+        variables["NCCL_CROSS_NIC"] = str(["rails", "one switch"].index(topology.fabric))
+    return variables
 
 
 # --- what NCCL makes of a value -------------------------------------------------------------------
 
 def selected(value, devices):
-    """Those of `devices` that NCCL takes, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
+    """Return the `devices` that NCCL takes, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
 
     A value is a list of prefixes. After "=" it is a list of whole names, after "^" of names to
     leave out. Each may have a port after ":"; in new versions also a rail and a plane, which select
@@ -132,11 +133,11 @@ def selected(value, devices):
 
     def fits(device):
         name, _, port = device.partition(":")
-        return any((name == wanted if whole != outside else name.startswith(wanted))
-                   and ("" in (port, wanted_port) or port == wanted_port)
-                   for wanted, wanted_port in entries)
+        return any((name == entry if whole != outside else name.startswith(entry))
+                   and ("" in (port, entry_port) or port == entry_port)
+                   for entry, entry_port in entries)
 
-    return [each for each in devices if not entries or fits(each) == (outside == value)]
+    return [device for device in devices if not entries or fits(device) == (outside == value)]
 
 
 def node_bandwidth(topology, environment):
@@ -149,7 +150,7 @@ def node_bandwidth(topology, environment):
     variable, kind = (("NCCL_IB_HCA", "hcas") if by_rdma else ("NCCL_SOCKET_IFNAME", "interfaces"))
     totals = []
     for node in topology.nodes:
-        speeds = {getattr(each, "label", each.name): each.gbit
-                  for each in getattr(node, kind) if each.up}
+        speeds = {getattr(device, "label", device.name): device.gbit
+                  for device in getattr(node, kind) if device.up}
         totals.append(sum(speeds[name] for name in selected(environment.get(variable, ""), speeds)))
     return min(totals) * 1e9 / 8

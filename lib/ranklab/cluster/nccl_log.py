@@ -55,7 +55,7 @@ class NcclLog:
 
 
 def read_log(name):
-    """The text of logs/<name>.txt."""
+    """Return the text of logs/<name>.txt."""
     return (LOGS / f"{name}.txt").read_text()
 
 
@@ -64,9 +64,9 @@ def nccl_lines(text):
 
     Lines of several ranks are mixed, but those of one process keep their order.
     """
-    found = (PREFIX.search(line) for line in text.splitlines())
-    return [Line(each[1], int(each[2]), each[3] == "WARN", each[4].strip())
-            for each in found if each]
+    matches = (PREFIX.search(line) for line in text.splitlines())
+    return [Line(match[1], int(match[2]), match[3] == "WARN", match[4].strip())
+            for match in matches if match]
 
 
 def read_nccl_log(text):
@@ -88,54 +88,56 @@ def read_nccl_log(text):
     """
     lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}
     for line in lines:
-        if found := re.search(COMM, line.text):
-            ranks_of[line.host, line.pid], ranks = int(found[1]), int(found[2])
-        elif found := re.fullmatch(RING, line.text):
-            rings[int(found[1])] = tuple(map(int, found[2].split()))
-        elif found := re.match(LINK, line.text):
-            link = int(found[1]), int(found[2]), int(found[3])
-            if found["side"] == "receive":
-                links.setdefault(link, found["via"])
+        if match := re.search(COMM, line.text):
+            ranks_of[line.host, line.pid], ranks = int(match[1]), int(match[2])
+        elif match := re.fullmatch(RING, line.text):
+            rings[int(match[1])] = tuple(map(int, match[2].split()))
+        elif match := re.match(LINK, line.text):
+            link = int(match[1]), int(match[2]), int(match[3])
+            if match["side"] == "receive":
+                links.setdefault(link, match["via"])
             else:
-                links[link] = found["via"]
+                links[link] = match["via"]
                 opened.setdefault(link[:2], link[2])
         elif line.text.startswith("Trees "):
             for channel, rank, parent in re.findall(TREE, line.text):
                 trees.setdefault(int(channel), {})[int(rank)] = int(parent)
-    for channel in {each for each, _ in opened} - rings.keys():
+    for channel in {channel for channel, _ in opened} - rings.keys():
         ring = [0]
         while (after := opened.get((channel, ring[-1]))) not in (None, *ring):
             ring.append(after)
         if ranks_of and after == 0 and len(ring) == ranks:
             rings[channel] = tuple(ring)
-    hosts = {host: tuple(sorted(rank for (each, _), rank in ranks_of.items() if each == host))
-             for host, _ in ranks_of}
-    said = [(ranks_of.get((line.host, line.pid)), line.text) for line in lines if line.warns]
+    hosts = {}
+    for (host, _), rank in ranks_of.items():
+        hosts[host] = tuple(sorted([*hosts.get(host, ()), rank]))
+    warnings = [(ranks_of.get((line.host, line.pid)), line.text) for line in lines if line.warns]
     *_, network = re.findall(r"Using network (.*\S)", text) or [""]
     entered = {int(rank): int(work) for rank, work in re.findall(ENQUEUED, text)}
-    return NcclLog(network, hosts, rings, trees, links, tuple(dict.fromkeys(said)), entered)
+    return NcclLog(network, hosts, rings, trees, links, tuple(dict.fromkeys(warnings)), entered)
 
 
 # --- what it means --------------------------------------------------------------------------------
 
 def suspects(log):
-    """Sentences about what looks wrong in the log; [] if nothing does."""
-    said, between = [], {via for via in log.links.values() if via.startswith("NET/")}
-    ranks = {rank for own in log.hosts.values() for rank in own}
+    """List what looks wrong in the log, a sentence each; [] if nothing does."""
+    sentences, between = [], {via for via in log.links.values() if via.startswith("NET/")}
+    ranks = {rank for of_host in log.hosts.values() for rank in of_host}
     if between and all(via.startswith("NET/Socket") for via in between):
-        said.append("between nodes all data goes over TCP sockets")
+        sentences.append("between nodes all data goes over TCP sockets")
     if slow := {via for via in between if via.startswith("NET/IB") and "GDRDMA" not in via}:
-        said.append(f"no GPUDirect RDMA on {', '.join(sorted(slow))}: data goes through the host")
-    if log.entered and len(behind := _least(log.entered)) < len(log.entered):
-        said.append(f"ranks {behind} have not enqueued what others wait for")
+        sentences.append(f"no GPUDirect RDMA on {', '.join(sorted(slow))}: "
+                         "data goes through the host")
+    if log.entered and len(behind := _last_ranks(log.entered)) < len(log.entered):
+        sentences.append(f"ranks {behind} have not enqueued what others wait for")
     if log.entered and (silent := sorted(ranks - log.entered.keys())):
-        said.append(f"torch says nothing of ranks {silent}: they may be dead")
+        sentences.append(f"torch says nothing of ranks {silent}: they may be dead")
     for text in dict.fromkeys(text for _, text in log.warnings):
-        who = sorted({"?" if rank is None else str(rank) for rank, own in log.warnings
-                      if own == text})
-        said.append(f"rank {', '.join(who)}: {text}")
-    return said
+        names = sorted({"?" if rank is None else str(rank) for rank, warning in log.warnings
+                        if warning == text})
+        sentences.append(f"rank {', '.join(names)}: {text}")
+    return sentences
 
 
-def _least(entered):
+def _last_ranks(entered):
     return sorted(rank for rank, work in entered.items() if work == min(entered.values()))

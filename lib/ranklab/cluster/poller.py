@@ -31,16 +31,16 @@ class Poller(Monitor):
     def poll(self):
         while not self.over.wait(self.scrape):
             self.polls += 1  # a poll's number x scrape is its time
-            fresh = self.scraped()
+            fresh = self.scrape_targets()
             for labels in self.series.keys() | fresh.keys():
                 points = self.series.setdefault(labels, [])
                 points.append((self.polls * self.scrape, fresh.get(labels, STALE)))
             for rule in self.rules:
                 self.judge(rule)
 
-    def scraped(self):
-        """{labels: value} of all targets that answer."""
-        found = {}
+    def scrape_targets(self):
+        """Return {labels: value} of all targets that answer."""
+        values = {}
         for path in self.targets.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):  # it has just ended
                 group = json.loads(path.read_text())[0]
@@ -50,20 +50,20 @@ class Poller(Monitor):
                         pairs = re.findall(r'(\w+)="([^"]*)"', labels)
                         key = frozenset({(NAME, name), ("instance", target), *pairs,
                                          *group["labels"].items()})
-                        found[key] = float(value)
-        return found
+                        values[key] = float(value)
+        return values
 
     def judge(self, rule):
-        """Alerts of `rule` that fire for the first time go into the inbox."""
+        """Write alerts of `rule` that fire for the first time into the inbox."""
         times = range(0, self.polls * self.scrape + 1, self.scrape)
         for at, labels in alerts(rule, self.series, times):
             key = rule["alert"], frozenset(labels.items())
             if at != times[-1] or key in self.fired:
                 continue
             self.fired.add(key)
-            value = next((x for own, x in self.query(rule["expr"])
-                          if own.items() <= labels.items()), float("nan"))
-            words = {name: TEMPLATE.sub(lambda found: labels.get(found[1], "") if found[1]
+            value = next((x for row, x in self.query(rule["expr"])
+                          if row.items() <= labels.items()), float("nan"))
+            words = {name: TEMPLATE.sub(lambda match: labels.get(match[1], "") if match[1]
                                         else f"{value:.4g}", text)
                      for name, text in rule.get("annotations", {}).items()}
             with open(self.inbox, "a") as inbox:
@@ -73,8 +73,8 @@ class Poller(Monitor):
 
     def query(self, expression):
         now = self.polls * self.scrape
-        found = as_vector(Evaluator(dict(self.series), self.scrape)(parse(expression), now))
-        return [(dict(without(labels, NAME)), value) for labels, value in found.items()]
+        vector = as_vector(Evaluator(dict(self.series), self.scrape)(parse(expression), now))
+        return [(dict(without(labels, NAME)), value) for labels, value in vector.items()]
 
     def close(self):
         self.over.set()

@@ -29,7 +29,7 @@ def missing(*names):
 
 
 def parse(text):
-    """The expression, read; error ValueError with what is wrong with it, RuntimeError."""
+    """Read the expression; error ValueError with what is wrong with it, RuntimeError."""
     if missing():
         raise RuntimeError(missing())
     from promql_parser import parse
@@ -67,7 +67,8 @@ class Evaluator:
     """
 
     def __init__(self, series, step=15):
-        self.series, self.step, self.known = series, step, {}
+        self.series, self.step = series, step
+        self.subqueries = {}  # (node, number of the step) -> its vector
         self.times = {labels: [time for time, _ in points] for labels, points in series.items()}
 
     def __call__(self, node, t):
@@ -84,41 +85,43 @@ class Evaluator:
 
     def UnaryExpr(self, node, t):  # only minus is one
         value = self(node.expr, t)
-        return -value if isinstance(value, float) else named({k: -x for k, x in value.items()})
+        if isinstance(value, float):
+            return -value
+        return without_name({labels: -x for labels, x in value.items()})
 
-    def selected(self, node, start, end):
-        """{labels: samples from start to end} of a selector."""
-        wanted = [(each.name, str(each.op), each.value) for each in node.matchers.matchers]
+    def samples(self, node, start, end):
+        """Return {labels: samples from start to end} of a selector."""
+        matchers = [(m.name, str(m.op), m.value) for m in node.matchers.matchers]
         if node.matchers.or_matchers or node.at:
             raise NotCovered(f"`{node}` is a selector that this check does not know")
-        wanted += [(NAME, "MatchOp.Equal", node.name)] if node.name else []
+        matchers += [(NAME, "MatchOp.Equal", node.name)] if node.name else []
         return {labels: points[bisect_left(self.times[labels], start):
                                bisect_right(self.times[labels], end)]
                 for labels, points in self.series.items()
-                if all(matches(dict(labels).get(name, ""), *rest) for name, *rest in wanted)}
+                if all(matches(dict(labels).get(name, ""), *rest) for name, *rest in matchers)}
 
     def VectorSelector(self, node, t):
         t -= offset(node)
         return {labels: points[-1][1] for labels, points
-                in self.selected(node, t - LOOKBACK, t).items()
+                in self.samples(node, t - LOOKBACK, t).items()
                 if points and points[-1][1] is not STALE}
 
     def MatrixSelector(self, node, t):
         t -= offset(node.vector_selector)
-        found = self.selected(node.vector_selector, t - node.range.total_seconds(), t)
-        kept = {labels: [point for point in points if point[1] is not STALE]
-                for labels, points in found.items()}
-        return {labels: points for labels, points in kept.items() if points}
+        samples = self.samples(node.vector_selector, t - node.range.total_seconds(), t)
+        fresh = {labels: [point for point in points if point[1] is not STALE]
+                 for labels, points in samples.items()}
+        return {labels: points for labels, points in fresh.items() if points}
 
     def SubqueryExpr(self, node, t):
-        step, found = node.step.total_seconds() if node.step else self.step, {}
+        step, ranges = node.step.total_seconds() if node.step else self.step, {}
         t -= offset(node)
         for n in range(math.ceil((t - node.range.total_seconds()) / step), int(t // step) + 1):
-            if (node, n) not in self.known:
-                self.known[node, n] = as_vector(self(node.expr, n * step))
-            for labels, x in self.known[node, n].items():
-                found.setdefault(labels, []).append((n * step, x))
-        return found
+            if (node, n) not in self.subqueries:
+                self.subqueries[node, n] = as_vector(self(node.expr, n * step))
+            for labels, x in self.subqueries[node, n].items():
+                ranges.setdefault(labels, []).append((n * step, x))
+        return ranges
 
     def AggregateExpr(self, node, t):
         op, groups = str(node.op), {}
@@ -141,26 +144,26 @@ class Evaluator:
         if name == "scalar":
             return [*values[0].values()][0] if len(values[0]) == 1 else math.nan
         if name in NUMBERS:
-            return named({k: NUMBERS[name](x, *values[1:]) for k, x in values[0].items()})
+            return without_name({k: NUMBERS[name](x, *values[1:]) for k, x in values[0].items()})
         kind = name.removesuffix("_over_time")
         if kind == "quantile" or kind != name and kind in REDUCE:
             reduce = partial(quantile, values[0]) if kind == "quantile" else REDUCE[kind]
 
-            def of(points):
+            def value_of(points):
                 return reduce([x for _, x in points])
         elif name in ("rate", "increase", "delta", "irate", "idelta"):
             end = t - offset(getattr(args[0], "vector_selector", args[0]))
-            of = partial(change, name, end, args[0].range.total_seconds())
+            value_of = partial(change, name, end, args[0].range.total_seconds())
         else:
             raise NotCovered(f"{name}() is PromQL that this check does not know")
-        found = {labels: of(points) for labels, points in values[-1].items()}
-        found = {labels: x for labels, x in found.items() if x is not None}
-        return found if name == "last_over_time" else named(found)
+        vector = {labels: value_of(points) for labels, points in values[-1].items()}
+        vector = {labels: x for labels, x in vector.items() if x is not None}
+        return vector if name == "last_over_time" else without_name(vector)
 
     def BinaryExpr(self, node, t):
         left, right, op = self(node.lhs, t), self(node.rhs, t), str(node.op)
         if op in ("and", "or", "unless"):
-            return combined(op, left, right, node.modifier)
+            return set_operation(op, left, right, node.modifier)
         if (compute := (ARITHMETIC | COMPARE).get(op)) is None:
             raise NotCovered(f"`{op}` is PromQL that this check does not know")
         if isinstance(left, float) and isinstance(right, float):
@@ -170,16 +173,16 @@ class Evaluator:
         elif isinstance(left, float):
             pairs = [(labels, left, x) for labels, x in right.items()]
         else:
-            pairs = matched(left, right, node.modifier)
+            pairs = match_pairs(left, right, node.modifier)
         if op in ARITHMETIC or node.modifier and node.modifier.return_bool:
-            return named({labels: compute(a, b) for labels, a, b in pairs})
+            return without_name({labels: compute(a, b) for labels, a, b in pairs})
         return {labels: b if isinstance(left, float) else a for labels, a, b in pairs
                 if compute(a, b)}
 
 
 def offset(node):
-    given = getattr(node, "offset", None)
-    return given.total_seconds() if given else 0
+    delay = getattr(node, "offset", None)
+    return delay.total_seconds() if delay else 0
 
 
 def matches(text, op, value):
@@ -199,8 +202,8 @@ def only(labels, *names):
     return frozenset(pair for pair in labels if pair[0] in names)
 
 
-def named(values):
-    """Floats, without the metric's name, because they mean something else now."""
+def without_name(values):
+    """Drop the metric's name, because the values mean something else now; make them floats."""
     return {without(labels, NAME): float(x) for labels, x in values.items()}
 
 
@@ -216,37 +219,40 @@ def key_of(labels, modifier):
     return group_of(labels, modifier and modifier.matching, "Include")
 
 
-def combined(op, left, right, modifier):
-    ours, theirs = ({key_of(labels, modifier) for labels in side} for side in (left, right))
+def set_operation(op, left, right, modifier):
+    left_keys, right_keys = ({key_of(k, modifier) for k in side} for side in (left, right))
     if op == "or":
-        return left | {k: x for k, x in right.items() if key_of(k, modifier) not in ours}
-    return {k: x for k, x in left.items() if (key_of(k, modifier) in theirs) == (op == "and")}
+        return left | {k: x for k, x in right.items() if key_of(k, modifier) not in left_keys}
+    return {k: x for k, x in left.items() if (key_of(k, modifier) in right_keys) == (op == "and")}
 
 
-def matched(left, right, modifier):
-    """[(labels of the result, left value, right value)]; error ValueError as Prometheus says it"""
+def match_pairs(left, right, modifier):
+    """Return [(labels of the result, left value, right value)].
+
+    error  ValueError as Prometheus says it
+    """
     card = str(modifier.card) if modifier else ""
     is_right = "OneToMany" in card
-    many, one = (right, left) if is_right else (left, right)
-    partners, found = {}, {}
-    for labels, y in one.items():
+    many_side, one_side = (right, left) if is_right else (left, right)
+    partners, pairs = {}, {}
+    for labels, y in one_side.items():
         if partners.setdefault(key_of(labels, modifier), (labels, y)) != (labels, y):
             raise ValueError("found duplicate series for the match group; many-to-many matching "
                              "not allowed: matching labels must be unique on one side")
-    for labels, x in many.items():
+    for labels, x in many_side.items():
         if (key := key_of(labels, modifier)) not in partners:
             continue
-        other, y = partners[key]
+        partner, y = partners[key]
         if "Many" in card:
             extra = modifier.group_labels or ()
-            labels = without(labels, *extra) | only(other, *extra)
+            labels = without(labels, *extra) | only(partner, *extra)
         elif modifier and modifier.matching:
             labels = key
-        if labels in found:
+        if labels in pairs:
             raise ValueError("multiple matches for labels: many-to-one matching must be explicit "
                              "(group_left/group_right)")
-        found[labels] = (y, x) if is_right else (x, y)
-    return [(labels, *values) for labels, values in found.items()]
+        pairs[labels] = (y, x) if is_right else (x, y)
+    return [(labels, *values) for labels, values in pairs.items()]
 
 
 def change(name, end, length, points):

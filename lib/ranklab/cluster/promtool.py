@@ -11,46 +11,47 @@ from ranklab.cluster.promql import NAME, STALE
 
 
 def promtool(series, rules=(), tests=(), last=600, step=15):
-    """What `promtool test rules` prints about `rules` on `series`.
+    """Return what `promtool test rules` prints about `rules` on `series`.
 
     tests  {"promql_expr_test": [...]} or {"alert_rule_test": [...]}, as in its file
     last   seconds until which samples are given, one each `step` seconds
     """
-    def of(points):
+    def values_text(points):
         at = dict(points)
         return " ".join("_" if t not in at else "stale" if at[t] is STALE else repr(at[t])
                         for t in range(0, last + 1, step))
 
-    given = [{"series": written(labels), "values": of(points)} for labels, points in series.items()]
+    inputs = [{"series": series_text(labels), "values": values_text(points)}
+              for labels, points in series.items()]
     files = {"rules.json": {"groups": [{"name": "all", "rules": [*rules]}]},
              "test.json": {
                  "rule_files": ["rules.json"], "evaluation_interval": f"{step}s",
-                 "tests": [{"interval": f"{step}s", "input_series": given, **dict(tests)}]}}
+                 "tests": [{"interval": f"{step}s", "input_series": inputs, **dict(tests)}]}}
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():  # JSON is YAML
             Path(folder, name).write_text(json.dumps(content))
-        done = subprocess.run(["promtool", "test", "rules", "test.json"], cwd=folder, text=True,
-                              capture_output=True, timeout=60)
-    return done.stdout + done.stderr
+        process = subprocess.run(["promtool", "test", "rules", "test.json"], cwd=folder, text=True,
+                                 capture_output=True, timeout=60)
+    return process.stdout + process.stderr
 
 
-def written(labels):
-    """As PromQL writes a series: name{key="value"}."""
+def series_text(labels):
+    """Write a series as PromQL does: name{key="value"}."""
     pairs = ", ".join(f'{key}="{value}"' for key, value in sorted(labels) if key != NAME)
     return dict(labels).get(NAME, "") + "{%s}" % pairs
 
 
 def promtool_on(rule, series, times):
-    """A sentence: whether promtool sees the alerts of `rule` that this library's evaluator sees at
-    each eighth of `times`.
+    """Say whether promtool sees the alerts of `rule` that this library's evaluator sees at each
+    eighth of `times`.
     """
     if not shutil.which("promtool"):
         return "needs prometheus: apt install prometheus"
     fired, times = alerts(rule, series, times), [*times]
     rule = {**rule, "annotations": {}}  # alerts() doesn't fill them in
-    wanted = [{"eval_time": f"{t}s", "alertname": rule["alert"], "exp_alerts": [
+    checks = [{"eval_time": f"{t}s", "alertname": rule["alert"], "exp_alerts": [
         {"exp_labels": labels} for at, labels in fired if at == t]} for t in times[::8]]
-    said = promtool(series, [rule], {"alert_rule_test": wanted}, last=times[-1])
-    alive = sum(bool(each["exp_alerts"]) for each in wanted)
-    return (f"promtool agrees at all {len(wanted)} times; the alert fires at {alive} of them"
-            if "SUCCESS" in said else said)
+    output = promtool(series, [rule], {"alert_rule_test": checks}, last=times[-1])
+    alive = sum(bool(check["exp_alerts"]) for check in checks)
+    return (f"promtool agrees at all {len(checks)} times; the alert fires at {alive} of them"
+            if "SUCCESS" in output else output)

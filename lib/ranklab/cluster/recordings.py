@@ -57,74 +57,75 @@ class Recording(NamedTuple):
 
 
 def record(kind, seed):
-    """A Recording of 22 minutes on 16 to 32 ranks; always the same for a seed."""
+    """Draw a Recording of 22 minutes on 16 to 32 ranks; always the same for a seed."""
     draw = np.random.default_rng([seed, *map(ord, kind)])
     scrapes, ranks = 90, int(draw.choice([16, 24, 32]))
-    onset, who = int(draw.integers(30, 40)), int(draw.integers(ranks))
+    onset, rank = int(draw.integers(30, 40)), int(draw.integers(ranks))
     shape, step = (scrapes, ranks), draw.uniform(2, 12)
 
-    def noise(size, *wanted):
-        return size * draw.standard_normal(wanted or shape)
+    def noise(size, *noise_shape):
+        return size * draw.standard_normal(noise_shape or shape)
 
     run = SimpleNamespace(
         factor=1 + noise(0.01, 1, ranks) + noise(0.02), data=0.01 * np.abs(1 + noise(0.3)),
         temp=62 + noise(4, 1, ranks) + noise(0.7) + 2 * np.sin(np.arange(scrapes) / 25)[:, None],
         clock=1700 + noise(12, 1, ranks) + noise(12), again=np.zeros(scrapes),  # messages, in steps
         errors={ECC: draw.poisson(0.002, shape), SYMBOLS: draw.poisson(0.02, shape)})
-    change(run, kind, draw, onset, who)
+    change(run, kind, draw, onset, rank)
     pauses(draw, run.factor)
     seconds = step * (run.factor * run.clock[:1].mean() / run.clock + run.data)
-    counters = {name: np.cumsum(each, axis=0).astype(float) for name, each in run.errors.items()}
+    counters = {name: np.cumsum(errors, axis=0).astype(float)
+                for name, errors in run.errors.items()}
     if kind == "restart":
-        for each in counters.values():
-            each[onset:] -= each[onset - 1]
+        for counter in counters.values():
+            counter[onset:] -= counter[onset - 1]
         seconds[onset:onset + 2] *= 5
     power = (680 + noise(8, 1, ranks) + noise(6)) * (run.clock / 1700) ** 2
     metrics = {SECONDS: seconds, DATA: step * run.data, TEMP: run.temp.round(),
                CLOCK: run.clock.round(-1), POWER: power, **counters}
-    for each in metrics.values():
-        each[draw.random(shape) < 0.005] = np.nan
+    for values in metrics.values():
+        values[draw.random(shape) < 0.005] = np.nan
     metrics[MFU] = 0.45 * step / (np.nanmax(seconds, axis=1) + step * (0.1 + run.again))
     end = onset + 45 if kind == "dying memory" else scrapes  # then the GPU is lost, and the run
-    first = who // HOST * HOST
-    sick = () if kind in HEALTHY else (who,)
+    first = rank // HOST * HOST
+    sick = () if kind in HEALTHY else (rank,)
     sick = tuple(range(first, first + HOST)) if kind == "slow loader" else sick
-    return Recording({name: each[:end] for name, each in metrics.items()}, kind, sick, onset)
+    return Recording({name: values[:end] for name, values in metrics.items()}, kind, sick, onset)
 
 
-def change(run, kind, draw, onset, who):
-    """What happens to a run of this kind, in place: from `onset` on, to rank `who` or its host."""
+def change(run, kind, draw, onset, rank):
+    """Change a run as its kind says, in place: from `onset` on, on `rank` or its host."""
     scrapes, ranks = run.factor.shape
-    host = slice(who // HOST * HOST, who // HOST * HOST + HOST)
+    host = slice(rank // HOST * HOST, rank // HOST * HOST + HOST)
     since = np.arange(scrapes)[:, None] - onset
     late = since >= 0
     if kind == "hot GPU":
-        run.temp[:, [who]] += late * (draw.uniform(83, 90) + 2 - run.temp[onset, who]) * (
+        run.temp[:, [rank]] += late * (draw.uniform(83, 90) + 2 - run.temp[onset, rank]) * (
             1 - np.exp(-np.maximum(since, 0) / 8))
-        run.clock[:, who] *= 1 - np.clip(0.015 * (run.temp[:, who] - 81), 0, 0.3)
+        run.clock[:, rank] *= 1 - np.clip(0.015 * (run.temp[:, rank] - 81), 0, 0.3)
     elif kind == "bad link":
         bursts = late[:, 0] * (draw.random(scrapes) < 0.5)
-        run.errors[SYMBOLS][:, who] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
+        run.errors[SYMBOLS][:, rank] += draw.poisson(draw.uniform(3, 30), scrapes) * bursts
         run.again = draw.uniform(0.2, 1.0) * bursts
     elif kind == "dying memory":
         rate = late * 0.5 * np.exp(np.minimum(since, 60) / 9)
-        run.errors[ECC][:, who] += draw.poisson(rate[:, 0])
+        run.errors[ECC][:, rank] += draw.poisson(rate[:, 0])
     elif kind == "slow loader":
         jitter = np.abs(1 + 0.3 * draw.standard_normal((scrapes, HOST)))
         run.data[:, host] += late * draw.uniform(0.12, 0.4) * jitter
     elif kind == "slow host CPU":
-        run.factor[:, [who]] += late * draw.uniform(0.08, 0.3)
+        run.factor[:, [rank]] += late * draw.uniform(0.08, 0.3)
     elif kind == "imbalance":
         run.factor[:, -ranks // 4:] += draw.uniform(0.1, 0.35)
     elif kind == "slow start":
-        run.factor[:int(draw.integers(8, 16)), who] += draw.uniform(0.2, 0.8)
+        run.factor[:int(draw.integers(8, 16)), rank] += draw.uniform(0.2, 0.8)
     elif kind == "neighbours":
         busy = late & (since < draw.integers(10, 16)) & (draw.random((scrapes, HOST)) < 0.25)
         run.factor[:, host] += busy * draw.uniform(0.15, 0.5, (scrapes, HOST))
     elif kind == "warm rack":
         run.temp[:, host] += late * 10 * np.exp(-((since - 25) / 15.0) ** 2)
     elif kind == "ECC once":
-        run.errors[ECC][onset, who] += int(draw.integers(4, 12))
+        run.errors[ECC][onset, rank] += int(draw.integers(4, 12))
     elif kind == "all slow":
         jitter = np.abs(1 + 0.2 * draw.standard_normal((scrapes, ranks)))
         run.data += late * draw.uniform(0.2, 0.6) * jitter

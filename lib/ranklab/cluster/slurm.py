@@ -93,9 +93,9 @@ class Slurm:
             raise OSError(f"{self.folder} has {len(str(self.folder))} characters, and Slurm's "
                           f"sockets need {PATH} or fewer: set TMPDIR to a shorter one")
         self.no_sacct = self._why_no_sacct()
-        ours = {"SLURM_CONF": str(self.folder / "slurm.conf")}
-        self.environment = ours | {name: value for name, value in os.environ.items()
-                                   if not name.startswith(("SLURM_", "SBATCH_"))}
+        self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")} | {
+            name: value for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_"))}
         self._configure(gpus, cpus)
         self._daemon(CONTROLLER, "munged", "--foreground", "--force",
                      *(f"--{name}={self.folder}/munge.{ending}" for name, ending in (
@@ -171,10 +171,10 @@ class Slurm:
     # --- jobs and nodes ---------------------------------------------------------------------------
 
     def submit(self, path, *arguments, options=(), **environment):
-        """Runs sbatch `options` path `arguments`, with more variables; returns the job's number."""
-        said = self.hosts.run(CONTROLLER, ["sbatch", "--parsable", *options, path, *arguments],
-                              env=self.environment | environment)
-        return int(said.split(";")[0])
+        """Run sbatch `options` path `arguments`, with more variables; return the job's number."""
+        output = self.hosts.run(CONTROLLER, ["sbatch", "--parsable", *options, path, *arguments],
+                                env=self.environment | environment)
+        return int(output.split(";")[0])
 
     def show(self, job):
         """{"JobState": "RUNNING", "NodeList": "node[1-2]", "Restarts": "0", ...}"""
@@ -184,12 +184,12 @@ class Slurm:
         return self.show(job)["JobState"]
 
     def nodes_of(self, job):
-        """Names of the nodes on which the job runs; the first one runs its script."""
+        """Return the names of the nodes on which the job runs; the first one runs its script."""
         nodes = self.show(job)["NodeList"]
         return self._run("scontrol", "show", "hostnames", nodes).split()
 
     def wait_for(self, job, state, limit, log=None):
-        """The job is in this state; returns what `show` says.
+        """Wait until the job is in this state; return what `show` says.
 
         error  TimeoutError after `limit` seconds; RuntimeError if it ends otherwise; both with
                the end of the file `log`
@@ -208,9 +208,9 @@ class Slurm:
         return self._run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).strip()
 
     def why_down(self, name):
-        """In Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "" if it is not down."""
-        said = self._run("scontrol", "-o", "show", "node", name)
-        return "".join(re.findall(r" Reason=(.*?\])", said))
+        """Return Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "": it isn't down."""
+        output = self._run("scontrol", "-o", "show", "node", name)
+        return "".join(re.findall(r" Reason=(.*?\])", output))
 
     def wait_for_node(self, name, state, limit, log=None):
         """error  TimeoutError, with the end of `log`, or of slurmctld's"""

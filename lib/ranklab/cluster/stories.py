@@ -34,18 +34,18 @@ def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=N
     series = {} if series is None else series
     size = lives[-1][1][-1][0] * 60 // SCRAPE + 1
     for life, (start, parts) in enumerate(lives):
-        done, counts = 0.0, [None] * int(start * 60 // SCRAPE)
+        work, counts = 0.0, [None] * int(start * 60 // SCRAPE)
         for i in range(len(counts), int(parts[-1][0] * 60 // SCRAPE) + 1):
             mfu = next(mfu for until, mfu in parts if i * SCRAPE <= until * 60)
-            counts.append(int(done / (0.4 * step)) * 0.4 * step * PEAK / FLOPS)
-            done += mfu * SCRAPE
+            counts.append(int(work / (0.4 * step)) * 0.4 * step * PEAK / FLOPS)
+            work += mfu * SCRAPE
         for rank in range(ranks):
             until = dies * 60 // SCRAPE if dies and rank == ranks - 1 else len(counts)
-            mine = counts[:until] + [None] * (size - until)
-            for name, given in (("tokens_total", None), ("flops_per_token", FLOPS),
-                                ("peak_flops", PEAK)):
+            tokens = counts[:until] + [None] * (size - until)
+            for name, constant in (("tokens_total", None), ("flops_per_token", FLOPS),
+                                   ("peak_flops", PEAK)):
                 values = [None if x is None else "fails" if fails and i % 8 == 2 * rank + 1 else
-                          given or x for i, x in enumerate(mine)]
+                          constant or x for i, x in enumerate(tokens)]
                 keep(series, f"train_{name}", run, rank, values, 2 * life * moves)
     return series
 
@@ -59,9 +59,9 @@ def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, fails=(
     series, draw = {} if series is None else series, random.Random(0)
     for rank in range(ranks):
         values = [step * draw.gauss(1, 0.03) for _ in range(size)]
-        for who, start, end, factor in changes:
+        for slow_rank, start, end, factor in changes:
             for i in range(round(start * 4), min(size, round(end * 4))):
-                if who in (rank, None):
+                if slow_rank in (rank, None):
                     values[i] = values[i] * factor if factor and values[i] else None
         values = ["fails" if rank in fails and i % 8 == 3 else x for i, x in enumerate(values)]
         keep(series, "train_step_seconds", run, rank, values)

@@ -21,11 +21,11 @@ def systems():
 
 
 def table():
-    """The same as a text of at most 100 columns, without proofs."""
-    found, kind = [], ""
-    for each in systems():
-        if each["kind"] != kind:
-            kind = each["kind"]
-            found.append(f"{kind}:")
-        found.append(f"  {each['system']:25} {each['how']:10} {each['with']}")
-    return "\n".join(found)
+    """Return systems() as a text of at most 100 columns, without proofs."""
+    lines, kind = [], ""
+    for row in systems():
+        if row["kind"] != kind:
+            kind = row["kind"]
+            lines.append(f"{kind}:")
+        lines.append(f"  {row['system']:25} {row['how']:10} {row['with']}")
+    return "\n".join(lines)
