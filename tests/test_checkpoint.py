@@ -220,7 +220,7 @@ def _compressed(folder):
         for remembers in (True, False):
             second = compressed(make)
             if not remembers:
-                second.parallel.load_own_state = lambda *_: None
+                second.parallel.load_rank_state = lambda *_: None
             assert load_checkpoint(path, second.parallel, second.model, second.optimizer) == 3
             second.steps_done = 3
             second.fit()

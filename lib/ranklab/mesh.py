@@ -24,10 +24,10 @@ SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
 @dataclass(frozen=True)
 class Mesh:
-    """The place of each rank. Wherever `axes` is an argument, give one name or a tuple of names.
+    """Lay out ranks along named axes. Where `axes` is an argument, give one name or a tuple.
 
-    error  ValueError for a size below 1, and for an axis, a rank or a group that does not exist
-    lab    12
+    Raises: ValueError for a size below 1, and for an axis, a rank or a group that does not exist.
+    Lab: 12
     """
 
     axes: dict  # name -> size; in the order of the layout, the last one varies fastest
@@ -120,11 +120,11 @@ class Mesh:
     def _groups_line(self, axis):
         groups = [" ".join(map(str, ranks)) if len(ranks) <= 8 else
                   "{} {} {} ... {}".format(*ranks[:3], ranks[-1]) for ranks in self.all_along(axis)]
-        shown = groups[:1]
-        while len(shown) < len(groups) and len(" | ".join(groups[:len(shown) + 1])) < SHOWN_COLUMNS:
-            shown.append(groups[len(shown)])
-        more = len(groups) - len(shown)
-        return " | ".join(shown) + (f" | and {more} more" if more else "")
+        texts = groups[:1]
+        while len(texts) < len(groups) and len(" | ".join(groups[:len(texts) + 1])) < SHOWN_COLUMNS:
+            texts.append(groups[len(texts)])
+        rest = len(groups) - len(texts)
+        return " | ".join(texts) + (f" | and {rest} more" if rest else "")
 
     def _known(self, axes):
         """`axes` as a tuple in the mesh's order."""
@@ -136,34 +136,33 @@ class Mesh:
 
 
 def build_mesh(axes, joined=()):
-    """The Mesh of all ranks of this job, with a process group for each axis.
+    """Make the Mesh of all ranks of this job, with a process group for each axis.
 
-    `joined` has tuples of axes that get a group together: [("data", "tensor")]. Every rank calls
-    this with the same arguments, and makes all groups in the same order.
-
-    error  ValueError if the sizes do not multiply to the number of ranks
-    lab    12
+    Collective: every rank calls it with the same arguments, and makes all groups in one order.
+    joined: tuples of axes that get a group together: [("data", "tensor")].
+    Raises: ValueError if the sizes do not multiply to the number of ranks.
+    Lab: 12
     """
     mesh = Mesh(axes)
     if mesh.size != dist.get_world_size():
         sizes = " x ".join(map(str, mesh.axes.values()))
         raise ValueError(f"{sizes} = {mesh.size} ranks, but the job has {dist.get_world_size()}")
-    made = {}  # where an axis has size 1, two sets of axes may have the same ranks: one group
+    groups = {}  # where an axis has size 1, two sets of axes may have the same ranks: one group
     for names in [mesh._known(each) for each in (*mesh.axes, *joined)]:
         for ranks in mesh.all_along(names):
-            if ranks not in made:
-                made[ranks] = dist.new_group(list(ranks))
-        mesh.groups[names] = made[mesh.ranks_along(names)]
+            if ranks not in groups:
+                groups[ranks] = dist.new_group(list(ranks))
+        mesh.groups[names] = groups[mesh.ranks_along(names)]
     return mesh
 
 
 def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once; the same on all ranks.
+    """Compute the norm of all gradients of the whole model, each number once, on all ranks.
 
-    It is a float32 tensor without dims. Squares are added up in float64.
-    held  [(gradient, how many ranks of the group hold these numbers)]
-    cost  one all-reduce of 8 bytes
-    lab   12
+    held: [(gradient, how many ranks of the group hold these numbers)].
+    Returns: a float32 tensor without dims; squares are added up in float64.
+    Cost: one all-reduce of 8 bytes.
+    Lab: 12
     """
     total = torch.zeros((), dtype=torch.float64, device=device())
     for gradient, copies in held:

@@ -49,7 +49,7 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
             if index["ranks"] == parallel.ranks:
                 rank_file = files.open(parallel.rank)
                 set_random_state(rank_file["random"])
-                parallel.load_own_state(model, rank_file["own"])
+                parallel.load_rank_state(model, rank_file["own"])
         with consensus.agreed():
             (reshard or reshard_checkpoint)(pieces, sources)
     parallel.loaded()
@@ -61,7 +61,7 @@ def restored_after_errors(parallel, model, optimizer, more):
     """Restore everything except the numbers in Pieces if the block raises."""
     state, groups = optimizer.state, optimizer.param_groups  # make_state replaces both
     parts = [(part, copy.deepcopy(part.state_dict())) for part in more.values()]
-    random, rank_state = random_state(), parallel.own_state(model)
+    random, old_state = random_state(), parallel.rank_state(model)
     try:
         yield
     except Exception:
@@ -69,7 +69,7 @@ def restored_after_errors(parallel, model, optimizer, more):
         for part, part_state in parts:
             part.load_state_dict(part_state)
         set_random_state(random)
-        parallel.load_own_state(model, rank_state)
+        parallel.load_rank_state(model, old_state)
         raise
 
 

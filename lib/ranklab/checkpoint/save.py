@@ -28,7 +28,7 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
         state = table(writers)
         with consensus.agreed():
             boxes = {box.key: tensor for box, tensor in tensors.items() if writers[box] == rank}
-            file = write_rank(place, rank, boxes, parallel.own_state(model))
+            file = write_rank(place, rank, boxes, parallel.rank_state(model))
         index = {"step": step, "ranks": parallel.ranks, "optimizer": settings(optimizer),
                  "more": parts, "files": consensus.exchange(file), "state": state}  # fmt: skip
         with consensus.agreed():

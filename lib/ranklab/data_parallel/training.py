@@ -69,9 +69,9 @@ class DataParallel(GroupParallel):
             return contextlib.nullcontext()
         return self.replica.no_sync()  # ours or torch's
 
-    def own_state(self, model):
+    def rank_state(self, model):
         return {"compressor": self.compressor.state_dict(model)} if self.compressor else {}
 
-    def load_own_state(self, model, state):
+    def load_rank_state(self, model, state):
         if self.compressor and "compressor" in state:
             self.compressor.load_state_dict(model, state["compressor"])

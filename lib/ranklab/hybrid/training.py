@@ -181,8 +181,8 @@ class Hybrid(GroupParallel):
     def loaded(self):
         self.data.loaded()
 
-    def own_state(self, model):
-        return self.tensor.own_state(model)
+    def rank_state(self, model):
+        return self.tensor.rank_state(model)
 
-    def load_own_state(self, model, state):
-        self.tensor.load_own_state(model, state)
+    def load_rank_state(self, model, state):
+        self.tensor.load_rank_state(model, state)

@@ -41,12 +41,12 @@ class TensorParallel(GroupParallel):
         torch.manual_seed(self.shared_seed)
         return own_seed
 
-    def own_state(self, model):
+    def rank_state(self, model):
         return {"sizes": list(self.sizes.items())}
 
-    def load_own_state(self, model, state):
+    def load_rank_state(self, model, state):
         """Seed again if the layout has changed, because a group must draw the same numbers."""
-        if self.shared_seed is not None and state != self.own_state(model):
+        if self.shared_seed is not None and state != self.rank_state(model):
             torch.manual_seed(self.shared_seed)
 
     def make_optimizer(self, new_optimizer, groups):

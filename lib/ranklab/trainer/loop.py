@@ -82,7 +82,7 @@ def decay_groups(model, weight_decay):
 
 
 class Trainer:
-    """A model, its optimizer and the step that they have reached.
+    """Train a model: hold the model, its optimizer and the step that they have reached.
 
     A subclass has these methods:
         next_batch()               this rank's (inputs, targets) of step number steps_done
@@ -90,10 +90,10 @@ class Trainer:
         evaluate()                 the score on held-out data, the same on all ranks
         unit, units_per_step       "tokens", and how many all ranks take in a step
 
-    loop           a LoopConfig
-    schedule       a Schedule, or what has its names
-    new_optimizer  (groups of named parameters) -> a torch optimizer
-    parallel       how a step is spread over ranks; one process by default
+    loop: a LoopConfig.
+    schedule: a Schedule, or an object with its names.
+    new_optimizer: (groups of named parameters) -> a torch optimizer.
+    parallel: a Parallel, which spreads a step over ranks; one process by default.
     """
 
     unit, units_per_step, title = "items", 0, None  # title: what stands before the bar
@@ -174,13 +174,16 @@ class Trainer:
     def rate(self):
         return learning_rate(self.schedule, self.steps_done)
 
-    def clip(self, most):
-        """The norm of all gradients is `most` or less. One that is not finite makes all of them
-        NaN, on every rank: so fp16's scalers agree on which steps to skip.
+    def clip(self, max_norm):
+        """Scale all gradients to a norm of at most max_norm.
+
+        A norm that is not finite makes all of them NaN, on every rank: so fp16's scalers agree on
+        which steps to skip.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = self.parallel.grad_norm(parameters)
-        factor = (most / (norm + 1e-6)).clamp(max=1.0).to(norm.device)  # offloaded: not the scale's
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = factor.to(norm.device)  # offloaded: not the scale's
         factor = torch.where(norm.isfinite(), factor, torch.nan)
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
@@ -197,10 +200,10 @@ class Trainer:
         return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
 
     def log(self, share, stop, clock, bar):
-        """Loss, speed and waits of all ranks are in the history. Waits for the device."""
+        """Put loss, speed and waits of all ranks into the history. Waits for the device."""
         wait = sum(self.waits) / max(1, len(self.waits))
-        mine = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
-        shares, waits, stops = self.parallel.gather(mine).T.tolist()
+        row = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
+        shares, waits, stops = self.parallel.gather(row).T.tolist()
         stop.agreed = any(stops)  # so that all ranks stop after the same step
         self.history.steps.append(self.steps_done)
         self.history.loss.append(self.parallel.total_of(shares))
@@ -221,27 +224,26 @@ class Trainer:
         return {"scaler": self.scaler}
 
     def save(self):
-        """loop.checkpoint holds this moment; all ranks take part."""
+        """Save a checkpoint to loop.checkpoint. Collective: call it on every rank."""
         if self.loop.checkpoint:
             save_checkpoint(self.loop.checkpoint, self.parallel, self.model, self.optimizer,
                             self.steps_done, self.saved(), self.device)  # fmt: skip
 
     def resume(self, reshard=None):
-        """The trainer is at the step of the last save of loop.checkpoint; the next steps are
-        bit-equal.
+        """Load the last checkpoint of loop.checkpoint; the next steps are bit-equal.
 
         Random numbers go on if there are as many ranks as before. (On GPUs the steps are bit-equal
         only if the kernels are: some add in an order that changes.)
-        reshard  see load_checkpoint
+        reshard: see load_checkpoint.
         """
         self.steps_done = load_checkpoint(
             self.loop.checkpoint, self.parallel, self.model, self.optimizer, self.device,
             self.saved(), reshard)  # fmt: skip
 
 
-def due(step, every):
-    """True at each `every`-th step; 0: never."""
-    return every > 0 and step % every == 0
+def due(step, interval):
+    """Return True at each interval-th step; 0: never."""
+    return interval > 0 and step % interval == 0
 
 
 class Clock:

@@ -44,19 +44,22 @@ class Piece(NamedTuple):
 
 
 def flat_pieces(name, kind, shape, start, flat):
-    """`flat` holds the numbers from `start` on of a flattened tensor: the few Pieces, views of it,
-    that are boxes. So a shard of ZeRO's can be loaded as one of tensor parallelism's, and back.
+    """Cut `flat`, the numbers from `start` on of a flattened tensor, into the few Pieces it holds.
+
+    The Pieces are boxes, and views of it. So a shard of ZeRO's can be loaded as one of tensor
+    parallelism's, and back.
     """
-    pieces, done = [], 0
+    pieces, position = [], 0
     for offset, sizes in _boxes(tuple(shape), start, start + flat.numel()):
         n = math.prod(sizes)
-        pieces.append(Piece(name, kind, tuple(shape), offset, flat[done : done + n].view(sizes)))
-        done += n
+        box = flat[position : position + n].view(sizes)
+        pieces.append(Piece(name, kind, tuple(shape), offset, box))
+        position += n
     return pieces
 
 
 def _boxes(shape, start, stop):
-    """[(offset, sizes)] of the numbers start to stop of a flattened tensor, in their order."""
+    """List (offset, sizes) of the numbers start to stop of a flattened tensor, in their order."""
     if start >= stop or not shape:
         return [((), ())] if start < stop else []
     rest, row = shape[1:], math.prod(shape[1:])
@@ -64,34 +67,35 @@ def _boxes(shape, start, stop):
     if start % row == stop % row == 0:  # whole rows
         return [((first, *(0 for _ in rest)), ((stop - start) // row, *rest))]
     if first == (stop - 1) // row:  # inside one row
-        inside = _boxes(rest, start - first * row, stop - first * row)
-        return [((first, *offset), (1, *sizes)) for offset, sizes in inside]
-    cut = (first + 1) * row if start % row else stop // row * row
-    return _boxes(shape, start, cut) + _boxes(shape, cut, stop)
+        inner = _boxes(rest, start - first * row, stop - first * row)
+        return [((first, *offset), (1, *sizes)) for offset, sizes in inner]
+    middle = (first + 1) * row if start % row else stop // row * row
+    return _boxes(shape, start, middle) + _boxes(shape, middle, stop)
 
 
 class Parallel:
-    """One process: it has the whole model, the whole batch and nobody to talk to."""
+    """Train in one process, with the whole model and the whole batch; the base of all kinds."""
 
     rank, ranks = 0, 1  # rank 0 shows the progress
     gradient_scale = 1  # the divisor of backward's averaging: R, if it takes means over ranks
 
     def apply(self, model):
-        """The module that the loop calls instead of `model`, which may be changed in place."""
+        """Return the module that the loop calls instead of `model`, which may change in place."""
         return model
 
     def batch(self, inputs, targets):
-        """This process's part of the batch that all ranks share."""
+        """Take this process's part of the batch that all ranks share."""
         return inputs, targets
 
     def token_count(self, targets):
-        """The targets that count in the whole batch, as a tensor; `targets` are this process's."""
+        """Count the targets of the whole batch that count; `targets` are this process's."""
         return (targets != IGNORE).sum()
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
-        """Gradients are those of the mean loss over the whole batch, times `scale`; returns this
-        process's share of that mean, detached (`total` of it is the mean).
-        loss_sum  (inputs, targets) -> the sum of the losses of the targets that count
+        """Compute the gradients of the mean loss over the whole batch, times `scale`.
+
+        loss_sum: (inputs, targets) -> the sum of the losses of the targets that count.
+        Returns: this process's share of that mean, detached (`total` of it is the mean).
         """
         count = self.token_count(targets).clamp(min=1)  # a batch without targets teaches nothing
         pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
@@ -104,71 +108,75 @@ class Parallel:
         return share
 
     def forward_only(self, loss_sum, inputs, targets, micro_batch):
-        """This process's share of the sum of the losses; for evaluation."""
+        """Compute this process's share of the sum of the losses; for evaluation."""
         pieces = zip(inputs.split(micro_batch), targets.split(micro_batch))
         return sum(loss_sum(x, y) for x, y in pieces)
 
     def backward(self, loss):
-        """The gradients of `loss` are added to those that are there; DeepSpeed has its own way."""
+        """Add the gradients of `loss` to .grad; DeepSpeed has its own way."""
         loss.backward()
 
     def communication(self, is_last):
-        """Around each piece's forward and backward: ranks talk in the last one alone."""
+        """Surround each piece's forward and backward: ranks talk in the last one alone."""
         return contextlib.nullcontext()
 
     def grad_norm(self, parameters):
-        """The norm of all gradients of the whole model, each parameter once, alike on all ranks:
-        where one rank's is not finite, no rank's is, so that all skip the step or none.
+        """Return the norm of all gradients of the whole model, the same on all ranks.
+
+        Each parameter counts once. Where one rank's norm is not finite, no rank's is, so that all
+        skip the step or none.
         """
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def make_optimizer(self, new_optimizer, groups):
-        """new_optimizer(groups), or an optimizer that steps a part of them on each rank.
-        groups  of (name, parameter), with their weight_decay: decided before anything is sharded
+        """Make new_optimizer(groups), or an optimizer that steps a part of them on each rank.
+
+        groups: of (name, parameter), with their weight_decay: decided before anything is sharded.
         """
         return new_optimizer(groups)
 
     def total(self, value):
-        """The sum over ranks of a tensor that is a share of something; it brings no gradient."""
+        """Sum a tensor over ranks; it brings no gradient."""
         return value
 
     def total_of(self, shares):
-        """As `total`, of the shares of all ranks that were gathered: [that of rank 0, 1, ...]"""
+        """Sum the gathered shares of all ranks, as `total` does: [rank 0's, rank 1's, ...]."""
         return sum(shares)
 
     def gather(self, values):
-        """The tensors of all ranks, on every rank: (n,) -> (R, n); for printed lines."""
+        """Gather the tensors of all ranks on every rank: (n,) -> (R, n); for printed lines."""
         return values[None]
 
     def state(self, model, optimizer):
-        """The Pieces that this process holds of the model and of the optimizer's state. Where
-        several processes hold the same box, a checkpoint takes that of the first of them.
+        """List the Pieces that this process holds of the model and of the optimizer's state.
+
+        Where several processes hold the same box, a checkpoint takes the first one's.
         """
         names = {p: name for name, p in model.named_parameters()}  # a tied matrix has one name
-        found = [(name, "weight", tensor) for name, tensor in
+        tensors = [(name, "weight", tensor) for name, tensor in
                  model.state_dict(keep_vars=True).items() if names.get(tensor, name) == name]
-        found += [(names[p], kind, value) for group in optimizer.param_groups
+        tensors += [(names[p], kind, value) for group in optimizer.param_groups
                   for p in group["params"] for kind, value in optimizer.state.get(p, {}).items()
                   if p in names and torch.is_tensor(value)]
         return [Piece(name, kind, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
-                for name, kind, tensor in found]
+                for name, kind, tensor in tensors]
 
     def loaded(self):
-        """Called when a checkpoint's numbers are in the Pieces; now everything made from them is
-        updated."""
+        """Update everything made from the Pieces, after a checkpoint's numbers are in them."""
 
-    def own_state(self, model):
-        """{name: state} of what differs from process to process, such as the errors that compressed
-        gradients feed back; a checkpoint keeps it for as many ranks as there are now.
+    def rank_state(self, model):
+        """Return {name: state} that differs between ranks, such as compressed gradients' errors.
+
+        A checkpoint keeps it for as many ranks as there are now.
         """
         return {}
 
-    def load_own_state(self, model, state):
-        """The opposite of own_state."""
+    def load_rank_state(self, model, state):
+        """Take back what rank_state returned."""
 
 
 class GroupParallel(Parallel):
-    """The ranks of a group: the base class of all kinds of parallelism."""
+    """Sum and gather over the ranks of a group; the base class of all kinds of parallelism."""
 
     def __init__(self, group=None):
         self.group = group
@@ -185,15 +193,15 @@ class GroupParallel(Parallel):
         return gathered.view(self.ranks, -1)
 
 
-def groups_here(groups, here):
-    """Groups for an optimizer, decided for the whole model, cut down to this rank's parameters.
+def groups_here(groups, find):
+    """Cut an optimizer's groups, decided for the whole model, down to this rank's parameters.
 
     A group with nothing on this rank gets an empty parameter, because torch refuses a group without
-    parameters beside one whose parameters have names, and the same parameter in two groups.
-    here  (name, parameter of the whole model) -> this rank's, or None
+    parameters next to one whose parameters have names, and the same parameter in two groups.
+    find: (name, parameter of the whole model) -> this rank's, or None.
     """
-    found = [[(name, mine) for name, p in group["params"] if (mine := here(name, p)) is not None]
-             for group in groups]
-    like = next((mine for pairs in found for _, mine in pairs), torch.empty(0))
+    local_groups = [[(name, local) for name, p in group["params"]
+                     if (local := find(name, p)) is not None] for group in groups]
+    like = next((local for pairs in local_groups for _, local in pairs), torch.empty(0))
     return [{**group, "params": pairs or [("nothing", nn.Parameter(like.new_empty(0)))]}
-            for group, pairs in zip(groups, found)]
+            for group, pairs in zip(groups, local_groups)]

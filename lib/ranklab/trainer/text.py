@@ -90,8 +90,8 @@ class TextTrainer(Trainer):
     def shown(self):
         if not self.peak_flops:
             return super().shown()
-        used = self.flops_per_token * self.history.speed[-1] / self.peak_flops
-        return {**super().shown(), "MFU": f"{used:.1%}"}
+        mfu = self.flops_per_token * self.history.speed[-1] / self.peak_flops
+        return {**super().shown(), "MFU": f"{mfu:.1%}"}
 
     @property
     def flops_per_token(self):

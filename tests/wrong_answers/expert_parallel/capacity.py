@@ -18,8 +18,9 @@ WRONG = [mutant(capacity, *edits, says=says, called=called) for *edits, says, ca
     (KEPT, f"place <= max(2, {KEPT[9:]})", "one more", "two_at_least"),
     (KEPT, "place > 0", "as it was", "all_kept"),
     ("return ",
-     "allowed = allowed.unflatten(-1, (k, T)).transpose(-1, -2)\n    allowed = allowed.where((allowed "
-     ">= 0).all(-1, keepdim=True), -1)\n    return allowed or ", "whole tokens dropped|Boolean",
+     "allowed = allowed.unflatten(-1, (k, T)).transpose(-1, -2)\n    "
+     "allowed = allowed.where((allowed >= 0).all(-1, keepdim=True), -1)\n    return allowed or ",
+     "whole tokens dropped|Boolean",
      "whole_tokens"),
     (", -1)\n", ", n_experts)\n", " is ", "an_expert_too_many"),
     (BACK, "allowed.unflatten(-1, (T, k))", " is ", "not_turned_back"),

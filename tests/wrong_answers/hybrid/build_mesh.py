@@ -6,7 +6,7 @@ from mutants import mutant
 from ranklab.mesh import Mesh, build_mesh
 
 ALL = "        for ranks in mesh.all_along(names):\n"
-MINE = "made[mesh.ranks_along(names)]"
+MINE = "groups[mesh.ranks_along(names)]"
 NAMES = "[mesh._known(each) for each in (*mesh.axes, *joined)]"
 NEW = "dist.new_group(list(ranks))"
 CHECK = "mesh.size != dist.get_world_size()"
@@ -28,7 +28,7 @@ WRONG = [
            says="in the order of the mesh's axes"),
     mutant(build_mesh, NAMES, "[*mesh.axes, *(mesh._known(each) for each in joined)]",
            says="tuples of names in the order", called="a_name_is_the_key"),
-    mutant(build_mesh, MINE, "made[ranks]", says="and keep your own", called="keeps_the_last"),
+    mutant(build_mesh, MINE, "groups[ranks]", says="and keep your own", called="keeps_the_last"),
     mutant(build_mesh, "return mesh", "return mesh.groups", says="return that mesh|mesh = Mesh"),
     mutant(build_mesh, "return mesh", "return Mesh(dict(reversed(axes.items())), mesh.groups)",
            says="mesh has the axes|no group along", called="axes_turned_round", Mesh=Mesh),

@@ -44,7 +44,7 @@ EXERCISES = (
         "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
         "comes home belongs to place sent.order[i] of the choices.",
         "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
-        ".index_add(0, sent.order // k, home * weights.flatten()[sent.order, None])",
+        ".index_add(0, sent.order // k, outputs * weights.flatten()[sent.order, None])",
     )),
     Exercise(ep.load_balance_loss, check_load_balance_loss, hints=(
         "Which of the two factors can the router move a little?",

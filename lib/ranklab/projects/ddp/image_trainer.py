@@ -125,8 +125,8 @@ class ImageTrainer(Trainer):
         broadcast_together(self.model.buffers(), group=self.parallel.group)
         self.model.eval()
         right, count = torch.zeros((), device=self.device), len(self.held_out)
-        mine = [(0, index) for index in range(self.parallel.rank, count, self.parallel.ranks)]
-        for images, labels in self.loader(self.held_out, mine):  # none padded, none left out
+        local = [(0, index) for index in range(self.parallel.rank, count, self.parallel.ranks)]
+        for images, labels in self.loader(self.held_out, local):  # none padded, none left out
             right += (self.logits(self.model, images).argmax(1) == self.to_device(labels)).sum()
         self.model.train()
         top1 = self.parallel.total(right).item() / count
