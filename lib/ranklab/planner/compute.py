@@ -40,22 +40,23 @@ class Work(NamedTuple):
         return self.forward + self.backward + self.rerun
 
 
-def efficiency(precision, machine, c):
-    """Return the part of its rate that a large product reaches in this precision."""
+def product_rate(machine, c, precision="bf16"):
+    """Return the FLOP/s of a large matrix product in this precision."""
     if precision == "bf16" or not machine.fp8:
-        return c.product_hopper if machine.fp8 else c.product
-    return {"fp8-rowwise": c.product_rows, "nvfp4": c.product_fp4}.get(precision, c.product)
+        return machine.rate(precision) * (c.product_hopper if machine.fp8 else c.product)
+    part = {"fp8-rowwise": c.product_rows, "nvfp4": c.product_fp4}.get(precision, c.product)
+    return machine.rate(precision) * part
 
 
-def product_seconds(M, K, N, machine, c, precision="bf16", count=1, summed=False):
+def product_seconds(M, K, N, machine, rate, count=1, summed=False):
     """Return the seconds of `count` products (M, K) @ (K, N) in one launch.
 
+    rate    FLOP/s of a large product
     summed  the result is added up in float32
     """
     nbytes = 2 * (M * K + K * N) + (8 if summed else 2) * M * N
-    best = machine.rate(precision) * efficiency(precision, machine, c)
-    flops = 2 * M * K * N / best * waves(M, N, machine, count)
-    return count * (flops + nbytes / (COPY * machine.memory_bandwidth)) + LAUNCH
+    computing = 2 * M * K * N / rate * waves(M, N, machine, count)
+    return count * (computing + nbytes / (COPY * machine.memory_bandwidth)) + LAUNCH
 
 
 def waves(M, N, machine, count=1):
@@ -68,11 +69,11 @@ def waves(M, N, machine, count=1):
     return full_waves * machine.processors * TILE**2 / (count * M * N)
 
 
-def linear_seconds(M, K, N, machine, c, precision="bf16", count=1, frozen=False):
+def linear_seconds(M, K, N, machine, rate, count=1, frozen=False):
     """Return (forward, backward) of M tokens through a K x N matrix; frozen: no gradient of it."""
-    forward = product_seconds(M, K, N, machine, c, precision, count)
-    inputs = product_seconds(M, N, K, machine, c, precision, count)
-    weights = 0 if frozen else product_seconds(K, M, N, machine, c, precision, count, True)
+    forward = product_seconds(M, K, N, machine, rate, count)
+    inputs = product_seconds(M, N, K, machine, rate, count)
+    weights = 0 if frozen else product_seconds(K, M, N, machine, rate, count, True)
     return forward, inputs + weights
 
 
@@ -86,10 +87,11 @@ def layer_work(model, plan, machine, c, sparse=False):
     shapes = model.products(plan.tp)
     if model.experts and not sparse:
         shapes = shapes + dense_products(model, plan)
-    products = add(*(linear_seconds(plan.tokens, K, N, machine, c, plan.precision,
-                                    frozen=plan.frozen) for K, N in shapes))
+    rate = product_rate(machine, c, plan.precision)
+    products = add(*(linear_seconds(plan.tokens, K, N, machine, rate, frozen=plan.frozen)
+                     for K, N in shapes))
     if sparse:
-        products = add(products, expert_seconds(model, plan, machine, c))
+        products = add(products, expert_seconds(model, plan, machine, rate))
     work = Work(products, attention_seconds(model, plan, machine, c),
                 other_seconds(model, plan, machine, c, sparse))
     return work._replace(rerun=rerun_seconds(work, plan))
@@ -101,12 +103,12 @@ def dense_products(model, plan):
     return [(model.hidden, (model.matrices - 1) * ffn), (ffn, model.hidden)]
 
 
-def expert_seconds(model, plan, machine, c):
+def expert_seconds(model, plan, machine, rate):
     """Return (forward, backward) of a GPU's experts, which share the tokens of all ranks evenly."""
     count = max(1, model.experts // plan.ep)
     tokens = plan.tokens * model.top_k / plan.tp / count
     h, ffn = model.hidden, model.expert_ffn
-    return add(*(linear_seconds(tokens, K, N, machine, c, plan.precision, count, plan.frozen)
+    return add(*(linear_seconds(tokens, K, N, machine, rate, count, plan.frozen)
                  for K, N in ((h, (model.matrices - 1) * ffn), (ffn, h))))
 
 
@@ -124,7 +126,7 @@ def attention_seconds(model, plan, machine, c):
         seconds = flops / 2 / (machine.bf16 * part)
         return seconds + LAUNCH, 2.5 * seconds + 2 * LAUNCH
     uneven = c.misaligned if model.head_size % 8 else 1.0
-    computing = uneven * flops / (machine.bf16 * efficiency("bf16", machine, c))
+    computing = uneven * flops / product_rate(machine, c)
     moving = pairs * SCORE / (COPY * machine.memory_bandwidth)
     return computing + moving + 4 * LAUNCH, 2 * computing + 1.5 * moving + 8 * LAUNCH
 
@@ -151,8 +153,9 @@ def head_work(model, plan, machine, c):
     """Return the Work of the last product and the loss: products in bf16, logits in float32."""
     vocab = model.vocab / plan.tp
     logits = plan.tokens * vocab * LOGIT / (COPY * machine.memory_bandwidth)
-    return Work(linear_seconds(plan.tokens, model.hidden, vocab, machine, c, frozen=plan.frozen),
-                other=(logits / 2, logits / 2))
+    products = linear_seconds(plan.tokens, model.hidden, vocab, machine,
+                              product_rate(machine, c), frozen=plan.frozen)
+    return Work(products, other=(logits / 2, logits / 2))
 
 
 def rerun_seconds(work, plan):

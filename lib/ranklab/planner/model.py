@@ -45,12 +45,12 @@ class Model:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
 
-    @property
+    @cached_property
     def matrices(self):
         """The number of matrices of an MLP."""
         return 3 if self.gated else 2
 
-    @property
+    @cached_property
     def width(self):
         """Numbers of all heads of a token together."""
         return self.heads * self.head_size
@@ -66,7 +66,7 @@ class Model:
         """Parameters of one expert."""
         return self.matrices * self.hidden * self.expert_ffn
 
-    @property
+    @cached_property
     def sparse_layers(self):
         return self.layers - self.dense if self.experts else 0
 

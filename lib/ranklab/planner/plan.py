@@ -88,31 +88,31 @@ class Plan:
         if self.zero not in range(4):
             raise ValueError(f"zero={self.zero} must be 0, 1, 2 or 3")
 
-    @property
+    @functools.cached_property
     def gpus(self):
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @functools.cached_property
     def copies(self):
         """The number of ranks with the same weights: those of the data and context axes."""
         return self.dp * self.cp
 
-    @property
+    @functools.cached_property
     def sharders(self):
         """The number of ranks that share sharded states."""
         return min(self.shard or self.copies, self.copies)
 
-    @property
+    @functools.cached_property
     def batch(self):
         """Sequences of a step."""
         return self.dp * self.micro_batch * self.micro_batches
 
-    @property
+    @functools.cached_property
     def tokens(self):
         """The tokens of a micro-batch on one context rank."""
         return self.micro_batch * self.sequence / self.cp
 
-    @property
+    @functools.cached_property
     def rerun_share(self):
         """The share of the blocks whose whole forward runs twice, with its messages."""
         return self.recomputed * (self.recompute == "full")
@@ -144,6 +144,8 @@ class Plan:
         group = (axis,) if axis in sizes else ("context", "data")
         ranks = {"expert": self.ep, "weights": self.copies, "shard": self.sharders}.get(
             axis) or sizes[axis]
+        if ranks == 1:
+            return Span(1, 1, 1)
         order = ["tensor", "context", "data", "pipeline"]  # neighbours first
         if self.outermost == "data":
             order[2:] = ["pipeline", "data"]

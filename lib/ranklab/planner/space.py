@@ -1,7 +1,7 @@
 """layouts: every Plan that a tool can run for a model on these GPUs, as one runs it today."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ranklab.planner.plan import Plan
 
@@ -137,7 +137,8 @@ FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches"
 
 def refuse(plan, model, machine, gpus, sequence, batch):
     """Raise a ValueError that says why no tool runs this plan, if none does."""
-    default, fixed = Plan(**usual(plan.tool, machine)), set(vars(plan)) - set(FREE)
+    default = Plan(**usual(plan.tool, machine))
+    fixed = {field.name for field in fields(Plan)} - set(FREE)
     changed = [name for name in sorted(fixed) if getattr(plan, name) != getattr(default, name)]
     stages_of_zero = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),
                       "ours": (0, 1, 3)}[plan.tool]

@@ -85,19 +85,18 @@ def layer_parts(model, plan, machine, c, sparse):
     """Return {part of a Step: seconds} of a layer and micro-batch, on one GPU."""
     work = layer_work(model, plan, machine, c, sparse)
     traffic = volumes(model, plan, machine)
-    gathers = sum(exchange_seconds(exchanges, machine, c)
-                  for exchanges in (traffic.sparse_gathers if sparse else traffic.dense_gathers))
-    experts = exchange_seconds(traffic.expert if sparse else (), machine, c)
-    tensor = exchange_seconds(traffic.tensor, machine, c)
-    context = exchange_seconds(traffic.context, machine, c)
+    messages = dict.fromkeys(("tensor", "context", "expert", "weights", "expert weights"), 0.0)
+    for part, exchanges in (traffic.sparse_layer if sparse else traffic.dense_layer).items():
+        messages[part] = exchange_seconds(exchanges, machine, c)
+    weights = messages["weights"] + messages["expert weights"]
     attention, busy, hides = sum(work.attention), work.busy, plan.hides
     late = exposed(c.host_seconds, busy, True, c) if sparse and not plan.graphs else 0.0
     return {"products": sum(work.products), "attention": attention,
             "other": sum(work.other) + late, "recompute": work.rerun,
-            "tensor": tensor_exposed(tensor, plan, work, c),
-            "context": exposed(context, attention, "context" in hides, c),
-            "expert": exposed(experts, busy, "expert" in hides, c),
-            "weights": exposed(gathers, busy, "data" in hides, c)}
+            "tensor": tensor_exposed(messages["tensor"], plan, work, c),
+            "context": exposed(messages["context"], attention, "context" in hides, c),
+            "expert": exposed(messages["expert"], busy, "expert" in hides, c),
+            "weights": exposed(weights, busy, "data" in hides, c)}
 
 
 def layer_seconds(model, plan, machine, c=CONSTANTS):

@@ -40,21 +40,16 @@ class Exchange(NamedTuple):
 class Volumes:
     """What a rank exchanges in a step: tuples of Exchanges, empty for a group of one rank.
 
-    tensor, context  of each layer and micro-batch
-    expert           of each layer with experts and micro-batch
-    dense_gathers, sparse_gathers  of the sharded weights of each dense layer (layer with experts)
-                     and micro-batch: (those outside of experts, those of experts)
+    dense_layer, sparse_layer  of each layer (with experts) and micro-batch, {part of a Step:
+                     Exchanges}; sharded weights of experts are apart, as "expert weights"
     pipeline         of each micro-batch
     gradients, weights  once a step, if weights are not sharded by layers: (outside of experts, of
                      experts)
     parameters       numbers on the fullest GPU of the first stage: (outside of experts, of experts)
     """
 
-    tensor: tuple
-    context: tuple
-    expert: tuple
-    dense_gathers: tuple
-    sparse_gathers: tuple
+    dense_layer: dict
+    sparse_layer: dict
     pipeline: tuple
     gradients: tuple
     weights: tuple
@@ -70,15 +65,9 @@ def volumes(model, plan, machine):
         update_exchanges(dense, plan, placement.weights, placement),
         update_exchanges(experts, plan, placement.expert_copies, placement))
     return Volumes(
-        tensor=tensor_exchanges(model, plan, placement),
-        context=context_exchanges(model, plan, placement),
-        expert=expert_exchanges(model, plan, placement),
-        dense_gathers=(gather_exchanges(
-            (model.block + model.dense_ffn) / plan.tp, plan, placement), ()),
-        sparse_gathers=(gather_exchanges(model.block / plan.tp, plan, placement),
-                        gather_exchanges(model.experts * model.expert / plan.ep, plan, placement)),
-        pipeline=pipeline_exchanges(model, plan, placement),
-        gradients=gradients, weights=weights, parameters=(dense, experts))
+        layer_exchanges(model, plan, placement, False),
+        layer_exchanges(model, plan, placement, True) if model.experts else {},
+        pipeline_exchanges(model, plan, placement), gradients, weights, (dense, experts))
 
 
 def parameters_per_gpu(model, plan):
@@ -87,6 +76,21 @@ def parameters_per_gpu(model, plan):
     dense = layers * model.block + min(layers, model.dense) * model.dense_ffn + model.embedding
     sparse = max(0, layers - min(layers, model.dense)) if model.experts else 0
     return dense / plan.tp, sparse * model.experts * model.expert / plan.ep
+
+
+def layer_exchanges(model, plan, placement, sparse):
+    """Return {part of a Step: Exchanges} of a layer and micro-batch, of the parts that send
+    anything; sparse: one with experts.
+    """
+    numbers = model.block + model.dense_ffn * (not sparse)
+    parts = {"tensor": tensor_exchanges(model, plan, placement),
+             "context": context_exchanges(model, plan, placement),
+             "weights": gather_exchanges(numbers / plan.tp, plan, placement)}
+    if sparse:
+        numbers = model.experts * model.expert / plan.ep
+        parts |= {"expert": expert_exchanges(model, plan, placement),
+                  "expert weights": gather_exchanges(numbers, plan, placement)}
+    return {part: exchanges for part, exchanges in parts.items() if exchanges}
 
 
 def tensor_exchanges(model, plan, placement):
