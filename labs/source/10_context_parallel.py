@@ -201,7 +201,7 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
     """Return (dq, dk, dv) of this rank's q, k and v; out and lse are ring_attention's.
 
     All three are float32, and added up in float32, whatever the type of q. The arguments stay
-    unchanged. (The check does not ask that a block travels while another one is computed.)
+    unchanged. Here blocks need not travel while another one is computed.
     cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
            on one rank)
     """

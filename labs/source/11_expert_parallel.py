@@ -172,7 +172,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order there. A row that chose several experts here comes several
-    times. Ranks get `came` by asking: each tells every rank how many rows that rank's experts get.
+    times. First each rank tells every rank how many rows that rank's experts get (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
     shape  x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x
     cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again

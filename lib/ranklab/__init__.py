@@ -1,13 +1,14 @@
 """ranklab: every way to train one model on many processes, in files that are read top to bottom.
 
 What is taught, in the labs' order: three files at most for an idea, to be read from left to right.
-The docstring of each package lists its other files.
+A name without a folder lies in the folder of the name before it. The docstring of each package
+lists its other files.
 
     00  a function on many ranks  ranks.py
     01  one device and its costs  baseline/flops.py, memory.py, checkpointing.py
     02  collectives               collectives/verbs.py, ring.py, tree.py
-    03  data parallelism          data_parallel/gradients.py, buckets.py
-    04  less communication        ddp/half.py, top_k.py, low_rank.py
+    03  data parallelism, DDP     data_parallel/gradients.py, buckets.py
+    04  compressed gradients      ddp/half.py, top_k.py, low_rank.py
     05  Horovod                   horovod/negotiation.py, fusion.py, optimizer.py
     06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py, stage3.py
     07  FSDP                      fsdp/shards.py, block.py; its engine is zero/units.py
@@ -15,7 +16,7 @@ The docstring of each package lists its other files.
     09  pipelines                 pipeline_parallel/actions.py, schedules.py, executor.py
     10  long contexts             context_parallel/block.py, ring.py, ulysses.py
     11  mixtures of experts       expert_parallel/route.py, dispatch.py, layer.py
-    12  all of them on one mesh   mesh.py, hybrid/layout.py, training.py
+    12  all of them on one mesh   mesh.py; hybrid/layout.py, training.py
     13  which layout, how fast    planner/memory.py, step.py, search.py
     14  failures                  resilience/interval.py, health.py, resume.py
     15  clusters                  cluster/job.py, sbatch.py, nccl_log.py
@@ -23,10 +24,10 @@ The docstring of each package lists its other files.
 
 What carries it:
 
-    launch: fresh ranks           engine/launcher.py, worker_group.py, rank.py
+    launch: ranks, their ends     engine/launcher.py; worker_group.py sees failures and hangs
     bytes, memory, time, counted  meter/traffic.py, curve.py, timeline.py
     the one training loop         trainer/loop.py; parallel.py, by which all of the above enters it
-    saved and loaded anywhere     checkpoint/save.py, load.py, reshard.py
+    saved; loaded on any layout   checkpoint/save.py, load.py, reshard.py
     models and data               models/gpt.py, data/text.py; basics/ has what is below everything
 
 Beside it, in peers/: the production tools, which give the same numbers. Around it, the school:

@@ -24,7 +24,7 @@ SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
 @dataclass(frozen=True)
 class Mesh:
-    """Lay out ranks along named axes. Where `axes` is an argument, give one name or a tuple.
+    """Lay out ranks along named axes. A method's `axes` are one name or a tuple of names.
 
     Raises: ValueError for a size below 1, and for an axis, a rank or a group that does not exist.
     Lab: 12

@@ -14,7 +14,7 @@ A folder without index.json is no checkpoint: whenever a run is killed, the last
 two saves share a folder, not even of two jobs on one disk, for making a folder succeeds only once.
 
 Tensors are known by name, shape and offset: what was saved on one layout is loaded on any other
-(Piece in parallel.py). torch.distributed.checkpoint has the same idea, and renames its .metadata
+(trainer.Piece). torch.distributed.checkpoint has the same idea, and renames its .metadata
 into place last, so its new folder is also complete or no checkpoint. But it has no checksums, and
 no shards that begin in the middle of a row, as ZeRO's do; and by default it overwrites the files
 of a checkpoint in a folder that exists (filesystem.py of torch 2.13).

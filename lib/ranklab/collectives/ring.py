@@ -56,14 +56,14 @@ def ring_all_gather(shard, group=None, out=None):
 
 
 def ring_all_reduce(x, group=None, out=None):
-    """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
+    """Return the sum over ranks of `x`, in x's shape, on every rank; `x` itself is unchanged.
 
     If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
     the result is a new tensor. All ranks get the same bits.
-
-    cost   sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages: no busiest rank sends fewer
-    paper  Patarasuk & Yuan 2009
-    lab    02
+    Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. In any all-reduce, some rank
+        sends as many bytes.
+    Paper: Patarasuk & Yuan 2009
+    Lab: 02
     """
     if out is None:
         out = x.new_empty(x.shape)

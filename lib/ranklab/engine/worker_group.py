@@ -71,7 +71,7 @@ class WorkerGroup:
         return self
 
     def _preload(self):
-        """The server has imported what the caller names and what ranks have imported before."""
+        """Let the server import what the caller names and what ranks have imported before."""
         names = [*self.preload, *self.modules]
         if names:
             self.lines.request({"preload": names})
@@ -87,7 +87,7 @@ class WorkerGroup:
             child_ends.enter_context(channel_end)
             handle = RankHandle(rank, channel, report_file)
             self.handles.append(handle)
-            self._watch(channel, lambda data: self._read_channel(handle, data))
+            self._on_data(channel, lambda data: self._read_channel(handle, data))
             output_end = child_ends.enter_context(
                 self._pipe(lambda data: self.output.feed(rank, data)))
             stack_end = child_ends.enter_context(self._pipe(handle.stack.extend))
@@ -102,13 +102,13 @@ class WorkerGroup:
         handle.pid = answer["pid"]
 
     def _pipe(self, take):
-        """The end for writing of a pipe; `take` is called with what arrives."""
+        """Return the writing end of a pipe; call take(data) with what arrives at the other."""
         source, end = os.pipe()
-        self._watch(os.fdopen(source, "rb", buffering=0), take)
+        self._on_data(os.fdopen(source, "rb", buffering=0), take)
         return os.fdopen(end, "wb", buffering=0)
 
-    def _watch(self, source, take):
-        """Call `take` from now on with what arrives at `source`, until its end."""
+    def _on_data(self, source, take):
+        """Call take(data) whenever bytes arrive at `source`, until its end."""
 
         def read():
             try:
@@ -150,7 +150,7 @@ class WorkerGroup:
     def results(self):
         """Return the value of each rank.
 
-        error  RankError when a rank raised or died; HangError when time is up
+        Raises RankError when a rank raised or died, HangError when time is up.
         """
         def is_decided():
             return self._all_settled() or self._any_failed()
@@ -192,7 +192,7 @@ class WorkerGroup:
         return [h for h in self.handles if not h.is_settled()]
 
     def _ask_where(self, handles):
-        """These have now said in which line they are."""
+        """Let these ranks say in which line they are; wait for the answers."""
         for handle in handles:
             handle.stack.clear()
             self._signal(handle, signal.SIGUSR1)
@@ -200,20 +200,20 @@ class WorkerGroup:
                                for h in handles), STACK_LIMIT)
 
     def _wait_or_see_a_stall(self, until, limit):
-        """As `_wait`.
+        """Do as `_wait`, and look for a deadlock meanwhile, where `stall` asks for it.
 
-        error  HangError as soon as all ranks sleep in communication, where `stall` asks for it
+        Raises HangError as soon as all ranks sleep in communication.
         """
         if not (self.stall and stall.can_be_seen(self.job.on_gpus)):
             return self._wait(until, limit)
         part, end, stuck = self.stall / QUESTIONS, time.monotonic() + limit, 0
-        watch = stall.Watch(part)
+        sleep_watch = stall.Watch(part)
         while not self._wait(until, min(part / stall.LOOKS, end - time.monotonic())):
             now = time.monotonic()
             if now >= end:
                 return False
             self._tell(now)
-            if watch.all_asleep([h.pid for h in self.handles], now):
+            if sleep_watch.all_asleep([h.pid for h in self.handles], now):
                 stuck = stuck + 1 if self._are_stuck() else 0
                 if stuck == QUESTIONS:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
@@ -240,7 +240,10 @@ class WorkerGroup:
         return True, extra
 
     def _are_stuck(self):
-        """All have said that they wait for other ranks alone, and where; none has ended since."""
+        """Ask all ranks whether they wait for other ranks alone, and where.
+
+        Returns True if all do, and none has ended since.
+        """
         running = self._running()
         for handle in self.handles:  # a thread of one that is done may still send
             handle.ask()
@@ -278,7 +281,7 @@ class WorkerGroup:
             self.output.flush()
 
     def _drain(self):
-        """What the ranks wrote is here. Not until the end of file: a child of theirs may live."""
+        """Read what the ranks wrote. Not until the end of file: a child of a rank may live on."""
         self.selector.unregister(self.connection)
         end = time.monotonic() + DRAIN_LIMIT
         while (ready := self.selector.select(timeout=0)) and time.monotonic() < end:

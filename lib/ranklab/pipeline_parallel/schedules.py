@@ -25,7 +25,7 @@ def gpipe_schedule(stages, micro_batches):
 
 
 def one_f_one_b_schedule(stages, micro_batches):
-    """Make a schedule of a few forwards, then one forward and one backward in turn.
+    """Make a schedule of warm-up forwards, then one forward and one backward in turn.
 
     So a rank never holds more micro-batches than there are stages after it, plus one.
     The bubble is GPipe's, but memory no longer grows with the number of micro-batches.

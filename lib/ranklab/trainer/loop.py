@@ -183,7 +183,7 @@ class Trainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = self.parallel.grad_norm(parameters)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        factor = factor.to(norm.device)  # offloaded: not the scale's
+        factor = factor.to(norm.device)  # offloaded gradients are on the CPU, the scale is not
         factor = torch.where(norm.isfinite(), factor, torch.nan)
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 

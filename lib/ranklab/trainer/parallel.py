@@ -77,7 +77,7 @@ class Parallel:
     """Train in one process, with the whole model and the whole batch; the base of all kinds."""
 
     rank, ranks = 0, 1  # rank 0 shows the progress
-    gradient_scale = 1  # the divisor of backward's averaging: R, if it takes means over ranks
+    gradient_scale = 1  # of the loss: R where backward takes means over ranks, which sums want
 
     def apply(self, model):
         """Return the module that the loop calls instead of `model`, which may change in place."""

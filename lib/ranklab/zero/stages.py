@@ -21,8 +21,8 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
         optimizer = model.make_optimizer(torch.optim.AdamW)
         model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
 
-    After backward() the optimizer's gradients are the mean over ranks, of the part that this rank
-    owns; the module's gradients are None. After step() all ranks have all parameters.
+    backward() leaves the mean over ranks, of the part that this rank owns, in the optimizer's own
+    parameters, and sets the module's gradients to None. step() gives all ranks all parameters.
     Cost: (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
         held: parameters and gradients whole, 1/R of the optimizer's state.
     Paper: Rajbhandari et al. 2020, ZeRO, P_os
@@ -35,7 +35,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     def reduce(self, bucket):
         """Start averaging this rank's shard of the bucket over ranks; return the work handle.
 
-        The buckets before it have arrived: one message at a time.
+        First wait for the bucket before it: one message at a time.
         """
         while self.works:  # its handle may hold a copy of the bucket
             self.works.pop().wait()
@@ -55,7 +55,9 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
             bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
-        """Gather the updated shards, so that every rank has all new parameters."""
+        """Gather the updated shards, so that every rank has all new parameters; the optimizer calls
+        this after its own step.
+        """
         for bucket in self.buckets:
             bucket.update_shard()
             dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)
