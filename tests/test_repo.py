@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, repository_files
 
 import ranklab
+from ranklab import moved
 from ranklab.course import build, labs
 
 LIB = ROOT / "lib" / "ranklab"
@@ -244,6 +245,11 @@ def private_imports(source):
         elif private := {alias.name for alias in node.names} - (
                 public_names(node.module) if place else tops):
             yield f"{source.stem}: {node.module} does not offer {private}"
+
+
+def test_modules_are_found_under_the_names_of_version_1():
+    for old, new in moved.MOVED.items():
+        assert importlib.import_module(old) is importlib.import_module(new)
 
 
 def test_the_table_of_contents_names_files_that_exist():
