@@ -66,6 +66,7 @@ STATE = (
         "median distance from it, which is a standard deviation if there are no spikes. Judge "
         "the last `patience` losses by these.",
         "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
-        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses[-patience:]]",
+        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
+        "-patience:]]",
     )),
 )
