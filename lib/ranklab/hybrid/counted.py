@@ -65,7 +65,7 @@ def dry_run_on_one_rank(job, layout):
         hybrid.stack = stack
         if hybrid.data.context:  # now, because only real numbers say which scores are hidden
             hybrid.data.context.length = job.config.n_ctx
-            hybrid.data.context.look_at(job.config.n_ctx, device())
+            hybrid.data.context.set_visible(job.config.n_ctx, device())
         with torch.device("meta"):
             model = GPT(job.config)
         trainer = TextTrainer(model, None, config, device(), parallel=hybrid, progress=False)

@@ -104,7 +104,7 @@ def context_llama(model, tokens):
     model.set_attn_implementation("ranklab_context")
 
     def forward(ids):
-        mine = tokens.look_at(ids.shape[1], ids.device)
+        mine = tokens.set_visible(ids.shape[1], ids.device)
         return model(ids[:, mine], position_ids=mine.expand(len(ids), -1), use_cache=False).logits
 
     return forward

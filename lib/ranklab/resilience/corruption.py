@@ -32,16 +32,16 @@ def silent_corruption(parameters, group=None):
         content = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
         digest = hashlib.blake2b(content, digest_size=8).digest()
         marks.append(int.from_bytes(digest, "big", signed=True))
-    mine = torch.tensor(marks, dtype=torch.int64, device=device())
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, mine, group=group)
-    found = {}
+    row = torch.tensor(marks, dtype=torch.int64, device=device())
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    corrupt = {}
     for name, column in zip(parameters, torch.stack(rows, dim=1).tolist()):
         usual, times = Counter(column).most_common(1)[0]
         if times < len(column):
-            others = [rank for rank, mark in enumerate(column) if mark != usual]
-            found[name] = others if 2 * times > len(column) else []
-    return found
+            deviants = [rank for rank, mark in enumerate(column) if mark != usual]
+            corrupt[name] = deviants if 2 * times > len(column) else []
+    return corrupt
 
 
 def recompute_step(gradients_of, batch, src=0, group=None):

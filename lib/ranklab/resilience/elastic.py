@@ -23,11 +23,11 @@ def elastic_batch(batch, ranks, micro_batch):
     if min(batch, ranks, micro_batch) < 1:
         raise ValueError(f"batch={batch}, ranks={ranks} and micro_batch={micro_batch} must each be "
                          "1 or more")
-    most = -(-batch // ranks)  # rounded up: what the fullest rank takes
-    times = -(-most // micro_batch)
+    largest = -(-batch // ranks)  # rounded up: what the fullest rank takes
+    times = -(-largest // micro_batch)
     plan = []
     for rank in range(ranks):
-        mine = shard_range(batch, rank, ranks)
-        parts = [shard_range(len(mine), i, times) for i in range(times)]
-        plan.append([(mine[part.start:part.stop], len(part) / batch) for part in parts])
+        positions = shard_range(batch, rank, ranks)
+        parts = [shard_range(len(positions), i, times) for i in range(times)]
+        plan.append([(positions[part.start:part.stop], len(part) / batch) for part in parts])
     return plan

@@ -30,12 +30,12 @@ class Neighbour:
                differ in size between ranks
         cost   the bytes of the shard and 8 more, in two messages
         """
-        own = as_bytes(shard).to(device())
-        size = torch.tensor([own.numel()], device=own.device)
-        theirs = torch.empty(int(self._shift(size, torch.empty_like(size), group)),
-                             dtype=torch.uint8, device=own.device)
-        self._shift(own, theirs, group)
-        self.kept[step] = own.cpu(), theirs.cpu()
+        shard_bytes = as_bytes(shard).to(device())
+        size = torch.tensor([shard_bytes.numel()], device=shard_bytes.device)
+        copy = torch.empty(int(self._shift(size, torch.empty_like(size), group)),
+                           dtype=torch.uint8, device=shard_bytes.device)
+        self._shift(shard_bytes, copy, group)
+        self.kept[step] = shard_bytes.cpu(), copy.cpu()
         for old in sorted(self.kept)[:-2]:
             del self.kept[old]
 
@@ -51,49 +51,49 @@ class Neighbour:
         steps = torch.tensor((sorted(self.kept) + [-1, -1])[:2], device=device())
         all_steps = [torch.empty_like(steps) for _ in range(size)]
         dist.all_gather(all_steps, steps, group=group)
-        all_steps = [set(each.tolist()) - {-1} for each in all_steps]
+        all_steps = [set(row.tolist()) - {-1} for row in all_steps]
         dead = [r for r, steps in enumerate(all_steps) if not steps]
-        after = {r: (r + self.distance) % size for r in dead}
+        holders = {r: (r + self.distance) % size for r in dead}
         alive = [steps for steps in all_steps if steps]
         common = set.intersection(*alive) if alive else set()
-        lost = [r for r in dead if after[r] in dead]
-        if lost or not common:
+        lost_ranks = [r for r in dead if holders[r] in dead]
+        if lost_ranks or not common:
             raise RuntimeError(f"ranks {dead} are new, and nobody has a copy of ranks "
-                               f"{lost or dead}: load the last checkpoint from the disk")
+                               f"{lost_ranks or dead}: load the last checkpoint from the disk")
         step = max(common)
         for r in dead:
-            if rank == after[r]:
+            if rank == holders[r]:
                 dist.send(self.kept[step][1].to(device()), group=group, group_dst=r)
             elif rank == r:
-                own = as_bytes(shard).to(device())
-                dist.recv(own, group=group, group_src=after[r])
-                _unpack_bytes(own, shard)
+                shard_bytes = as_bytes(shard).to(device())
+                dist.recv(shard_bytes, group=group, group_src=holders[r])
+                _unpack_bytes(shard_bytes, shard)
         if rank not in dead:
             _unpack_bytes(self.kept[step][0].to(device()), shard)
         self.kept.clear()  # the dead ranks' copies of others are gone: keep() again
         return step
 
-    def _shift(self, x, into, group):
-        """`into` holds the `x` of the rank `distance` before this one; all ranks send at once."""
+    def _shift(self, x, buffer, group):
+        """Receive into `buffer` the `x` of the rank `distance` before; all ranks send at once."""
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if self.distance % size == 0:
             raise ValueError(f"distance={self.distance} on {size} ranks: that is the rank itself")
         for work in dist.batch_isend_irecv([
                 dist.P2POp(dist.isend, x, group=group, group_peer=(rank + self.distance) % size),
-                dist.P2POp(dist.irecv, into, group=group,
+                dist.P2POp(dist.irecv, buffer, group=group,
                            group_peer=(rank - self.distance) % size)]):
             work.wait()
-        return into
+        return buffer
 
 
 def as_bytes(tensors):
     """All bytes of these tensors, of any types, in one flat uint8 tensor."""
-    return torch.cat([each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors])
+    return torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
 
 
 def _unpack_bytes(flat, tensors):
     with torch.no_grad():
-        for tensor, piece in zip(tensors, flat.split([each.nbytes for each in tensors])):
+        for tensor, piece in zip(tensors, flat.split([tensor.nbytes for tensor in tensors])):
             tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
 

@@ -88,8 +88,8 @@ def resume_exact(run, saved=None):
     for part, state in zip(parts, saved["parts"]):
         part.load_state_dict(state)
     run.steps_done = saved["steps_done"]
-    loader.order, loader.position, drawn = saved["loader"]
-    loader.generator.set_state(drawn)
+    loader.order, loader.position, rng = saved["loader"]
+    loader.generator.set_state(rng)
     pythons, numpys, torchs = saved["random"]
     random.setstate(pythons)
     np.random.set_state(numpys)

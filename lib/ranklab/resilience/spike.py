@@ -25,12 +25,12 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
     """
     # The usual losses end before those that are judged: a spike must not be its own measure.
     usual = [x for x in losses[-window - patience:-patience] if math.isfinite(x)]
-    most = math.inf
+    bound = math.inf
     if len(losses) > 20 and usual:
         middle = statistics.median(usual)
         spread = 1.4826 * statistics.median(abs(x - middle) for x in usual)  # sigma, if normal
-        most = middle + max(limit * spread, 0.01 * abs(middle))
-    is_bad = [not math.isfinite(x) or x > most for x in losses[-patience:]]
+        bound = middle + max(limit * spread, 0.01 * abs(middle))
+    is_bad = [not math.isfinite(x) or x > bound for x in losses[-patience:]]
     if not is_bad[-1]:
         return "go on"
     return "roll back" if all(is_bad) and len(is_bad) == patience else "skip"

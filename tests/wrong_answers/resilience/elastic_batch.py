@@ -8,24 +8,27 @@ WEIGHT = "len(part) / batch"
 
 WRONG = [mutant(elastic_batch, *edits, says=says, called=called) for *edits, says, called in (
     (WEIGHT, "1 / times / ranks", "alike for all", "mean_of_means"),
-    (WEIGHT, "len(part) / max(1, len(mine))", "the rank's own number", "mean_of_the_rank"),
-    (WEIGHT, "len(part) / max(1, len(mine)) / ranks", "a mean over ranks of means", "as_ddp"),
+    (WEIGHT, "len(part) / max(1, len(positions))", "the rank's own number", "mean_of_the_rank"),
+    (WEIGHT, "len(part) / max(1, len(positions)) / ranks", "a mean over ranks of means", "as_ddp"),
     (WEIGHT, "len(part)", "weights are n", "a_sum"),
     (WEIGHT, "len(part) / batch * ranks", "batch times the ranks", "times_the_ranks"),
-    ("        mine = ", "        times = -(-len(shard_range(batch, rank, ranks)) // micro_batch)\n"
-     "        mine = ", "ranks have .* micro-batches", "other_counts"),
-    ("times = -(-most // micro_batch)", "times = most", "are enough", "one_by_one"),
-    ("times = -(-most // micro_batch)", "times = max(1, most // micro_batch)", "a micro-batch has",
+    ("        positions = ",
+     "        times = -(-len(shard_range(batch, rank, ranks)) // micro_batch)\n"
+     "        positions = ", "ranks have .* micro-batches", "other_counts"),
+    ("times = -(-largest // micro_batch)", "times = largest", "are enough", "one_by_one"),
+    ("times = -(-largest // micro_batch)", "times = max(1, largest // micro_batch)",
+     "a micro-batch has",
      "rounded_down"),
     ("shard_range(batch, rank, ranks)", "range(rank * (batch // ranks), (rank + 1) * (batch // "
      "ranks))", "are in no micro-batch", "rest_is_dropped"),
-    ("shard_range(batch, rank, ranks)", "range(rank * most, min(batch, (rank + 1) * most))",
+    ("shard_range(batch, rank, ranks)", "range(rank * largest, min(batch, (rank + 1) * largest))",
      "ranks take", "last_takes_less"),
     ("shard_range(batch, rank, ranks)", "range(len(shard_range(batch, rank, ranks)))",
      "more than once", "always_the_first"),
     ("plan.append([(", "plan.append(((", "for part in parts])", "for part in parts))",
      "not a list for each rank", "read_once"),
-    ("(mine[part.start:part.stop], ", "(list(mine[part.start:part.stop]), ", "there is a list",
+    ("(positions[part.start:part.stop], ", "(list(positions[part.start:part.stop]), ",
+     "there is a list",
      "a_list"),
     ("    if min(batch, ranks, micro_batch) < 1:", "    if batch < 1:", "Error", "not_refused"),
 )]

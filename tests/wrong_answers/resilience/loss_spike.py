@@ -10,7 +10,7 @@ USUAL = "losses[-window - patience:-patience]"
 MIDDLE = "middle = statistics.median(usual)"
 SPREAD = "1.4826 * statistics.median(abs(x - middle) for x in usual)"
 MOST = "middle + max(limit * spread, 0.01 * abs(middle))"
-BAD = "not math.isfinite(x) or x > most"
+BAD = "not math.isfinite(x) or x > bound"
 
 WRONG = [mutant(loss_spike, *edits, says=says, called=called) for *edits, says, called in (
     (SPREAD, "statistics.pstdev(usual)", "four great spikes", "standard_deviation"),
@@ -27,8 +27,8 @@ WRONG = [mutant(loss_spike, *edits, says=says, called=called) for *edits, says, 
     (MOST, "middle + limit * spread", "a spread of 0|Up to", "no_floor"),
     (MOST, "middle + max(limit * spread, 1.0)", "0.004", "a_fixed_floor"),
     (MOST, "middle + max(2.0 * spread, 0.01 * abs(middle))", "step", "own_limit"),
-    (BAD, "x > most", "a loss of nan|NaN", "nan_is_good"),
-    (BAD, "not math.isfinite(x) or abs(x - middle) > most - middle", "Low is good|Error",
+    (BAD, "x > bound", "a loss of nan|NaN", "nan_is_good"),
+    (BAD, "not math.isfinite(x) or abs(x - middle) > bound - middle", "Low is good|Error",
      "low_is_bad"),
     ("[x for x in losses[-window - patience:-patience] if math.isfinite(x)]",
      "losses[-window - patience:-patience]", "NaN (some|in)", "nan_in_the_median"),

@@ -14,14 +14,14 @@ WRONG = [mutant(resume_exact, *edits, says=says, called=called) for *edits, says
     ("parts, loader = (run.model, run.optimizer, run.scheduler)", "parts, loader = (run.optimizer, "
      "run.scheduler)", "the weights: another value", "no_model"),
     ("    run.steps_done = saved[\"steps_done\"]\n", "", "steps_done: another value", "no_steps"),
-    ("    loader.generator.set_state(drawn)\n", "", "the loader's generator", "no_generator"),
-    ("    loader.generator.set_state(drawn)\n", "    loader.generator.manual_seed(0)\n    for _ in "
+    ("    loader.generator.set_state(rng)\n", "", "the loader's generator", "no_generator"),
+    ("    loader.generator.set_state(rng)\n", "    loader.generator.manual_seed(0)\n    for _ in "
      "range(-(-run.steps_done * loader.batch // loader.samples)):\n        "
      "torch.randperm(loader.samples, generator=loader.generator)\n", "seed 3.*the loader's "
      "generator", "wound_forward_from_seed_0"),
-    ("loader.order, loader.position, drawn = saved", "loader.order, _, drawn = saved",
+    ("loader.order, loader.position, rng = saved", "loader.order, _, rng = saved",
      "the loader's position", "no_position"),
-    ("loader.order, loader.position, drawn = saved", "_, loader.position, drawn = saved",
+    ("loader.order, loader.position, rng = saved", "_, loader.position, rng = saved",
      "the loader's order", "no_order"),
     ("    random.setstate(pythons)\n", "", "python's random numbers", "no_python"),
     ("    np.random.set_state(numpys)\n", "", "numpy's random numbers", "no_numpy"),

@@ -8,7 +8,7 @@ from mutants import mutant
 
 from ranklab.resilience import silent_corruption
 
-KNOWN = "others if 2 * times > len(column) else []"
+KNOWN = "deviants if 2 * times > len(column) else []"
 CONTENT = "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()"
 MARK = 'marks.append(int.from_bytes(digest, "big", signed=True))'
 
@@ -16,9 +16,9 @@ WRONG = [mutant(silent_corruption, *edits, says=says, called=called)
          for *edits, says, called in (
     ("usual, times = Counter(column).most_common(1)[0]", "usual, times = column[0], "
      "column.count(column[0])", "the group's first", "the_first_is_right"),
-    (KNOWN, "others", "nobody knows", "a_minority_rules"),
-    (KNOWN, "others if 2 * times >= len(column) else []", "nobody knows", "half_rules"),
-    (KNOWN, "others if len(column) > 2 else []", "nobody knows", "two_ranks_only"),
+    (KNOWN, "deviants", "nobody knows", "a_minority_rules"),
+    (KNOWN, "deviants if 2 * times >= len(column) else []", "nobody knows", "half_rules"),
+    (KNOWN, "deviants if len(column) > 2 else []", "nobody knows", "two_ranks_only"),
     (CONTENT, "tensor.detach().float().contiguous().view(-1).view(torch.uint8).cpu().numpy()",
      "the last bit of a float64", "as_float32"),
     (CONTENT, "(tensor.detach() + 0).nan_to_num().contiguous().view(-1).view(torch.uint8).cpu()"

@@ -65,7 +65,8 @@ STATE = (
         "Take the median of the `window` losses before those that you judge, and 1.4826 times the "
         "median distance from it, which is a standard deviation if there are no spikes. Judge "
         "the last `patience` losses by these.",
-        "usual = finite losses[-window - patience:-patience]; most = middle + max(limit * spread, "
-        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > most for x in losses[-patience:]]",
+        "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
+        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
+        "-patience:]]",
     )),
 )
