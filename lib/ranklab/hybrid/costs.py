@@ -93,8 +93,9 @@ def gradient_bytes(job, layout, share):
                           (layout.axes_of_experts, experts)):
         R = math.prod(layout.mesh.axes[axis] for axis in axes)
         gradients = 2 * numbers  # an all-reduce, or a reduce-scatter and an all-gather of weights
-        if layout.zero == 3:  # gathered twice, reduced once, for each micro-batch
-            gradients = numbers and 3 * job.micro_batches(layout) * n + (layout.pp - 1) * root
+        if layout.zero == 3:  # for each micro-batch blocks are gathered twice, the root once
+            M = job.micro_batches(layout)
+            gradients = numbers and 3 * M * n - M * root + (layout.pp - 1) * root
         several = [axis for axis in axes if layout.mesh.axes[axis] > 1]
         nbytes[several[0] if len(several) == 1 else "data"] += 4 * (R - 1) * gradients // R
     return nbytes
