@@ -11,18 +11,24 @@ import functools
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIB = ROOT / "lib" / "ranklab"
 WINGS = ("", "checks", "projects", "plots")
+PROGRAM = re.compile(r"(?:from|import) (ranklab(?:\.\w+)+)")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commits", type=int, default=10, help="so many of the last ones")
-    history = git("rev-list", "--first-parent", f"--max-count={parser.parse_args().commits + 1}",
-                  "HEAD")
-    changed = git("diff", "--name-only", history[-1], "HEAD")
+    number = parser.parse_args().commits + 1
+    try:
+        history = git("rev-list", "--first-parent", f"--max-count={number}", "HEAD")
+        changed = git("diff", "--name-only", history[-1], "HEAD")
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"touched.py: no history to look at: {error}", file=sys.stderr)
+        changed = []
     print(*(stem[:2] for stem in stems() if any(belongs(name, stem) for name in changed)))
 
 
@@ -69,7 +75,9 @@ def files_of(place):
 
 @functools.cache
 def imports(path):
-    """The files of lib/ranklab that the file at `path` imports, also inside functions."""
+    """The files of lib/ranklab that the file at `path` imports, also inside functions and in the
+    text of a program that it starts.
+    """
     files = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ranklab"):
@@ -77,6 +85,8 @@ def imports(path):
         elif isinstance(node, ast.Import):
             files |= {file_of(alias.name) for alias in node.names
                       if alias.name.startswith("ranklab")}
+        elif isinstance(node, ast.Constant):
+            files |= {file_of(module) for module in PROGRAM.findall(str(node.value))}
     return files
 
 
