@@ -87,7 +87,7 @@ def imports(path):
                       if alias.name.startswith("ranklab")}
         elif isinstance(node, ast.Constant):
             files |= {file_of(module) for module in PROGRAM.findall(str(node.value))}
-    return files
+    return {path for path in files if path.exists()}           # a program may name what is gone
 
 
 @functools.cache
