@@ -423,10 +423,10 @@ def adasum(x, sizes=None, group=None):
         peer, is_left = rank ^ distance, rank & distance == 0
         lengths.append(part.numel())
         left, right = part.tensor_split(2)
-        mine, give = (left, right) if is_left else (right, left)
+        local_half, sent_half = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, group)
-        a, b = (mine, theirs) if is_left else (theirs, mine)
+        peer_half = sendrecv(sent_half, peer, torch.empty_like(local_half), peer, group)
+        a, b = (local_half, peer_half) if is_left else (peer_half, local_half)
         # dot_products(a, b, tensor_of, len(sizes)): rows a.b, a.a, b.b, of my part only. Add those
         # of all parts; coefficients (1 where a vector is zero); part, in x's dtype; next distance
         raise NotImplementedError("exercise adasum: about 10 lines")

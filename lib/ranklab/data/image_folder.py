@@ -58,11 +58,11 @@ class ImageFolder(Dataset):
 
     def __init__(self, folder, split, size, augment=None, classes=None):
         self.root, self.size, self.augment = Path(folder, split), size, augment
-        found = class_folders(self.root)
-        self.classes = classes or found
-        if self.classes != found:
-            odd = sorted(set(found) ^ set(self.classes))
-            raise ValueError(f"{self.root} has {len(found)} classes, not the same "
+        folders = class_folders(self.root)
+        self.classes = classes or folders
+        if self.classes != folders:
+            odd = sorted(set(folders) ^ set(self.classes))
+            raise ValueError(f"{self.root} has {len(folders)} classes, not the same "
                              f"{len(self.classes)}: see {', '.join(odd[:3])}")  # fmt: skip
         names, labels = [], []
         for label, name in enumerate(self.classes):

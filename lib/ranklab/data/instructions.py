@@ -38,13 +38,13 @@ def alpaca_file(path):
     error  ValueError: the number of the first example without a field
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        examples = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(examples, list):
         raise ValueError(f"{path} is no list of examples")
     sides = [], []
-    for number, example in enumerate(found, 1):
+    for number, example in enumerate(examples, 1):
         for name in FIELDS:
             if not isinstance(example, dict) or not isinstance(example.get(name), str):
                 raise ValueError(f"{path}, example {number} has no text called {name}; each needs "
@@ -59,9 +59,10 @@ def alpaca_file(path):
 
 def python_instructions(text, n=6000):
     """The Instructions, about n to train on, that ask about lines of `text`: Python and English."""
-    seen = set()
-    held_out = _pairs_about(text.held_out, n // 10, seen)
-    return Instructions(f"questions about {text.name}", _pairs_about(text.train, n, seen), held_out)
+    used_lines = set()
+    held_out = _pairs_about(text.held_out, n // 10, used_lines)
+    train = _pairs_about(text.train, n, used_lines)
+    return Instructions(f"questions about {text.name}", train, held_out)
 
 
 def plain_text(text, n, length):
@@ -70,20 +71,21 @@ def plain_text(text, n, length):
     return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
 
 
-def _pairs_about(tokens, n, seen):
-    """About n pairs about lines that are not in `seen`, but are afterwards; all answers to a
+def _pairs_about(tokens, n, used_lines):
+    """About n pairs about lines that are not in `used_lines`, but are afterwards; all answers to a
     question are equally frequent, so that none can be guessed.
     """
-    found = {}
+    by_question = {}
     for line in tokens.tobytes().decode("ascii", "ignore").split("\n"):
         line = line.strip()
-        if len(line) in LENGTHS and line not in seen:
-            seen.add(line)
+        if len(line) in LENGTHS and line not in used_lines:
+            used_lines.add(line)
             for question, about, answer in _questions(line):
                 prompt = PROMPT.format(instruction=question, input=about)
-                found.setdefault(question, {}).setdefault(answer, []).append((prompt, answer))
-    pairs = [pair for answers in found.values() for pairs in answers.values()
-             for pair in pairs[: n // len(found) // len(answers)]]
+                by_answer = by_question.setdefault(question, {})
+                by_answer.setdefault(answer, []).append((prompt, answer))
+    pairs = [pair for by_answer in by_question.values() for pairs in by_answer.values()
+             for pair in pairs[: n // len(by_question) // len(by_answer)]]
     random.Random(0).shuffle(pairs)
     return pairs
 
@@ -95,8 +97,9 @@ def _questions(line):
     if line.startswith("#"):
         return []
     word, colon = line.split()[0], "yes" if line.endswith(":") else "no"
-    found = [("Is it Python or English?", line, "Python"), ("Is a colon its end?", line, colon)]
-    return found + [("Which statement is it?", line, word)] * (word in STATEMENTS)
+    questions = [("Is it Python or English?", line, "Python"),
+                 ("Is a colon its end?", line, colon)]
+    return questions + [("Which statement is it?", line, word)] * (word in STATEMENTS)
 
 
 # --- as tokens ------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def python_functions(root=None):
 
 def functions(source):
     """The functions in `source`, with what is defined inside them, that have enough words."""
-    texts = [found.group() for found in FUNCTION.finditer(source + "\n")]
+    texts = [match.group() for match in FUNCTION.finditer(source + "\n")]
     return [text for text in texts if len(words(text)) >= FEWEST_WORDS]
 
 
@@ -125,17 +125,18 @@ def label_and_text(row, where):
 
 def labelled(name, train, held_out):
     """The LabelledText of these (class, text) pairs; a text that comes again is left out."""
-    seen, sides = set(), []
+    unique_texts, sides = set(), []
     for side in (train, held_out):
-        fresh = {text: of for of, text in reversed(side) if text not in seen}  # the first one stays
-        seen |= fresh.keys()
-        sides.append([(of, text) for text, of in reversed(fresh.items())])
-    classes = tuple(sorted({of for of, _ in train + held_out}))
+        label_of = {text: label for label, text in reversed(side)  # the first one stays
+                    if text not in unique_texts}
+        unique_texts |= label_of.keys()
+        sides.append([(label, text) for text, label in reversed(label_of.items())])
+    classes = tuple(sorted({label for label, _ in train + held_out}))
     if len(classes) < 2 or not all(sides):
         raise ValueError(f"{name}: {len(classes)} classes, {len(sides[0])} different texts to "
                          f"train on and {len(sides[1])} held out; 2 classes and 1 text on each "
                          "side are needed")  # fmt: skip
-    labels = [torch.tensor([classes.index(of) for of, _ in side]) for side in sides]
+    labels = [torch.tensor([classes.index(label) for label, _ in side]) for side in sides]
     texts = [[text for _, text in side] for side in sides]
     return LabelledText(name, classes, texts[0], labels[0], texts[1], labels[1])
 
@@ -162,8 +163,8 @@ class Words:
         """
         tokens = torch.full((len(texts), n_ctx), self.PAD)
         for row, text in zip(tokens, texts):
-            found = [self.number.get(word, self.UNKNOWN) for word in words(text)[: n_ctx - 2]]
-            row[: len(found) + 2] = torch.tensor([self.START, *found, self.END])
+            numbers = [self.number.get(word, self.UNKNOWN) for word in words(text)[: n_ctx - 2]]
+            row[: len(numbers) + 2] = torch.tensor([self.START, *numbers, self.END])
         return tokens
 
 

@@ -50,15 +50,15 @@ def python_text():
 
 def library_files(root):
     """[(relative path, bytes)] of the Python files under `root`, sorted, each content once."""
-    files, seen = [], set()
+    files, digests = [], set()
     for folder, below, names in os.walk(root):
         below[:] = sorted(b for b in below if b not in SKIPPED and not b.startswith("config-"))
         for name in sorted(names):
             path = Path(folder, name)
             content = path.read_bytes() if name.endswith(".py") else b""
             digest = hashlib.sha256(content).digest()
-            if content and digest not in seen:
-                seen.add(digest)
+            if content and digest not in digests:
+                digests.add(digest)
                 files.append((path.relative_to(root).as_posix(), content))
     return files
 
@@ -121,12 +121,13 @@ def bigram_loss(train, inputs, targets, vocab_size=256):
     train = train[:50_000_000].astype(np.int64)
     inputs, targets = inputs.numpy().ravel(), targets.numpy().ravel()
     # only pairs that are asked for are counted, because a table of all pairs is V x V
-    asked, where = np.unique(inputs * vocab_size + targets, return_inverse=True)
-    pairs = train[:-1] * vocab_size + train[1:]
-    place = np.searchsorted(asked, pairs).clip(max=len(asked) - 1)
-    counts = np.bincount(place[asked[place] == pairs], minlength=len(asked))[where]
-    seen = np.bincount(train[:-1], minlength=vocab_size)[inputs]
-    return float(-np.log((counts + 1) / (seen + vocab_size)).mean())
+    batch_pairs, place = np.unique(inputs * vocab_size + targets, return_inverse=True)
+    train_pairs = train[:-1] * vocab_size + train[1:]
+    nearest = np.searchsorted(batch_pairs, train_pairs).clip(max=len(batch_pairs) - 1)
+    matches = nearest[batch_pairs[nearest] == train_pairs]
+    counts = np.bincount(matches, minlength=len(batch_pairs))[place]
+    input_counts = np.bincount(train[:-1], minlength=vocab_size)[inputs]
+    return float(-np.log((counts + 1) / (input_counts + vocab_size)).mean())
 
 
 def decode(tokens):

@@ -15,9 +15,9 @@ from ranklab.collectives import sendrecv
 def adasum_of_two(a, b):
     """The definition: it averages what `a` and `b` have in common, and adds the rest."""
     a64, b64 = a.double().flatten(), b.double().flatten()
-    dot, of_a, of_b = a64 @ b64, a64 @ a64, b64 @ b64
-    a64 = a64 * (1 - dot / (2 * of_a)) if of_a > 0 else a64
-    b64 = b64 * (1 - dot / (2 * of_b)) if of_b > 0 else b64
+    dot, aa, bb = a64 @ b64, a64 @ a64, b64 @ b64
+    a64 = a64 * (1 - dot / (2 * aa)) if aa > 0 else a64
+    b64 = b64 * (1 - dot / (2 * bb)) if bb > 0 else b64
     return (a64 + b64).to(a.dtype).view(a.shape)
 
 
@@ -49,10 +49,10 @@ def adasum(x, sizes=None, group=None):
         peer, is_left = rank ^ distance, rank & distance == 0
         lengths.append(part.numel())
         left, right = part.tensor_split(2)
-        mine, give = (left, right) if is_left else (right, left)
+        local_half, sent_half = (left, right) if is_left else (right, left)
         tensor_of = tensor_of.tensor_split(2)[0 if is_left else 1]
-        theirs = sendrecv(give, peer, torch.empty_like(mine), peer, group)
-        a, b = (mine, theirs) if is_left else (theirs, mine)
+        peer_half = sendrecv(sent_half, peer, torch.empty_like(local_half), peer, group)
+        a, b = (local_half, peer_half) if is_left else (peer_half, local_half)
         dots = dot_products(a, b, tensor_of, len(sizes))
         step = 1
         while step <= distance:  # the other parts of the same two vectors are on these ranks
@@ -75,9 +75,9 @@ def gather_halves(part, lengths, group=None):
     for length in reversed(lengths):  # the same partners again, the last one first
         distance //= 2
         peer, is_left = rank ^ distance, rank & distance == 0
-        theirs = part.new_empty(length - part.numel())
-        sendrecv(part, peer, theirs, peer, group)
-        part = torch.cat([part, theirs] if is_left else [theirs, part])
+        peer_part = part.new_empty(length - part.numel())
+        sendrecv(part, peer, peer_part, peer, group)
+        part = torch.cat([part, peer_part] if is_left else [peer_part, part])
     return part
 
 

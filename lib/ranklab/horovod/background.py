@@ -63,9 +63,9 @@ class Background:
         with self.lock:
             if self.stopped:
                 raise HorovodInternalError(self.stopped)
-            if twice := named.keys() & self.pending.keys():
-                raise ValueError(f"a tensor named {min(twice)!r} is still in the works on this "
-                                 "rank: wait for it, or choose another name")
+            if duplicates := named.keys() & self.pending.keys():
+                raise ValueError(f"a tensor named {min(duplicates)!r} is still in the works on "
+                                 "this rank: wait for it, or choose another name")
             self.pending.update(named)
         self.wake.set()
 
@@ -120,8 +120,8 @@ class Background:
             has_failed = True
         with self.lock:
             self.stopped = reason
-            left, self.pending = self.pending, {}
-        for handle in left.values():
+            unfinished, self.pending = self.pending, {}
+        for handle in unfinished.values():
             handle.finish(HorovodInternalError(reason))
         if has_failed:  # the others wait for this rank, and it will not come
             self._leave_groups(abort=True)
@@ -129,12 +129,12 @@ class Background:
     def _cycle(self):
         """One round of agreeing and doing; returns (was anything done?, why to stop or "")."""
         with self.lock:
-            mine = dict(self.pending)
-        fresh = [handle for handle in mine.values() if not handle.is_sent]
+            pending = dict(self.pending)
+        fresh = [handle for handle in pending.values() if not handle.is_sent]
         if not self._has_anybody_news(fresh):
             return False, ""
         responses, reason = self._negotiate(fresh)
-        self._do(responses, mine)
+        self._do(responses, pending)
         return bool(responses), reason
 
     def _has_anybody_news(self, fresh):
@@ -160,11 +160,11 @@ class Background:
         dist.broadcast_object_list(answer, group=self.control, group_src=0)
         return answer[0]
 
-    def _do(self, responses, mine):
+    def _do(self, responses, pending):
         """Everything in `responses` has been done, or is an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
-            handle = mine[response.name]
+            handle = pending[response.name]
             handle.rows = response.rows
             if response.error:
                 self._finish(handle, error=Mismatch(response.error))

@@ -82,7 +82,6 @@ class Handle:
         self.request = request
         # The thread works on the tensor itself, and is not part of anybody's graph.
         self.tensor = self.output = None if tensor is None else tensor.detach()
-        self.asked = time.perf_counter()
         self.is_sent = False  # the coordinator has heard its name
         self.rows = ()  # as in Response
         self.error = None
@@ -121,23 +120,23 @@ class Coordinator:
 
     def answer(self):
         """The responses that are possible now; they leave the table."""
-        complete = [name for name, asked in self.table.items() if not self._missing(asked)]
+        complete = [name for name, requests in self.table.items() if not self._missing(requests)]
         return [self._response(name, self.table.pop(name)) for name in complete]
 
-    def _missing(self, asked):
+    def _missing(self, requests):
         """The ranks that still have to ask."""
-        return [rank for rank in self.ranks if rank not in asked]
+        return [rank for rank in self.ranks if rank not in requests]
 
-    def _response(self, name, asked):
+    def _response(self, name, requests):
         heard = self.heard.pop(name)
         self.reported.discard(name)
-        first = asked[min(asked)]
+        first = requests[min(requests)]
         self.recorder.note(name, f"NEGOTIATE_{first.kind.upper()}", min(heard.values()))
         for rank, when in heard.items():
             self.recorder.note(name, f"rank {rank} is ready", when, when)
-        error, rows = mismatch(asked), ()
+        error, rows = mismatch(requests), ()
         if first.kind == "allgather" and not error:
-            rows = tuple(asked[rank].shape[0] for rank in sorted(asked))
+            rows = tuple(requests[rank].shape[0] for rank in sorted(requests))
         return Response(name, rows, error)
 
     def check_stalls(self):
@@ -146,12 +145,13 @@ class Coordinator:
         error  none here: `stop` then holds the sentence
         """
         now = time.perf_counter()
-        for name, asked in self.table.items():
+        for name, requests in self.table.items():
             since = min(self.heard[name].values())
             if now - since < self.config.stall_check:
                 continue
-            text = (f"{name!r} has waited {now - since:.1f} s for {_ranks(self._missing(asked))}; "
-                    f"{_ranks(asked)} asked for it")
+            missing = _ranks(self._missing(requests))
+            text = (f"{name!r} has waited {now - since:.1f} s for {missing}; "
+                    f"{_ranks(requests)} asked for it")
             if name not in self.reported:
                 self.reported.add(name)
                 print(f"horovod: {text}", file=sys.stderr)
@@ -159,16 +159,16 @@ class Coordinator:
                 self.stop = self.stop or text
 
 
-def mismatch(asked):
+def mismatch(requests):
     """One sentence on how the requests of the ranks differ; "" when they fit together."""
-    ranks = sorted(asked)
-    first = asked[ranks[0]]
-    for rank, what in itertools.product(ranks[1:], ALIKE):
-        one, other = getattr(first, what), getattr(asked[rank], what)
-        if what == "shape" and first.kind == "allgather" and len(one) == len(other):
+    ranks = sorted(requests)
+    first = requests[ranks[0]]
+    for rank, field in itertools.product(ranks[1:], ALIKE):
+        one, other = getattr(first, field), getattr(requests[rank], field)
+        if field == "shape" and first.kind == "allgather" and len(one) == len(other):
             one, other = (("rows", *shape[1:]) for shape in (one, other))  # these may differ
         if one != other:
-            return (f"{first.name!r} differs between ranks: {what} {one} on rank {ranks[0]}, "
+            return (f"{first.name!r} differs between ranks: {field} {one} on rank {ranks[0]}, "
                     f"{other} on rank {rank}")
     return ""
 

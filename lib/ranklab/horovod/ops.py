@@ -213,17 +213,17 @@ def _gather(tensors, name):
     return _submit("allgather", tensors, name)
 
 
-def _submit(kind, tensors, name, **how):
+def _submit(kind, tensors, name, **options):
     """The handles, one for each tensor; the background thread has all of them."""
     thread = background()
     for tensor in tensors:
         _refuse(tensor, kind)
     name, handles = thread.next_name() if name is None else name, []
     for i, tensor in enumerate(tensors):
-        about = {} if tensor is None else {
+        metadata = {} if tensor is None else {
             "shape": tuple(tensor.shape), "dtype": tensor.dtype, "device": tensor.device.type}
         full = f"{name}.{i}" if len(tensors) > 1 else name
-        handles.append(Handle(Request(full, kind, **about, **how), tensor))
+        handles.append(Handle(Request(full, kind, **metadata, **options), tensor))
     thread.submit(*handles)
     return handles
 

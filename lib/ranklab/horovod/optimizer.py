@@ -66,33 +66,33 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     is_alone = size() == 1  # then there is nothing to combine
     mixin = _AdasumOfSteps if op == Adasum and not is_alone else _AverageOfGradients
     kind = type(optimizer)
-    made = type(kind.__name__, (mixin, kind), {})
-    ours = made.__new__(made)  # not made(...): that would forget the state
+    subclass = type(kind.__name__, (mixin, kind), {})
+    distributed = subclass.__new__(subclass)  # not subclass(...): that would forget the state
     # A scheduler may have wrapped the old one's step.
-    ours.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
-    ours._prepare(_names(optimizer, named_parameters), compression, backward_passes_per_step, op,
-                  gradient_predivide_factor)
-    return ours
+    distributed.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
+    distributed._prepare(_names(optimizer, named_parameters), compression,
+                         backward_passes_per_step, op, gradient_predivide_factor)
+    return distributed
 
 
 def _names(optimizer, named_parameters):
     """{parameter: name} of all that the optimizer changes."""
-    mine = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
-        named = [(f"allreduce.noname.{i}", p) for i, p in enumerate(mine)]
+        named = [(f"allreduce.noname.{i}", p) for i, p in enumerate(parameters)]
     else:
         named = list(named_parameters)
     if not all(isinstance(one, tuple) for one in named):
         raise ValueError("named_parameters must be (name, parameter) pairs: give it "
                          "model.named_parameters()")
     names = [name for name, _ in named]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"parameters need different names; given twice: {', '.join(twice)}")
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"parameters need different names; given twice: {', '.join(duplicates)}")
     name_of = {p: name for name, p in named}
-    if missing := sum(p not in name_of for p in mine):
-        raise ValueError(f"{missing} of the optimizer's {len(mine)} parameters have no name in "
-                         "named_parameters")
-    return {p: name_of[p] for p in mine if p.requires_grad}
+    if missing := sum(p not in name_of for p in parameters):
+        raise ValueError(f"{missing} of the optimizer's {len(parameters)} parameters have no name "
+                         "in named_parameters")
+    return {p: name_of[p] for p in parameters if p.requires_grad}
 
 
 class _AverageOfGradients:

@@ -47,9 +47,9 @@ def broadcast_object(obj, root_rank=0, name="broadcast_object"):
     cost   its pickle, and 8 bytes for the length
     """
     on_root = rank() == root_rank
-    mine = bytearray(cloudpickle.dumps(obj) if on_root else b"")
-    length = broadcast_(torch.tensor(len(mine)), root_rank, f"{name}.sz")
-    data = torch.frombuffer(mine or bytearray(length.item()), dtype=torch.uint8)
+    pickled = bytearray(cloudpickle.dumps(obj) if on_root else b"")
+    length = broadcast_(torch.tensor(len(pickled)), root_rank, f"{name}.sz")
+    data = torch.frombuffer(pickled or bytearray(length.item()), dtype=torch.uint8)
     broadcast_(data, root_rank, f"{name}.t")
     return obj if on_root else cloudpickle.loads(data.numpy().tobytes())
 

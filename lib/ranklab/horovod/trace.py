@@ -107,15 +107,15 @@ def read_timeline(path):
 
 
 def _phases(events):
-    tensor, begun, phases = {}, defaultdict(list), []
+    tensor, open_phases, phases = {}, defaultdict(list), []
     for event in events:
         row, at = event["pid"], event.get("ts", 0) / 1e6
         if event["ph"] == "M" and "name" in event["args"]:
             tensor[row] = event["args"]["name"]
         elif event["ph"] == "B":
-            begun[row].append((event["name"], at))
-        elif event["ph"] == "E" and begun[row]:
-            phases.append(Phase(tensor.get(row, str(row)), *begun[row].pop(), at))
+            open_phases[row].append((event["name"], at))
+        elif event["ph"] == "E" and open_phases[row]:
+            phases.append(Phase(tensor.get(row, str(row)), *open_phases[row].pop(), at))
         elif event["ph"] == "X" and event.get("dur"):
             phases.append(Phase(tensor[row], event["name"], at, at + event["dur"] / 1e6))
     return sorted(phases, key=lambda phase: (phase.start, -phase.end))
@@ -140,12 +140,12 @@ def one_step(phases):
 
     Early steps negotiate by name, and the last one may be cut off.
     """
-    steps, seen = [[]], set()
+    steps, tensors = [[]], set()
     for phase in phases:
         if phase.name == "NEGOTIATE_ALLREDUCE":
-            if phase.tensor in seen:
+            if phase.tensor in tensors:
                 steps.append([])
-                seen = set()
-            seen.add(phase.tensor)
+                tensors = set()
+            tensors.add(phase.tensor)
         steps[-1].append(phase)
     return steps[-2:][0]

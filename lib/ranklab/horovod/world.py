@@ -50,17 +50,18 @@ class Config:
                 raise ValueError(f"{name}={value} must not be negative")
 
     @classmethod
-    def from_environment(cls, **given):
+    def from_environment(cls, **arguments):
         """The arguments count first, then Horovod's own variables, then the defaults."""
-        chosen = {}
+        values = {}
         for field in fields(cls):
             variable = VARIABLES[field.name]
             if text := os.environ.get(variable):
                 try:
-                    chosen[field.name] = field.type(text)
+                    values[field.name] = field.type(text)
                 except ValueError:
                     raise ValueError(f"{variable}={text} is no number") from None
-        return cls(**chosen | {name: value for name, value in given.items() if value is not None})
+        values |= {name: value for name, value in arguments.items() if value is not None}
+        return cls(**values)
 
 
 class World:

@@ -30,8 +30,8 @@ def compiled_adam(new_optimizer, offload=None):
     on_cpu = offload or device().type == "cpu"
     load("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
     known = ("lr", "betas", "eps", "weight_decay")
-    given = {name: new_optimizer.keywords[name] for name in known if name in new_optimizer.keywords}
-    return lambda groups: (DeepSpeedCPUAdam if on_cpu else FusedAdam)(groups, **given)
+    options = {name: value for name, value in new_optimizer.keywords.items() if name in known}
+    return lambda groups: (DeepSpeedCPUAdam if on_cpu else FusedAdam)(groups, **options)
 
 
 def load(builder):

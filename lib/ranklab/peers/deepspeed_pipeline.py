@@ -40,8 +40,8 @@ def train_with_deepspeed(model, text, config, layout, steps):
         for group in engine.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         batch = batch_at(text.train, step, config.batch, n_ctx, config.seed)
-        mine = [rows[engine.grid.data_parallel_id :: layout.dp] for rows in batch]
-        pieces = zip(*(rows.split(config.micro_batch) for rows in mine))
+        local_batch = [rows[engine.grid.data_parallel_id :: layout.dp] for rows in batch]
+        pieces = zip(*(rows.split(config.micro_batch) for rows in local_batch))
         losses.append(engine.train_batch(pieces).item())
     return losses
 
@@ -50,9 +50,9 @@ def as_layers(model, stages):
     """A GPT as the list of layers from which DeepSpeed cuts its stages."""
     from deepspeed.pipe import PipelineModule, TiedLayerSpec  # here: takes two seconds
 
-    def token(**how):
+    def token(**options):
         return TiedLayerSpec("token", nn.Embedding, *model.token.weight.shape,
-                             _weight=model.token.weight.detach().clone(), **how)
+                             _weight=model.token.weight.detach().clone(), **options)
 
     def loss(logits, targets):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -29,7 +29,7 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
     """DeepSpeed has trained `module`; returns this rank's loss at each step.
 
         def losses(stage):
-            batches = [(tokens, tokens) for tokens in mine]  # this rank's, on its device
+            batches = [(tokens, tokens) for tokens in local_tokens]  # on the rank's device
             return train_with_deepspeed(new_model(), partial(torch.optim.AdamW, lr=0.01),
                                         batches, stage)
 
@@ -121,7 +121,7 @@ def read_by_deepspeed(config, ranks):
 
     class ForSomeRanks(DeepSpeedConfig):
         # it asks its process group, and takes 1 where there is none
-        world_size = property(lambda self: ranks, lambda self, found: None)
+        world_size = property(lambda self: ranks, lambda self, value: None)
 
     return ForSomeRanks(config)
 

@@ -37,9 +37,9 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
         "head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1),
                                 use_local_output=False),
     }  # fmt: skip
-    here = {name for name, child in model.named_children()}  # a child of a part may be None
+    children = {name for name, child in model.named_children()}  # a child of a part may be None
     parallelize_module(model, mesh, {name: style for name, style in plan.items()
-                                     if name.split(".")[0] in here})
+                                     if name.split(".")[0] in children})
     if None not in (model.token, model.head):
         model.head.weight = model.token.weight  # each has become a DTensor of its own
     model.loss = split_loss

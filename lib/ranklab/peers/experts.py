@@ -27,17 +27,17 @@ class SpreadExperts(nn.Module):
         self.dispatch, self.combine = dispatch, combine
         each = self.n_expert // R
         for name in ("gate_up_proj", "down_proj"):
-            mine = getattr(experts, name).detach()[rank * each : (rank + 1) * each]
-            setattr(self, name, nn.Parameter(mine.clone()))
+            local_experts = getattr(experts, name).detach()[rank * each : (rank + 1) * each]
+            setattr(self, name, nn.Parameter(local_experts.clone()))
 
     def forward(self, hidden, chosen, weights):  # (N, C), (N, k), (N, k) -> (N, C)
         rows, sent = self.dispatch(hidden, chosen, self.n_expert, self.group)
-        made = []
+        outputs = []
         for x, enter, leave in zip(rows.split(sent.counts.tolist()), self.gate_up_proj,
                                    self.down_proj):
             gate, up = F.linear(x, enter).chunk(2, dim=-1)
-            made.append(F.linear(self.act(gate) * up, leave))
-        return self.combine(torch.cat(made), sent, weights, self.group).to(hidden.dtype)
+            outputs.append(F.linear(self.act(gate) * up, leave))
+        return self.combine(torch.cat(outputs), sent, weights, self.group).to(hidden.dtype)
 
 
 def spread_transformers(model, group=None, **parts):
@@ -64,7 +64,7 @@ def deepspeed_moe(layer, k):
         moe.set_deepspeed_parallelism()
     with torch.no_grad():
         moe.deepspeed_moe.gate.wg.weight.copy_(layer.router.weight)
-        for i, own in enumerate(moe.deepspeed_moe.experts.deepspeed_experts):
-            own[0].weight.copy_(layer.up.weight[rank * E // R + i])
-            own[2].weight.copy_(layer.down.weight[rank * E // R + i])
+        for i, local_expert in enumerate(moe.deepspeed_moe.experts.deepspeed_experts):
+            local_expert[0].weight.copy_(layer.up.weight[rank * E // R + i])
+            local_expert[2].weight.copy_(layer.down.weight[rank * E // R + i])
     return moe

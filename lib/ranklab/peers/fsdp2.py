@@ -19,10 +19,10 @@ class Fsdp2(FullyShard):
 
     def apply(self, model):
         offload = self.options["offload"]
-        how = {"mp_policy": MixedPrecisionPolicy(*self.options["precision"]),
-               "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
+        policies = {"mp_policy": MixedPrecisionPolicy(*self.options["precision"]),
+                    "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
         for module in (*self.blocks(model), model):
-            fully_shard(module, **how)
+            fully_shard(module, **policies)
         model.to_empty(device="cpu" if offload else device())
         self.rows = dict(model.named_parameters())
         return model
@@ -47,8 +47,8 @@ def local_rows(tensor):
 def fill(model, rows):
     """fill_shards, for DTensors: nothing is sent."""
     for name, parameter in model.named_parameters():
-        first, mine = local_rows(parameter)
-        mine.copy_(rows(name, parameter.shape, first, first + len(mine)))
+        first, local = local_rows(parameter)
+        local.copy_(rows(name, parameter.shape, first, first + len(local)))
 
 
 def full_state(model):

@@ -50,22 +50,23 @@ def assert_sharded(model, ranks):
     FSDP2, DeepSpeed's ZeRO-3 or our FSDP may have sharded it.
     error  AssertionError
     """
-    ours = sharded_parameters(model)
-    whole, mine = map(sum, zip(*(sizes_of(p, ours) for p in model.parameters())))
-    if mine > 1.5 * whole / ranks:
+    shards = sharded_parameters(model)
+    whole, local = map(sum, zip(*(sizes_of(p, shards) for p in model.parameters())))
+    if local > 1.5 * whole / ranks:
         job = dist.get_world_size() if dist.is_initialized() else 1
         raise AssertionError(
-            f"not sharded: this rank keeps {mine:,} of the model's {whole:,} numbers, not 1/{ranks}"
-            f" of them; the model is a {type(model).__name__}, the ranks of its job: {job}")
+            f"not sharded: this rank keeps {local:,} of the model's {whole:,} numbers, not "
+            f"1/{ranks} of them; the model is a {type(model).__name__}, the ranks of its job: "
+            f"{job}")
 
 
-def sizes_of(parameter, ours):
-    """(numbers of a parameter, those on this rank); `ours` are sharded_parameters."""
+def sizes_of(parameter, shards):
+    """(numbers of a parameter, those on this rank); `shards` are sharded_parameters."""
     if isinstance(parameter, DTensor):
         return parameter.numel(), parameter.to_local().numel()
     if hasattr(parameter, "ds_tensor"):  # DeepSpeed's
         return parameter.ds_numel, parameter.ds_tensor.numel()
-    shape = ours[parameter].shape if parameter in ours else parameter.shape
+    shape = shards[parameter].shape if parameter in shards else parameter.shape
     return shape.numel(), parameter.numel()
 
 
@@ -87,8 +88,8 @@ def new_optimizer(model):
 
 def texts(steps):
     """The tokens of all ranks, in the order in which Trainer deals them out."""
-    made = torch.Generator().manual_seed(1)
-    return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=generator)
 
 
 def _train(model, optimizer, steps, backward=torch.Tensor.backward):

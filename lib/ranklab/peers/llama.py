@@ -15,20 +15,21 @@ from ranklab.tensor_parallel.vocabulary import vocab_parallel_loss
 NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}  # {ours: transformers'}
 
 
-def llama_heads(module, how):
+def llama_heads(module, config):
     """Attention with transformers' names: each rank has some of its heads.
 
     parallel_attention changes a module that holds the four linears under our names. They go back,
     and x enters before the attention itself.
     """
-    linears = nn.ModuleDict({ours: getattr(module, theirs) for ours, theirs in NAMES.items()})
+    linears = nn.ModuleDict({name: getattr(module, llama_name)
+                             for name, llama_name in NAMES.items()})
     linears.head_size = module.head_dim
-    how.attention(linears, how.group, identity, how.leave)
-    for ours, theirs in NAMES.items():
-        setattr(module, theirs, getattr(linears, ours))
-    if how.dropout_seed is not None:
-        own_random_in(module, how.dropout_seed)
-    return entering(module, how)
+    config.attention(linears, config.group, identity, config.leave)
+    for name, llama_name in NAMES.items():
+        setattr(module, llama_name, getattr(linears, name))
+    if config.dropout_seed is not None:
+        own_random_in(module, config.dropout_seed)
+    return entering(module, config)
 
 
 LLAMA_PLAN = {
@@ -42,7 +43,7 @@ LLAMA_PLAN = {
 }
 
 
-def parallel_llama(model, how=TPConfig()):
+def parallel_llama(model, config=TPConfig()):
     """transformers' LlamaForCausalLM, split over the group; its loss shifts the labels by one.
 
     Models with the same names are split as well: Qwen2, Mistral.
@@ -50,18 +51,18 @@ def parallel_llama(model, how=TPConfig()):
            given; and for a parameter in a region that the plan does not know, because each rank
            would learn it by itself
     """
-    if how.sequence_parallel:
+    if config.sequence_parallel:
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
                          "without sequence_parallel")
     refuse_unknown(model)
-    tensor_parallel(model, LLAMA_PLAN, how)
+    tensor_parallel(model, LLAMA_PLAN, config)
     for layer in model.model.layers:
         attention = layer.self_attn
         D = attention.head_dim
         q, k = (len(part.weight) // D for part in (attention.q_proj, attention.k_proj))
         k = q if getattr(attention.k_proj, "repeats", None) else k
         attention.num_key_value_groups = q // k
-    model.loss_function = shifted_loss(how)
+    model.loss_function = shifted_loss(config)
     return model
 
 
@@ -74,12 +75,12 @@ def refuse_unknown(model):
                              "LLAMA_PLAN does not say what each rank has of it")
 
 
-def shifted_loss(how):
+def shifted_loss(config):
     """What LlamaForCausalLM's loss_function is: (logits, labels, vocab_size) -> the mean."""
 
     def loss(logits, labels, vocab_size, **_):
         shifted = nn.functional.pad(labels, (0, 1), value=IGNORE)[:, 1:]
-        mean_of = vocab_parallel_loss(vocab_size, how.group, how.cross_entropy)
+        mean_of = vocab_parallel_loss(vocab_size, config.group, config.cross_entropy)
         return mean_of(nn.Identity(), logits, shifted)  # Llama has called its head
 
     return loss
@@ -104,7 +105,8 @@ def context_llama(model, tokens):
     model.set_attn_implementation("ranklab_context")
 
     def forward(ids):
-        mine = tokens.set_visible(ids.shape[1], ids.device)
-        return model(ids[:, mine], position_ids=mine.expand(len(ids), -1), use_cache=False).logits
+        positions = tokens.set_visible(ids.shape[1], ids.device)
+        return model(ids[:, positions], position_ids=positions.expand(len(ids), -1),
+                     use_cache=False).logits
 
     return forward

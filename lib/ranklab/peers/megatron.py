@@ -53,10 +53,11 @@ def megatron_command(layout, job, per_node=8):
     Comments above the options say what Megatron-LM lacks or does in another way.
     """
     config, model, plan = job.config, model_of(job.config), plan_of(job, layout, "megatron")
-    its, ours = memory_per_gpu(model, plan, None).total, layout_memory(job, layout).total
+    megatron_bytes = memory_per_gpu(model, plan, None).total
+    course_bytes = layout_memory(job, layout).total
     differs = [
-        f"Its fullest GPU holds about {its / 1e9:.1f} GB, that of the course's trainer "
-        f"{ours / 1e9:.1f} GB.",
+        f"Its fullest GPU holds about {megatron_bytes / 1e9:.1f} GB, that of the course's trainer "
+        f"{course_bytes / 1e9:.1f} GB.",
         *["It counts an expert's places over a rank's tokens, not in each sequence."]
         * (getattr(config, "factor", 0) > 0),
         *["Its bias is added to sigmoids; here it is added to a softmax."]

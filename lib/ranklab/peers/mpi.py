@@ -27,9 +27,9 @@ def mpirun(ranks, *arguments):
     """What `mpirun -n ranks python *arguments` prints, or a sentence that says what to install."""
     if not is_here():
         return NO_MPI
-    done = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
-                          capture_output=True, text=True, env={**os.environ, **OPEN_MPI})
-    return done.stdout if done.returncode == 0 else f"mpirun failed: {done.stderr.strip()}"
+    result = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
+                            capture_output=True, text=True, env={**os.environ, **OPEN_MPI})
+    return result.stdout if result.returncode == 0 else f"mpirun failed: {result.stderr.strip()}"
 
 
 def measure(sizes, iters, expected):

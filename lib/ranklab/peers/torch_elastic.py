@@ -64,8 +64,8 @@ def async_beside_sync(folder, steps=3, group=None):
     collectives would mix with those of the steps.
     """
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
-    own = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
-    rank, model, found = mesh.get_rank(), new_model(), {}
+    save_group = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
+    rank, model, report = mesh.get_rank(), new_model(), {}
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     optimizer = adamw(model)
@@ -81,13 +81,13 @@ def async_beside_sync(folder, steps=3, group=None):
         writer, state = Writer(Path(folder, way)), dict(zip(("model", "optimizer"),
                                                             get_state_dict(model, optimizer)))
         before = {name: local(each).clone() for name, each in state["model"].items()}
-        saved_by(way, writer, state, own, work)
-        found[way] = writer.events
-    found["state"] = sum(local(each).nbytes for each in tensors(state))
-    dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=own)
-    found["as at the call"] = all(torch.equal(local(each), before[name])
-                                  for name, each in state["model"].items())
-    return found
+        saved_by(way, writer, state, save_group, work)
+        report[way] = writer.events
+    report["state"] = sum(local(each).nbytes for each in tensors(state))
+    dcp.load(state, checkpoint_id=Path(folder, "async"), process_group=save_group)
+    report["as at the call"] = all(torch.equal(local(each), before[name])
+                                   for name, each in state["model"].items())
+    return report
 
 
 class Writer(dcp.FileSystemWriter):
@@ -152,28 +152,28 @@ def train(folder, steps=10, fault=None, group=None):
     """
     Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
-    model, done = new_model(), 0
+    model, step = new_model(), 0
     optimizer = adamw(model)
     if saved.exists():
         state = torch.load(saved, map_location=device())
-        done = state["done"]
+        step = state["step"]
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    began = done
+    began = step
     dist.barrier(group)  # all have read it
-    while done < steps:
-        if done == FAULT_AFTER and rank == 1 and fault and not struck.exists():
+    while step < steps:
+        if step == FAULT_AFTER and rank == 1 and fault and not struck.exists():
             struck.touch()
             os.kill(os.getpid(), fault)
-        loss = backward(model, optimizer, done, rank)
+        loss = backward(model, optimizer, step, rank)
         for p in model.parameters():
             dist.all_reduce(p.grad, group=group)
             p.grad /= dist.get_world_size(group)
         optimizer.step()
-        done += 1
-        if done % SAVE_EVERY == 0 and rank == 0:
+        step += 1
+        if step % SAVE_EVERY == 0 and rank == 0:
             with whole_file(saved) as part:
-                torch.save({"done": done, "model": model.state_dict(),
+                torch.save({"step": step, "model": model.state_dict(),
                             "optimizer": optimizer.state_dict()}, part)
     loss = loss.detach()
     dist.all_reduce(loss, group=group)
@@ -184,9 +184,9 @@ def train(folder, steps=10, fault=None, group=None):
 def main(folder, steps):
     """On each rank of torchrun."""
     make_group()
-    found = train(folder, steps, signal.SIGKILL)
+    report = train(folder, steps, signal.SIGKILL)
     if dist.get_rank() == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

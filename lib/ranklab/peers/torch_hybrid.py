@@ -64,9 +64,9 @@ class TorchHybrid(Hybrid):
         self.weight = scale * self.data.gradient_scale / self.token_count(targets).clamp(min=1)
         self.schedule = self.schedule or self.new_schedule(len(inputs) // micro_batch)
         losses = []
-        mine = [inputs] if 0 in self.pipeline.stages else []
+        stage_inputs = [inputs] if 0 in self.pipeline.stages else []
         with loss_parallel():
-            self.schedule.step(*mine, target=targets, losses=losses, return_outputs=False,
+            self.schedule.step(*stage_inputs, target=targets, losses=losses, return_outputs=False,
                                targets=targets, reduction="sum")
         self.pipeline.sum_copies()
         return sum(losses, torch.zeros((), device=device())).detach() / self.data.gradient_scale
