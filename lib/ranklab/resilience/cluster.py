@@ -1,7 +1,7 @@
 """A job on nodes that fail, simulated: what a recovery policy sees and decides, and its score.
 
 The simulation goes from event to event, without rounding to steps. Failures come from a trace.
-Left out: saves beside the work, failures of the storage, a node that is swapped before it fails.
+Left out: saves in the background, failures of the storage, a node that is swapped before it fails.
 The length of a repair is known when it begins.
 """
 

@@ -56,7 +56,7 @@ def recovery_policy(state):
     return Decision(best[1], optimal_interval(job.checkpoint_seconds, mean), spares, save)
 
 
-# --- beside it ------------------------------------------------------------------------------------
+# --- rivals: what the policy is compared with -----------------------------------------------------
 
 def daly_policy(state):
     """Decide on Daly's interval for the stated mean and no spares; wait for all nodes."""
