@@ -343,9 +343,9 @@ check(ring_microseconds=...)
 
 # %%
 def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
-    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
+    """Return the seconds of `algorithm` for `nbytes` per rank: steps * (alpha + bytes * beta).
 
-    A ValueError for an algorithm that is not in the table.
+    Raises: ValueError for an algorithm that is not in the table.
     """
     raise NotImplementedError("exercise 4.5: about 10 lines")
 
@@ -558,10 +558,11 @@ plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
 
 # %%
 def fit_alpha_beta(sizes, seconds):
-    """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
+    """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
 
-    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A size may come
-    several times. A ValueError if there are not two different sizes.
+    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB.
+    A size may come several times.
+    Raises: ValueError for fewer than two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
     # np.linalg.lstsq(rows, wanted, rcond=None)[0] solves many equations at once
@@ -583,9 +584,10 @@ check(crossover_megabytes=...)
 
 # %%
 def crossover_bytes(ranks, alpha, beta):
-    """The size at which ring and doubling all-reduce take equally long; the ring wins above it.
+    """Return the bytes at which ring and doubling all-reduce take equally long.
 
-    Infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
+    Above this size the ring wins.
+    Returns: infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
     """
     # how many more steps does the ring take? how many more bytes doubling, per byte of the tensor?
     raise NotImplementedError("exercise crossover_bytes: about 5 lines")

@@ -85,16 +85,16 @@ from ranklab.expert_parallel import AllToAll, Sent, chosen_together, expert_slot
 
 # %%
 def top_k_route(logits, k, renormalize=True, bias=None):
-    """(chosen, weights): the k experts of each token, the best first, and how much each counts.
+    """Return (chosen, weights): the k best experts of each token, best first, and their weights.
 
-    The best are those with the largest logits; with a bias, with the largest probability + bias. Of
-    equals the first counts as better.
-    shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
-    renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
-                 False: it goes over all E, and the k weights stay as they are (Switch)
-    bias         (E,), added to the probabilities of all E to choose experts, and nowhere else
-                 (DeepSeek-V3 adds it to sigmoids)
-    error        ValueError if k is not between 1 and E
+    The best experts have the largest logits; with a bias, the largest probability + bias. Of equals
+    the first counts as better.
+    Shape: logits (..., E); chosen (..., k), int64; weights (..., k), float32.
+    renormalize: the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
+        False: it goes over all E, and the k weights stay as they are (Switch).
+    bias: (E,), added to the probabilities of all E to choose experts, and nowhere else (DeepSeek-V3
+        adds it to sigmoids).
+    Raises: ValueError if k is not between 1 and E.
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
 
@@ -118,11 +118,11 @@ check(moe_slots=...)
 
 # %%
 def capacity(chosen, n_experts, factor):
-    """A copy of `chosen`, with -1 wherever an expert has no room.
+    """Return a copy of `chosen`, with -1 wherever an expert has no room.
 
     In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
     come before all second ones; among each, early tokens come first.
-    shape  chosen (..., T, k)
+    Shape: chosen (..., T, k).
     """
     T, k = chosen.shape[-2:]
     raise NotImplementedError("exercise 4.2: about 6 lines")
@@ -172,11 +172,12 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order there. A row that chose several experts here comes several
-    times. First each rank tells every rank how many rows that rank's experts get (`came`).
+    times.
+    First each rank tells every rank how many rows that rank's experts get (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
-    shape  x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x
-    cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
-    error  ValueError if R does not divide E
+    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x.
+    Cost: an all-to-all of E counts, and one of k N rows or fewer; backward the rows again.
+    Raises: ValueError if R does not divide E.
     """
     R, k, flat = dist.get_world_size(group), chosen.shape[1], chosen.flatten()
     raise NotImplementedError("exercise 4.3: about 11 lines")
@@ -193,11 +194,11 @@ dispatch_tokens = check(dispatch_tokens)
 
 # %%
 def combine_tokens(rows, sent, weights, group=None):
-    """For each token the sum of weight times output over its experts, (N, C) in float32.
+    """Return for each token the sum of weight times output over its experts, (N, C) in float32.
 
     A token without an expert gets zeros.
-    shape  rows (n, C), in the order of dispatch_tokens; weights (N, k)
-    cost   an all-to-all of the rows; backward again
+    Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
+    Cost: an all-to-all of the rows; backward again.
     """
     raise NotImplementedError("exercise 4.4: about 5 lines")
 
@@ -252,7 +253,7 @@ def load_balance_loss(logits, chosen):
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
     Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
-    shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
+    Shape: logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32.
     """
     E = logits.shape[-1]
     raise NotImplementedError("exercise 4.5: about 4 lines")
@@ -284,9 +285,9 @@ def expert_gradients(shared, experts, own, group=None):
     Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
     have equally many. An expert's gradient already has all tokens that came to this rank. What is
     missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
-    shared, experts  lists of parameters of any type; one without a gradient counts as zeros
-    own    the group of the ranks that hold the same experts; perhaps this rank alone
-    cost   at most an all-reduce of each gradient: an expert's over `own`, the others over `group`
+    shared, experts: lists of parameters of any type; one without a gradient counts as zeros.
+    own: the group of the ranks that hold the same experts; perhaps this rank alone.
+    Cost: at most an all-reduce of each gradient: an expert's over `own`, the others over `group`.
     """
     raise NotImplementedError("exercise 4.6: about 5 lines")
 
@@ -304,14 +305,14 @@ expert_gradients = check(expert_gradients)
 
 # %%
 def moe_traffic(counts, row_bytes):
-    """(R, R), int64: the bytes that rank r sends rank s in a layer, forward and backward.
+    """Return the bytes that rank r sends rank s in a layer, forward and backward: (R, R), int64.
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts     (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first
-               E/R experts, ...
-    row_bytes  of one row: C numbers
-    error      ValueError if R does not divide E
+    counts: (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first E/R
+        experts, ...
+    row_bytes: of one row: C numbers.
+    Raises: ValueError if R does not divide E.
     """
     R, E = counts.shape
     raise NotImplementedError("exercise moe_traffic: about 5 lines")
@@ -337,13 +338,15 @@ plots.matrix(moe_traffic(counts, 2 * 4096))
 
 # %%
 def place_experts(chosen, n_experts, ranks, slots, per_node):
-    """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
+    """Place experts on ranks: return [[experts of rank 0], [experts of rank 1], ...].
 
-    The slots of an expert share its load. The fullest rank has little more than the mean load, and
-    tokens must reach few nodes beside their own.
-    chosen    (N, k): a trace
-    per_node  ranks of a node, which share NVLink
-    error     ValueError if there are fewer slots than experts
+    Each rank has `slots` entries, and each expert has at least one slot. The slots of an expert
+    share its load.
+    The fullest rank has little more than the mean load, and tokens must reach few nodes besides
+    their own.
+    chosen: (N, k), a trace.
+    per_node: ranks of a node, which share NVLink.
+    Raises: ValueError if there are fewer slots than experts.
     """
     raise NotImplementedError("exercise place_experts: about 30 lines")
 
@@ -367,8 +370,8 @@ def chunked_scan(a, b, group=None):
     Each rank scans its own part, and multiplies up its a, before it waits for the previous rank's
     state. That state adds one term to each h[t]: itself times a[0] ... a[t]. After it has come, at
     most 20 tensor operations follow, views included.
-    shape  a, b and the result (B, T/R, C), all of one type
-    cost   one message of (B, C) from each rank but the last
+    Shape: a, b and the result (B, T/R, C), all of one type.
+    Cost: one message of (B, C) from each rank but the last.
     """
     raise NotImplementedError("exercise chunked_scan: about 7 lines")
 

@@ -100,15 +100,15 @@ check(resilience_interval_minutes=...)
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """Returns the seconds of work between two checkpoints that lose the least time.
+    """Return the seconds of work between two checkpoints that lose the least time.
 
-    checkpoint_seconds  the job stands still this long while it saves
-    mean_seconds        mean time between failures, which come at random, whatever the job does and
-                        however long ago the last one was
+    checkpoint_seconds: the job stops for this long while it saves.
+    mean_seconds: mean time between failures, which come at random, whatever the job does and
+        however long ago the last one was.
     Both may be far below a second, so the result is not rounded.
-    error  ValueError if one of them is not above 0
-    source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-           17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
+    Raises: ValueError if one of them is not above 0.
+    Paper: Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
+        17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
     """
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
@@ -130,13 +130,14 @@ check(resilience_goodput=...)
 
 # %%
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """The expected share of the time that is useful work, in a long run.
+    """Return the expected share of the time that is useful work, in a long run.
 
     Failures come at random, also while the job saves or restarts. The work since the last whole
-    checkpoint is lost, and each failure costs a restart. The result is exact. It is 0.0 if the
-    share is too small for a float, because then the run never gets anything done.
-    interval  seconds of work between two checkpoints
-    error  ValueError if interval or mean_seconds is not above 0
+    checkpoint is lost, and each failure costs a restart.
+    The result is exact. It is 0.0 if the share is too small for a float, because then the run never
+    gets anything done.
+    interval: seconds of work between two checkpoints.
+    Raises: ValueError if interval or mean_seconds is not above 0.
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -163,16 +164,17 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 
 # %%
 def atomic_save(state, path):
-    """The file at `path` holds `state`, for torch.load; at any moment it is the old one or the new.
+    """Save `state` at `path`, for torch.load; at any moment the file is the old one or the new.
 
     This holds when the process is killed in the middle, and when the power fails: the bytes are on
-    the disk (os.fsync) before the name changes, and then the new name is, too (os.fsync of the
-    folder). Write in the folder of `path`, because another folder may be on another disk. After a
-    save nothing else is left there, not even the rest of an earlier save that was killed, and no
-    file is open.
+    the disk (os.fsync) before the name changes, and then so is the new name (os.fsync of the
+    folder).
+    Write in the folder of `path`, because another folder may be on another disk.
+    After a save nothing else is left there, not even the rest of an earlier save that was killed,
+    and no file is open.
     One process at a time saves to a path. Others may save to other paths of the same folder.
-    path   a str or a Path, also "name.pt" alone
-    error  a full disk, a state that can't be pickled: it is raised, and the folder is as it was
+    path: a str or a Path, also "name.pt" alone.
+    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as it was.
     """
     raise NotImplementedError("exercise 4.3: about 15 lines")
 
@@ -203,12 +205,13 @@ print(inspect.getsource(Run.step))
 
 # %%
 def resume_exact(run, saved=None):
-    """Without `saved`, returns all that the Run needs to go on from this moment; changes nothing.
-    With `saved`, which an earlier call returned, puts the run back to that moment: its next steps
-    are bit-equal to the steps that followed it, also in a fresh process.
+    """Return all that the Run needs to go on from this moment, or put it back to `saved`.
 
-    What is returned can be pickled, and later steps do not change it. A run can be put back to it
-    any number of times. Run and Loader are given: look there for all that changes in a step.
+    Without `saved`: change nothing. The result can be pickled, and later steps do not change it.
+    With `saved`, which an earlier call returned: put the run back to that moment. Its next steps
+    are bit-equal to the steps that followed it, also in a fresh process. A run can be put back to
+    it any number of times.
+    Run and Loader are given: look there for all that changes in a step.
     """
     raise NotImplementedError("exercise 4.4: about 18 lines")
 
@@ -253,17 +256,17 @@ from ranklab.ranks import shard_range
 
 
 def elastic_batch(batch, ranks, micro_batch):
-    """[[(positions, weight), ...] of rank 0, of rank 1, ...]: the micro-batches of one step.
+    """Return the micro-batches of one step: [[(positions, weight), ...] of rank 0, of rank 1, ...].
 
     Each position 0 .. batch-1 of the global batch appears once. Multiply the gradient of each
     micro-batch's mean loss by its weight and add them all up, over all ranks: this is the gradient
     of the mean over the whole batch.
-    positions  a range; at most `micro_batch` of them
-    weight     a float
+    positions: a range; at most `micro_batch` of them.
+    weight: a float.
     All ranks have the same number of micro-batches, because sharded models communicate in each one,
     and that number is as small as possible. The ranks' shares differ by one position at most. If
     nothing is left for a rank, its micro-batch is empty and has weight 0.
-    error  ValueError if a number is below 1
+    Raises: ValueError if a number is below 1.
     """
     raise NotImplementedError("exercise 4.5: about 8 lines")
 
@@ -286,15 +289,15 @@ for ranks in (8, 7):
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """The ranks that are slow now, the slowest first; [] if there is none.
+    """Return the ranks that are slow now, the slowest first; [] if there is none.
 
     A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
     the same step, in more than half of the last `recent` steps. So there is no alarm for noise, for
     a pause now and then (garbage collection, a checkpoint), or for a step in which all ranks are
-    slow. At most half of the ranks are slow. Of two ranks, the slower one is compared with the
-    other.
-    seconds  (steps, ranks): until the rank reached the collective of the step; not changed
-    error    ValueError if it does not have two dimensions, or is empty
+    slow.
+    At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
+    seconds: (steps, ranks), until the rank reached the collective of the step; not changed.
+    Raises: ValueError if `seconds` does not have two dimensions, or is empty.
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
 
@@ -315,16 +318,16 @@ from ranklab.resilience import Health, Probe
 
 
 def health_check(probe, group=None, slow=3.0):
-    """Health of all ranks and of the links of their ring, the same on every rank.
+    """Measure all ranks and the links of their ring; return the same Health on every rank.
 
-    probe  a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
-           right?, message(partner, group) -> seconds, which both ranks of a link call
-    slow   a product is slow if it takes more than this many times as long as the fastest rank's,
-           and a message if it takes more than this many times as long as the fastest link's
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    cost   product and memory once on each rank, and one message for each link. A rank talks to one
-           other at a time, and at most 3 messages follow each other, however many ranks there are.
-           Then one all-gather of 4 numbers
+    probe: a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
+        right?, message(partner, group) -> seconds, which both ranks of a link call.
+    slow: a product is slow if it takes more than this many times as long as on the fastest rank,
+        and a message if it takes more than this many times as long as on the fastest link.
+    Cost: product and memory once on each rank, and one message for each link. A rank talks to one
+        other at a time, and at most 3 messages follow each other, however many ranks there are.
+        Then one all-gather of 4 numbers.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise health_check: about 20 lines")
@@ -354,14 +357,14 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 
 # %%
 def silent_corruption(parameters, group=None):
-    """{name: [rank, ...]} of the parameters whose bits are not equal on all ranks; {} if all are.
+    """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
     The list names the ranks that differ from the majority. If no more than half of the ranks are
-    equal, as when two ranks differ, it is []: nobody knows which one is right. The result is the
-    same on every rank.
-    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
-                with NaN, strided or empty
-    cost   one all-gather in all, with 8 bytes for each parameter; the tensors are not sent
+    equal, as when two ranks differ, it is []: nobody knows which one is right.
+    The result is the same on every rank, and {} if all bits are equal.
+    parameters: {name: tensor}, the same names in the same order on all ranks; of any types, also
+        with NaN, strided or empty.
+    Cost: one all-gather in all, with 8 bytes for each parameter; the tensors are not sent.
     """
     raise NotImplementedError("exercise silent_corruption: about 12 lines")
 
@@ -391,17 +394,19 @@ print(launch(turn_a_bit, ranks=4)[0])
 
 # %%
 def loss_spike(losses, window=64, limit=6.0, patience=3):
-    """Returns what to do with the step whose loss is losses[-1], before its update.
+    """Return what to do with the step whose loss is losses[-1], before its update.
 
     "go on"      if the loss is finite, and not far above the losses of the `window` steps before
     "skip"       if not: leave this batch out
     "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
                  back to a checkpoint before them, and leave their batches out
     "Far above" means by more than `limit` times their usual spread, which is a standard deviation
-    if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
-    that are not finite, do not hide a new spike. A rise by 1% of abs(loss) is no spike, however
-    calm the losses were. Among the first 20 losses each finite one is good: they fall steeply.
-    losses  a list of floats, not changed
+    if there are no spikes.
+    Falling losses and low ones are no spikes.
+    Earlier spikes, and losses that are not finite, do not hide a new spike.
+    A rise by 1% of abs(loss) is no spike, however calm the losses were.
+    Among the first 20 losses each finite one is good: they fall steeply.
+    losses: a list of floats, not changed.
     """
     raise NotImplementedError("exercise loss_spike: about 10 lines")
 
@@ -428,11 +433,12 @@ from ranklab.resilience import (
 
 ### END SOLUTION
 def recovery_policy(state):
-    """What the job does after an event: see State and Decision.
+    """Decide what the job does after an event: State -> Decision.
 
-    It is called at the start and at each event, and keeps nothing between calls. Its score, by
-    run_policy, is the useful work for each node-second that is paid for. The check wants a share
-    of an oracle's score: the `reach` of each of REGIMES, on other traces than the lab's.
+    It is called at the start and at each event, and keeps nothing between calls.
+    Its score, by run_policy, is the useful work for each node-second that is paid for. The check
+    wants a share of an oracle's score: the `reach` of each of REGIMES, on other traces than the
+    lab's.
     """
     raise NotImplementedError("exercise recovery_policy: about 30 lines")
 

@@ -26,13 +26,15 @@ class Link:
 
 
 def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
-    """Seconds that `algorithm` needs for `nbytes` per rank: steps * (alpha + bytes * beta).
+    """Return the seconds of `algorithm` for `nbytes` per rank: steps * (alpha + bytes * beta).
 
-    cost   ring: 2(R-1) steps of 1/R of the bytes; parameter_server: 2(R-1) steps of all of them;
-           tree_broadcast: ceil(log2 R) steps of all of them; doubling: the same, and one step
-           more where R is no power of two (the extra ranks hand over first)
-    error  an algorithm that is not in ALGORITHMS
-    lab    02
+    ring: 2(R-1) steps of 1/R of the bytes.
+    parameter_server: 2(R-1) steps of all the bytes.
+    tree_broadcast: ceil(log2 R) steps of all the bytes.
+    recursive_doubling: the same, and one step more where R is no power of two (the extra ranks
+        hand over first).
+    Raises: ValueError for an algorithm that is not in ALGORITHMS.
+    Lab: 02
     """
     R, rounds = ranks, math.ceil(math.log2(ranks))
     swaps = rounds if R == 2**rounds else rounds + 1
@@ -49,14 +51,13 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
 
 
 def fit_alpha_beta(sizes, seconds):
-    """(alpha, beta) for which alpha + size * beta is nearest to the measured `seconds`.
+    """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
 
     Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A plain least
-    squares would look at the largest message only, and alpha would be noise. A size may come
-    several times.
-
-    error  fewer than two different sizes
-    lab    02
+    squares would look at the largest message only, and alpha would be noise.
+    A size may come several times.
+    Raises: ValueError for fewer than two different sizes.
+    Lab: 02
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
     if len(set(sizes.tolist())) < 2:
@@ -67,11 +68,11 @@ def fit_alpha_beta(sizes, seconds):
 
 
 def crossover_bytes(ranks, alpha, beta):
-    """The size at which ring and doubling all-reduce take equally long; the ring wins above it.
+    """Return the bytes at which ring and doubling all-reduce take equally long.
 
-    Infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
-
-    lab    02
+    Above this size the ring wins.
+    Returns: infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
+    Lab: 02
     """
     R, rounds = ranks, math.ceil(math.log2(ranks))
     swaps = rounds if R == 2**rounds else rounds + 1
@@ -81,15 +82,19 @@ def crossover_bytes(ranks, alpha, beta):
 
 
 def flat_ring_time(nbytes, nodes, per_node, fast, slow):
-    """Seconds of a ring all-reduce over all ranks: each step waits for the slowest link in it."""
+    """Return the seconds of a ring all-reduce over all ranks of all nodes.
+
+    Each step waits for the slowest link in it.
+    """
     R = nodes * per_node
     worst = slow if nodes > 1 else fast
     return alpha_beta_time("ring", nbytes, R, worst.alpha, worst.beta)
 
 
 def hierarchical_time(nbytes, nodes, per_node, fast, slow):
-    """Seconds of a hierarchical all-reduce; the ranks of a node share its one slow link.
+    """Return the seconds of a hierarchical all-reduce.
 
+    The ranks of a node share its one slow link.
     All `per_node` rings across the nodes go on at once, so that together they move
     2(nodes-1)/nodes of the bytes through each node's link.
     """
@@ -98,9 +103,11 @@ def hierarchical_time(nbytes, nodes, per_node, fast, slow):
 
 
 def all_to_all_v_time(nbytes, alpha, beta):
-    """Seconds of the busiest rank in all_to_all_v: it tells R-1 lengths, then sends its pieces.
+    """Return the seconds of the busiest rank in all_to_all_v.
 
-    nbytes[i][j] go from rank i to rank j. Receiving takes as long as sending, at the same time.
+    It tells R-1 lengths, then sends its pieces. Receiving takes as long as sending, at the same
+    time.
+    nbytes: nbytes[i][j] go from rank i to rank j.
     """
     R = len(nbytes)
     messages = [[0 if i == j else n for j, n in enumerate(row)] for i, row in enumerate(nbytes)]
@@ -109,15 +116,19 @@ def all_to_all_v_time(nbytes, alpha, beta):
 
 
 def best_sent_bytes(verb, nbytes, ranks):
-    """Bytes that each rank must send on average, with the best algorithm there is.
+    """Return the bytes that each rank must send on average, with the best algorithm there is.
 
-    `nbytes` is the larger side of the verb: the whole tensor, not the shard.
+    nbytes: the larger side of the verb: the whole tensor, not the shard.
     """
     return bus_factor(verb, ranks) * nbytes
 
 
 def bus_factor(verb, ranks):
-    """The factor from algorithm to bus bandwidth in nccl-tests: what one link carries, per byte."""
+    """Return the factor from algorithm to bus bandwidth in nccl-tests.
+
+    It is the number of bytes that one link carries for each byte of the verb.
+    Raises: ValueError for a verb without such a factor.
+    """
     share = (ranks - 1) / ranks
     factors = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share,
                "all_to_all": share, "broadcast": 1.0, "reduce": 1.0}

@@ -13,7 +13,10 @@ from ranklab.engine import device
 
 
 def broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`. cost: src sends R-1 times x's bytes."""
+    """Copy rank src's `x` to every rank.
+
+    Cost: src sends R-1 times x's bytes.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
     for r in range(R):
@@ -25,7 +28,10 @@ def broadcast(x, src=0, group=None):
 
 
 def gather(x, dst=0, group=None):
-    """Rank dst ends with every rank's `x`, stacked; the others with None. cost: each sends x."""
+    """Collect every rank's `x` on rank dst, stacked; return None on the others.
+
+    Cost: every rank but dst sends x once.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if rank != dst:
         dist.send(x.contiguous(), group=group, group_dst=dst)
@@ -39,15 +45,19 @@ def gather(x, dst=0, group=None):
 
 
 def reduce(x, dst=0, group=None):
-    """Rank dst ends with the sum over ranks of `x`; the others with None. cost: each sends x."""
+    """Sum `x` over ranks on rank dst; return None on the others.
+
+    Cost: every rank but dst sends x once.
+    """
     stacked = gather(x, dst, group)
     return None if stacked is None else stacked.sum(dim=0, dtype=x.dtype)
 
 
 def scatter(x, like, src=0, group=None):
-    """Rank r ends with rank src's x[r]; elsewhere x may be None. cost: src sends R-1 pieces.
+    """Send rank src's x[r] to rank r; on the other ranks x may be None.
 
-    `like` is any tensor of one piece's shape, type and device: receivers must know what comes.
+    like: any tensor of one piece's shape, type and device, because receivers must know what comes.
+    Cost: src sends R-1 pieces.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if rank != src:
@@ -61,7 +71,10 @@ def scatter(x, like, src=0, group=None):
 
 
 def all_to_all(x, group=None):
-    """Rank r ends with the r-th piece of every rank: a transpose. cost: (R-1)/R of x's bytes."""
+    """Send piece r of `x` to rank r; return the pieces from all ranks, stacked: a transpose.
+
+    Cost: each rank sends (R-1)/R of x's bytes.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     x = x.contiguous()  # (R, ...): piece r is for rank r
     out = torch.empty_like(x)  # (R, ...): piece r came from rank r
@@ -73,24 +86,36 @@ def all_to_all(x, group=None):
 
 
 def all_gather(x, group=None):
-    """Every rank ends with every rank's `x`, stacked. cost: R-1 times x's bytes per rank."""
+    """Collect every rank's `x` on every rank, stacked.
+
+    Cost: each rank sends R-1 times x's bytes.
+    """
     R = dist.get_world_size(group)
     return all_to_all(x.expand(R, *x.shape), group)
 
 
 def reduce_scatter(x, group=None):
-    """Rank r ends with the sum over ranks of x[r]. cost: (R-1)/R of x's bytes per rank."""
+    """Sum `x` over ranks; return x[r] of the sum on rank r.
+
+    Cost: each rank sends (R-1)/R of x's bytes.
+    """
     return all_to_all(x, group).sum(dim=0, dtype=x.dtype)
 
 
 def all_reduce(x, group=None):
-    """Every rank ends with the sum over ranks of `x`. cost: rank 0 sends R-1 times x's bytes."""
+    """Sum `x` over ranks; return the sum on every rank.
+
+    Cost: rank 0 sends R-1 times x's bytes; every other rank sends x once.
+    """
     total = reduce(x, 0, group)
     return broadcast(x if total is None else total, 0, group)
 
 
 def barrier(group=None):
-    """No rank returns before every rank has come. cost: log2 R messages of one byte per rank."""
+    """Wait until every rank has called this.
+
+    Cost: each rank sends log2 R messages of one byte, rounded up.
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     token, step = torch.zeros(1, dtype=torch.uint8, device=device()), 1
     while step < R:  # after round k, I have heard (through others) from the 2^k ranks before me

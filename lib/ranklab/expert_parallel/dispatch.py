@@ -21,17 +21,18 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order there. A row that chose several experts here comes several
-    times. First each rank tells every rank how many rows that rank's experts get (`came`).
+    times.
+    First each rank tells every rank how many rows that rank's experts get (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
-    shape  x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x
-    cost   an all-to-all of E counts, and one of k N rows or fewer; backward the rows again
-    error  ValueError where R does not divide E
-    lab    11
+    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x.
+    Cost: an all-to-all of E counts, and one of k N rows or fewer; backward the rows again.
+    Raises: ValueError if R does not divide E.
+    Lab: 11
     """
     R, k, flat = dist.get_world_size(group), chosen.shape[1], chosen.flatten()
     if n_experts % R:
         raise ValueError(f"{R} ranks must divide the {n_experts} experts")
-    order = flat.argsort(stable=True)[(flat < 0).sum():]  # those of no expert stand first
+    order = flat.argsort(stable=True)[(flat < 0).sum():]  # choices of no expert come first
     counts = flat[order].bincount(minlength=n_experts)  # (E,) rows for each expert
     received = torch.empty_like(counts)  # (R E/R,): from each rank, for each expert here
     dist.all_to_all_single(received, counts, group=group)
@@ -43,15 +44,15 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
 
 def combine_tokens(rows, sent, weights, group=None):
-    """For each token the sum of weight times output over its experts, (N, C) in float32.
+    """Return for each token the sum of weight times output over its experts, (N, C) in float32.
 
     A token without an expert gets zeros.
-    shape  rows (n, C), in the order of dispatch_tokens; weights (N, k)
-    cost   an all-to-all of the rows; backward again
-    lab    11
+    Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
+    Cost: an all-to-all of the rows; backward again.
+    Lab: 11
     """
     k = weights.shape[1]
-    arrivals = rows[sent.by_expert.argsort()]  # as they came
+    arrivals = rows[sent.by_expert.argsort()]  # in the order they came
     outputs = AllToAll.apply(arrivals, sent.came, sent.to, group)  # in the order they were sent
     weighted = outputs * weights.flatten()[sent.order, None]
     out = torch.zeros(len(weights), rows.shape[1], device=rows.device)
@@ -59,7 +60,7 @@ def combine_tokens(rows, sent, weights, group=None):
 
 
 class AllToAll(torch.autograd.Function):
-    """Rows of x go to ranks, `to[r]` of them to rank r, and came[r] come from it, in rank order."""
+    """Send the rows of x to ranks, to[r] of them to rank r; came[r] come from it, in rank order."""
 
     @staticmethod
     def forward(ctx, x, to, came, group):
@@ -72,7 +73,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def all_to_all_rows(x, to, came, group=None):
-    """all_to_all of rows in unequal numbers. It brings no gradient back: AllToAll does."""
+    """Exchange rows in unequal numbers, as AllToAll does, but without a gradient."""
     out = x.new_empty(sum(came), *x.shape[1:])
     dist.all_to_all_single(out, x.contiguous(), came, to, group=group)
     return out

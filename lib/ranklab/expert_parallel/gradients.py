@@ -10,10 +10,10 @@ def expert_gradients(shared, experts, own, group=None):
     Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
     have equally many. An expert's gradient already has all tokens that came to this rank. What is
     missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
-    shared, experts  lists of parameters of any type; one without a gradient counts as zeros
-    own    the group of the ranks that hold the same experts; perhaps this rank alone
-    cost   at most an all-reduce of each gradient: an expert's over `own`, the others over `group`
-    lab    11
+    shared, experts: lists of parameters of any type; one without a gradient counts as zeros.
+    own: the group of the ranks that hold the same experts; perhaps this rank alone.
+    Cost: at most an all-reduce of each gradient: an expert's over `own`, the others over `group`.
+    Lab: 11
     """
     ranks = dist.get_world_size(group)
     for parameters, members in ((shared, group), (experts, own)):

@@ -60,7 +60,7 @@ class MoEConfig(GPTConfig):
 
 
 class ExpertLinear(nn.Module):
-    """A matrix for each expert: row i of x is multiplied by that of its expert.
+    """A matrix for each expert: row i of x is multiplied by its expert's matrix.
 
     It uses torch's one kernel for all experts if there is one, otherwise a loop over the experts.
     """
@@ -79,22 +79,22 @@ class ExpertLinear(nn.Module):
 
 
 def autocast(x):
-    """x in the type of matrix products under autocast, if it is on: half the bytes to send."""
+    """Cast x to the type of matrix products if autocast is on: half the bytes to send."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def takes_grouped(x, weight):
-    """Whether torch's grouped_mm takes them: bfloat16, rows of whole 16 bytes."""
+    """Return whether torch's grouped_mm takes x and weight: bfloat16, rows of whole 16 bytes."""
     return x.dtype == torch.bfloat16 and not any(size % 8 for size in weight.shape[1:])
 
 
 class MoE(nn.Module):
     """Each token's sum of what its experts make of it: (B, T, C) -> (B, T, C).
 
-    A new MoE has all experts. `spread` leaves it those of this rank.
-    route, limit, dispatch, combine, balance_loss   a learner's own fit
-    seen  of the last forward: wanted, and chosen, which is wanted with -1 for dropped
+    A new MoE has all experts. `spread_experts` leaves it the experts of this rank.
+    route, limit, dispatch, combine, balance_loss: a learner's own functions fit here.
+    seen: the choices of the last forward: wanted, and chosen, which is wanted with -1 for dropped.
     """
 
     def __init__(self, config):
@@ -111,7 +111,7 @@ class MoE(nn.Module):
         self.seen = {}
 
     def reset_buffers(self):
-        """The bias is that of the beginning."""
+        """Set the bias to zeros, as at the beginning."""
         E, moves = self.config.n_expert, self.config.balance == "bias"
         self.register_buffer("bias", torch.zeros(E) if moves else None)
         self.loads = 0  # (E,) choices since the bias moved last; counted again where recomputed
@@ -129,7 +129,7 @@ class MoE(nn.Module):
         return out.view_as(x)
 
     def choose(self, x):
-        """(chosen (N, k), weights (N, k), the auxiliary loss or None) of x (B, T, C)."""
+        """Return (chosen (N, k), weights (N, k), auxiliary loss or None) of x (B, T, C)."""
         config = self.config
         if config.jitter and self.training:
             x = x * torch.empty_like(x).uniform_(1 - config.jitter, 1 + config.jitter)
@@ -144,7 +144,7 @@ class MoE(nn.Module):
         return limited.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):
-        """What is added to the sum of all tokens' losses: as much for each token."""
+        """Return the addition to the sum of all tokens' losses, equal for each token; or None."""
         config, aux = self.config, 0
         if config.balance == "loss":
             aux = aux + config.coefficient * self.balance_loss(logits, chosen)  # (B,)
@@ -153,7 +153,7 @@ class MoE(nn.Module):
         return aux.sum() * logits.shape[-2] if torch.is_tensor(aux) else None
 
     def move_bias(self, loads):
-        """The bias follows the loads of a step, (E,), of all ranks."""
+        """Move the bias by the loads (E,) of a step on all ranks."""
         balance_bias(self.bias, loads, self.config.rate)
         self.loads = 0
 
@@ -161,16 +161,16 @@ class MoE(nn.Module):
 class AuxGradient:
     """How much of the sum of losses a backward differentiates, told by whoever begins it.
 
-    part  of the auxiliary loss that is this rank's: 1/tp where tp ranks count the same one
+    part: this rank's part of the auxiliary loss: 1/tp where tp ranks count the same one.
     """
 
     scale, part = None, 1.0
 
 
 class WithAux(torch.autograd.Function):
-    """x as it is; in backward the auxiliary loss gets its gradient, too, wherever the layer is.
+    """Return x as it is; in backward, give the auxiliary loss its gradient, wherever the layer is.
 
-    So no stage of a pipeline has to pass it on, and the loss that is shown is that of the tokens.
+    So no stage of a pipeline has to pass it on, and the loss that is shown is the tokens' loss.
     """
 
     @staticmethod
@@ -187,12 +187,12 @@ class WithAux(torch.autograd.Function):
 
 
 def layers_of(model):
-    """The MoE layers of a model, in order."""
+    """Return the MoE layers of a model, in order."""
     return [layer for layer in model.modules() if isinstance(layer, MoE)]
 
 
 def moe_gpt(config):
-    """A GPT with experts, whose loss tells the layers how much their auxiliary losses count."""
+    """Make a GPT with experts, whose loss tells the layers what their auxiliary losses weigh."""
     model = GPT(config)
     model.register_forward_hook(functools.partial(_tell, layers_of(model)), with_kwargs=True)
     return model

@@ -4,15 +4,17 @@ import torch
 
 
 def place_experts(chosen, n_experts, ranks, slots, per_node):
-    """[[experts of rank 0], [of rank 1], ...]: `slots` on each rank, and each expert at least once.
+    """Place experts on ranks: return [[experts of rank 0], [experts of rank 1], ...].
 
-    The slots of an expert share its load. The fullest rank has little more than the mean load, and
-    tokens must reach few nodes beside their own.
-    chosen    (N, k): a trace
-    per_node  ranks of a node, which share NVLink
-    error     ValueError if there are fewer slots than experts
-    source    DeepSeek's EPLB, https://github.com/deepseek-ai/EPLB: copies first, then packing
-    lab       11
+    Each rank has `slots` entries, and each expert has at least one slot. The slots of an expert
+    share its load.
+    The fullest rank has little more than the mean load, and tokens must reach few nodes besides
+    their own.
+    chosen: (N, k), a trace.
+    per_node: ranks of a node, which share NVLink.
+    Raises: ValueError if there are fewer slots than experts.
+    Source: DeepSeek's EPLB, https://github.com/deepseek-ai/EPLB: copies first, then packing
+    Lab: 11
     """
     if ranks * slots < n_experts:
         raise ValueError(f"{ranks} ranks with {slots} slots have no place for {n_experts} experts")
@@ -23,8 +25,8 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
     share, pairs = (loads / copies).tolist(), chosen_together(chosen, n_experts)
 
     def pack(experts, bins, room, slack):
-        """The heaviest goes first, into the emptiest bin; of bins that are nearly as empty, into
-        the one with the experts that are chosen together with it most often.
+        """Put the heaviest expert first, into the emptiest bin; of bins that are nearly as empty,
+        into the one with the experts that are chosen together with it most often.
         """
         placed, load = [[] for _ in range(bins)], [0.0] * bins
         for e in sorted(experts, key=lambda e: -share[e]):
@@ -43,17 +45,17 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
 
 
 def chosen_together(chosen, n_experts):
-    """(E, E): how many tokens chose both."""
+    """Count the tokens that chose both experts of each pair, (E, E)."""
     choices = torch.nn.functional.one_hot(chosen, n_experts).sum(1).double()  # (N, E)
     pairs = choices.T @ choices
     return pairs - torch.diag(pairs.diag())
 
 
 def placement_score(plan, chosen, n_experts, per_node):
-    """(load of the fullest rank beside the mean, nodes that a token must reach beside its own).
+    """Return (load of the fullest rank / mean load, nodes that a token must reach besides its own).
 
-    A token is on the ranks in turn, and crosses to a node once, however many of its experts are
-    there (as DeepEP does). Where an expert has copies, the one on its own node is taken.
+    Tokens are on the ranks in turn. A token crosses to a node once, however many of its experts are
+    there (as DeepEP does). Where an expert has copies, the copy on the token's own node is taken.
     """
     ranks = len(plan)
     copies = torch.zeros(ranks, n_experts)
@@ -72,6 +74,6 @@ def placement_score(plan, chosen, n_experts, per_node):
 
 
 def score_of(place, chosen, n_experts, ranks, slots, per_node):
-    """placement_score of what place(...) says."""
+    """Return the placement_score of the plan that place(...) returns."""
     return placement_score(place(chosen, n_experts, ranks, slots, per_node), chosen, n_experts,
                            per_node)

@@ -10,17 +10,17 @@ import torch
 
 
 def top_k_route(logits, k, renormalize=True, bias=None):
-    """(chosen, weights): the k experts of each token, the best first, and how much each counts.
+    """Return (chosen, weights): the k best experts of each token, best first, and their weights.
 
-    The best are those with the largest logits; with a bias, with the largest probability + bias. Of
-    equals the first counts as better.
-    shape        logits (..., E); chosen (..., k), int64; weights (..., k), float32
-    renormalize  the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
-                 False: it goes over all E, and the k weights stay as they are (Switch)
-    bias         (E,), added to the probabilities of all E to choose experts, and nowhere else
-                 (DeepSeek-V3 adds it to sigmoids)
-    error        ValueError if k is not between 1 and E
-    lab          11
+    The best experts have the largest logits; with a bias, the largest probability + bias. Of equals
+    the first counts as better.
+    Shape: logits (..., E); chosen (..., k), int64; weights (..., k), float32.
+    renormalize: the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
+        False: it goes over all E, and the k weights stay as they are (Switch).
+    bias: (E,), added to the probabilities of all E to choose experts, and nowhere else (DeepSeek-V3
+        adds it to sigmoids).
+    Raises: ValueError if k is not between 1 and E.
+    Lab: 11
     """
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(f"top_k={k} must be between 1 and the {logits.shape[-1]} experts")
@@ -33,18 +33,18 @@ def top_k_route(logits, k, renormalize=True, bias=None):
 
 
 def expert_slots(tokens, n_experts, k, factor):
-    """How many tokens of a sequence an expert takes: `factor` times the mean, rounded up."""
+    """Return how many tokens of a sequence an expert takes: `factor` times the mean, rounded up."""
     return math.ceil(tokens * k / n_experts * factor)
 
 
 def capacity(chosen, n_experts, factor):
-    """A copy of `chosen`, with -1 wherever an expert has no room.
+    """Return a copy of `chosen`, with -1 wherever an expert has no room.
 
     In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
     come before all second ones; among each, early tokens come first.
-    shape  chosen (..., T, k)
-    paper  Lepikhin et al. 2020, GShard (arXiv 2006.16668)
-    lab    11
+    Shape: chosen (..., T, k).
+    Paper: Lepikhin et al. 2020, GShard (arXiv 2006.16668)
+    Lab: 11
     """
     T, k = chosen.shape[-2:]
     by_choice = chosen.transpose(-1, -2).flatten(-2)  # (..., k T): all first choices, then ...
@@ -60,9 +60,9 @@ def load_balance_loss(logits, chosen):
     f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
     the mean probability that the router gave it. Even loads have 1.
     Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
-    shape  logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32
-    paper  Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
-    lab    11
+    Shape: logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32.
+    Paper: Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
+    Lab: 11
     """
     E = logits.shape[-1]
     counts = torch.nn.functional.one_hot(chosen.flatten(-2), E).sum(-2)  # (..., E)
@@ -71,18 +71,18 @@ def load_balance_loss(logits, chosen):
 
 
 def router_z_loss(logits):
-    """The mean square of log(sum of exp(logits)) in each sequence: it keeps logits small.
+    """Return the mean square of log(sum of exp(logits)) in each sequence: it keeps logits small.
 
-    shape  logits (..., T, E); the result (...)
-    paper  Zoph et al. 2022, ST-MoE (arXiv 2202.08906)
+    Shape: logits (..., T, E); the result (...).
+    Paper: Zoph et al. 2022, ST-MoE (arXiv 2202.08906)
     """
     return logits.float().logsumexp(-1).square().mean(-1)
 
 
 def balance_bias(bias, loads, rate):
-    """`bias` (E,), in place: up by `rate` for experts below the mean load, down above it.
+    """Move `bias` (E,), in place: up by `rate` for experts below the mean load, down above it.
 
-    loads  (E,), the choices of the whole batch
-    paper  Wang et al. 2024, loss-free balancing (arXiv 2408.15664); DeepSeek-V3 (arXiv 2412.19437)
+    loads: (E,), the choices of the whole batch.
+    Paper: Wang et al. 2024, loss-free balancing (arXiv 2408.15664); DeepSeek-V3 (arXiv 2412.19437)
     """
     bias += rate * (loads.float().mean() - loads).sign()

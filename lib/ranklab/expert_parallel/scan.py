@@ -8,7 +8,10 @@ import torch.distributed as dist
 
 
 def scan(a, b):
-    """h with h[t] = a[t] h[t-1] + b[t] and nothing before it. shape (B, T, C), all three"""
+    """Return h with h[t] = a[t] h[t-1] + b[t] and nothing before it.
+
+    Shape: a, b and h (B, T, C).
+    """
     state, states = torch.zeros_like(b[:, 0]), []
     for t in range(b.shape[1]):
         state = a[:, t] * state + b[:, t]
@@ -22,9 +25,9 @@ def chunked_scan(a, b, group=None):
     Each rank scans its own part, and multiplies up its a, before it waits for the previous rank's
     state. That state adds one term to each h[t]: itself times a[0] ... a[t]. After it has come, at
     most 20 tensor operations follow, views included.
-    shape  a, b and the result (B, T/R, C), all of one type
-    cost   one message of (B, C) from each rank but the last
-    lab    11
+    Shape: a, b and the result (B, T/R, C), all of one type.
+    Cost: one message of (B, C) from each rank but the last.
+    Lab: 11
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     h, decay = scan(a, b), a.cumprod(dim=1)

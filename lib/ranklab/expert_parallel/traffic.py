@@ -6,15 +6,15 @@ from ranklab.models.gpt import count_parameters
 
 
 def moe_traffic(counts, row_bytes):
-    """(R, R), int64: the bytes that rank r sends rank s in a layer, forward and backward.
+    """Return the bytes that rank r sends rank s in a layer, forward and backward: (R, R), int64.
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts     (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first
-               E/R experts, ...
-    row_bytes  of one row: C numbers
-    error      ValueError if R does not divide E
-    lab        11
+    counts: (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first E/R
+        experts, ...
+    row_bytes: of one row: C numbers.
+    Raises: ValueError if R does not divide E.
+    Lab: 11
     """
     R, E = counts.shape
     if E % R:
@@ -25,17 +25,17 @@ def moe_traffic(counts, row_bytes):
 
 
 def sent_by(rank, counts, row_bytes):
-    """Bytes that a rank sends to all others, of moe_traffic; counts may be lists."""
+    """Return the bytes of moe_traffic that a rank sends to all others; counts may be lists."""
     return moe_traffic(torch.as_tensor(counts), row_bytes)[rank].sum().item()
 
 
 def even_bytes(tokens, k, width, ranks, element=2, backward=True):
-    """Bytes that a rank sends to others in a layer if loads are even: see moe_traffic."""
+    """Return the bytes that a rank sends to others in a layer with even loads: see moe_traffic."""
     return 2 * (1 + backward) * tokens * k * width * element * (ranks - 1) // ranks
 
 
 def moe_parameters(config):
-    """(all, active): numbers of a MoE GPT, and those that one token meets."""
+    """Return (all, active): the parameters of a MoE GPT, and how many of them one token uses."""
     C, E, k = config.n_embd, config.n_expert, config.top_k
     dense = count_parameters(config) - config.n_layer * 8 * C * C  # each block without its MLP
     unit = config.n_layer * 2 * C  # parameters of all MLPs for each number of their width

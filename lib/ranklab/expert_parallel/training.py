@@ -20,7 +20,11 @@ from ranklab.trainer.parallel import groups_here
 
 
 def spread_experts(model, group):
-    """`model`, in place: each rank of the group has E/R of the experts of each layer, in a row."""
+    """Leave each rank of the group E/R of the experts of each layer, in a row; return the model.
+
+    The model is changed in place.
+    Raises: ValueError if R does not divide n_expert.
+    """
     R = dist.get_world_size(group)
     for layer in layers_of(model):
         if layer.config.n_expert % R:
@@ -33,7 +37,7 @@ def spread_experts(model, group):
 
 
 def experts_of(model):
-    """The parameters that belong to an expert of this rank."""
+    """Return the parameters that belong to an expert of this rank."""
     return [linear.weight for layer in layers_of(model) for linear in (layer.up, layer.down)]
 
 
@@ -48,12 +52,12 @@ class ExpertReplica(OverlappedDataParallel):
         return self.own if tensor in self.experts else self.group
 
     def reduce(self, bucket):
-        bucket.flat /= dist.get_world_size(self.group)  # an expert has met the tokens of all
+        bucket.flat /= dist.get_world_size(self.group)  # an expert has had all ranks' tokens
         return dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
 
 class AveragedAfterwards(Replica):
-    """The same by a function like expert_gradients, when backward is over."""
+    """An ExpertReplica that averages when backward is over, by a function like expert_gradients."""
 
     def __init__(self, module, group, own, average):
         self.own, self.experts, self.average = own, set(experts_of(module)), average
@@ -71,12 +75,12 @@ class AveragedAfterwards(Replica):
 class ExpertParallel(DataParallel):
     """Each rank takes every R-th row, and has some of the experts; rows go to experts and back.
 
-    group    all ranks
-    experts  the group over which the experts of a layer are spread; None: the whole of `group`
-    own      the group of the ranks that have the same experts; None: this rank alone
-    average  expert_gradients or a learner's own; None: in buckets, while backward goes on
-    more     for DataParallel
-    lab      11
+    group: all ranks.
+    experts: the group over which the experts of a layer are spread; None: the whole of `group`.
+    own: the group of the ranks that have the same experts; None: this rank alone.
+    average: expert_gradients or a learner's function; None: in buckets, while backward goes on.
+    options: for DataParallel.
+    Lab: 11
     """
 
     def __init__(self, group=None, experts=None, own=None, average=None, **options):
@@ -107,14 +111,17 @@ class ExpertParallel(DataParallel):
 
 
 def with_own_copies(gradients, model, own):
-    """A DataParallel's `gradients`, for experts that are on the ranks of `own` only."""
+    """Return a DataParallel's `gradients`, with experts counted on the ranks of `own` only."""
     experts, copies = set(experts_of(model)), dist.get_world_size(own)
     return [(p, gradient, copies if p in experts else ranks) for p, gradient, ranks in gradients]
 
 
 @torch.no_grad()
 def move_biases(layers, group=None):
-    """The biases of MoE layers follow the loads of all ranks. cost: one all-reduce, 8 L E bytes."""
+    """Move the biases of MoE layers by the loads of all ranks.
+
+    Cost: one all-reduce, 8 L E bytes.
+    """
     layers = [layer for layer in layers if layer.bias is not None]
     if layers:
         loads = torch.stack([layer.loads + torch.zeros_like(layer.bias, dtype=torch.long)

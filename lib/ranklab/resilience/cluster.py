@@ -1,7 +1,7 @@
 """A job on nodes that fail, simulated: what a recovery policy sees and decides, and its score.
 
 The simulation goes from event to event, without rounding to steps. Failures come from a trace.
-Left out: saves beside the work, failures of the storage, a node that is swapped before it fails.
+Left out: saves in the background, failures of the storage, a node that is swapped before it fails.
 The length of a repair is known when it begins.
 """
 
@@ -108,12 +108,12 @@ class _Run:
         self.ahead = []  # [is it a checkpoint?, seconds left] of what comes before more work
 
     def advance(self, seconds):
-        """Lets the seconds go by, without any event."""
+        """Let the seconds go by, without any event."""
         while seconds > 0 and (self.ahead or self.running):
             if self.ahead:
-                is_save, left = self.ahead[0]
-                self.ahead[0][1] = left - seconds
-                seconds -= left
+                is_save, remaining = self.ahead[0]
+                self.ahead[0][1] = remaining - seconds
+                seconds -= remaining
                 if seconds >= 0:
                     self.ahead.pop(0)
                     if is_save:
@@ -129,17 +129,17 @@ class _Run:
             if seconds > 0:
                 self.ahead = [[True, self.job.checkpoint_seconds]]
 
-    def fails(self, node):
-        """The node is away; if the job ran on it, it stands, and what was not saved is lost."""
+    def fail(self, node):
+        """Take the node away; if the job ran on it, stop the job and lose its unsaved work."""
         self.up.discard(node)
         if node in self.working:
             self.working.discard(node)
             self.running, self.ahead, self.unsaved, self.since = 0, [], 0.0, 0.0
 
     def obey(self, decision):
-        """The job does what was decided.
+        """Do what was decided.
 
-        error  BadDecision if that is impossible
+        Raises: BadDecision if that is impossible.
         """
         job, nodes = self.job, decision.nodes
         if not 0 <= nodes <= min(job.nodes, len(self.up)) or nodes % job.replica:
@@ -162,13 +162,14 @@ class _Run:
 
 
 def run_policy(policy, job, trace, seconds):
-    """The score of a policy: useful work, in node-seconds, for each node-second that is paid for.
+    """Simulate a job under a policy; return the policy's score.
 
-    policy  State -> Decision, called at the start and at each event
-    trace   [Event] in order of time
-    error   BadDecision
+    policy: State -> Decision, called at the start and at each event.
+    trace: [Event] in order of time.
+    Returns: useful work, in node-seconds, for each node-second that is paid for.
+    Raises: BadDecision if the policy decides what is impossible.
     """
-    seen, down = (), []
+    failures, repairs = (), []  # seconds of each failure; a heap of (when it is back, node)
     spares = policy(State(job, "start", 0.0, job.nodes, 0, job.nodes)).spares
     if not 0 <= spares <= job.most_spares:
         raise BadDecision(f"spares={spares}: 0 to {job.most_spares} can be had")
@@ -176,26 +177,26 @@ def run_policy(policy, job, trace, seconds):
 
     def ask(event):
         run.obey(policy(State(job, event, now, len(run.up), run.running, run.last, run.since,
-                              sum(left for _, left in run.ahead), seen,
-                              tuple(sorted(until - now for until, _ in down)))))
+                              sum(remaining for _, remaining in run.ahead), failures,
+                              tuple(sorted(until - now for until, _ in repairs)))))
 
     ask("start")
     for at, node, away in (*trace, Event(seconds, -1, None)):
-        while down and down[0][0] <= at:
-            until, back = heapq.heappop(down)
+        while repairs and repairs[0][0] <= at:
+            until, repaired = heapq.heappop(repairs)
             run.advance(until - now)
             now = until
-            run.up.add(back)
+            run.up.add(repaired)
             ask("back")
         run.advance(at - now)
         now = at
         if node not in run.up or (away is None and node not in run.working):
             continue
         if away is not None:
-            run.fails(node)
-            seen += (now,)
+            run.fail(node)
+            failures += (now,)
             if away:
-                heapq.heappush(down, (now + away, node))
+                heapq.heappush(repairs, (now + away, node))
             else:
                 run.up.add(node)
         ask("warning" if away is None else "failure")

@@ -17,15 +17,15 @@ from ranklab.engine import device
 
 
 def silent_corruption(parameters, group=None):
-    """{name: [rank, ...]} of the parameters whose bits are not equal on all ranks; {} if all are.
+    """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
     The list names the ranks that differ from the majority. If no more than half of the ranks are
-    equal, as when two ranks differ, it is []: nobody knows which one is right. The result is the
-    same on every rank.
-    parameters  {name: tensor}, the same names in the same order on all ranks; of any types, also
-                with NaN, strided or empty
-    cost   one all-gather in all, with 8 bytes for each parameter; the tensors are not sent
-    lab    14
+    equal, as when two ranks differ, it is []: nobody knows which one is right.
+    The result is the same on every rank, and {} if all bits are equal.
+    parameters: {name: tensor}, the same names in the same order on all ranks; of any types, also
+        with NaN, strided or empty.
+    Cost: one all-gather in all, with 8 bytes for each parameter; the tensors are not sent.
+    Lab: 14
     """
     marks = []
     for tensor in parameters.values():
@@ -45,13 +45,13 @@ def silent_corruption(parameters, group=None):
 
 
 def recompute_step(gradients_of, batch, src=0, group=None):
-    """All ranks compute the gradients of rank src's `batch`; returns silent_corruption of these, so
-    a rank that computes wrong numbers is named even if its weights are still right.
+    """Compute the gradients of rank src's `batch` on all ranks; return silent_corruption of them.
 
-    gradients_of  batch -> {name: tensor}; without random numbers, on one kind of machine
-    cost          one broadcast of the batch, one forward and backward
+    So a rank that computes wrong numbers is named even if its weights are still right.
+    batch: of the same shape on all ranks; it is not changed.
+    gradients_of: batch -> {name: tensor}; without random numbers, on one kind of machine.
+    Cost: one broadcast of the batch, one forward and backward.
     """
-    # Of the same shape on all ranks; the caller's batch is not changed.
     batch = batch.clone(memory_format=torch.contiguous_format)
     dist.broadcast(as_bytes(batch), group=group, group_src=src)
     return silent_corruption(gradients_of(batch), group)

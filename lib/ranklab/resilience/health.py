@@ -30,16 +30,16 @@ class Probe:
         self.size, self.nbytes, self.times = size, nbytes, times
 
     def product(self):
-        """(whether a matrix product is right, its seconds: the shortest of some)"""
+        """Return (whether a matrix product is right, its seconds: the shortest of `times`)."""
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randint(-8, 9, (self.size, self.size), generator=generator).float()
                 .to(device()) for _ in "ab")
         c, seconds = self.timed(lambda: a @ b)
-        a, b, c = a.double(), b.double(), c.double()  # its lowest bits count, too
+        a, b, c = a.double(), b.double(), c.double()  # c's lowest bits count as well
         return torch.equal(c.sum(1), (a * b.sum(1)).sum(1)), seconds
 
     def memory(self):
-        """Whether memory holds what was written: bits in turn, their opposite, and addresses."""
+        """Return whether memory holds what was written: bits in turn, the opposite, addresses."""
         room = torch.empty(self.nbytes // 8, dtype=torch.int64, device=device())
         alternating = 0x5555555555555555
         is_right = all(bool((room.fill_(bits) == bits).all())
@@ -48,7 +48,10 @@ class Probe:
         return is_right and torch.equal(room.copy_(places), places)
 
     def message(self, partner, group=None):
-        """Seconds to exchange nbytes with `partner`, which calls this too; the shortest of some."""
+        """Return the seconds to exchange nbytes with `partner`: the shortest of `times`.
+
+        The partner calls this as well.
+        """
         out = torch.ones(self.nbytes, dtype=torch.uint8, device=device())
         into = torch.empty_like(out)
 
@@ -62,7 +65,7 @@ class Probe:
         return self.timed(exchange)[1]
 
     def timed(self, call):
-        """(what call() returned last, seconds of its shortest call; the first one warms up)"""
+        """Return (the last call's result, seconds of the shortest call); the first one warms up."""
         shortest = float("inf")
         for turn in range(self.times + 1):
             start = time.perf_counter()
@@ -75,37 +78,40 @@ class Probe:
 
 
 def health_check(probe, group=None, slow=3.0):
-    """Health of all ranks and of the links of their ring, the same on every rank.
+    """Measure all ranks and the links of their ring; return the same Health on every rank.
 
-    probe  a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
-           right?, message(partner, group) -> seconds, which both ranks of a link call
-    slow   a product is slow if it takes more than this many times as long as the fastest rank's,
-           and a message if it takes more than this many times as long as the fastest link's
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    cost   product and memory once on each rank, and one message for each link. A rank talks to one
-           other at a time, and at most 3 messages follow each other, however many ranks there are.
-           Then one all-gather of 4 numbers
-    lab    14
+    probe: a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
+        right?, message(partner, group) -> seconds, which both ranks of a link call.
+    slow: a product is slow if it takes more than this many times as long as on the fastest rank,
+        and a message if it takes more than this many times as long as on the fastest link.
+    Cost: product and memory once on each rank, and one message for each link. A rank talks to one
+        other at a time, and at most 3 messages follow each other, however many ranks there are.
+        Then one all-gather of 4 numbers.
+    Lab: 14
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     after, before = (rank + 1) % R, (rank - 1) % R
     is_right, product = probe.product()
     seconds = {rank: 0.0}
-    n_links = R if R > 2 else R - 1
-    mine = [link for link in (rank, before) if link < n_links]  # link i: from rank i to the next
+    n_links = R if R > 2 else R - 1  # link i goes from rank i to the next one
+    local_links = [link for link in (rank, before) if link < n_links]
     # Even links, then odd ones, so that no rank waits for a rank that waits. In an odd ring link 0
     # and the last one are both even: they follow each other on rank 0.
-    for link in sorted(mine, key=lambda link: link % 2):
+    for link in sorted(local_links, key=lambda link: link % 2):
         partner = after if link == rank else before
         seconds[partner] = probe.message(partner, group)
-    mine = [is_right and probe.memory(), product, seconds[after], seconds[before]]
-    mine = torch.tensor(mine, dtype=torch.float64, device=device())
-    rows = [torch.empty_like(mine) for _ in range(R)]
-    dist.all_gather(rows, mine, group=group)
+    row = [is_right and probe.memory(), product, seconds[after], seconds[before]]
+    row = torch.tensor(row, dtype=torch.float64, device=device())
+    rows = [torch.empty_like(row) for _ in range(R)]
+    dist.all_gather(rows, row, group=group)
     right, products, to_next, from_before = torch.stack(rows, dim=1).tolist()
-    links = [max(to_next[r], from_before[(r + 1) % R]) for r in range(n_links)]
-    bad = {r for r, it in enumerate(links) if it > slow * min(links)}
-    both = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= bad}  # its card, not a cable
+    durations = [max(to_next[r], from_before[(r + 1) % R]) for r in range(n_links)]
+    slow_links = {link for link, duration in enumerate(durations)
+                  if duration > slow * min(durations)}
+    # A rank with two slow links has a slow card; the cables are good.
+    slow_cards = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= slow_links}
     return Health([r for r in range(R) if not right[r]],
-                  [r for r in range(R) if r in both or products[r] > slow * min(products)],
-                  [(r, (r + 1) % R) for r in sorted(bad) if not both & {r, (r + 1) % R}])
+                  [r for r in range(R) if r in slow_cards or products[r] > slow * min(products)],
+                  [(r, (r + 1) % R) for r in sorted(slow_links)
+                   if not slow_cards & {r, (r + 1) % R}])

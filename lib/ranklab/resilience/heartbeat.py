@@ -31,16 +31,18 @@ class Heartbeats:
         self.times, self.work, self.saves, self.pids = numbers
 
     def begin(self, rank, step):
-        """The rank is up, and has already done `step` steps."""
+        """Write that the rank is up, and has already done `step` steps."""
         self.pids[rank, 0], self.times[rank, step] = os.getpid(), time.monotonic()
 
     def beat(self, rank, step, seconds):
-        """The rank has done the step."""
+        """Write that the rank has done the step, with `seconds` of work."""
         self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
 
     def silent(self, limit):
-        """Processes to end. None while ranks start, or if a rank has beaten in the last second.
-        After that, those that a SIGSTOP has stopped; after `limit` seconds without a beat, all.
+        """Return the ids of the processes to end.
+
+        None while ranks start, or if a rank has beaten in the last second. After that, the
+        processes that a SIGSTOP has stopped; after `limit` seconds without a beat, all.
         """
         latest = self.times.max(axis=1)
         seconds = time.monotonic() - latest.max()
@@ -51,7 +53,7 @@ class Heartbeats:
 
 
 def is_stopped(pid):
-    """True if a SIGSTOP has stopped the process; False without Linux's /proc."""
+    """Return whether a SIGSTOP has stopped the process; False without Linux's /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
@@ -59,7 +61,7 @@ def is_stopped(pid):
 
 @contextlib.contextmanager
 def watched(beats, limit):
-    """In the block, ranks that do not beat for `limit` seconds, times patience(), are killed."""
+    """Kill, in the block, ranks that do not beat for `limit` seconds, times patience()."""
     over = threading.Event()
 
     def watch():

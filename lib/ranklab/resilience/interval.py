@@ -6,16 +6,16 @@ import numpy as np
 
 
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """Returns the seconds of work between two checkpoints that lose the least time.
+    """Return the seconds of work between two checkpoints that lose the least time.
 
-    checkpoint_seconds  the job stands still this long while it saves
-    mean_seconds        mean time between failures, which come at random, whatever the job does and
-                        however long ago the last one was
+    checkpoint_seconds: the job stops for this long while it saves.
+    mean_seconds: mean time between failures, which come at random, whatever the job does and
+        however long ago the last one was.
     Both may be far below a second, so the result is not rounded.
-    error  ValueError if one of them is not above 0
-    source Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-           17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
-    lab    14
+    Raises: ValueError if one of them is not above 0.
+    Paper: Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
+        17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
+    Lab: 14
     """
     if min(checkpoint_seconds, mean_seconds) <= 0:
         raise ValueError(f"a checkpoint of {checkpoint_seconds} s and a failure each "
@@ -28,15 +28,16 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
 
 
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """The expected share of the time that is useful work, in a long run.
+    """Return the expected share of the time that is useful work, in a long run.
 
     Failures come at random, also while the job saves or restarts. The work since the last whole
-    checkpoint is lost, and each failure costs a restart. The result is exact. It is 0.0 if the
-    share is too small for a float, because then the run never gets anything done.
-    interval  seconds of work between two checkpoints
-    error  ValueError if interval or mean_seconds is not above 0
-    source Daly, FGCS 22 (2006), the complete cost function
-    lab    14
+    checkpoint is lost, and each failure costs a restart.
+    The result is exact. It is 0.0 if the share is too small for a float, because then the run never
+    gets anything done.
+    interval: seconds of work between two checkpoints.
+    Raises: ValueError if interval or mean_seconds is not above 0.
+    Paper: Daly, FGCS 22 (2006), the complete cost function
+    Lab: 14
     """
     if min(interval, mean_seconds) <= 0:
         raise ValueError(f"{interval} s between checkpoints and {mean_seconds} s between failures: "
@@ -48,16 +49,16 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
 
 
 def simulate(interval, checkpoint_seconds, gaps, restart_seconds):
-    """The share of the time that is useful work if failures come after these gaps.
+    """Simulate a run failure by failure; return the share of the time that is useful work.
 
-    A simulation, failure by failure: each gap begins with a restart, then whole rounds of work and
-    checkpoint fit in it, and the rest is lost. A restart that is cut short is a gap without work.
-    gaps  seconds between failures, such as random_gaps()
+    Each gap begins with a restart, then whole rounds of work and checkpoint fit in it, and the rest
+    is lost. A restart that is cut short is a gap without work.
+    gaps: seconds between failures, such as random_gaps().
     """
     rounds = np.maximum(np.asarray(gaps) - restart_seconds, 0) // (interval + checkpoint_seconds)
     return float(rounds.sum() * interval / np.sum(gaps))
 
 
 def random_gaps(mean_seconds, count, seed=0):
-    """Seconds between failures that come at random: exponential, the same for a seed."""
+    """Draw the seconds between failures that come at random: exponential, the same for a seed."""
     return np.random.default_rng(seed).exponential(mean_seconds, count)

@@ -24,11 +24,12 @@ class Neighbour:
         self.kept = {}  # {step: (own bytes, bytes of the rank before)}, two at most
 
     def keep(self, step, shard, group=None):
-        """Every rank's state at `step` is in two memories; call this every k steps, on all ranks.
+        """Copy each rank's state at `step` into its own memory and its neighbour's.
 
-        shard  [tensor]: all that only this rank has, in the same order at each call. Shards may
-               differ in size between ranks
-        cost   the bytes of the shard and 8 more, in two messages
+        Call this every k steps, on all ranks.
+        shard: [tensor], all that only this rank has, in the same order at each call. Shards may
+            differ in size between ranks.
+        Cost: the bytes of the shard and 8 more, in two messages.
         """
         shard_bytes = as_bytes(shard).to(device())
         size = torch.tensor([shard_bytes.numel()], device=shard_bytes.device)
@@ -40,12 +41,13 @@ class Neighbour:
             del self.kept[old]
 
     def recover(self, shard, group=None):
-        """Puts all ranks back to one step, which is returned: each tensor of `shard` is as it was.
+        """Put each tensor of `shard` back to one step, the same on all ranks; return that step.
 
         All ranks of the new group call this, also the new processes in the place of dead ones.
         A new process has kept nothing, and its tensors are new, with the same shapes.
-        cost   each rank gathers 16 bytes of all others; a dead rank's neighbour sends its shard
-        error  RuntimeError, on every rank, if the holder of a dead rank's copy is dead, too
+        Cost: each rank gathers 16 bytes from all others; a dead rank's neighbour sends the copy of
+            its shard.
+        Raises: RuntimeError, on every rank, if the holder of a dead rank's copy is dead as well.
         """
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         steps = torch.tensor((sorted(self.kept) + [-1, -1])[:2], device=device())
@@ -87,7 +89,7 @@ class Neighbour:
 
 
 def as_bytes(tensors):
-    """All bytes of these tensors, of any types, in one flat uint8 tensor."""
+    """Return all bytes of these tensors, of any types, in one flat uint8 tensor."""
     return torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
 
 
@@ -98,5 +100,5 @@ def _unpack_bytes(flat, tensors):
 
 
 def lost_together(nodes):
-    """The chance that two dead nodes, in a ring of `nodes`, leave a shard without any copy."""
+    """Return the chance that two dead nodes, in a ring of `nodes`, leave a shard without a copy."""
     return min(1.0, 2 / (nodes - 1))

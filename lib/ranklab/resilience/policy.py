@@ -8,12 +8,13 @@ from ranklab.resilience.interval import optimal_interval
 
 
 def recovery_policy(state):
-    """What the job does after an event: see State and Decision.
+    """Decide what the job does after an event: State -> Decision.
 
-    It is called at the start and at each event, and keeps nothing between calls. Its score, by
-    run_policy, is the useful work for each node-second that is paid for. The check wants a share
-    of an oracle's score: the `reach` of each of REGIMES, on other traces than the lab's.
-    lab    14
+    It is called at the start and at each event, and keeps nothing between calls.
+    Its score, by run_policy, is the useful work for each node-second that is paid for. The check
+    wants a share of an oracle's score: the `reach` of each of REGIMES, on other traces than the
+    lab's.
+    Lab: 14
     """
     job, now = state.job, state.running
     # The stated mean counts as one failure at that rate; the last eight real failures say more.
@@ -35,8 +36,8 @@ def recovery_policy(state):
         best = max(best, (nodes * (mean - cost), nodes))
         for number, after in enumerate(state.back, 1):
             later = fits(state.up + number)
-            done = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
-            best = max(best, (done, nodes))
+            work = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
+            best = max(best, (work, nodes))
 
     def idle(spares):  # the share of the bill that idles; the nodes away are a Poisson number
         away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
@@ -55,56 +56,62 @@ def recovery_policy(state):
     return Decision(best[1], optimal_interval(job.checkpoint_seconds, mean), spares, save)
 
 
-# --- beside it ------------------------------------------------------------------------------------
+# --- rivals: what the policy is compared with -----------------------------------------------------
 
 def daly_policy(state):
-    """Daly's interval for the stated mean, no spares; waits until all nodes are back."""
+    """Decide on Daly's interval for the stated mean and no spares; wait for all nodes."""
     job = state.job
     nodes = job.nodes if state.up >= job.nodes else 0
     return Decision(nodes, optimal_interval(job.checkpoint_seconds, job.mean_seconds))
 
 
 def with_librarys(policy, part):
-    """The policy, but with one part of each Decision from recovery_policy."""
+    """Return the policy with one part of each Decision taken from recovery_policy."""
     return lambda state: policy(state)._replace(**{part: getattr(recovery_policy(state), part)})
 
 
 def oracle(job, trace, seconds):
-    """(score, spares) of a policy that knows the trace: the best number of spares, one checkpoint
-    just before each failure, and of all ways to start, wait or grow the one that does most work
-    until that failure. (A strong rival, but we have not proved that nothing is better.)
+    """Return (score, spares) of a policy that knows the trace.
+
+    It has the best number of spares, saves one checkpoint just before each failure, and takes, of
+    all ways to start, wait or grow, the one that does most work until that failure. (A strong
+    rival, but we have not proved that nothing is better.)
     """
     counts = sorted({round(job.most_spares * k**2 / 100) for k in range(11)})
-    return max((run_policy(_knowing(job, trace, spares, seconds), job, trace, seconds), spares)
-               for spares in counts)
+    policies = ((_oracle_policy(job, trace, spares, seconds), spares) for spares in counts)
+    return max((run_policy(policy, job, trace, seconds), spares) for policy, spares in policies)
 
 
-def _knowing(job, trace, spares, seconds):
-    """The oracle's policy with this many spares."""
+def _oracle_policy(job, trace, spares, seconds):
+    """Return the oracle's policy with this many spares."""
     ends = [each.seconds for each in trace if each.away is not None
             and each.node < job.nodes + spares] + [seconds, math.inf]
 
     def policy(state):
-        left = ends[bisect.bisect(ends, state.now)] - state.now
-        backs = [after for after in state.back if after < left][:4]
+        until_failure = ends[bisect.bisect(ends, state.now)] - state.now
+        backs = [after for after in state.back if after < until_failure][:4]
 
         def best(at, running, last, back):
-            """(node-seconds until the failure, nodes to run on, its cost), `back` are back."""
+            """Return (node-seconds until the failure, nodes to run on, seconds of the change).
+
+            back: how many broken nodes are back at second `at`.
+            """
             fits = min(job.nodes, (state.up + back) // job.replica * job.replica)
-            end, found = (*backs, left)[back], []
+            end, options = (*backs, until_failure)[back], []
             for nodes in {running, fits}:
                 cost = (nodes != running) * (
                     job.restart_seconds + job.reshard_seconds * (nodes != last)
                     + job.checkpoint_seconds * (running > 0))
-                done = nodes * (end - at - cost)
+                work = nodes * (end - at - cost)
                 if back < len(backs):
-                    done += best(end, nodes, nodes or last, back + 1)[0]
-                found.append((done, nodes, cost))
-            return max(found)
+                    work += best(end, nodes, nodes or last, back + 1)[0]
+                options.append((work, nodes, cost))
+            return max(options)
 
         _, nodes, cost = best(0.0, state.running, state.last, 0)
         pause = cost or state.ahead
-        interval = (0.0 if pause else state.unsaved) + left - pause - job.checkpoint_seconds - 1
+        interval = ((0.0 if pause else state.unsaved) + until_failure - pause
+                    - job.checkpoint_seconds - 1)
         return Decision(nodes, interval if interval > 60 else 1e9, spares)
 
     return policy

@@ -24,7 +24,7 @@ class Loader:
         self.order, self.position = [], 0  # of this epoch; how many positions are used up
 
     def next(self):
-        """The next positions; those that are left at the end of an epoch are a small batch."""
+        """Return the next positions; the rest at the end of an epoch is a small batch."""
         if self.position >= len(self.order):
             self.order = torch.randperm(self.samples, generator=self.generator).tolist()
             self.position = 0
@@ -55,7 +55,7 @@ class Run:
         self.steps_done = 0
 
     def step(self):
-        """One step of training is done; returns its loss."""
+        """Do one step of training; return its loss."""
         at = self.loader.next()
         noise = torch.from_numpy(np.random.normal(0, 0.05, (len(at), self.images.shape[1])))
         x = self.images[at] * random.uniform(0.9, 1.1) + noise.to(self.images)
@@ -69,13 +69,14 @@ class Run:
 
 
 def resume_exact(run, saved=None):
-    """Without `saved`, returns all that the Run needs to go on from this moment; changes nothing.
-    With `saved`, which an earlier call returned, puts the run back to that moment: its next steps
-    are bit-equal to the steps that followed it, also in a fresh process.
+    """Return all that the Run needs to go on from this moment, or put it back to `saved`.
 
-    What is returned can be pickled, and later steps do not change it. A run can be put back to it
-    any number of times. Run and Loader are given: look there for all that changes in a step.
-    lab    14
+    Without `saved`: change nothing. The result can be pickled, and later steps do not change it.
+    With `saved`, which an earlier call returned: put the run back to that moment. Its next steps
+    are bit-equal to the steps that followed it, also in a fresh process. A run can be put back to
+    it any number of times.
+    Run and Loader are given: look there for all that changes in a step.
+    Lab: 14
     """
     parts, loader = (run.model, run.optimizer, run.scheduler), run.loader
     if saved is None:

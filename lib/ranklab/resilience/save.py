@@ -11,17 +11,18 @@ import torch
 
 
 def atomic_save(state, path):
-    """The file at `path` holds `state`, for torch.load; at any moment it is the old one or the new.
+    """Save `state` at `path`, for torch.load; at any moment the file is the old one or the new.
 
     This holds when the process is killed in the middle, and when the power fails: the bytes are on
-    the disk (os.fsync) before the name changes, and then the new name is, too (os.fsync of the
-    folder). Write in the folder of `path`, because another folder may be on another disk. After a
-    save nothing else is left there, not even the rest of an earlier save that was killed, and no
-    file is open.
+    the disk (os.fsync) before the name changes, and then so is the new name (os.fsync of the
+    folder).
+    Write in the folder of `path`, because another folder may be on another disk.
+    After a save nothing else is left there, not even the rest of an earlier save that was killed,
+    and no file is open.
     One process at a time saves to a path. Others may save to other paths of the same folder.
-    path   a str or a Path, also "name.pt" alone
-    error  a full disk, a state that can't be pickled: it is raised, and the folder is as it was
-    lab    14
+    path: a str or a Path, also "name.pt" alone.
+    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as it was.
+    Lab: 14
     """
     path = Path(path)
     # In the same folder, because a rename can't reach another file system. The same name each time,

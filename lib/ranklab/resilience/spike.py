@@ -10,18 +10,20 @@ import statistics
 
 
 def loss_spike(losses, window=64, limit=6.0, patience=3):
-    """Returns what to do with the step whose loss is losses[-1], before its update.
+    """Return what to do with the step whose loss is losses[-1], before its update.
 
     "go on"      if the loss is finite, and not far above the losses of the `window` steps before
     "skip"       if not: leave this batch out
     "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
                  back to a checkpoint before them, and leave their batches out
     "Far above" means by more than `limit` times their usual spread, which is a standard deviation
-    if there are no spikes. Falling losses and low ones are no spikes. Earlier spikes, and losses
-    that are not finite, do not hide a new spike. A rise by 1% of abs(loss) is no spike, however
-    calm the losses were. Among the first 20 losses each finite one is good: they fall steeply.
-    losses  a list of floats, not changed
-    lab     14
+    if there are no spikes.
+    Falling losses and low ones are no spikes.
+    Earlier spikes, and losses that are not finite, do not hide a new spike.
+    A rise by 1% of abs(loss) is no spike, however calm the losses were.
+    Among the first 20 losses each finite one is good: they fall steeply.
+    losses: a list of floats, not changed.
+    Lab: 14
     """
     # The usual losses end before those that are judged: a spike must not be its own measure.
     usual = [x for x in losses[-window - patience:-patience] if math.isfinite(x)]

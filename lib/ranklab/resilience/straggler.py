@@ -5,18 +5,17 @@ equal, because the fast ones have waited in it.
 """
 
 
-
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """The ranks that are slow now, the slowest first; [] if there is none.
+    """Return the ranks that are slow now, the slowest first; [] if there is none.
 
     A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
     the same step, in more than half of the last `recent` steps. So there is no alarm for noise, for
     a pause now and then (garbage collection, a checkpoint), or for a step in which all ranks are
-    slow. At most half of the ranks are slow. Of two ranks, the slower one is compared with the
-    other.
-    seconds  (steps, ranks): until the rank reached the collective of the step; not changed
-    error    ValueError if it does not have two dimensions, or is empty
-    lab      14
+    slow.
+    At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
+    seconds: (steps, ranks), until the rank reached the collective of the step; not changed.
+    Raises: ValueError if `seconds` does not have two dimensions, or is empty.
+    Lab: 14
     """
     if seconds.dim() != 2 or not seconds.numel():
         raise ValueError(f"seconds is of shape {tuple(seconds.shape)}, not (steps, ranks)")

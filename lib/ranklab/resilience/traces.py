@@ -47,7 +47,7 @@ REGIMES = {
 
 
 def make_trace(regime, seed=0):
-    """[Event] of a regime: failures at random, on any node that is up, and warnings.
+    """Draw the [Event] of a regime: failures at random, on any node that is up, and warnings.
 
     One failure in five has a warning, 2 to 20 minutes before; half of all warnings are false.
     """
@@ -64,9 +64,9 @@ def make_trace(regime, seed=0):
         if share < (1 if in_burst else 1 / max(times, 1)) and until.get(node, 0) < now:
             until[node] = now + away
             events.append(Event(now, node, away))
-            for at, who in ((now - lead, node), (random.uniform(0, days * DAY),
-                                                 int(random.integers(nodes)))):
+            for at, warned in ((now - lead, node), (random.uniform(0, days * DAY),
+                                                    int(random.integers(nodes)))):
                 if random.random() < 0.2 and at > 0:
-                    events.append(Event(at, who, None))
+                    events.append(Event(at, warned, None))
         now += random.exponential(1 / most)
     return sorted(events)
