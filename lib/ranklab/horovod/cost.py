@@ -35,7 +35,7 @@ def fused_time(sizes, threshold, ranks, alpha, beta):
 
 
 def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
-    """Return the seconds from the start of backward until rings, one by one, reduced all tensors.
+    """Return the seconds from the start of backward until all tensors are reduced, ring by ring.
 
     Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer leaves when it is full,
     or when backward is over. (Simplified: Horovod also sends a buffer that is not full, at the end

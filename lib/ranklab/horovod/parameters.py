@@ -28,8 +28,9 @@ def broadcast_parameters(params, root_rank):
 
 
 def broadcast_optimizer_state(optimizer, root_rank):
-    """Give `optimizer` rank root_rank's state and options, also a fresh one those of a used one.
+    """Give `optimizer` rank root_rank's state and options.
 
+    A fresh optimizer may take over the state of a used one.
     In Horovod a fresh optimizer first takes a step with zero gradients, so that there is state to
     fill. With Adam that step counts, and weight decay acts in it. Here there is no such step.
 

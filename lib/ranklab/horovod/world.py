@@ -75,7 +75,7 @@ WORLD = World()
 
 
 def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_shutdown=None):
-    """Start this rank's background thread; from then on rank(), size() and all others work.
+    """Start this rank's background thread; then rank(), size() and all other functions work.
 
     Use the process group that is up; else make one, of torchrun's ranks or of this process
     alone. All ranks must call it. The arguments are ours: see Config, and VARIABLES for
