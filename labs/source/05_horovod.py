@@ -98,7 +98,7 @@ check(coordinator_kilobytes=...)
 
 # %%
 def negotiate(ready, table, group=None):
-    """Every rank ends with the same list: the names that are ready on all ranks, in one order.
+    """Return the names that are ready on all ranks: the same list, in the same order, on each.
 
     `ready` are the names that became ready here since the last call, in any order. `table` is a
     dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready. A
@@ -156,10 +156,11 @@ check(fused_all_reduces=...)
 
 # %%
 def fuse_tensors(tensors, threshold):
-    """A list of lists: the positions in `tensors` of those that share one all-reduce.
+    """Plan which tensors share one all-reduce: return lists of positions in `tensors`.
 
-    In the order given; each list has one dtype on one device, and at most `threshold` bytes unless
-    it is a single tensor. A tensor joins the last list of its kind, or begins a new one.
+    Keep the order of `tensors`. Each list has one dtype on one device, and at most `threshold`
+    bytes unless it is a single tensor. A tensor joins the last list of its kind, or begins a new
+    one.
     """
     if threshold < 0:
         raise ValueError(f"threshold={threshold} must not be negative")
@@ -217,8 +218,9 @@ from ranklab.horovod import tune_fusion as library_tuner
 
 # %%
 def tune_fusion(seconds_of, low, high, calls):
-    """The threshold, a whole number of bytes from low to high, with which a step is fastest; after
-    at most `calls` calls of seconds_of(threshold), which is noisy.
+    """Find the threshold, a whole number of bytes from low to high, with which a step is fastest.
+
+    Call seconds_of(threshold), which is noisy, at most `calls` times.
 
     low, high    both belong to the range; 1 <= low <= high
     calls        1 or more: here 300. With fewer, any threshold in the range will do
@@ -268,11 +270,11 @@ from ranklab.horovod import Average, Compression, allreduce_async_, synchronize
 
 
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
-    """`optimizer`, whose step() from now on takes gradients that are averaged over all ranks.
+    """Make optimizer.step() use gradients averaged over all ranks; return the same optimizer.
 
-    The average of a gradient is asked for by its name, as soon as backward has made it. step()
-    waits for all, and averages zeros where this rank has no gradient: another rank may have one.
-    error  ValueError: a second backward before step()
+    Ask for the average of a gradient, by its name, as soon as backward has made it. step() waits
+    for all, and averages zeros where this rank has no gradient: another rank may have one.
+    Raises: ValueError for a second backward before step().
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}
     handles = {}  # parameter -> (handle, ctx) of what was asked for in this step
@@ -321,9 +323,9 @@ check(fp16_overflow_ranks=...)
 
 # %%
 def compress_fp16(tensor):
-    """(small, restore): `tensor` in 16 bits, and a function that gives a result its type again.
+    """Return (small, restore): `tensor` in 16 bits, and a function that restores a result's dtype.
 
-    Only floating point of more than 16 bits is worth it: anything else comes back as it is.
+    Compress only floating point of more than 16 bits: return anything else as it is.
     """
     dtype = tensor.dtype
     # dtype.is_floating_point and dtype.itemsize say whether it is worth it
@@ -345,7 +347,7 @@ compress_fp16 = check(compress_fp16)
 
 # %%
 def timeline(events, path):
-    """`path` holds `events` as a Chrome trace: one row for each tensor, phases nested in it.
+    """Write `events` to `path` as a Chrome trace: one row for each tensor, phases nested in it.
 
     Each event is (tensor, phase, start, end), in seconds since the timeline began. The file is
     {"traceEvents": [entries]} in JSON: one for each row, a number, which names its tensor, and one
@@ -408,10 +410,10 @@ from ranklab.horovod import dot_products, gather_halves
 
 
 def adasum(x, sizes=None, group=None):
-    """Every rank ends with the Adasum of all ranks' `x`; `x` itself is unchanged.
+    """Return the Adasum of all ranks' `x`, the same on every rank; leave `x` unchanged.
 
-    `x` may hold several tensors one after the other, `sizes` elements each: each of them is
-    combined for itself. Dot products are added up in float64.
+    `x` may hold several tensors one after the other, `sizes` elements each: combine each of them
+    separately. Add up dot products in float64.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if R & (R - 1):

@@ -35,7 +35,8 @@ PATTERN = 8  # tiles along each side of a made-up image
 @dataclass(frozen=True)
 class Augment:
     """How much a training image may change; the defaults are ImageNet's usual ones.
-    paper  Szegedy et al. 2014, Going Deeper with Convolutions
+
+    Paper: Szegedy et al. 2014, Going Deeper with Convolutions
     """
 
     smallest: float = 0.08  # part of the image's area
@@ -51,6 +52,7 @@ class Augment:
 
 class ImageFolder(Dataset):
     """The images of one split of a folder; `images[epoch, index]` is (bytes (H, W, 3), label).
+
     size     H = W
     augment  random crops and flips; None: the centre, the same in every epoch
     classes  the names in order of their labels; None: as the folders are called, sorted
@@ -84,7 +86,7 @@ class ImageFolder(Dataset):
 
 
 def class_folders(root):
-    """The names of the folders in `root`, sorted."""
+    """List the names of the folders in `root`, sorted."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
@@ -94,7 +96,10 @@ def class_folders(root):
 
 
 def image_files(folder):
-    """The names of the images in `folder`, sorted; a ValueError when there are none."""
+    """List the names of the images in `folder`, sorted.
+
+    Raises: ValueError when there are none.
+    """
     names = sorted(entry.name for entry in os.scandir(folder)
                    if entry.name.lower().endswith(ENDINGS))  # fmt: skip
     if not names:
@@ -103,7 +108,7 @@ def image_files(folder):
 
 
 def read_image(path, size, augment=None, epoch=0, index=0):
-    """The image at `path`, cropped and resized: (H, W, 3), uint8, H = W = size."""
+    """Read the image at `path`, cropped and resized: (H, W, 3), uint8, H = W = size."""
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")  # grey, CMYK and transparent ones as well
@@ -123,7 +128,8 @@ def read_image(path, size, augment=None, epoch=0, index=0):
 
 
 def centre_box(width, height):
-    """(left, top, right, bottom) of the square for evaluation, 7/8 of the shorter side.
+    """Return (left, top, right, bottom) of the square for evaluation, 7/8 of the shorter side.
+
     The same as resizing to 256 and cropping 224 from the centre, in one go.
     """
     side = KEPT * min(width, height)
@@ -132,7 +138,7 @@ def centre_box(width, height):
 
 
 def random_box(width, height, augment, numbers):
-    """(left, top, right, bottom) of a random part; `numbers` is a random.Random."""
+    """Return (left, top, right, bottom) of a random part; `numbers` is a random.Random."""
     widest = -math.log(augment.narrowest)
     for _ in range(TRIES):
         area = width * height * numbers.uniform(augment.smallest, 1)
@@ -150,6 +156,7 @@ def random_box(width, height, augment, numbers):
 
 class SyntheticImages(Dataset):
     """Made-up images that can be learned: each class has a pattern of its own, under noise.
+
     `images[epoch, index]` depends on the index alone, so all ranks agree. It is cheap on purpose, a
     third of a millisecond at 224, so that time goes into training and not into the loader.
     first  the number of its first image: a held-out set begins where the training set ends
@@ -185,7 +192,8 @@ class SyntheticImages(Dataset):
 
 
 def write_digits(folder, size=32):
-    """`folder` holds scikit-learn's 1,797 handwritten digits as small JPEGs, in ImageNet's layout.
+    """Write scikit-learn's 1,797 handwritten digits to `folder`, as JPEGs in ImageNet's layout.
+
     So every machine has real files to train on. The last fifth is held out, in other hands.
     """
     from sklearn.datasets import load_digits  # half a second, and only here
@@ -201,8 +209,10 @@ def write_digits(folder, size=32):
 
 
 class Normalise:
-    """Bytes (B, H, W, 3) become floats (B, 3, H, W), each colour with mean 0 and deviation 1 over
-    ImageNet. The memory stays as it is, which torch calls channels_last.
+    """Turn bytes (B, H, W, 3) into floats (B, 3, H, W).
+
+    Each colour has mean 0 and deviation 1 over ImageNet. The memory stays as it is, which torch
+    calls channels_last.
     """
 
     def __init__(self, device="cpu"):

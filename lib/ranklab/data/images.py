@@ -27,6 +27,7 @@ CIFAR_PIXELS = 3 * 32 * 32
 @dataclass(frozen=True)
 class Images:
     """Images to train on and images that are never trained on.
+
     shape  images (N, C, H, W), float32, standardised; labels (N,), int64
     """
 
@@ -39,7 +40,8 @@ class Images:
 
 
 def digits():
-    """The Images of scikit-learn's 8 x 8 handwritten digits: 1,437 to train on, 360 held out.
+    """Read the Images of scikit-learn's 8 x 8 handwritten digits: 1,437 to train on, 360 held out.
+
     The last fifth is held out, unshuffled: the file goes writer by writer, so that most of the
     hands in it were never trained on.
     """
@@ -56,8 +58,9 @@ def digits():
 
 
 def mnist(folder):
-    """The Images of the four idx files in `folder` (or in its MNIST/raw), plain or .gz.
-    error  FileNotFoundError, or ValueError when a file is not what its name says
+    """Read the Images of the four idx files in `folder` (or in its MNIST/raw), plain or .gz.
+
+    Raises: FileNotFoundError, or ValueError when a file is not what its name says.
     """
     train, train_labels, held_out, held_out_labels = (
         read_idx(find_file(folder, ("", "MNIST/raw"), (name, f"{name}.gz")))
@@ -67,8 +70,9 @@ def mnist(folder):
 
 
 def cifar10(folder):
-    """The Images of CIFAR-10's five batches and test batch in `folder`, pickled or binary.
-    error  FileNotFoundError, or ValueError when a file is not what its name says
+    """Read CIFAR-10's five batches and test batch in `folder`, pickled or binary, as Images.
+
+    Raises: FileNotFoundError, or ValueError when a file is not what its name says.
     """
     batches = []
     for name in CIFAR_FILES:
@@ -81,7 +85,7 @@ def cifar10(folder):
 
 
 def find_images(name, folder=None):
-    """The Images called `name`: digits, mnist or cifar10; the last two are read from `folder`."""
+    """Read the Images called `name`: digits, or mnist or cifar10 from `folder`."""
     readers = {"mnist": mnist, "cifar10": cifar10}
     if name == "digits":
         return digits()
@@ -93,7 +97,7 @@ def find_images(name, folder=None):
 
 
 def find_file(folder, places, names):
-    """The first file among `names` in one of the `places` below `folder`."""
+    """Find the first file among `names` in one of the `places` below `folder`."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     for place in places:
@@ -104,7 +108,8 @@ def find_file(folder, places, names):
 
 
 def read_idx(path):
-    """The uint8 array of an idx file: two zero bytes, a type, the number of sizes, sizes, values.
+    """Read an idx file as uint8: two zero bytes, a type, the number of sizes, sizes, values.
+
     The file's name says how many sizes there are: idx1 for labels, idx3 for images.
     """
     content = path.read_bytes()
@@ -129,7 +134,7 @@ def read_idx(path):
 
 
 def read_cifar_binary(path):
-    """(pixels, labels) of a .bin batch: for each image one byte of label, then its pixels."""
+    """Read (pixels, labels) of a .bin batch: for each image one byte of label, then its pixels."""
     content = np.fromfile(path, np.uint8)
     if not len(content) or len(content) % (1 + CIFAR_PIXELS):
         raise ValueError(f"{path.name} has {len(content)} bytes; each image has {1 + CIFAR_PIXELS}")
@@ -138,7 +143,7 @@ def read_cifar_binary(path):
 
 
 def read_cifar_pickle(path):
-    """(pixels, labels) of a pickled batch: a dict of Python 2, whose keys are bytes."""
+    """Read (pixels, labels) of a pickled batch: a dict of Python 2, whose keys are bytes."""
     with path.open("rb") as file:
         try:
             batch = ArraysOnly(file, encoding="bytes").load()
@@ -153,6 +158,7 @@ def read_cifar_pickle(path):
 
 class ArraysOnly(pickle.Unpickler):
     """Reads arrays and plain containers; a pickle that names anything else is refused.
+
     An ordinary unpickler calls whatever function the file names.
     """
 
@@ -166,7 +172,7 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def standardised(name, train, train_labels, held_out, held_out_labels, classes=10):
-    """The Images of these pixels, each channel with mean 0 and deviation 1 on the training side."""
+    """Make Images whose channels have mean 0 and deviation 1 on the training side."""
     for pixels, labels in ((train, train_labels), (held_out, held_out_labels)):
         if len(pixels) != len(labels) or not len(pixels):
             raise ValueError(f"{name}: {len(pixels)} images and {len(labels)} labels")

@@ -34,8 +34,9 @@ class Instructions(NamedTuple):
 
 
 def alpaca_file(path):
-    """The Instructions of a file of yours; one in ten is held out, by the hash of its prompt.
-    error  ValueError: the number of the first example without a field
+    """Read the Instructions of your file; hold out one in ten, by the hash of its prompt.
+
+    Raises: ValueError with the number of the first example without a field.
     """
     try:
         examples = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -58,7 +59,10 @@ def alpaca_file(path):
 
 
 def python_instructions(text, n=6000):
-    """The Instructions, about n to train on, that ask about lines of `text`: Python and English."""
+    """Make about n Instructions that ask about lines of `text`: Python and English.
+
+    n counts those to train on; n // 10 more are held out.
+    """
     used_lines = set()
     held_out = _pairs_about(text.held_out, n // 10, used_lines)
     train = _pairs_about(text.train, n, used_lines)
@@ -66,14 +70,15 @@ def python_instructions(text, n=6000):
 
 
 def plain_text(text, n, length):
-    """n pairs without a prompt: pieces from all over `text`."""
+    """Return n pairs without a prompt: pieces from all over `text`."""
     pieces = text.train[: len(text.train) // n * n].reshape(n, -1)[:, :length]
     return [("", piece.tobytes().decode("ascii", "ignore")) for piece in pieces]
 
 
 def _pairs_about(tokens, n, used_lines):
-    """About n pairs about lines that are not in `used_lines`, but are afterwards; all answers to a
-    question are equally frequent, so that none can be guessed.
+    """Return about n pairs about lines that are not in `used_lines`; add these lines to it.
+
+    All answers to a question are equally frequent, so that none can be guessed.
     """
     by_question = {}
     for line in tokens.tobytes().decode("ascii", "ignore").split("\n"):
@@ -91,7 +96,7 @@ def _pairs_about(tokens, n, used_lines):
 
 
 def _questions(line):
-    """[(question, the text that it is about, answer)]."""
+    """List (question, the text that it is about, answer)."""
     if ENGLISH.fullmatch(line):
         return [("Is it Python or English?", line[2:], "English")]
     if line.startswith("#"):
@@ -114,15 +119,16 @@ class Bytes:
 
 
 def encode(pair, tokenizer):
-    """(the tokens of prompt and answer, how many are the prompt's)."""
+    """Return (the tokens of prompt and answer, the number of the prompt's tokens)."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prompt, answer = (tokenizer.encode(each, add_special_tokens=False) for each in pair)
     return [*begin, *prompt, *answer, tokenizer.eos_token_id], len(begin) + len(prompt)
 
 
 def as_batch(encoded, n_ctx):
-    """(tokens, labels) of these pairs, as long as the longest one, but no longer than n_ctx.
-    shape  two of (B, T), int64
+    """Make a batch of encoded pairs, as long as the longest one, but no longer than n_ctx.
+
+    Returns: (tokens, labels), each (B, T), int64.
     """
     T = min(n_ctx, max(len(tokens) for tokens, _ in encoded))
     tokens, labels = torch.zeros(2, len(encoded), T, dtype=torch.int64)

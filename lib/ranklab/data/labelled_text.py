@@ -68,7 +68,8 @@ class LabelledText:
 
 
 def python_functions(root=None):
-    """The LabelledText of this Python's own library: 7,000 functions to train on, 1,800 held out.
+    """Read the functions of this Python's own library: 7,000 to train on, 1,800 held out.
+
     root  another library's folder
     """
     root = Path(root or sysconfig.get_paths()["stdlib"])
@@ -88,15 +89,16 @@ def python_functions(root=None):
 
 
 def functions(source):
-    """The functions in `source`, with what is defined inside them, that have enough words."""
+    """List the functions in `source` with enough words, and what is defined inside them."""
     texts = [match.group() for match in FUNCTION.finditer(source + "\n")]
     return [text for text in texts if len(words(text)) >= FEWEST_WORDS]
 
 
 def labelled_file(path):
-    """The LabelledText of a file of yours, .csv or .jsonl, with a `label` and a `text` per row.
-    One text in five is held out, by the hash of the text: the file may be in any order.
-    error  ValueError with the number of the row that lacks one of the two
+    """Read the LabelledText of your file, .csv or .jsonl, with a `label` and a `text` per row.
+
+    Hold out one text in five, by the hash of the text: the file may be in any order.
+    Raises: ValueError with the number of the row that lacks one of the two.
     """
     path = Path(path)
     if path.suffix not in (".csv", ".jsonl"):
@@ -110,7 +112,7 @@ def labelled_file(path):
 
 
 def label_and_text(row, where):
-    """The two strings in a row of a file: a dict, or a line of JSON."""
+    """Return the label and the text in a row of a file: a dict, or a line of JSON."""
     if isinstance(row, str):
         try:
             row = json.loads(row)
@@ -124,7 +126,7 @@ def label_and_text(row, where):
 
 
 def labelled(name, train, held_out):
-    """The LabelledText of these (class, text) pairs; a text that comes again is left out."""
+    """Make a LabelledText of (class, text) pairs; leave out a text that comes again."""
     unique_texts, sides = set(), []
     for side in (train, held_out):
         label_of = {text: label for label, text in reversed(side)  # the first one stays
@@ -142,7 +144,7 @@ def labelled(name, train, held_out):
 
 
 def words(text):
-    """The words in `text`, and in its names: getHTTPResponse_2 has four."""
+    """List the words in `text`, and in its names: getHTTPResponse_2 has four."""
     return [word.lower() for word in WORD.findall(text)]
 
 
@@ -158,8 +160,9 @@ class Words:
         self.vocab_size = len(known) + 4
 
     def encode(self, texts, n_ctx):
-        """The tokens of `texts`: [CLS] words [SEP], cut or padded to n_ctx.
-        shape  (N, T), int64
+        """Encode `texts` as tokens: [CLS] words [SEP], cut or padded to n_ctx.
+
+        Returns: (N, T), int64.
         """
         tokens = torch.full((len(texts), n_ctx), self.PAD)
         for row, text in zip(tokens, texts):
@@ -169,7 +172,8 @@ class Words:
 
 
 def bag_of_words(train, train_labels, held_out, held_out_labels, pad=Words.PAD):
-    """The held-out accuracy of multinomial naive Bayes on the counts of the same tokens.
+    """Return the held-out accuracy of multinomial naive Bayes on the counts of the same tokens.
+
     It knows how often each word occurs and nothing of their order. A BERT should beat it.
     """
     from scipy.sparse import csr_matrix

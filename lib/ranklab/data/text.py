@@ -33,7 +33,7 @@ class Text:
 
 
 def python_text():
-    """The Text of this Python's own library: about 8 MB to train on, 1 MB held out."""
+    """Read the Text of this Python's own library: about 8 MB to train on, 1 MB held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     train, held_out = [], []
     for path, content in library_files(root):
@@ -49,7 +49,7 @@ def python_text():
 
 
 def library_files(root):
-    """[(relative path, bytes)] of the Python files under `root`, sorted, each content once."""
+    """List (relative path, bytes) of the Python files under `root`, sorted, each content once."""
     files, digests = [], set()
     for folder, below, names in os.walk(root):
         below[:] = sorted(b for b in below if b not in SKIPPED and not b.startswith("config-"))
@@ -68,7 +68,8 @@ def joined(contents):
 
 
 def text_file(path, held_out=0.1):
-    """The Text of a file of yours; its last tenth is held out.
+    """Read the Text of your file; hold out its last tenth.
+
     A name that ends in .bin holds tokens as uint16 (nanoGPT's format); any other file is bytes.
     """
     path = Path(path)
@@ -83,8 +84,9 @@ def text_file(path, held_out=0.1):
 
 
 def batch_at(tokens, step, batch, n_ctx, seed=0):
-    """(inputs, targets) of step number `step`, from random places; targets are one token ahead.
-    shape  two of (B, T), int64, on the CPU
+    """Cut the batch of step number `step` from random places; targets are one token ahead.
+
+    Returns: (inputs, targets), each (B, T), int64, on the CPU.
     """
     check_length(tokens, n_ctx)
     generator = np.random.default_rng((seed, step))  # stateless: step 1000 needs no 999 before it
@@ -93,8 +95,9 @@ def batch_at(tokens, step, batch, n_ctx, seed=0):
 
 
 def held_out_batch(tokens, batch, n_ctx):
-    """(inputs, targets) of `batch` windows spread evenly over `tokens`; always the same.
-    shape  two of (B, T), int64, on the CPU
+    """Cut `batch` windows, spread evenly over `tokens`: always the same.
+
+    Returns: (inputs, targets), each (B, T), int64, on the CPU.
     """
     check_length(tokens, n_ctx)
     most = (len(tokens) - 1) // n_ctx  # windows that do not overlap
@@ -115,8 +118,9 @@ def check_length(tokens, n_ctx):
 
 
 def bigram_loss(train, inputs, targets, vocab_size=256):
-    """Nats per token of the model that knows only the previous token: what a GPT must beat.
-    Pairs counted in the first 50 million tokens of `train`, add-one smoothing.
+    """Return the loss of a model that knows only the previous token: what a GPT must beat.
+
+    In nats per token. Counts pairs in the first 50 million tokens of `train`; add-one smoothing.
     """
     train = train[:50_000_000].astype(np.int64)
     inputs, targets = inputs.numpy().ravel(), targets.numpy().ravel()
@@ -131,5 +135,5 @@ def bigram_loss(train, inputs, targets, vocab_size=256):
 
 
 def decode(tokens):
-    """The text of byte tokens; a byte that is no text shows as a mark."""
+    """Return the text of byte tokens; a byte that is no text shows as a mark."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")

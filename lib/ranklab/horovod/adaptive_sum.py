@@ -13,7 +13,7 @@ from ranklab.collectives import sendrecv
 
 
 def adasum_of_two(a, b):
-    """The definition: it averages what `a` and `b` have in common, and adds the rest."""
+    """Combine two gradients by the definition: average what they share, and add the rest."""
     a64, b64 = a.double().flatten(), b.double().flatten()
     dot, aa, bb = a64 @ b64, a64 @ a64, b64 @ b64
     a64 = a64 * (1 - dot / (2 * aa)) if aa > 0 else a64
@@ -22,22 +22,22 @@ def adasum_of_two(a, b):
 
 
 def adasum_length(a, b, cosine):
-    """The length of the Adasum of two gradients, of lengths `a` and `b`, at that cosine."""
+    """Return the length of the Adasum of two gradients of lengths `a` and `b` at that cosine."""
     along, across = b * cosine, b * (1 - cosine**2) ** 0.5
     pair = torch.tensor([[a, 0.0], [along, across]], dtype=torch.float64)
     return adasum_of_two(*pair).norm().item()
 
 
 def adasum(x, sizes=None, group=None):
-    """Every rank ends with the Adasum of all ranks' `x`; `x` itself is unchanged.
+    """Return the Adasum of all ranks' `x`, the same on every rank; leave `x` unchanged.
 
-    `x` may hold several tensors one after the other, `sizes` elements each: each of them is
-    combined for itself. Dot products are added up in float64.
+    `x` may hold several tensors one after the other, `sizes` elements each: combine each of them
+    separately. Add up dot products in float64.
 
-    cost   2(R-1)/R of x's bytes, as a ring: the vector is halved while the distance doubles
-    error  the number of ranks must be a power of two
-    paper  Maleki et al. 2020, "Scaling distributed training with adaptive summation"
-    lab    05
+    Cost: 2(R-1)/R of x's bytes, as a ring: the vector is halved while the distance doubles.
+    Raises: ValueError where the number of ranks is no power of two.
+    Paper: Maleki et al. 2020, "Scaling distributed training with adaptive summation"
+    Lab: 05
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if R & (R - 1):
@@ -67,9 +67,9 @@ def adasum(x, sizes=None, group=None):
 
 
 def gather_halves(part, lengths, group=None):
-    """Every rank ends with the whole vector whose `part` it holds after the halving.
+    """Return the whole vector, on every rank, whose `part` the rank holds after the halving.
 
-    `lengths` are the lengths of its part before each halving.
+    `lengths` are the lengths of the rank's part before each halving.
     """
     rank, distance = dist.get_rank(group), 2 ** len(lengths)
     for length in reversed(lengths):  # the same partners again, the last one first
@@ -82,7 +82,7 @@ def gather_halves(part, lengths, group=None):
 
 
 def dot_products(a, b, tensor_of, tensors):
-    """a.b, a.a and b.b of each tensor, in float64: shape (3, tensors).
+    """Return a.b, a.a and b.b of each tensor, in float64: shape (3, tensors).
 
     `tensor_of` says which of the `tensors` each element belongs to.
     """

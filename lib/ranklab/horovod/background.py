@@ -27,16 +27,17 @@ IDLE = 0.02  # seconds: the longest pause between two cycles, while nothing happ
 
 @dataclass
 class Counts:
-    """Counts what the background thread of this rank has sent; see `counted`."""
+    """What the background thread of this rank has sent; see `counted`."""
 
     data: Traffic = field(default_factory=Traffic)
     tensors: int = 0  # how many were reduced, gathered or broadcast
 
 
 class Background:
-    """Takes tensors by `submit`, and finishes them. `control` and `data` are groups of its own.
+    """Negotiate and communicate, in a thread, the tensors that `submit` takes.
 
-    error  HorovodInternalError, on every handle and from then on, when the thread has ended
+    `control` and `data` are groups that only this thread uses.
+    Raises: HorovodInternalError, on every handle and from then on, when the thread has ended.
     """
 
     def __init__(self, config, control, data, device):
@@ -55,9 +56,10 @@ class Background:
         self.thread.start()
 
     def submit(self, *handles):
-        """The handles are taken all at once: no cycle sees only some of them.
+        """Hand over the handles all at once: no cycle sees only some of them.
 
-        error  a name that is still in the works; the thread has ended
+        Raises: ValueError for a name that is still in the works; HorovodInternalError when the
+            thread has ended.
         """
         named = {handle.request.name: handle for handle in handles}
         with self.lock:
@@ -70,14 +72,16 @@ class Background:
         self.wake.set()
 
     def next_name(self):
-        """A name for a tensor without one: all ranks ask for these in the same order."""
+        """Return a name for a tensor without one: all ranks ask for these in the same order."""
         with self.lock:
             self.unnamed += 1
             return f"noname.{self.unnamed}"
 
     def stop(self, limit):
-        """The threads of all ranks have ended and left their groups, or `limit` seconds are
-        over."""
+        """Wait at most `limit` seconds for the threads of all ranks to end; leave the groups.
+
+        A thread that is still inside a collective keeps its groups.
+        """
         with suppress(HorovodInternalError, ValueError):  # it has ended, or is about to
             self.submit(Handle(Request(f"shutdown.{self.rank}", "shutdown")))
         self.thread.join(limit)
@@ -86,7 +90,7 @@ class Background:
             self._leave_groups()
 
     def _leave_groups(self, abort=False):
-        """This rank has left its two groups, and nothing refers to them; may be called twice.
+        """Leave this rank's two groups, so that nothing refers to them; may be called twice.
 
         A group's sockets, threads and files live as long as somebody refers to it. When they close,
         a peer that waits for this rank has an error at once. With `abort` it does not wait for what
@@ -127,7 +131,7 @@ class Background:
             self._leave_groups(abort=True)
 
     def _cycle(self):
-        """One round of agreeing and doing; returns (was anything done?, why to stop or "")."""
+        """Agree and do, once; return (was anything done?, why to stop or "")."""
         with self.lock:
             pending = dict(self.pending)
         fresh = [handle for handle in pending.values() if not handle.is_sent]
@@ -138,7 +142,7 @@ class Background:
         return bool(responses), reason
 
     def _has_anybody_news(self, fresh):
-        """The same answer on all ranks, by an all-reduce of one byte."""
+        """Return the same answer on all ranks, by an all-reduce of one byte."""
         if self.rank == 0:
             self.coordinator.check_stalls()
         news = torch.tensor(bool(fresh) or bool(self.coordinator.stop), dtype=torch.uint8)
@@ -146,7 +150,7 @@ class Background:
         return bool(news)
 
     def _negotiate(self, fresh):
-        """(responses, why to stop), the same on all ranks, after names went to rank 0."""
+        """Send names to rank 0; return (responses, why to stop), the same on all ranks."""
         for handle in fresh:
             handle.is_sent = True
         lists = [None] * self.ranks if self.rank == 0 else None
@@ -161,7 +165,7 @@ class Background:
         return answer[0]
 
     def _do(self, responses, pending):
-        """Everything in `responses` has been done, or is an error on its handle."""
+        """Do everything in `responses`, or put an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
             handle = pending[response.name]

@@ -7,12 +7,12 @@ import torch
 
 
 def compress_fp16(tensor):
-    """(small, restore): `tensor` in 16 bits, and a function that gives a result its type again.
+    """Return (small, restore): `tensor` in 16 bits, and a function that restores a result's dtype.
 
-    Only floating point of more than 16 bits is worth it: anything else comes back as it is.
+    Compress only floating point of more than 16 bits: return anything else as it is.
 
-    cost   half the bytes of float32; 11 bits of precision; above 65504 it is infinite
-    lab    05
+    Cost: half the bytes of float32; 11 bits of precision; above 65504 it is infinite.
+    Lab: 05
     """
     dtype = tensor.dtype
     if not dtype.is_floating_point or dtype.itemsize <= 2:
@@ -21,14 +21,16 @@ def compress_fp16(tensor):
 
 
 def ranks_until_infinite(element):
-    """The fewest ranks whose sum in 16 bits is infinite, when each adds `element`: a power of two,
-    at least 64. (A smaller one never gets there: 1 + 1 + ... stops at 2048, as 2049 takes 12 bits.)
+    """Return the fewest ranks whose sum in 16 bits is infinite, when each adds `element`.
+
+    `element` is a power of two, at least 64. (A smaller one never gets there: 1 + 1 + ... stops at
+    2048, as 2049 takes 12 bits.)
     """
     return int(torch.finfo(torch.float16).max // element) + 1
 
 
 class Compressor(NamedTuple):
-    """Wraps a function like compress_fp16 in the two methods that Horovod calls."""
+    """Wrap a function like compress_fp16 in the two methods that Horovod calls."""
 
     compress: Callable
 

@@ -25,21 +25,23 @@ KINDS = {  # where the best threshold lies: latencies and backward, in wire time
 
 
 def fused_time(sizes, threshold, ranks, alpha, beta):
-    """Seconds of ring all-reduces for tensors of `sizes` bytes, fused up to `threshold` bytes.
+    """Return the seconds of ring all-reduces for tensors of `sizes` bytes.
 
-    lab    05
+    They are fused up to `threshold` bytes.
+
+    Lab: 05
     """
     return overlapped_time(sizes, threshold, 0.0, ranks, alpha, beta)
 
 
 def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
-    """Seconds from the start of backward until all tensors are reduced, by one ring after another.
+    """Return the seconds from the start of backward until all tensors are reduced, ring by ring.
 
     Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer leaves when it is full,
     or when backward is over. (Simplified: Horovod also sends a buffer that is not full, at the end
     of a cycle. So its curve is flatter at high thresholds.)
 
-    lab    05
+    Lab: 05
     """
     tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
     now = 0.0
@@ -51,12 +53,12 @@ def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
 
 
 def negotiation_bytes(tensors, ranks, request_bytes=None):
-    """Bytes of one cycle in which `tensors` names become ready on all ranks.
+    """Return the bytes of one cycle in which `tensors` names become ready on all ranks.
 
     With `request_bytes` each: what reaches rank 0 by name. Without: the cache's bit vector, one
     bit for each name and one that says whether anybody has names to send; every rank has it.
 
-    lab    05
+    Lab: 05
     """
     if request_bytes is None:
         return math.ceil((1 + tensors) / 8)
@@ -64,13 +66,14 @@ def negotiation_bytes(tensors, ranks, request_bytes=None):
 
 
 def tune_fusion(seconds_of, low, high, calls):
-    """The threshold, a whole number of bytes from low to high, with which a step is fastest; after
-    at most `calls` calls of seconds_of(threshold), which is noisy.
+    """Find the threshold, a whole number of bytes from low to high, with which a step is fastest.
 
-    A coarse grid on a log scale, then a finer one around its best: half of the calls each, and the
-    median at each threshold, because a straggler's step would spoil a mean.
+    Call seconds_of(threshold), which is noisy, at most `calls` times.
 
-    lab    05
+    Measure a coarse grid on a log scale, then a finer one around its best: half of the calls each,
+    and the median at each threshold, because a straggler's step would spoil a mean.
+
+    Lab: 05
     """
     measured, half = {}, calls // 2
     for _ in range(2 if half else 0):
@@ -115,11 +118,11 @@ class Workload:
         return self.known[threshold]
 
     def score(self, threshold):
-        """How many times as long as at the best threshold a step takes here."""
+        """Return a step's time here over its time at the best threshold."""
         return self.seconds(threshold) / self.best
 
     def grid(self):
-        """60 thresholds from low to high, evenly spaced on a log scale."""
+        """Return 60 thresholds from low to high, evenly spaced on a log scale."""
         return [round(self.low * (self.high / self.low) ** (i / 59)) for i in range(60)]
 
     @functools.cached_property
@@ -143,5 +146,5 @@ class NoisySteps:
         return self.workload.seconds(threshold) * draw.gauss(1, NOISE) * late
 
     def tuned(self, tune):
-        """What `tune` chooses here."""
+        """Return the threshold that `tune` chooses here."""
         return tune(self, self.workload.low, self.workload.high, self.calls)

@@ -18,14 +18,15 @@ REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.Re
 
 
 def fuse_tensors(tensors, threshold):
-    """A list of lists: the positions in `tensors` of those that share one all-reduce.
+    """Plan which tensors share one all-reduce: return lists of positions in `tensors`.
 
-    In the order given; each list has one dtype on one device, and at most `threshold` bytes unless
-    it is a single tensor. A tensor joins the last list of its kind, or begins a new one.
+    Keep the order of `tensors`. Each list has one dtype on one device, and at most `threshold`
+    bytes unless it is a single tensor. A tensor joins the last list of its kind, or begins a new
+    one.
 
-    cost   nothing is sent or copied: this is the plan
-    error  a negative threshold
-    lab    05
+    Cost: nothing is sent or copied: this is the plan.
+    Raises: ValueError for a negative threshold.
+    Lab: 05
     """
     if threshold < 0:
         raise ValueError(f"threshold={threshold} must not be negative")
@@ -41,17 +42,16 @@ def fuse_tensors(tensors, threshold):
 
 
 class Executor:
-    """Does what the handles ask for, over `group` and in the background thread; notes the
-    phases."""
+    """Do what the handles ask for, over `group` and in the background thread; note the phases."""
 
     def __init__(self, threshold, group, recorder, device):
         self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
         self.streams = {}
 
     def run(self, handles, known):
-        """Yields the handles of each collective when it is done; the order is that of all ranks.
+        """Yield the handles of each collective when it is done, in the same order on all ranks.
 
-        `known` is when it was agreed on.
+        `known` is the time at which the ranks agreed on them.
         """
         for batch in self._batches(handles):
             names, kind = [handle.request.name for handle in batch], batch[0].request.kind
@@ -62,7 +62,7 @@ class Executor:
             yield batch
 
     def _batches(self, handles):
-        """Lists of handles that one collective serves."""
+        """Yield lists of handles that one collective serves."""
         alike = {}
         for handle in handles:
             one = handle.request
@@ -82,8 +82,7 @@ class Executor:
 
     @contextmanager
     def _after_computing(self, handles):
-        """On a GPU the block runs on a stream of our own, after the kernels that made the
-        tensors."""
+        """On a GPU, run the block on a separate stream, after the kernels that made the tensors."""
         first = handles[0].tensor
         device = self.device if first is None else first.device
         if device.type != "cuda":
@@ -101,7 +100,7 @@ class Executor:
 
     @staticmethod
     def _writable(handles):
-        """Tensors made in torch.inference_mode() can only be changed in it."""
+        """Enter torch.inference_mode() for tensors made in it: only there can they be changed."""
         is_inference = any(handle.tensor is not None and handle.tensor.is_inference()
                            for handle in handles)
         return torch.inference_mode() if is_inference else nullcontext()
@@ -129,7 +128,7 @@ class Executor:
                 unpack(flat, tensors)
 
     def _allgather(self, handles):
-        """Rows of all ranks: the shorter ones travel padded to the longest."""
+        """Gather the rows of all ranks: the shorter ones travel padded to the longest."""
         handle, = handles
         rows, tensor = handle.rows, handle.tensor
         longest = tensor.new_zeros(max(rows), *tensor.shape[1:])
@@ -151,7 +150,7 @@ class Executor:
 
 
 def scale(x, factor):
-    """`x` is multiplied by `factor`; whole numbers are rounded towards zero, as in Horovod."""
+    """Multiply `x` by `factor`, in place; round whole numbers towards zero, as in Horovod."""
     if factor == 1:
         return
     if x.is_floating_point() or x.is_complex():

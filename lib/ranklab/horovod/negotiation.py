@@ -19,14 +19,14 @@ ALIKE = ("kind", "dtype", "shape", "device", "op", "root", "prescale", "postscal
 
 
 def negotiate(ready, table, group=None):
-    """Every rank ends with the same list: the names that are ready on all ranks, in one order.
+    """Return the names that are ready on all ranks: the same list, in the same order, on each.
 
     `ready` are the names that became ready here since the last call, in any order. `table` is a
     dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready.
 
-    cost   each rank sends its new names to rank 0, which sends one list to all
-    paper  Sergeev & Del Balso 2018, "Horovod: fast and easy distributed deep learning"
-    lab    05
+    Cost: each rank sends its new names to rank 0, which sends one list to all.
+    Paper: Sergeev & Del Balso 2018, "Horovod: fast and easy distributed deep learning"
+    Lab: 05
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lists = [None] * R if rank == 0 else None
@@ -109,7 +109,7 @@ class Coordinator:
         self.reported = set()
 
     def hear(self, rank, requests):
-        """`requests` of `rank` are in the table."""
+        """Enter the `requests` of `rank` into the table."""
         now = time.perf_counter()
         for request in requests:
             if request.kind == "shutdown":
@@ -119,12 +119,12 @@ class Coordinator:
                 self.heard.setdefault(request.name, {})[rank] = now
 
     def answer(self):
-        """The responses that are possible now; they leave the table."""
+        """Take the responses that are possible now out of the table, and return them."""
         complete = [name for name, requests in self.table.items() if not self._missing(requests)]
         return [self._response(name, self.table.pop(name)) for name in complete]
 
     def _missing(self, requests):
-        """The ranks that still have to ask."""
+        """List the ranks that still have to ask."""
         return [rank for rank in self.ranks if rank not in requests]
 
     def _response(self, name, requests):
@@ -140,9 +140,9 @@ class Coordinator:
         return Response(name, rows, error)
 
     def check_stalls(self):
-        """A tensor that waits too long is reported once. If it waits much too long, all ranks stop.
+        """Report a tensor that waits too long, once. If it waits much too long, stop all ranks.
 
-        error  none here: `stop` then holds the sentence
+        Raises: nothing here: `stop` then holds the sentence.
         """
         now = time.perf_counter()
         for name, requests in self.table.items():
@@ -160,7 +160,7 @@ class Coordinator:
 
 
 def mismatch(requests):
-    """One sentence on how the requests of the ranks differ; "" when they fit together."""
+    """Say in one sentence how the requests of the ranks differ; "" when they fit together."""
     ranks = sorted(requests)
     first = requests[ranks[0]]
     for rank, field in itertools.product(ranks[1:], ALIKE):

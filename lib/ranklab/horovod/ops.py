@@ -24,20 +24,20 @@ REDUCED = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.
 
 def allreduce_async_(tensor, average=None, name=None, op=Average, prescale_factor=1.0,
                      postscale_factor=1.0):
-    """A handle: `tensor` will hold the average (or what `op` says) over the ranks.
+    """Return a handle: `tensor` will hold the average (or what `op` says) over the ranks.
 
-    It is multiplied by prescale_factor before, and by postscale_factor after.
+    Multiply by prescale_factor before, and by postscale_factor after.
     """
     return _reduce([tensor], average, name, op, prescale_factor, postscale_factor)[0]
 
 
 def allreduce_async(tensor, *args, **options):
-    """A handle, whose result is the average; options as for allreduce_async_."""
+    """Return a handle, whose result is the average; options as for allreduce_async_."""
     return allreduce_async_(tensor.detach().clone(), *args, **options)
 
 
 def allreduce_(tensor, *args, **options):
-    """`tensor` holds the average, and is returned; options as for allreduce_async_."""
+    """Put the average into `tensor`, and return it; options as for allreduce_async_."""
     synchronize(allreduce_async_(tensor, *args, **options))
     return tensor
 
@@ -140,7 +140,7 @@ def broadcast_async_(tensor, root_rank, name=None):
 
 
 def broadcast_(tensor, root_rank, name=None):
-    """`tensor` holds rank root_rank's, and is returned."""
+    """Put rank root_rank's tensor into `tensor`, and return it."""
     synchronize(broadcast_async_(tensor, root_rank, name))
     return tensor
 
@@ -160,20 +160,20 @@ class _Broadcast(torch.autograd.Function):
 
 
 def barrier():
-    """All ranks have reached this call."""
+    """Wait until all ranks have reached this call."""
     synchronize(_submit("barrier", [None], None)[0])
 
 
 def poll(handle):
-    """True when synchronize(handle) would not wait."""
+    """Return True when synchronize(handle) would not wait."""
     return handle.finished.is_set()
 
 
 def synchronize(handle):
-    """The result of `handle`, when it is there.
+    """Wait for the result of `handle`, and return it.
 
-    error  HorovodInternalError: the ranks disagree about the tensor (Mismatch), some ranks never
-           asked for it (stall_shutdown), or Horovod was shut down
+    Raises: HorovodInternalError where the ranks disagree about the tensor (Mismatch), some ranks
+        never asked for it (stall_shutdown), or Horovod was shut down.
     """
     # This wait ends: the thread has a limit for each tensor and for each message, and finishes
     # every handle before it ends.
@@ -214,7 +214,7 @@ def _gather(tensors, name):
 
 
 def _submit(kind, tensors, name, **options):
-    """The handles, one for each tensor; the background thread has all of them."""
+    """Hand the tensors to the background thread; return the handles, one for each tensor."""
     thread = background()
     for tensor in tensors:
         _refuse(tensor, kind)

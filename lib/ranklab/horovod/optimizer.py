@@ -15,15 +15,15 @@ from ranklab.horovod.world import size
 
 
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
-    """`optimizer`, whose step() from now on takes gradients that are averaged over all ranks.
+    """Make optimizer.step() use gradients averaged over all ranks; return the same optimizer.
 
-    The average of a gradient is asked for as soon as backward has made it; step() waits for all.
+    Ask for the average of a gradient as soon as backward has made it; step() waits for all.
     That is before step(closure) calls its closure: here backward must come before step().
 
-    cost   one request for each parameter and step
-    error  ValueError: a second backward before step(); DistributedOptimizer has
-           backward_passes_per_step
-    lab    05
+    Cost: one request for each parameter and step.
+    Raises: ValueError for a second backward before step(); DistributedOptimizer has
+        backward_passes_per_step.
+    Lab: 05
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}
     handles = {}
@@ -51,13 +51,14 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
                          backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0):
-    """An optimizer of the same class, with the same parameters and state, that works on all ranks.
+    """Return an optimizer for all ranks, of the same class, with the same parameters and state.
 
     backward_passes_per_step   how many backward passes add up before gradients travel
     op                         Average, Sum, or Adasum (of steps, not of gradients)
     gradient_predivide_factor  an average divides by it before the sum, and by size()/it afterwards
 
-    error  parameters without a name, or two of one name; factors that make no sense
+    Raises: ValueError for parameters without a name, or two of one name; for factors that make no
+        sense.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor divides an average: it needs op=Average")
@@ -76,7 +77,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
 
 
 def _names(optimizer, named_parameters):
-    """{parameter: name} of all that the optimizer changes."""
+    """Return {parameter: name} for all parameters that the optimizer changes."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
         named = [(f"allreduce.noname.{i}", p) for i, p in enumerate(parameters)]
@@ -107,12 +108,12 @@ class _AverageOfGradients:
             p.register_post_accumulate_grad_hook(self._count)
 
     def set_backward_passes_per_step(self, passes):
-        """From the next backward pass on, gradients travel after `passes` of them."""
+        """Send gradients after `passes` backward passes, from the next pass on."""
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._names, passes)
 
     def _count(self, p):
-        """Backward has made, or added to, p.grad."""
+        """Count a backward pass that made, or added to, p.grad; ask after the last one."""
         if p in self._handles:
             raise AssertionError(
                 f"gradients were computed more than backward_passes_per_step="
@@ -129,7 +130,7 @@ class _AverageOfGradients:
             postscale_factor=self._predivide), ctx
 
     def synchronize(self):
-        """Every gradient is the average; call it before step() to clip or to look at them."""
+        """Replace every gradient by the average; call it before step(), to clip or look at them."""
         self._is_synchronized = True
         for p in self._names:
             if p not in self._handles:  # another rank may have used it, and waits
@@ -142,7 +143,7 @@ class _AverageOfGradients:
 
     @contextmanager
     def skip_synchronize(self):
-        """Inside, step() does not synchronize: after synchronize() was called."""
+        """Keep step() from synchronizing inside the block: after synchronize() was called."""
         self._skips = True
         try:
             yield
@@ -150,9 +151,9 @@ class _AverageOfGradients:
             self._skips = False
 
     def step(self, closure=None):
-        """The optimizer's own step, with averages.
+        """Take the optimizer's step with averages.
 
-        error  a closure: its gradients would come after the averages
+        Raises: ValueError for a closure: its gradients would come after the averages.
         """
         if closure is not None:
             raise ValueError("step(closure) is not built here: call backward() before step()")
@@ -173,7 +174,7 @@ class _AverageOfGradients:
 
 
 class _AdasumOfSteps:
-    """Every rank takes its own step, and Adasum combines the *changes*.
+    """A base class put before the optimizer's own: Adasum combines the *changes* of ranks' steps.
 
     So Adam's division by the gradients' size comes first. Horovod does it parameter by parameter
     in backward; here it waits for step(), and takes what any number of backward passes added up.

@@ -12,11 +12,11 @@ from ranklab.horovod.world import rank
 
 
 def broadcast_parameters(params, root_rank):
-    """Every tensor of `params` holds what rank root_rank's does.
+    """Copy rank root_rank's values into every tensor of `params`, on all ranks.
 
     `params` is a state dict, or named parameters, or tensors.
 
-    cost   each tensor once; asked for together, and sent one after the other
+    Cost: each tensor once; asked for together, and sent one after the other.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
@@ -28,12 +28,13 @@ def broadcast_parameters(params, root_rank):
 
 
 def broadcast_optimizer_state(optimizer, root_rank):
-    """`optimizer` has rank root_rank's state and options; a fresh one may take over a used one's.
+    """Give `optimizer` rank root_rank's state and options.
 
+    A fresh optimizer may take over the state of a used one.
     In Horovod a fresh optimizer first takes a step with zero gradients, so that there is state to
     fill. With Adam that step counts, and weight decay acts in it. Here there is no such step.
 
-    cost   the state of rank root_rank once, as one object in the CPU's memory
+    Cost: the state of rank root_rank once, as one object in the CPU's memory.
     """
     state = tree_map_only(torch.Tensor, torch.Tensor.cpu, optimizer.state_dict())
     state = broadcast_object(state, root_rank, name="optimizer")
@@ -42,9 +43,9 @@ def broadcast_optimizer_state(optimizer, root_rank):
 
 
 def broadcast_object(obj, root_rank=0, name="broadcast_object"):
-    """Rank root_rank's `obj`, on every rank; the others may give None.
+    """Return rank root_rank's `obj`, on every rank; the others may give None.
 
-    cost   its pickle, and 8 bytes for the length
+    Cost: one pickle, and 8 bytes for the length.
     """
     on_root = rank() == root_rank
     pickled = bytearray(cloudpickle.dumps(obj) if on_root else b"")
@@ -57,7 +58,7 @@ def broadcast_object(obj, root_rank=0, name="broadcast_object"):
 def allgather_object(obj, name="allgather_object"):
     """Return the objects of all ranks, as a list.
 
-    Cost: their pickles, and 8 bytes for each length
+    Cost: their pickles, and 8 bytes for each length.
     """
     data = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
     lengths = allgather(torch.tensor([len(data)]), f"{name}.sz").tolist()

@@ -11,11 +11,11 @@ from ranklab.basics.files import whole_file
 
 
 def timeline(events, path):
-    """`path` holds `events` as a Chrome trace: one row for each tensor, phases nested in it.
+    """Write `events` to `path` as a Chrome trace: one row for each tensor, phases nested in it.
 
     Each event is (tensor, phase, start, end), in seconds since the timeline began.
 
-    lab    05
+    Lab: 05
     """
     rows, trace = {}, []
     for tensor, phase, start, end in events:
@@ -30,28 +30,28 @@ def timeline(events, path):
 
 
 class Recorder:
-    """Collects events while a timeline is on; costs nothing while it is off."""
+    """Collect events while a timeline is on; cost nothing while it is off."""
 
     def __init__(self):
         self.path, self.events, self.began = None, None, 0.0
 
     def start(self, path):
-        """From now on events are kept, for the file `path`."""
+        """Begin to keep events, for the file `path`."""
         open(path, "a").close()  # a path that can't be written is an error now, not at the end
         self.path, self.began, self.events = path, time.perf_counter(), []
 
     def note(self, tensor, phase, start, end=None):
-        """`phase` went from `start` to `end` (now), in time.perf_counter()'s seconds."""
+        """Note that `phase` went from `start` to `end` (now), in time.perf_counter()'s seconds."""
         events, end = self.events, time.perf_counter() if end is None else end
         if events is not None and start >= self.began:
             events.append((tensor, phase, start - self.began, end - self.began))
 
     @contextmanager
     def phase(self, tensors, phase, stream=None):
-        """The block is `phase`, for each of `tensors`. `stream` is that of a GPU's block.
+        """Note the block as `phase`, for each of `tensors`.
 
-        Such a block only enqueues its kernels, so before it and after it we wait for the stream;
-        but not while no timeline is on, since that takes time.
+        `stream` is the GPU stream on which the block enqueues kernels: wait for it before and after
+        the block, but only while a timeline is on, since that takes time.
         """
         waits = stream is not None and self.events is not None
         if waits:
@@ -65,7 +65,7 @@ class Recorder:
             self.note(tensor, phase, start, end)
 
     def stop(self):
-        """The file is there, if a timeline was on; until now it was the one before, whole."""
+        """Write the file, if a timeline was on; until now it was the one before, whole."""
         events, self.events = self.events, None
         if events is not None:
             with whole_file(self.path) as part:  # another run may read or write the file now
@@ -85,16 +85,16 @@ class Phase(NamedTuple):
 
     @property
     def is_all_reduce(self):
-        """Gradients are on the wire."""
+        """Whether gradients are on the wire."""
         return self.name.endswith("_ALLREDUCE") and not self.name.startswith("NEGOTIATE")
 
 
 def read_timeline(path):
-    """The Phases in a timeline, in the order in which they began.
+    """Read the Phases in a timeline, in the order in which they began.
 
     Horovod writes a begin and an end, ours a duration; and Horovod's file may lack its last
     bracket, when the job was ended.
-    error  ValueError: the file is no timeline
+    Raises: ValueError where the file is no timeline.
     """
     try:
         text = Path(path).read_text().rstrip().rstrip(",")
@@ -122,7 +122,7 @@ def _phases(events):
 
 
 def all_reduces(phases):
-    """How many tensors each all-reduce carried: [17, 24, ...].
+    """Count the tensors that each all-reduce carried: [17, 24, ...].
 
     One thread does them one after the other, so what overlaps was fused into one.
     """
@@ -136,7 +136,7 @@ def all_reduces(phases):
 
 
 def one_step(phases):
-    """The phases of the last step but one; it begins where a tensor is asked for again.
+    """Return the phases of the last step but one; it begins where a tensor is asked for again.
 
     Early steps negotiate by name, and the last one may be cut off.
     """

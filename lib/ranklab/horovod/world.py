@@ -31,7 +31,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Config:
-    """How the background thread works; init() gives every rank that of rank 0.
+    """How the background thread works; init() gives every rank the Config of rank 0.
 
     fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
     cycle_time_ms     pause between two negotiations, in which tensors gather
@@ -51,7 +51,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, **arguments):
-        """The arguments count first, then Horovod's own variables, then the defaults."""
+        """Take the arguments first, then Horovod's own variables, then the defaults."""
         values = {}
         for field in fields(cls):
             variable = VARIABLES[field.name]
@@ -75,15 +75,15 @@ WORLD = World()
 
 
 def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_shutdown=None):
-    """Every rank has a background thread, and rank(), size() and all other functions work.
+    """Start this rank's background thread; then rank(), size() and all other functions work.
 
-    Uses the process group that is up; else makes one, of torchrun's ranks or of this process
+    Use the process group that is up; else make one, of torchrun's ranks or of this process
     alone. All ranks must call it. The arguments are ours: see Config, and VARIABLES for
     Horovod's own. Rank 0's hold for all: ranks that fuse in different ways would not fit
     together. With HOROVOD_TIMELINE=FILE a timeline begins at once.
 
-    cost   broadcasts the Config, and makes two process groups
-    error  a value that is out of range
+    Cost: broadcasts the Config, and makes two process groups.
+    Raises: ValueError for a value that is out of range.
     """
     if is_initialized():
         return
@@ -106,10 +106,10 @@ def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_s
 
 
 def shutdown():
-    """The background threads of all ranks have ended; a tensor that still waits becomes an error.
+    """End the background threads of all ranks; a tensor that still waits becomes an error.
 
-    Once one rank calls it, no other can use Horovod any more, as in Horovod. The groups that
-    init() made are destroyed.
+    Once one rank calls it, no other can use Horovod any more, as in Horovod. Destroys
+    the groups that init() made.
     """
     _shut_down(END_LIMIT)
 
@@ -126,14 +126,14 @@ def _shut_down(limit):
 
 
 def is_initialized():
-    """True between init() and shutdown()."""
+    """Return True between init() and shutdown()."""
     return WORLD.background is not None
 
 
 def background():
-    """This rank's Background.
+    """Return this rank's Background.
 
-    error  ValueError before init()
+    Raises: ValueError before init().
     """
     if WORLD.background is None:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
@@ -157,7 +157,7 @@ def local_size():
 
 
 def cross_size():
-    """The number of nodes."""
+    """Return the number of nodes."""
     return size() // local_size()
 
 
@@ -167,21 +167,22 @@ def cross_rank():
 
 
 def start_timeline(file_path):
-    """From now on rank 0 keeps what happens to each tensor, for the trace `file_path`."""
+    """Begin to record on rank 0 what happens to each tensor, for the trace `file_path`."""
     if rank() == 0:
         background().recorder.start(file_path)
 
 
 def stop_timeline():
-    """The trace is written. (shutdown() and the end of the process do it too.)"""
+    """Write the trace. (shutdown() and the end of the process do it too.)"""
     background().recorder.stop()
 
 
 @contextmanager
 def counted():
-    """Inside, `as counts`: what this rank's background thread sends (ours, not Horovod's).
+    """Count inside the block, `as counts`, what this rank's background thread sends.
 
-    counts.data is a Traffic of the tensors, counts.tensors how many they were.
+    counts.data is a Traffic of the tensors, counts.tensors how many they were. Horovod has no such
+    function.
     """
     counts = background().counts = Counts()
     try:

@@ -14,8 +14,10 @@ FOLDER = ".ext"  # beside labs/; git ignores it
 
 
 def compiled_adam(new_optimizer, offload=None):
-    """DeepSpeed's CPUAdam (with offload, or without a GPU) or FusedAdam, with the options of
-    new_optimizer; new_optimizer itself where there is no C++ compiler, which is then said.
+    """Return DeepSpeed's CPUAdam or FusedAdam, with the options of new_optimizer.
+
+    CPUAdam with offload, or without a GPU. Where there is no C++ compiler, print a sentence and
+    return new_optimizer itself.
 
     new_optimizer  partial(torch.optim.AdamW, lr=..., ...)
     """
@@ -35,8 +37,9 @@ def compiled_adam(new_optimizer, offload=None):
 
 
 def load(builder):
-    """DeepSpeed's op is compiled, if it was not yet, and loaded; one rank compiles while the others
-    wait. A lock that a killed process left behind is removed.
+    """Compile DeepSpeed's op, if it was not yet, and load it.
+
+    One rank compiles while the others wait. Remove a lock that a killed process left behind.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -52,7 +55,7 @@ def load(builder):
 
 
 def extensions():
-    """The folder for what is compiled with this Python and this torch."""
+    """Return the folder for what is compiled with this Python and this torch."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "labs").is_dir():  # not a checkout
         root = Path(os.environ.get("RANKLAB_HOME", ".ranklab")).expanduser()
@@ -61,7 +64,8 @@ def extensions():
 
 
 def remove_stale_lock(folder):
-    """Torch's own lock stays when a build is killed, and the next build would wait for it forever.
+    """Remove torch's own lock of a killed build: the next build would wait for it forever.
+
     The caller holds our lock, so no other process builds, and any lock of torch's is stale.
     """
     if (folder / "lock").exists():

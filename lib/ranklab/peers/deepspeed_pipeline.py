@@ -14,12 +14,13 @@ from ranklab.trainer import decay_groups, learning_rate
 
 
 def train_with_deepspeed(model, text, config, layout, steps):
-    """[the mean loss of each step], on every rank, inside launch. DeepSpeed's engine runs the
-    schedule, sums the tied matrix's gradients, clips and steps.
+    """Train on every rank, inside launch; return [the mean loss of each step].
+
+    DeepSpeed's engine runs the schedule, sums the tied matrix's gradients, clips and steps.
 
     config  a TrainConfig
-    error   ValueError for layouts that it can't run, and without zero=1: DeepSpeed 0.19 would then
-            clip by the norm of only the first stage's gradients
+    Raises: ValueError for layouts that DeepSpeed can't run, and without zero=1: DeepSpeed 0.19
+        would then clip by the norm of only the first stage's gradients.
     """
     if layout != Layout(layout.dp, 1, layout.pp, zero=1):
         raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "
@@ -47,7 +48,7 @@ def train_with_deepspeed(model, text, config, layout, steps):
 
 
 def as_layers(model, stages):
-    """A GPT as the list of layers from which DeepSpeed cuts its stages."""
+    """Return a GPT as the list of layers from which DeepSpeed cuts its stages."""
     from deepspeed.pipe import PipelineModule, TiedLayerSpec  # here: takes two seconds
 
     def token(**options):

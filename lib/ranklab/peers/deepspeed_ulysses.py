@@ -6,7 +6,7 @@ from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 def deepspeed_ulysses(q, k, v, attend, group=None):
-    """ulysses_attention by DeepSpeed's DistributedAttention, whose tensors are (B, T/R, H, D)."""
+    """Compute ulysses_attention by DeepSpeed's DistributedAttention: tensors (B, T/R, H, D)."""
     quiet_deepspeed().init_distributed(dist_init_required=False, verbose=False)
     from deepspeed.sequence.layer import DistributedAttention  # here: takes two seconds
 

@@ -26,7 +26,7 @@ PAPERS = {"use_multi_rank_bucket_allreduce": False, "stage3_param_persistence_th
 
 
 def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
-    """DeepSpeed has trained `module`; returns this rank's loss at each step.
+    """Train `module` by DeepSpeed; return this rank's loss at each step.
 
         def losses(stage):
             batches = [(tokens, tokens) for tokens in local_tokens]  # on the rank's device
@@ -35,7 +35,7 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
 
         launch(losses, 2, ranks=2)
 
-    Called on every rank, inside launch. module(*batch) returns the loss: the mean over the batch.
+    Call it on every rank, inside launch. module(*batch) returns the loss: the mean over the batch.
     """
     engine = deepspeed_engine(module, new_optimizer, stage, offload)
     losses = []
@@ -50,7 +50,7 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
 
 def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_parameters=False,
                      groups=None, clip=0.0, compiled=False):  # fmt: skip
-    """What deepspeed.initialize makes of `module` on the ranks of this job.
+    """Return what deepspeed.initialize makes of `module` on the ranks of this job.
 
         engine = deepspeed_engine(module, partial(torch.optim.AdamW, lr=0.01), stage=2)
         loss = engine(x); engine.backward(loss); engine.step()
@@ -60,7 +60,7 @@ def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_paramet
     groups    as an optimizer takes them; all that is trained, by default
     clip      the largest norm of all gradients; 0: as large as they are
     compiled  DeepSpeed's own Adam in place of new_optimizer; its C++ is compiled the first time
-    error     ModuleNotFoundError without DeepSpeed; ValueError as in settings()
+    Raises: ModuleNotFoundError without DeepSpeed; ValueError as in settings().
     """
     config = settings(module, stage, offload, offload_parameters, clip)
     deepspeed = quiet_deepspeed()
@@ -72,7 +72,7 @@ def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_paramet
 
 
 def quiet_deepspeed():
-    """The package deepspeed, for this rank's device; it builds nothing and only warns."""
+    """Import deepspeed for this rank's device; it builds nothing and only warns."""
     os.environ["DS_ACCELERATOR"] = device().type  # else it takes a GPU where one is
     import deepspeed  # here: takes two seconds
 
@@ -83,10 +83,10 @@ def quiet_deepspeed():
 
 
 def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
-    """The config for deepspeed.initialize.
+    """Return the config for deepspeed.initialize.
 
     A model of 16-bit parameters gets master weights in float32.
-    error  ValueError: another stage, or nothing to offload
+    Raises: ValueError for another stage, or nothing to offload.
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
@@ -111,10 +111,10 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
 
 
 def read_by_deepspeed(config, ranks):
-    """The DeepSpeedConfig that DeepSpeed makes of `config` in a job of that many ranks; it also
-    works where no rank runs.
+    """Return the DeepSpeedConfig that DeepSpeed makes of `config` in a job of `ranks` ranks.
 
-    error  AssertionError, ValueError: DeepSpeed refuses it, and says why
+    It also works where no rank runs.
+    Raises: AssertionError, ValueError where DeepSpeed refuses `config`, with the reason.
     """
     quiet_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -149,14 +149,14 @@ class DeepSpeed(DataParallel):
         return EngineStep(self.engine)
 
     def shards(self):
-        """In stage 3, this rank's part of each parameter."""
+        """Return this rank's part of each parameter, in stage 3."""
         return [p.ds_tensor for p in self.model.parameters() if hasattr(p, "ds_tensor")]
 
     def backward(self, loss):
         self.engine.backward(loss)
 
     def communication(self, is_last):
-        """DeepSpeed itself decides when to send; it only has to know which piece ends the step."""
+        """Tell DeepSpeed which piece ends the step; it decides itself when to send."""
         self.engine.set_gradient_accumulation_boundary(is_last)
         return contextlib.nullcontext()
 
@@ -172,4 +172,4 @@ class EngineStep:
         return self.engine.optimizer.param_groups
 
     def zero_grad(self, set_to_none=True):
-        """Nothing: the engine's step ends with it."""
+        """Do nothing: the engine's step ends with it."""

@@ -15,9 +15,10 @@ from ranklab.tensor_parallel.training import TensorParallel
 
 
 def parallelize_gpt(model, mesh, sequence_parallel=False):
-    """models.gpt's GPT, or a part of one, over the ranks of `mesh`, in place; all parameters are
-    DTensors. Logits stay split, so backward must be called inside loss_parallel(); forward outside:
-    it does not nest.
+    """Split models.gpt's GPT, or a part of one, over the ranks of `mesh`, in place.
+
+    All parameters become DTensors. Logits stay split, so backward must be called inside
+    loss_parallel(); forward outside: it does not nest.
     """
     whole, tokens, norm = Replicate(), Shard(1), SequenceParallel()
     if not sequence_parallel:
@@ -47,14 +48,14 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
 
 
 def split_loss(head, hidden, targets, reduction="mean"):
-    """GPT's `loss` for logits that are a DTensor."""
+    """Compute GPT's `loss` for logits that are a DTensor."""
     with loss_parallel():
         total = summed_loss(head, hidden, targets)
     return total / (targets != IGNORE).sum() if reduction == "mean" else total
 
 
 def summed_loss(head, hidden, targets, reduction="sum"):
-    """As split_loss with "sum", inside a loss_parallel() that is there already."""
+    """Compute split_loss with "sum", inside a loss_parallel() that is there already."""
     total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets.flatten(),
                             ignore_index=IGNORE, reduction="sum").to_local()
     return total.clone()  # a module that fully_shard has changed must return no view

@@ -15,7 +15,7 @@ from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 class SpreadExperts(nn.Module):
-    """Replaces transformers' experts (Mixtral's, Qwen2-MoE's) by those of this rank.
+    """Replaces transformers' experts (Mixtral's, Qwen2-MoE's) by this rank's experts.
 
     transformers' router, shared expert and everything else stay as they are.
     """
@@ -41,15 +41,16 @@ class SpreadExperts(nn.Module):
 
 
 def spread_transformers(model, group=None, **parts):
-    """A transformers model, in place: each of its layers has the experts of this rank."""
+    """Keep in each layer of a transformers model, in place, only this rank's experts."""
     for layer in [module for module in model.modules() if hasattr(module, "experts")]:
         layer.experts = SpreadExperts(layer.experts, group, **parts)
     return model
 
 
 def deepspeed_moe(layer, k):
-    """DeepSpeed's MoE with the router and the experts of a MoE that has all of them, over all
-    ranks; forward returns (output, its auxiliary loss, counts). No token is dropped.
+    """Build DeepSpeed's MoE over all ranks, with the router and the experts of a whole MoE.
+
+    forward returns (output, DeepSpeed's auxiliary loss, counts). No token is dropped.
     """
     quiet_deepspeed().init_distributed(dist_init_required=False, verbose=False)
     from deepspeed.moe.layer import MoE  # here: takes two seconds

@@ -38,20 +38,20 @@ class Fsdp2(FullyShard):
 
 
 def local_rows(tensor):
-    """(the first of this rank's rows of a DTensor, these rows)."""
+    """Return (the number of this rank's first row of a DTensor, this rank's rows)."""
     mesh = tensor.device_mesh
     return rows_of(len(tensor), mesh.size(), mesh.get_local_rank())[0], tensor.to_local()
 
 
 @torch.no_grad()
 def fill(model, rows):
-    """fill_shards, for DTensors: nothing is sent."""
+    """Fill DTensors as fill_shards does shards: nothing is sent."""
     for name, parameter in model.named_parameters():
         first, local = local_rows(parameter)
         local.copy_(rows(name, parameter.shape, first, first + len(local)))
 
 
 def full_state(model):
-    """full_state_dict, for DTensors: torch's own. Rank 0 has all, on the CPU."""
+    """Gather the full state dict of DTensors by torch: rank 0 has all, on the CPU."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
                                                                 cpu_offload=True))

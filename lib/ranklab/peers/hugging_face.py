@@ -30,12 +30,12 @@ ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_p
 
 
 def are_here():
-    """True where transformers and accelerate are installed; nothing is imported."""
+    """Return True where transformers and accelerate are installed; import nothing."""
     return all(map(find_spec, ("transformers", "accelerate")))
 
 
 def losses_on_ranks(train, steps):
-    """What train(steps) gives on rank 0; an empty list where transformers or accelerate is missing.
+    """Return what train(steps) gives on rank 0; [] where transformers or accelerate is missing.
 
     train  train_with_ours, train_with_accelerate or train_with_trainer
     """
@@ -45,10 +45,10 @@ def losses_on_ranks(train, steps):
 
 
 def assert_sharded(model, ranks):
-    """This rank keeps 1/ranks of the numbers of `model`; half more may be there for uneven rows.
+    """Check that this rank keeps 1/ranks of `model`'s numbers, and half more for uneven rows.
 
     FSDP2, DeepSpeed's ZeRO-3 or our FSDP may have sharded it.
-    error  AssertionError
+    Raises: AssertionError where it keeps more.
     """
     shards = sharded_parameters(model)
     whole, local = map(sum, zip(*(sizes_of(p, shards) for p in model.parameters())))
@@ -61,7 +61,7 @@ def assert_sharded(model, ranks):
 
 
 def sizes_of(parameter, shards):
-    """(numbers of a parameter, those on this rank); `shards` are sharded_parameters."""
+    """Return (numbers of a parameter, numbers on this rank); `shards` are sharded_parameters."""
     if isinstance(parameter, DTensor):
         return parameter.numel(), parameter.to_local().numel()
     if hasattr(parameter, "ds_tensor"):  # DeepSpeed's
@@ -73,7 +73,7 @@ def sizes_of(parameter, shards):
 # --- the same Llama, texts and optimizer, by each -------------------------------------------------
 
 def new_llama():
-    """The same small Llama on every rank."""
+    """Make the same small Llama on every rank."""
     import transformers  # seconds, and only here
 
     transformers.logging.set_verbosity_error()  # DeepSpeed's, too, by Trainer
@@ -82,18 +82,21 @@ def new_llama():
 
 
 def new_optimizer(model):
-    """SGD: gradients that are too large by a factor would not show under Adam."""
+    """Make SGD: gradients that are too large by a factor would not show under Adam."""
     return torch.optim.SGD(model.parameters(), lr=LR)
 
 
 def texts(steps):
-    """The tokens of all ranks, in the order in which Trainer deals them out."""
+    """Draw the tokens of all ranks, in the order in which Trainer deals them out."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(8, (steps, dist.get_world_size(), BATCH, T), generator=generator)
 
 
 def _train(model, optimizer, steps, backward=torch.Tensor.backward):
-    """The loss of each step, over all ranks; `model` is sharded, or AssertionError."""
+    """Train; return the loss of each step, over all ranks.
+
+    Raises: AssertionError where `model` is not sharded.
+    """
     assert_sharded(model, dist.get_world_size())
     losses = []
     for tokens in texts(steps)[:, dist.get_rank()].to(device()):
@@ -108,7 +111,7 @@ def _train(model, optimizer, steps, backward=torch.Tensor.backward):
 
 
 def train_with_ours(steps):
-    """On each rank, inside launch: the losses by our FSDP."""
+    """Train by our FSDP, on each rank, inside launch; return the losses."""
     model = new_llama()
     for module in (*model.model.layers, model):
         FullyShardedBlock(module)
@@ -116,8 +119,9 @@ def train_with_ours(steps):
 
 
 def train_with_accelerate(steps):
-    """The same by Accelerate with its plugin for FSDP2; or the text of assert_sharded where it does
-    not shard, as on a CPU.
+    """Train by Accelerate with its plugin for FSDP2; return the losses.
+
+    Where Accelerate does not shard, as on a CPU, return the text of assert_sharded.
     """
     from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
 
@@ -135,7 +139,7 @@ def train_with_accelerate(steps):
 
 
 def train_with_trainer(steps):
-    """The same by transformers' Trainer with DeepSpeed's ZeRO-3."""
+    """Train by transformers' Trainer with DeepSpeed's ZeRO-3; return the losses."""
     import transformers
 
     quiet_deepspeed()

@@ -16,7 +16,7 @@ NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}  # {ours:
 
 
 def llama_heads(module, config):
-    """Attention with transformers' names: each rank has some of its heads.
+    """Split attention with transformers' names: each rank has some of the heads.
 
     parallel_attention changes a module that holds the four linears under our names. They go back,
     and x enters before the attention itself.
@@ -44,12 +44,12 @@ LLAMA_PLAN = {
 
 
 def parallel_llama(model, config=TPConfig()):
-    """transformers' LlamaForCausalLM, split over the group; its loss shifts the labels by one.
+    """Split transformers' LlamaForCausalLM over the group; its loss shifts the labels by one.
 
     Models with the same names are split as well: Qwen2, Mistral.
-    error  ValueError for sequence_parallel, because Llama counts positions in the tokens it is
-           given; and for a parameter in a region that the plan does not know, because each rank
-           would learn it by itself
+    Raises: ValueError for sequence_parallel, because Llama counts positions in the tokens it is
+        given; and for a parameter in a region that the plan does not know, because each rank would
+        learn it by itself.
     """
     if config.sequence_parallel:
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
@@ -67,7 +67,7 @@ def parallel_llama(model, config=TPConfig()):
 
 
 def refuse_unknown(model):
-    """Raises ValueError for a parameter that Llama's attention and MLP do not have."""
+    """Raise ValueError for a parameter that Llama's attention and MLP do not have."""
     for name, parameter in model.named_parameters():
         inside = re.fullmatch(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(.+)", name)
         if inside and not re.fullmatch(r"([qkvo]|gate|up|down)_proj\.(weight|bias)", inside[1]):
@@ -76,7 +76,7 @@ def refuse_unknown(model):
 
 
 def shifted_loss(config):
-    """What LlamaForCausalLM's loss_function is: (logits, labels, vocab_size) -> the mean."""
+    """Return LlamaForCausalLM's loss_function: (logits, labels, vocab_size) -> the mean."""
 
     def loss(logits, labels, vocab_size, **_):
         shifted = nn.functional.pad(labels, (0, 1), value=IGNORE)[:, 1:]
@@ -89,10 +89,10 @@ def shifted_loss(config):
 # --- context parallelism, by its attention interface ----------------------------------------------
 
 def context_llama(model, tokens):
-    """`model`, a LlamaForCausalLM or one of its kin, whose attention meets the keys of all ranks.
+    """Let the attention of a LlamaForCausalLM, or a similar model, use the keys of all ranks.
 
-    Returns forward(ids) -> logits of this rank's tokens: ids (B, T) are those of all ranks.
     tokens  a TokenShard
+    Returns: forward(ids) -> logits of this rank's tokens; ids (B, T) are the tokens of all ranks.
     """
     from transformers import AttentionInterface  # here: takes seconds
 

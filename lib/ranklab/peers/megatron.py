@@ -18,8 +18,10 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 def parallel_linears(up, down):
-    """Megatron-core's column- and row-parallel layers with this rank's parts of two nn.Linear, as
-    functions, tensor -> tensor. All ranks are one tensor-parallel group, from the first call on.
+    """Split two nn.Linear by Megatron-core's column- and row-parallel layers.
+
+    All ranks are one tensor-parallel group, from the first call on.
+    Returns: two functions, tensor -> tensor, with this rank's parts.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # else it warns in each forward
     with warnings.catch_warnings():  # Transformer Engine and Apex, its faster kernels, need a GPU
@@ -46,7 +48,7 @@ def parallel_linears(up, down):
 
 
 def megatron_command(layout, job, per_node=8):
-    """A piece of bash. Its user chooses data, learning rate and number of steps.
+    """Write a layout as a piece of bash. Its user chooses data, learning rate and number of steps.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 
@@ -68,7 +70,7 @@ def megatron_command(layout, job, per_node=8):
 
 
 def expert_options(config, layout):
-    """Options that a planner's Model lacks: [(option, what it is for, whether it is given)]."""
+    """List options that a planner's Model lacks: (option, purpose, whether to give it)."""
     return [
         (f"--expert-tensor-parallel-size {layout.tp}", "here tensor ranks share each expert",
          layout.tp > 1),

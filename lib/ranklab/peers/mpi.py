@@ -19,12 +19,12 @@ OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": 
 
 
 def is_here():
-    """True when mpi4py and mpirun are both installed; nothing is imported."""
+    """Return True when mpi4py and mpirun are both installed; import nothing."""
     return bool(find_spec("mpi4py") and shutil.which("mpirun"))
 
 
 def mpirun(ranks, *arguments):
-    """What `mpirun -n ranks python *arguments` prints, or a sentence that says what to install."""
+    """Run `mpirun -n ranks python *arguments`; return its output, or say what to install."""
     if not is_here():
         return NO_MPI
     result = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
@@ -33,10 +33,10 @@ def mpirun(ranks, *arguments):
 
 
 def measure(sizes, iters, expected):
-    """By every process under mpirun: [(verb, bytes, elements, seconds, wrong elements, ranks)], on
-    rank 0; [] on the others.
+    """Measure the verbs, in every process under mpirun.
 
-    expected  (verb, the input of each rank, ranks, rank) -> what is right
+    expected  (verb, the input of each rank, ranks, rank) -> the right result
+    Returns: [(verb, bytes, elements, seconds, wrong elements, ranks)] on rank 0; [] on the others.
     """
     from mpi4py import MPI
 
@@ -65,7 +65,7 @@ def measure(sizes, iters, expected):
 
 
 def _calls(world, x, R, rank):
-    """{verb: what fills an array that is given}"""
+    """Return {verb: function that fills its argument, an array}."""
     return {
         "all_reduce": lambda out: world.Allreduce(x, out),
         "reduce_scatter": lambda out: world.Reduce_scatter_block(x, out),

@@ -32,7 +32,7 @@ SAVE_EVERY, FAULT_AFTER = 4, 6  # steps
 
 
 def new_model(width=512):
-    """The same small network on all ranks."""
+    """Make the same small network on all ranks."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Tanh(),
                                torch.nn.Linear(width, 16)).to(device())
@@ -43,7 +43,7 @@ def adamw(model):
 
 
 def backward(model, optimizer, number, rank=0):
-    """Gradients of the loss on rows of this rank and this step; returns the loss."""
+    """Compute gradients of the loss on this rank's rows of this step; return the loss."""
     rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * number + rank))
     rows = rows.to(device())
     loss = (model(rows) - rows).square().mean()
@@ -55,13 +55,15 @@ def backward(model, optimizer, number, rank=0):
 # --- DCP ------------------------------------------------------------------------------------------
 
 def async_beside_sync(folder, steps=3, group=None):
-    """Each rank: {"sync": events, "async": events, "state": bytes,
-    "as at the call": whether async_save has written what there was when it was called}.
+    """Save by dcp.save and by dcp.async_save; return, on each rank, the order of events.
+
+    Returns: {"sync": events, "async": events, "state": bytes,
+    "as at the call": whether async_save has written the state at the time of its call}.
 
     An event is "called", "step", "written" or "returned". To make their order certain, async_save's
     write waits until `steps` steps are done; save() would wait forever. FSDP2 shards a model and
     AdamW over the ranks of `group`. async_save has a group of its own, because its thread's
-    collectives would mix with those of the steps.
+    collectives would mix with the steps' collectives.
     """
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     save_group = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
@@ -106,7 +108,7 @@ class Writer(dcp.FileSystemWriter):
 
 
 def saved_by(way, writer, state, group, work):
-    """The state is written, and the steps of `work` are done, in the order of `way`."""
+    """Write the state and do the steps of `work`, in the order of `way`."""
     if way == "sync":
         writer.gate.set()
         dcp.save(state, storage_writer=writer, process_group=group)
@@ -120,12 +122,12 @@ def saved_by(way, writer, state, group, work):
 
 
 def local(x):
-    """This rank's part of a DTensor."""
+    """Return this rank's part of a DTensor."""
     return (x.to_local() if hasattr(x, "to_local") else x).detach()
 
 
 def tensors(tree):
-    """All tensors in dicts of dicts."""
+    """List all tensors in dicts of dicts."""
     leaves = torch.utils._pytree.tree_leaves(tree)
     return [each for each in leaves if isinstance(each, torch.Tensor)]
 
@@ -133,7 +135,7 @@ def tensors(tree):
 # --- torch elastic --------------------------------------------------------------------------------
 
 def elastic_losses(folder, steps=10, ranks=2):
-    """What train() returns on rank 0 under torchrun; rank 1 kills itself by SIGKILL, once.
+    """Run train() under torchrun, and return rank 0's result; rank 1 kills itself once, by SIGKILL.
 
     Without the switch, the ranks of the second start read the addresses of the dead ones in the
     agent's store, and cannot connect (torch 2.13, gloo).
@@ -145,10 +147,11 @@ def elastic_losses(folder, steps=10, ranks=2):
 
 
 def train(folder, steps=10, fault=None, group=None):
-    """A rank goes on from the file of the last save, to the last step. Returns {"loss": of this
-    step, "began": steps that were done when this start began, "restarts": by torchrun}.
+    """Train on each rank from the file of the last save to the last step.
 
     fault  a signal that rank 1 sends itself, once
+    Returns: {"loss": of the last step, "began": steps that were done when this start began,
+    "restarts": by torchrun}.
     """
     Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
@@ -182,7 +185,7 @@ def train(folder, steps=10, fault=None, group=None):
 
 
 def main(folder, steps):
-    """On each rank of torchrun."""
+    """Train on each rank of torchrun; rank 0 writes the result to found.json."""
     make_group()
     report = train(folder, steps, signal.SIGKILL)
     if dist.get_rank() == 0:

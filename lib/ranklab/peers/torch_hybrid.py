@@ -29,7 +29,7 @@ class TorchHybrid(Hybrid):
     """Hybrid with torch's own parts. With zero it shards everything, because torch has no ZeRO-1.
 
     Hybrid says which layers, rows and parameters are here. The model already has its numbers.
-    error  ValueError for zero-bubble schedules, and for one rank with several stages
+    Raises: ValueError for zero-bubble schedules, and for one rank with several stages.
     """
 
     def __init__(self, layout):
@@ -72,7 +72,7 @@ class TorchHybrid(Hybrid):
         return sum(losses, torch.zeros((), device=device())).detach() / self.data.gradient_scale
 
     def new_schedule(self, micro_batches):
-        """Torch's schedule of our stages. The last stage computes its loss itself."""
+        """Make torch's schedule of our stages. The last stage computes its loss itself."""
         pipeline, interleaves = self.pipeline, self.layout.virtual > 1
         stages = [PipelineStage(stage, number, len(pipeline.place), device(), group=pipeline.group)
                   for number, stage in pipeline.stages.items()]
@@ -81,7 +81,7 @@ class TorchHybrid(Hybrid):
                     loss_fn=lambda total, _: total * self.weight)
 
     def grad_norm(self, parameters):
-        """By torch for this rank's stages, and by hand over the pipeline, as torchtitan does."""
+        """Take torch's norm of this rank's stages; sum over the pipeline, as torchtitan does."""
         copies, norm = self.pipeline.copies, nn.utils.get_total_norm
         twice = {id(p) for p in copies}  # another rank has them too
         squares = norm([p.grad for p in parameters if p.grad is not None and id(p) not in twice]
@@ -93,7 +93,7 @@ class TorchHybrid(Hybrid):
 
 
 def sync_dtensors(copies, other, group):
-    """tied_embedding_sync: torch leaves a matrix that two stages share to its user."""
+    """Call tied_embedding_sync: torch leaves a matrix that two stages share to its user."""
     for parameter in copies:
         local = SimpleNamespace(grad=parameter.grad.to_local())
         tied_embedding_sync([local], other, group)
@@ -101,7 +101,7 @@ def sync_dtensors(copies, other, group):
 
 
 def give_hooks(stage):
-    """The stage, a shallow copy of the model, has hooks of its own now: fully_shard needs them."""
+    """Give a stage, a shallow copy of the model, separate hooks: fully_shard needs them."""
     children = stage._modules
     nn.Module.__init__(stage)
     stage._modules = children

@@ -12,7 +12,7 @@ TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved
 
 
 def torch_step(parallel, name, pieces):
-    """(tokens, targets) -> this rank's share of the mean loss; the gradients are there.
+    """Make a step: (tokens, targets) -> this rank's share of the mean loss, after backward.
 
     parallel  a PipelineParallel that has been applied, with the schedule `name`
     """
