@@ -160,8 +160,10 @@ REFUSED = {  # a sentence: on rank r, what is refused with it
     "op=9 is not one of hvd.Average": lambda r: hvd.allreduce(ONES, op=9),
     "root_rank=3 is not one of the 3 ranks": lambda r: hvd.broadcast(ONES, 3),
     "this one has no dimension": lambda r: hvd.allgather(torch.tensor(1.0)),
-    "does not take torch.int16: give it a wider type": lambda r: hvd.allreduce(ONES.short()),
-    "op=hvd.Max is not built for complex": lambda r: hvd.allreduce(ONES + 0j, op=hvd.Max),
+    "does not take torch.int16: give it a wider type": lambda r: hvd.grouped_allreduce(
+        [ONES, ONES.short()]),
+    "op=hvd.Max is not built for complex": lambda r: hvd.grouped_allreduce(
+        [ONES, ONES + 0j], op=hvd.Max),
     r"elements of this tensor share memory, as x.expand": lambda r: hvd.allreduce_(
         torch.ones(1).expand(3)),
     "sparse and quantized tensors are not built": lambda r: hvd.broadcast(ONES.to_sparse(), 0),

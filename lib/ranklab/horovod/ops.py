@@ -202,7 +202,7 @@ def _reduce(tensors, average, name, op, prescale, postscale):
                              "example x.int() or x.float()")
         if tensor.is_complex() and op not in (Average, Sum):
             raise ValueError(f"op=hvd.{OPS[op]} is not built for complex numbers")
-        return _submit("allreduce", tensors, name, op=OPS[op], prescale=float(prescale),
+    return _submit("allreduce", tensors, name, op=OPS[op], prescale=float(prescale),
                    postscale=float(postscale))
 
 
