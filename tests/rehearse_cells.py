@@ -1,4 +1,4 @@
-"""Runs a lab's cells in this one process: no Jupyter, and torch is imported once.
+"""Runs a lab's cells in one process, without Jupyter.
 
     python rehearse_cells.py labs/00_ranks.ipynb cells.json
 
@@ -7,7 +7,6 @@ stdin       {text of a cell: what runs in its place}, as JSON
 """
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -15,16 +14,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from ranklab.engine.forkserver import fork_server_from_here
-from ranklab.engine.server import PRELOAD
-
 
 def main(notebook, report):
     cells = json.loads(Path(notebook).read_text())["cells"]
     sources = shortened(cells, json.load(sys.stdin))
-    for name in PRELOAD:
-        importlib.import_module(name)
-    fork_server_from_here()
     from IPython.core.interactiveshell import InteractiveShell
 
     shell, folder = InteractiveShell.instance(), os.getcwd()
