@@ -29,7 +29,7 @@ WRONG = [mutant(find_straggler, *edits, says=says, called=called) for *edits, sa
     ("return [rank for rank in order if slowness[rank] > threshold]", "return order[:1] if "
      "slowness.max() > threshold else []", "two of 64", "one_only"),
     ("slowness[rank] > threshold", "slowness[rank] > 1.2", "threshold", "own_threshold"),
-    ("return [rank", "return [torch.tensor(rank)", "A list of ints", "tensors"),
+    ("return [rank", "return [__import__('torch').tensor(rank)", "A list of ints", "tensors"),
     ("    if seconds.dim() != 2 or not seconds.numel():\n", "    if False:\n", "Error",
      "not_refused"),
     ("    usual = ", "    seconds /= seconds.median()\n    usual = ", "is changed", "in_place"),
