@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 
+from ranklab.course import labs
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIB = ROOT / "lib" / "ranklab"
 WINGS = ("", "checks", "projects", "plots")
@@ -29,7 +31,7 @@ def main():
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"touched.py: no history to look at: {error}", file=sys.stderr)
         changed = []
-    print(*(stem[:2] for stem in stems() if any(belongs(name, stem) for name in changed)))
+    print(*(stem[:2] for stem in labs.STEMS if any(belongs(name, stem) for name in changed)))
 
 
 def git(*words):
@@ -37,16 +39,11 @@ def git(*words):
                           stdout=subprocess.PIPE).stdout.split("\n")[:-1]
 
 
-def stems():
-    """The labs in order: "00_ranks", ..."""
-    return sorted(path.stem for path in (ROOT / "labs" / "source").glob("[0-9]*.py"))
-
-
 def belongs(name, stem):
     """True where the file `name` of the repository is one of the lab's."""
     if name.startswith("lib/ranklab/"):
         return ROOT / name in library_files(stem)
-    number, idea = stem.split("_", 1)
+    number, idea = stem[:2], labs.idea(stem)
     return bool(re.match(rf"labs/source/{stem}\.|slides/{stem}\.|slides/figures/{number}_|"
                          rf"tests/(wrong|right)_answers/{idea}[/.]|tests/test_{idea}[_.]", name))
 
@@ -54,9 +51,8 @@ def belongs(name, stem):
 @functools.cache
 def library_files(stem):
     """The files of lib/ranklab that the lab runs."""
-    idea = stem.split("_", 1)[1]
-    own = [path for wing in WINGS for path in files_of(LIB / wing / idea)]
-    others = {LIB / other.split("_", 1)[1] for other in stems() if other != stem}
+    own = [path for wing in WINGS for path in files_of(LIB / wing / labs.idea(stem))]
+    others = {LIB / labs.idea(other) for other in labs.STEMS if other != stem}
     files, todo = set(), [ROOT / "labs" / "source" / f"{stem}.py", *own]
     while todo:
         path = todo.pop()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def part_of(path):
-    """Where this process writes what will be the file at `path`."""
+    """Return where this process writes what will be the file at `path`."""
     return Path(path).with_name(f".{Path(path).name}.{os.getpid()}.part")
 
 
 @contextlib.contextmanager
 def whole_file(path):
-    """The path to write to in the block; after it `path` is that file.
+    """Give a path to write to in the block; after it, rename that file to `path`.
 
-    An error, or the end of the process, leaves what was there.
+    An error, or the end of the process, leaves the old file.
     """
     part = part_of(path)
     try:
@@ -26,6 +26,6 @@ def whole_file(path):
 
 
 def write_whole(path, text):
-    """The file at `path` holds `text`; an interrupted write leaves what was there."""
+    """Write `text` to the file at `path`; an interrupted write leaves the old file."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ import torch
 
 
 def pack(tensors):
-    """The elements of `tensors`, of one type, one tensor after the other in one flat tensor."""
+    """Concatenate `tensors`, of one type, into one flat tensor."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
@@ -14,12 +14,12 @@ def as_bytes(x):
 
 
 def pieces(flat, tensors):
-    """The parts of `flat` where pack() puts `tensors`, as views in their shapes."""
+    """Return the parts of `flat` where pack() puts `tensors`, as views in their shapes."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
 
 
 def unpack(flat, tensors):
-    """`tensors` hold what lies in `flat`, one tensor after the other."""
+    """Copy `flat` into `tensors`, one after the other; the opposite of pack()."""
     for tensor, piece in zip(tensors, pieces(flat, tensors)):
         tensor.copy_(piece)

@@ -7,7 +7,7 @@ import psutil
 
 
 def cores():
-    """How many cores this process may use; a container's limit counts."""
+    """Count the cores that this process may use; a container's limit counts."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = _cgroup("cpu.max")
     if limit and limit[0] != "max":
@@ -16,15 +16,17 @@ def cores():
 
 
 def memory():
-    """(total, free) bytes of memory; a container's limit counts."""
-    seen = psutil.virtual_memory()
+    """Return (total, free) bytes of memory; a container's limit counts."""
+    machine = psutil.virtual_memory()
     limit = _cgroup("memory.max")
-    total = min(seen.total, int(limit[0])) if limit and limit[0] != "max" else seen.total
-    return total, min(seen.available, total)
+    total = machine.total
+    if limit and limit[0] != "max":
+        total = min(total, int(limit[0]))
+    return total, min(machine.available, total)
 
 
 def _cgroup(file):
-    """The words of a control-group file, or None where there is none (macOS, old kernels)."""
+    """Return the words of a control-group file, or None without one (macOS, old kernels)."""
     try:
         return Path("/sys/fs/cgroup", file).read_text().split()
     except OSError:
@@ -32,7 +34,7 @@ def _cgroup(file):
 
 
 def gpu_count():
-    """How many GPUs torch can use."""
+    """Count the GPUs that torch can use."""
     try:
         import torch
     except ImportError:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def option(default, help=None, choices=None, least=None, kind=None, flag=None, nargs=None):
-    """A field of a dataclass, with the help of its option and the values that check_options allows.
+    """Make a field of a dataclass, with its option's help and the values that check_options allows.
 
     kind  a function of the text on the command line; by default the type of the field
-    flag  the option's name, where it is not that of the field
+    flag  the option's name, where it differs from the field's
     nargs  "?" or "*": it is written without a flag, where the command names it
     """
     about = {"help": help, "choices": choices, "least": least, "kind": kind, "flag": flag,
@@ -26,22 +26,22 @@ def option(default, help=None, choices=None, least=None, kind=None, flag=None, n
 
 
 def about(config, name):
-    """What option() says of the field `name`, here or in a class that this one is derived from."""
-    kind, found = config if isinstance(config, type) else type(config), {}
+    """Return what option() says of the field `name`, here or in a base class."""
+    kind, metadata = config if isinstance(config, type) else type(config), {}
     for each in reversed(kind.__mro__):
         fields = vars(each).get("__dataclass_fields__", {})
-        found |= fields[name].metadata if name in fields else {}
-    return found
+        metadata |= fields[name].metadata if name in fields else {}
+    return metadata
 
 
 def check_options(config):
-    """Every field of `config` has one of its choices, and its least value or more.
+    """Refuse a field of `config` that has none of its choices, or less than its least value.
 
-    error  ValueError that names the field
+    Raises ValueError, which names the field.
     """
     for field in dataclasses.fields(config):
-        value, said = getattr(config, field.name), about(config, field.name)
-        choices, least = said.get("choices"), said.get("least")
+        value, metadata = getattr(config, field.name), about(config, field.name)
+        choices, least = metadata.get("choices"), metadata.get("least")
         if choices and value not in choices:
             raise ValueError(f"{field.name}={value!r} must be one of {', '.join(choices)}")
         if least is not None and not value >= least:  # NaN is not
@@ -129,7 +129,7 @@ def picture(text):
 
 def _writable(text):
     path = Path(text).absolute()
-    here = next(each for each in (path, *path.parents) if each.exists())
-    if here != path and not here.is_dir() or not os.access(here, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} can't be written, because of {here}")
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if nearest != path and not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be written, because of {nearest}")
     return text

@@ -181,10 +181,9 @@ def _check_prediction(name, value):
         _no_such("prediction", name)
         return
     state, text = judge_prediction(prediction, value)
-    confusion = next((each for each in (prediction.mistakes or {}).values()
-                      if text.endswith(f": {each}")), "")
+    advice = _confusion(prediction, _as_float(value)) if state == FAILED else ""
     _show_and_record(name, state, f"{name}\n  {text}", reason=text.removeprefix("FAIL  "),
-                     advice=confusion)
+                     advice=advice)
 
 
 def judge_prediction(prediction, value):
@@ -198,11 +197,8 @@ def judge_prediction(prediction, value):
     right, tolerance = prediction.answer(), prediction.tolerance
     unit = f" {prediction.unit}" if prediction.unit else ""
     number = shown(given, digits=10 if tolerance == 0 else 6)
-    for slip, confusion in (prediction.mistakes or {}).items():
-        # A slip that lies within the tolerance of the right number must be matched more closely.
-        apart = abs(slip - right) / max(abs(slip), abs(right))
-        if math.isclose(given, slip, rel_tol=min(tolerance, apart / 4)):
-            return FAILED, f"FAIL  {number}{unit}: {confusion}"
+    if confusion := _confusion(prediction, given):
+        return FAILED, f"FAIL  {number}{unit}: {confusion}"
     if math.isclose(given, right, rel_tol=tolerance):
         return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
     if tolerance and _is_rounded(given, right):
@@ -213,6 +209,17 @@ def judge_prediction(prediction, value):
         return FAILED, f"FAIL  {number} is a share. In {unit.strip()} it is {shown(100 * given)}"
     way = "too small" if given < right else "too large"
     return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") has more.'
+
+
+def _confusion(prediction, number):
+    """Return what the number confuses, if it is one of the usual mistakes; else ""."""
+    right, tolerance = prediction.answer(), prediction.tolerance
+    for slip, confusion in (prediction.mistakes or {}).items():
+        # A slip that lies within the tolerance of the right number must be matched more closely.
+        apart = abs(slip - right) / max(abs(slip), abs(right))
+        if math.isclose(number, slip, rel_tol=min(tolerance, apart / 4)):
+            return confusion
+    return ""
 
 
 def _is_rounded(given, right, digits=2):

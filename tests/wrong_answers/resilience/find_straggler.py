@@ -1,5 +1,6 @@
 """Lab 14: alarms that are false, or missing."""
 
+import torch
 from mutants import mutant
 
 from ranklab.resilience import find_straggler
@@ -7,7 +8,8 @@ from ranklab.resilience import find_straggler
 USUAL = "seconds.median(dim=1, keepdim=True).values"
 OVER = "(seconds / usual).median(dim=0).values"
 
-WRONG = [mutant(find_straggler, *edits, says=says, called=called) for *edits, says, called in (
+WRONG = [mutant(find_straggler, *edits, says=says, called=called, torch=torch)
+         for *edits, says, called in (
     (OVER, "(seconds / usual).mean(dim=0)", "pauses", "mean_over_steps"),
     (OVER, "(seconds / usual).amax(dim=0)", "it says", "worst_step"),
     (OVER, "(seconds / usual)[-1]", "it says", "last_step"),
@@ -29,7 +31,7 @@ WRONG = [mutant(find_straggler, *edits, says=says, called=called) for *edits, sa
     ("return [rank for rank in order if slowness[rank] > threshold]", "return order[:1] if "
      "slowness.max() > threshold else []", "two of 64", "one_only"),
     ("slowness[rank] > threshold", "slowness[rank] > 1.2", "threshold", "own_threshold"),
-    ("return [rank", "return [__import__('torch').tensor(rank)", "A list of ints", "tensors"),
+    ("return [rank", "return [torch.tensor(rank)", "A list of ints", "tensors"),
     ("    if seconds.dim() != 2 or not seconds.numel():\n", "    if False:\n", "Error",
      "not_refused"),
     ("    usual = ", "    seconds /= seconds.median()\n    usual = ", "is changed", "in_place"),
