@@ -210,7 +210,8 @@ def test_every_package_says_what_is_public():
         package = ".".join(path.parent.relative_to(LIB.parent).parts)
         module = importlib.import_module(package)
         for name in module.__all__:                            # a name, or a module on a shelf
-            assert hasattr(module, name) or importlib.util.find_spec(f"{package}.{name}"), name
+            assert hasattr(module, name) or importlib.util.find_spec(f"{package}.{name}"), \
+                f"{named(path)}: __all__ names {name}, which is not imported there"
 
 
 def public_names(module):
@@ -235,16 +236,22 @@ def test_labs_import_public_names_only():
 def private_imports(source):
     tops = set(ranklab.__all__) | {part_of(path) for path in MODULES}
     for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (f"{source.stem}: import {alias.name}: take names from its package"
+                        for alias in node.names
+                        if alias.name.startswith("ranklab.") and alias.name.count(".") > 1)
         if not isinstance(node, ast.ImportFrom) or not node.module.startswith("ranklab"):
             continue
         place = node.module.split(".")[1:]
         is_on_a_shelf = len(place) == 2 and place[0] in SHELVES and (
             place[1] in public_names(f"ranklab.{place[0]}"))
         if len(place) > 1 and not is_on_a_shelf:
-            yield f"{source.stem}: {ast.unparse(node)}"
+            yield (f"{source.stem}: {ast.unparse(node)}: import it from ranklab.{place[0]}, whose "
+                   "__all__ must name it")
         elif private := {alias.name for alias in node.names} - (
                 public_names(node.module) if place else tops):
-            yield f"{source.stem}: {node.module} does not offer {private}"
+            yield (f"{source.stem}: {node.module} does not offer {private}: import them in its "
+                   "__init__.py, and name them in its __all__")
 
 
 def test_modules_are_found_under_the_names_of_version_1():

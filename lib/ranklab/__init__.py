@@ -1,13 +1,13 @@
 """ranklab: every way to train one model on many processes, in files that are read top to bottom.
 
 What is taught, in the labs' order: three files at most for an idea, to be read from left to right.
-A name without a folder lies in the folder of the name before it. The docstring of each package
-lists its other files.
+A name without a folder lies in the folder of the name before it in its row, or else in ranklab/.
+The docstring of each package lists its other files.
 
     00  a function on many ranks  ranks.py
     01  one device and its costs  baseline/flops.py, memory.py, checkpointing.py
     02  collectives               collectives/verbs.py, ring.py, tree.py
-    03  data parallelism, DDP     data_parallel/gradients.py, buckets.py
+    03  data parallelism, DDP     data_parallel/gradients.py averages, buckets.py groups
     04  compressed gradients      ddp/half.py, top_k.py, low_rank.py
     05  Horovod                   horovod/negotiation.py, fusion.py, optimizer.py
     06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py, stage3.py
@@ -24,7 +24,7 @@ lists its other files.
 
 What carries it:
 
-    launch: ranks, their ends     engine/launcher.py; worker_group.py sees failures and hangs
+    launch: ranks, their ends     engine/launcher.py; worker_group.py sees failures, stall.py hangs
     bytes, memory, time, counted  meter/traffic.py, curve.py, timeline.py
     the one training loop         trainer/loop.py; parallel.py, by which all of the above enters it
     saved; loaded on any layout   checkpoint/save.py, load.py, reshard.py

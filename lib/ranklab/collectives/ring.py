@@ -60,8 +60,8 @@ def ring_all_reduce(x, group=None, out=None):
 
     If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
     the result is a new tensor. All ranks get the same bits.
-    Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. In any all-reduce, some rank
-        sends as many bytes.
+    Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. Where ranks alone add up, all
+        together can't send less (arXiv 2602.22482, by a cut-set bound).
     Paper: Patarasuk & Yuan 2009
     Lab: 02
     """
