@@ -6,19 +6,17 @@ answers for it; the names that a lab takes from there count.
 """
 
 import argparse
-import ast
 import functools
 import pathlib
 import re
 import subprocess
 import sys
 
+from ranklab.basics.imports import LIB, imports
 from ranklab.course import labs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIB = ROOT / "lib" / "ranklab"
 WINGS = ("", "checks", "projects", "plots")
-PROGRAM = re.compile(r"(?:from|import) (ranklab(?:\.\w+)+)")
 
 
 def main():
@@ -67,37 +65,6 @@ def library_files(stem):
 def files_of(place):
     """The Python files of a package or of a module."""
     return [*place.rglob("*.py"), *([place.with_suffix(".py")] * place.with_suffix(".py").exists())]
-
-
-@functools.cache
-def imports(path):
-    """The files of lib/ranklab that the file at `path` imports, also inside functions and in the
-    text of a program that it starts.
-    """
-    files = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ranklab"):
-            files |= {file_of(node.module, alias.name) for alias in node.names}
-        elif isinstance(node, ast.Import):
-            files |= {file_of(alias.name) for alias in node.names
-                      if alias.name.startswith("ranklab")}
-        elif isinstance(node, ast.Constant):
-            files |= {file_of(module) for module in PROGRAM.findall(str(node.value))}
-    return {path for path in files if path.exists()}           # a program may name what is gone
-
-
-@functools.cache
-def file_of(module, name=None):
-    """The file that defines `name` of a module: a package says from where it has its names."""
-    place = LIB.joinpath(*module.split(".")[1:])
-    if not (place / "__init__.py").exists():
-        return place.with_suffix(".py")
-    if name and ((place / name).is_dir() or (place / f"{name}.py").exists()):
-        return file_of(f"{module}.{name}")
-    for node in ast.parse((place / "__init__.py").read_text()).body:
-        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            return file_of(node.module, name)
-    return place / "__init__.py"
 
 
 if __name__ == "__main__":

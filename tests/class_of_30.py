@@ -18,6 +18,9 @@ from pathlib import Path
 
 import nbformat
 
+from ranklab.basics.names import bound_names, free_names
+from ranklab.checks.prover import Proof
+from ranklab.checks.prover.slips import edited_text
 from ranklab.course import build, labs
 from ranklab.course.outline import outline
 
@@ -54,10 +57,16 @@ class Lab:
         self.answers = {one.name: textwrap.dedent(inspect.getsource(one.answer))
                         for one in self.exercises}
         self.wrong_ones = {name: [] for name in self.names}
+        for one in self.exercises:
+            for slip in one.mistakes if isinstance(one, Proof) and one.name in self.names else ():
+                texts = [edited_text(one.answer, program) for program in slip.programs
+                         if not callable(program)]
+                self.wrong_ones[one.name] += [text for text in texts if free_names(
+                    text) <= free_names(self.answers[one.name])]
         for path in sorted((HERE / "wrong_answers" / labs.idea(stem)).glob("*.py")):
             for wrong in runpy.run_path(str(path)).get("WRONG", ()):
-                name, needs = wrong.__name__, build.free_names(wrong.text)
-                if name in self.names and needs <= build.free_names(self.answers[name]):
+                name, needs = wrong.__name__, free_names(wrong.text)
+                if name in self.names and needs <= free_names(self.answers[name]):
                     self.wrong_ones[name].append(wrong.text)
 
     def good(self, draw):
@@ -107,7 +116,7 @@ class Lab:
         solved = build.solution_notebook(ROOT, self.stem)
         for cell, worked in zip(notebook.cells, solved.cells, strict=True):
             if cell.cell_type == "code":
-                written = sources.keys() & build.bound_names(worked.source)
+                written = sources.keys() & bound_names(worked.source)
                 source = worked.source if written else cell.source  # it has the answer's imports
                 for node in reversed(ast.parse(source).body):
                     if text := sources.get(getattr(node, "name", None)):

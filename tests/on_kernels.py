@@ -7,8 +7,7 @@ A process, because torch, MKL and oneDNN choose their kernels once, when they fi
 
 import sys
 
-from mutants import as_in_a_notebook, text_of
-
+from ranklab.checks.prover.slips import edited
 from ranklab.course import labs
 from ranklab.course.check import PASSED, judge
 
@@ -16,7 +15,7 @@ from ranklab.course.check import PASSED, judge
 def main(stem):
     refused = []
     for exercise in labs.checks_of(stem).EXERCISES:
-        verdict = judge(exercise, as_in_a_notebook(exercise.answer, text_of(exercise.answer)))
+        verdict = judge(exercise, edited(exercise.answer))
         if verdict.state != PASSED:
             refused.append(str(verdict))
     print(*refused, sep="\n")

@@ -4,7 +4,9 @@
     flat.py     many tensors in one flat one, and back
     options.py  settings as frozen dataclasses: help, limits, one sentence for a bad value
     files.py    files that are whole at any moment
+    imports.py  which files of the library a file of it imports
+    names.py    the names that a piece of Python uses from outside
     machine.py  how many cores, how much memory, how many GPUs this process may use
 """
 
-__all__ = ["files", "flat", "machine", "options", "targets"]
+__all__ = ["files", "flat", "imports", "machine", "names", "options", "targets"]

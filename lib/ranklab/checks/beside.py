@@ -11,9 +11,7 @@ A trial yields looks: functions that raise a Mistake. They run when all is done,
 that stopped early would let the others wait.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.library_guard import LibrarysAnswer
+from ranklab.checks.prover.observe import Ranks
 from ranklab.checks.trial import explain, on_ranks, refuses
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -34,37 +33,6 @@ OUTSIDE = {"ValueError: .*is not part of group.*": GROUP}  # it was taken for a 
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
 IN_GROUPS = GROUPINGS[1:2]  # where all ranks were looked at before
 TURNS = 0, 1
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The group of a case, seen from this rank; `group` is None where it is all ranks."""
-
-    members: tuple
-    group: Any
-
-    def __str__(self):
-        where = f"of {len(self.members)}" if self.group is None else (
-            f"in the group of rank{'s' * (self.size > 1)} {', '.join(map(str, self.members))}")
-        return f"rank {dist.get_rank()} {where}"
-
-    @property
-    def size(self):
-        return len(self.members)
-
-    @property
-    def index(self):
-        """This rank's number in the group."""
-        return self.members.index(dist.get_rank())
-
-    def at(self, size):
-        """The indices of this rank's part; the first ranks have more where it is uneven."""
-        return torch.arange(size, device=device()).tensor_split(self.size)[self.index]
-
-    @property
-    def keywords(self):
-        """For a call that names the group only where there is one."""
-        return {"group": self.group} if self.group else {}
 
 
 def on_groups(trial, fn, *args, failures=None, ranks=4, groupings=None, at_once=False,

@@ -16,13 +16,13 @@ class Mistake(Exception):
     """A property does not hold: what is seen, and a hint about this very mistake.
 
     cause  the exception, the end of a rank or the hang, where that is all (failures.py)
+    rank   the rank that ended with it
+    case   the number of the case in which it broke
     """
 
-    def __init__(self, what, hint="", cause=""):
+    def __init__(self, what, hint="", cause="", rank=None, case=None):
         super().__init__(what)
-        self.what = what
-        self.hint = hint
-        self.cause = cause
+        self.what, self.hint, self.cause, self.rank, self.case = what, hint, cause, rank, case
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
                               stays, with what it shows; below it stands the mended one
     labs/tour.ipynb           the library's functions in the place of those without a body;
                               executed, outputs kept. It has no solution, because it asks nothing
+    checks/prover/tables/     what each known mistake shows
 
 A cell's id comes from its text, so it stays when other cells change. The hash of all cells stands
 in the notebook's metadata: `ranklab build --check` compares and runs nothing.
@@ -26,8 +27,9 @@ import jupytext
 import nbformat
 
 from ranklab.basics.files import write_whole
+from ranklab.checks.prover import Proof, tables
 from ranklab.course import index_builder, labs
-from ranklab.course.names import bound_names, free_names
+from ranklab.basics.names import bound_names, free_names
 from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_cells
 from ranklab.course.stubs import contract
 from ranklab.projects import tour
@@ -68,8 +70,25 @@ def build(root: Path, stems=(), force=False):
                     execute(notebook, root)
                 _write(target, notebook)
         print(f"{stem}: built")
-    if index_builder.is_of(root) and index_builder.write():
-        print("index.json: written")
+    if index_builder.is_of(root):
+        _build_tables(stems)
+        if index_builder.write():
+            print("index.json: written")
+
+
+def _build_tables(stems):
+    """The tables of what mistakes show are up to date: see checks/prover/tables.py."""
+    old = [proof for proof in _proofs(stems) if not tables.is_current(proof)]
+    for proof, pairs in tables.build_all(old):
+        print(f"{proof.name}: table of {len(proof.mistakes)} mistakes built")
+        for one, other in pairs:
+            print(f"{proof.name}: these two show the same, so a learner gets both:\n  {one}\n"
+                  f"  {other}")
+
+
+def _proofs(stems):
+    return [item for stem in stems if stem in labs.written()
+            for item in labs.checks_of(stem).EXERCISES if isinstance(item, Proof)]
 
 
 def _notebooks(stem):
@@ -92,8 +111,11 @@ def stale(root: Path, stems=()):
     """The notebooks that don't follow from their source any more. Nothing is executed."""
     old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
            if not is_current(root / path, make(root, stem))]
-    if index_builder.is_of(root) and not stems and not index_builder.is_current():
-        old.append("lib/ranklab/course/index.json")
+    if index_builder.is_of(root):
+        old += [f"lib/ranklab/checks/prover/tables/{proof.name}.json"
+                for proof in _proofs(stems or sources(root)) if not tables.is_current(proof)]
+        if not stems and not index_builder.is_current():
+            old.append("lib/ranklab/course/index.json")
     return old
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranklab.course import labs
-from ranklab.course.names import bound_names, free_names
+from ranklab.basics.names import bound_names, free_names
 
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)  # a comment in it is no heading
 HEADING = re.compile(r"^(#{1,6}) (.+)", re.M)

@@ -9,7 +9,7 @@ import textwrap
 
 from ranklab.course import labs
 from ranklab.course.check import LIBRARYS, NOT_WRITTEN
-from ranklab.course.names import bound_names
+from ranklab.basics.names import bound_names
 
 FEW = 4  # lines that a short answer shares with the library by chance
 

@@ -16,9 +16,7 @@ from ranklab.checks.collectives.cost import (
 )
 from ranklab.checks.collectives.groups import check_hierarchical_all_reduce, check_parameter_server
 from ranklab.checks.collectives.predictions import PREDICTIONS
-from ranklab.checks.collectives.ring import (
-    check_ring_all_gather, check_ring_all_reduce, check_ring_reduce_scatter,
-)
+from ranklab.checks.collectives.ring import ALL_REDUCE, GATHER, SCATTER
 from ranklab.checks.collectives.tree import check_recursive_doubling, check_tree_broadcast
 from ranklab.checks.exercise import Exercise
 
@@ -33,27 +31,7 @@ EXERCISES = (
         "group_dst=(rank + have) % R); elif have <= place < 2 * have: dist.recv(out, group=group, "
         "group_src=(rank - have) % R); then have *= 2. (Not at all when `out` is empty.)",
     )),
-    Exercise(collectives.ring_reduce_scatter, check_ring_reduce_scatter, hints=(
-        "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring and every "
-        "rank adds its own share to it. Where must it start, to end at its owner?",
-        "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
-        "chunk rank-1. In step s = 1 .. R-1 it receives chunk (rank - 1 - s) % R and adds its own.",
-        "partial = chunks[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
-        "into buffer (like chunks[i]) while partial is sent; partial = buffer.add_(chunks[i])",
-    )),
-    Exercise(collectives.ring_all_gather, check_ring_all_gather, hints=(
-        "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
-        "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
-        "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
-        "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
-        "1) % R, (rank - step) % R; sendrecv(chunks[have], right, chunks[want], left, group)",
-    )),
-    Exercise(collectives.ring_all_reduce, check_ring_all_reduce, hints=(
-        "You have both halves already. What does a rank have after reduce-scatter?",
-        "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
-        "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
-        "out); return ring_all_gather(shard, group, out)",
-    )),
+    SCATTER, GATHER, ALL_REDUCE,
     Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
         "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
         "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "

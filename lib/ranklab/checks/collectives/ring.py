@@ -1,188 +1,272 @@
-"""The ring: reduce-scatter, all-gather, all-reduce. Checked for values, then bytes and messages."""
+"""The ring: reduce-scatter, all-gather, all-reduce."""
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import expect
-from ranklab.checks.collectives.cases import (
-    INTO, MARKS, TYPES, UNEVEN, UNEVEN_CASES, WORLD_SIZES, Case, Verb, of_sum, run,
-    stays_in_group,
+from ranklab.checks.collectives.inputs import (
+    COST, INTO, MARKS, MARKS_INTO, TYPES, UNEVEN, WORLD_SIZES, Case, out_for, seen_of, two_calls,
 )
-from ranklab.checks.collectives.traffic import ranks_agree, sends
-from ranklab.checks.handles import uses
-from ranklab.engine import device
+from ranklab.checks.prover import ALL, GROUPS, Agree, Proof, Slip, Stage
+from ranklab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, sendrecv
 
-WHOLE = 192  # bytes of Case(48), whose traffic is looked at
-HAND_ON = ("R does not divide this length, so shards differ in length: make `out` where none is "
-           "given, x.new_empty(x.shape), and hand `out` to both. It says how long each shard is.")
-SHIFTED = ("The indices are shifted. Chunk r must end at rank r after R-1 steps to the right, so "
-           "it starts at rank r+1: each rank first sends chunk rank-1.")
-SWAPPED = ("The ring is swapped: `to` is the right neighbour, (rank + 1) % R, and `source` the "
-           "left one, (rank - 1) % R.")
-UNSUMMED = ("Are there R-1 steps, range(1, R)? The result is the partial sum that arrived last, "
-            "with your share added.")
-ORDER = ("The shard of rank r belongs in place r, on every rank: the place comes from the rank "
-         "that made the shard, not from when it arrived.")
-LIES_THERE = ("Here the shard lies in `out` already, as ring_all_reduce calls it, and it is lost. "
-              "Do not clear `out`, nor receive there before you have sent.")
+ALONE = (Case(6, has_out=True),)
+LENGTHS = "R does not divide some of these lengths: tensor_split cuts chunks that differ by one."
+OUTSIDE = "Here an `out` is given. It is contiguous, and full of other numbers."
+IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
+GROUP = "Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group)."
+OUT = "Let what arrives land in the chunks of `out`. `a = a + b` makes a new tensor elsewhere."
+FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks are "
+        "copies: x.new_empty(x.shape) is contiguous.")
 
 
-def _chunk(x, ranks):
-    """The chunk of x that belongs to this rank: a view where x is contiguous."""
-    return x.flatten().tensor_split(ranks.size)[ranks.index]
+def _passes(number, R):
+    """Return the cost of passing R-1 of R chunks on, so often, to one neighbour."""
+    return number * (R - 1) / R, number * (R - 1), min(1, R - 1)
 
 
-def _shards(xs, case):
-    return sum(xs).flatten().tensor_split(len(xs))
+def _stages(see, oracle, what, cost):
+    return (
+        Stage({f"{what}, on 1, 2, 3, 8 ranks; four types": (),
+               f"x unchanged; each rank sends {cost} of the bytes, to one neighbour": COST},
+              see, (MARKS, *TYPES, Case(24, kind="normal")), WORLD_SIZES, oracle=oracle),
+        Stage("on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not "
+              "contiguous", see, (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=oracle,
+              note=LENGTHS),
+        Stage("in the `out` that is given", see, INTO, (4,), oracle=oracle, note=OUTSIDE),
+        Stage("alone, too, in the `out` that is given", see, ALONE, (1,), oracle=oracle),
+        Stage("inside a group it talks to nobody outside", see, MARKS_INTO, (4,), GROUPS,
+              oracle=oracle, note=IN_GROUPS))
 
 
-def _goes_left(result):
-    """Is the result wrong because messages go round the other way?"""
-    R, left = result.ranks.size, result.ranks.members[result.ranks.index - 1]
-    if R <= 2 or {*result.traffic.bytes_to} != {left}:
-        return {}
-    return {f"wrong, and it sends to its left neighbour, rank {left}": (result.got, SWAPPED)}
+# --- reduce-scatter -------------------------------------------------------------------------------
+
+def _see_scatter(fn, case, ranks):
+    yield from two_calls(fn, ranks, case, _passes(1, ranks.size), of_out=lambda out: (
+        out.flatten().tensor_split(ranks.size)[ranks.index]))
 
 
-def _of_shard(result):
-    own = result.xs[result.ranks.index].flatten().tensor_split(result.ranks.size)
-    named = {f"its own share of chunk {i}, unsummed": (own[i], UNSUMMED) for i in range(len(own))}
-    for i, shard in enumerate(_shards(result.xs, result.case)):
-        named[f"chunk {i} of the sum"] = shard, SHIFTED
-    return named | _goes_left(result) | of_sum(result)
+def scatter_by_torch(x, group=None, out=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    total = all_reduce_by_torch(x, group, out)
+    return total.flatten().tensor_split(R)[rank]
 
 
-SCATTER = Verb(
-    _shards, _of_shard, part=_chunk, shape="Return one chunk only: the finished one.",
-    advice="Every rank is in it once, so the steps are right. But the share that you add must be "
-    "of the chunk that arrives: in step s = 1 .. R-1 that is chunk (rank - 1 - s) % R. Else it "
-    "mixes shares of different chunks.")
+def whole_tensor(x, group=None, out=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    passing, total = x.flatten(), x.flatten().clone()
+    for _ in range(R - 1):
+        arriving = torch.empty_like(passing)
+        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
+        total += passing
+    return total.tensor_split(R)[rank]
 
 
-def check_ring_reduce_scatter(fn):
-    for ranks in WORLD_SIZES:
-        run(fn, SCATTER, [MARKS, *TYPES], ranks)
-    yield "rank r has chunk r of the sum, on 1, 2, 3, 8 ranks; four types"
-    seen = run(fn, SCATTER, [Case(48), *UNEVEN_CASES], 4, UNEVEN)
-    yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
-    _one_pass(seen[0])
-    yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
-    run(fn, SCATTER, INTO, 4, UNEVEN)
-    run(fn, SCATTER, [Case(6, has_out=True)], 1)
-    stays_in_group(fn, SCATTER)
-    yield "in the `out` that is given; inside a group it talks to nobody outside"
+ADD = "buffer.add_(chunks[i])"
+EXCHANGE = "sendrecv(partial, (rank + 1) % R, buffer, (rank - 1) % R, group)"
+RETURN = "    return partial"
+ALONE_COPY = "sums[0].copy_(partial) if sums else partial.clone()"
+SCATTER = Proof(
+    ring_reduce_scatter, *_stages(_see_scatter, scatter_by_torch, "rank r has chunk r of the sum",
+                                  "(R-1)/R"),
+    mistakes=(
+        Slip("The steps are too few: there are R-1, range(1, R).",
+             ("range(1, R)", "range(1, R - 1)", RETURN, "    return partial.clone()")),
+        Slip("The indices are shifted. Chunk r must end at rank r after R-1 steps to the right, so "
+             "it starts at rank r+1: each rank first sends chunk rank-1.",
+             ("chunks[rank - 1]", "chunks[rank]", "(rank - 1 - step)", "(rank - step)")),
+        Slip("The ring is swapped: send to the right, (rank + 1) % R, receive from the left.",
+             (EXCHANGE, "sendrecv(partial, (rank - 1) % R, buffer, (rank + 1) % R, group)")),
+        Slip("What arrived is passed on without your own share.", (ADD, "buffer")),
+        Slip("It mixes shares of different chunks: in step s = 1 .. R-1 chunk (rank - 1 - s) % R "
+             "arrives, and your share of that chunk is added.",
+             (ADD, "buffer.add_(chunks[(i + 1) % R])"), (ADD, "buffer.add_(chunks[rank])")),
+        Slip("x itself is changed: chunks that are cut from x are views of x. Add into what "
+             "arrived.", (ADD, "chunks[i].add_(buffer)")),
+        Slip("Do not divide by R: code that wants the mean does it afterwards.",
+             (RETURN, "    return (partial / R).to(x.dtype)")),
+        Slip(OUT, (ADD, "buffer + chunks[i]"), ("if out is not None else None", "if False else 0")),
+        Slip("Chunks of `out` differ in length, too: tensor_split cuts them.",
+             ("out.view(-1).tensor_split(R)", "out.view(R, -1)")),
+        Slip("Return one chunk, the finished one.",
+             (RETURN, f"    if out is not None:\n        return out\n{RETURN}")),
+        Slip("Return the chunk, also where `out` is given.",
+             (RETURN, "    return partial if out is None else None")),
+        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+             (ALONE_COPY, "sums[0].copy_(partial) if sums else partial")),
+        Slip("On one rank, too, the result is in the `out` that is given.",
+             (ALONE_COPY, "partial.clone()")),
+        Slip(GROUP, (EXCHANGE, EXCHANGE.replace(", group", "")),
+             ("dist.get_rank(group), dist.get_world_size(group)",
+              "dist.get_rank(), dist.get_world_size()")),
+        Slip("Send one message in each step: every message costs its latency.",
+             (EXCHANGE, "for a, b in zip(partial.tensor_split(2), buffer.tensor_split(2)):\n"
+              f"            {EXCHANGE.replace('partial', 'a').replace('buffer', 'b')}")),
+        Slip("You pass the whole tensor each time. One chunk a step is enough.", whole_tensor),
+    ), hints=(
+        "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring and every "
+        "rank adds its own share to it. Where must it start, to end at its owner?",
+        "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
+        "chunk rank-1. In step s = 1 .. R-1 it receives chunk (rank - 1 - s) % R and adds its own.",
+        "partial = chunks[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
+        "into buffer (like chunks[i]) while partial is sent; partial = buffer.add_(chunks[i])",
+    ))
 
 
-def _of_shards(result):
-    got, right, R = result.got, result.right, result.ranks.size
-    named = _goes_left(result)
-    if (got.shape, got.dtype) != (right.shape, right.dtype):
-        return named
-    parts, pieces = ([each.flatten().tensor_split(R)[r] for r in range(R)] for each in (right, got))
-    order = [next((r for r in range(R) if torch.equal(parts[r], piece)), None) for piece in pieces]
-    known = [r for r in order if r is not None]
-    hint = (LIES_THERE if result.case.kind == IN_PLACE else ORDER if len({*known}) == R else
-            "Pass on what arrived last; your own shard goes out first, and once."
-            if len({*known}) < len(known) else "")
-    return named | ({f"the shards of ranks {order}": (got, hint)} if hint else {})
+# --- all-gather -----------------------------------------------------------------------------------
 
-
-def _gives_shard(case, ranks, turn):
-    if not _is_cut(case):
-        x = case.x(dist.get_rank(), turn).to(device())
-        return x, torch.full((ranks.size * x.numel(),), 99).to(x)
-    whole = case.x(0, turn).to(device())
-    out, shard = torch.full(whole.shape, 99).to(whole), _chunk(whole, ranks).clone()
-    return _chunk(out, ranks).copy_(shard) if case.kind == IN_PLACE else shard, out
-
-
-def _is_cut(case):
-    """Are the shards parts of one tensor, which lengths do not divide?"""
-    return case.has_out and case.kind != "marks"
-
-
-IN_PLACE = "in its place"  # the shard lies in `out`, as ring_all_reduce does it
-GATHER = Verb(
-    lambda xs, case: [torch.cat(xs).reshape(case.x(0).shape if _is_cut(case) else -1)] * len(xs),
-    _of_shards, "Is your own shard copied in? Are there R-1 steps?", give=_gives_shard,
-    xs=lambda case, ranks, turn: [*case.x(0, turn).flatten().tensor_split(ranks.size)]
-    if _is_cut(case) else [case.x(r, turn) for r in ranks.members])
-
-
-def check_ring_all_gather(fn):
-    for ranks in WORLD_SIZES:
-        run(fn, GATHER, [Case(3, kind="normal"), *TYPES], ranks)
-    yield "every rank has all shards in rank order, on 1, 2, 3, 8 ranks; four types"
-    cases = [Case(48), *UNEVEN_CASES, Case(1001, kind=IN_PLACE)]
-    seen = run(fn, GATHER, [case._replace(has_out=True) for case in cases], 4, UNEVEN)
-    run(fn, GATHER, [Case(6, has_out=True)], 1)
-    yield "on 4 too, in the `out` that is given, where the shard may lie already"
-    stays_in_group(fn, GATHER)
-    yield "inside a group it talks to nobody outside"
-    _one_pass(seen[0])
-    yield "x unchanged; each rank sends exactly (R-1)/R of the bytes, to one neighbour"
-
-
-def _of_whole(result):
-    got, right = result.got, result.right
-    if got.numel() == right.numel() and got.shape != right.shape:
-        return {f"of shape {tuple(got.shape)}, and x of {tuple(right.shape)}": (
-            got, "The chunks are flat. Give the result x's shape.")}
-    if got.numel() < right.numel():
-        return {f"{got.numel()} of {right.numel()} elements": (
-            got, "After reduce-scatter each rank has one chunk; an all-gather must follow.")}
-    return of_sum(result)
-
-
-ALL_REDUCE = Verb(lambda xs, case: [sum(xs)] * len(xs), _of_whole)
-
-
-def check_ring_all_reduce(fn):
-    for ranks in WORLD_SIZES:
-        run(fn, ALL_REDUCE, [MARKS, *TYPES], ranks)
-    yield "right on 1, 2, 3, 8 ranks; four types"
-    hint = HAND_ON if uses(fn, "ring_all_gather") else UNEVEN
-    seen = run(fn, ALL_REDUCE, [Case(48), *UNEVEN_CASES, Case(1001, kind="normal")], 4, hint)
-    yield "on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not contiguous"
-    ranks_agree(seen[-1])
-    yield "x unchanged; all ranks agree to the last bit"
-    _two_passes(seen[0])
-    everything = sum(traffic.sent_bytes for _, traffic in seen[1])
-    expect(everything == 2 * 3 * 1001 * 4, f"with 1001 elements, 4 ranks send {everything} bytes "
-           f"in all, not {2 * 3 * 1001 * 4}", "Do you pad to a multiple of R? Padding is sent too. "
-           "tensor_split cuts any length into R chunks.")
-    yield "each rank sends exactly 2(R-1)/R of the bytes, also when R does not divide"
-    run(fn, ALL_REDUCE, INTO, 4, hint)
-    run(fn, ALL_REDUCE, [Case(6, has_out=True)], 1)
-    stays_in_group(fn, ALL_REDUCE)
-    yield "in the `out` that is given; inside a group it talks to nobody outside"
-
-
-def _one_pass(seen):
-    _sends_as_a_ring(seen, 1, {
-        3 * WHOLE: "You pass the whole tensor each time. One chunk a step is enough.",
-        WHOLE: "One step too many: R-1 steps, not R. Nobody needs to send a chunk to its owner.",
-        WHOLE * 6 // 4: "Each step sends everything that has arrived so far. Only the last arrival "
-        "is new to the next rank."}, "R-1 steps of one chunk each: 3/4 of the bytes on 4 ranks.")
-
-
-def _two_passes(seen):
-    _sends_as_a_ring(seen, 2, {3 * WHOLE: "You pass the whole tensor R-1 times. Pass one chunk at "
-                               "a time: after R-1 steps each rank owns one finished chunk."},
-                     "It is R-1 chunks in reduce-scatter and R-1 in all-gather: is there a step "
-                     "too many, or is it gathered or summed twice?")
-
-
-def _sends_as_a_ring(seen, passes, slips, hint):
-    """Each of 4 ranks sends 3 chunks in a pass, to one neighbour, and one message a step.
-
-    slips  {bytes that a rank sends: the hint about them}
+def _see_gather(fn, case, ranks):
+    """With `out`, shards are parts of one tensor, whose length R need not divide; and once more
+    with the shard in its place already, as ring_all_reduce calls it.
     """
-    if len({traffic.sent_bytes for _, traffic in seen}) > 1:
-        hint, slips = "One rank does more than the others. In a ring no rank is special.", {}
-    sends(seen, [(passes * WHOLE * 3 // 4, passes * 3)] * 4,
-          slips.get(seen[0][1].sent_bytes, hint))
-    for rank, (_, traffic) in enumerate(seen):
-        expect(len(traffic.bytes_to) == 1, f"rank {rank} of 4 sends to ranks "
-               f"{sorted(traffic.bytes_to)}", "In a ring a rank talks to its neighbours only: send "
-               "to rank+1.")
+    seen = []
+    for turn in range(2 + case.has_out):
+        x, whole = case.x(dist.get_rank(), turn), case.x(9, turn)
+        out = None
+        if case.has_out and case.kind != "marks":
+            out = out_for(case, whole)
+            x = whole.flatten().tensor_split(ranks.size)[ranks.index].clone()
+            if turn == 2:
+                x = out.view(-1).tensor_split(ranks.size)[ranks.index].copy_(x)
+        elif case.has_out:
+            out = x.new_full((ranks.size * x.numel(),), 99)
+        seen.append(seen_of(lambda x, keywords: fn(x, **keywords), ranks, case, x, out,
+                            _passes(1, ranks.size),
+                            size=ranks.size * x.numel() if out is None else out.numel()))
+    yield from seen
+
+
+def gather_by_torch(shard, group=None, out=None):
+    R, shard = dist.get_world_size(group), shard.flatten()
+    if out is None:
+        parts = [torch.empty_like(shard) for _ in range(R)]
+        dist.all_gather(parts, shard, group=group)
+        return torch.cat(parts)
+    parts = [part.clone() for part in out.view(-1).tensor_split(R)]
+    parts[dist.get_rank(group)] = shard
+    for r, part in enumerate(parts):  # lengths may differ
+        dist.broadcast(part, group=group, group_src=r)
+    return out.copy_(torch.cat(parts).view(out.shape))
+
+
+GIVE = "sendrecv(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)"
+OWN, MADE = "chunks[rank].copy_(shard.flatten())", "shard.new_empty(R * shard.numel())"
+GATHER = Proof(
+    ring_all_gather,
+    Stage({"every rank has all shards in rank order, on 1, 2, 3, 8 ranks; four types": (),
+           "x unchanged; each rank sends (R-1)/R of the result's bytes, to one neighbour": COST},
+          _see_gather, (Case(3, kind="normal"), *TYPES), WORLD_SIZES, oracle=gather_by_torch),
+    Stage("on 4 too, in the `out` that is given, where the shard may lie; R need not divide",
+          _see_gather, tuple(case._replace(has_out=True) for case in UNEVEN), (4,),
+          oracle=gather_by_torch, note=LENGTHS),
+    Stage("alone, too, in the `out` that is given", _see_gather, ALONE, (1,),
+          oracle=gather_by_torch),
+    Stage("inside a group it talks to nobody outside", _see_gather, MARKS_INTO, (4,), GROUPS,
+          oracle=gather_by_torch, note=IN_GROUPS),
+    mistakes=(
+        Slip("The shard of rank r belongs in place r, on every rank: the place comes from the rank "
+             "that made the shard, not from when it arrived.",
+             ("chunks[rank].copy_", "chunks[0].copy_", "(rank - step + 1) % R, (rank - step) % R",
+              "step - 1, step")),
+        Slip("Pass on what arrived last; your own shard goes out first, and once.",
+             ("sendrecv(chunks[have]", "sendrecv(chunks[rank]")),
+        Slip("In a ring a rank talks to its neighbours only: send to rank+1.",
+             (GIVE, "sendrecv(chunks[rank], (rank + step) % R, chunks[want], (rank - step) % R, "
+              "group)")),
+        Slip("The ring is swapped: send to the right, (rank + 1) % R, receive from the left.",
+             (GIVE, "sendrecv(chunks[have], (rank - 1) % R, chunks[want], (rank + 1) % R, group)")),
+        Slip("One step too many: R-1 steps, not R.", ("range(1, R)", "range(1, R + (R > 1))")),
+        Slip("The result must lie in the `out` that is given.",
+             ("if out is None", "if True"), ("if out is None", "if out is None or R == 1"),
+             ("chunks = out", "out = torch.empty_like(out)\n    chunks = out")),
+        Slip("Here the shard lies in `out` already, as ring_all_reduce calls it, and it is lost. "
+             "Do not clear `out`, nor receive there before you have sent.",
+             ("chunks = out", "chunks = out.zero_()")),
+        Slip(GROUP, (GIVE, GIVE.replace(", group", "")),
+             ("    rank, R =", "    group = group if out is None else None\n    rank, R =")),
+        Slip("Something is kept from another call: make buffers inside the function, new in each "
+             "call.", ("out=None):", "out=None, kept={}):", MADE,
+                       f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})")),
+        Slip("Make every buffer with empty_like or new_empty: same type, same device.",
+             ("shard.new_empty(", "torch.empty(")),
+    ), hints=(
+        "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
+        "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
+        "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
+        "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
+        "1) % R, (rank - step) % R; sendrecv(chunks[have], right, chunks[want], left, group)",
+    ))
+
+
+# --- all-reduce -----------------------------------------------------------------------------------
+
+def _see_reduce(fn, case, ranks):
+    """Of numbers that round: all ranks must have the same bits."""
+    for values in two_calls(fn, ranks, case, _passes(2, ranks.size)):
+        agree = {"the sum": Agree(values["the result"])} if case.kind == "normal" else {}
+        yield values | agree
+
+
+def all_reduce_by_torch(x, group=None, out=None):
+    total = x.contiguous().clone()
+    if group is None or dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    return total if out is None else out.copy_(total)
+
+
+def passes_the_whole(x, group=None, out=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    of_all = torch.stack([x.contiguous()] * R)
+    for step in range(1, R):
+        have, want = of_all[(rank - step + 1) % R], of_all[(rank - step) % R]
+        sendrecv(have, (rank + 1) % R, want, (rank - 1) % R, group)
+    return of_all.sum(dim=0, dtype=x.dtype)
+
+
+def own_order(x, group=None, out=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    passing, total = x.contiguous(), x.contiguous().clone()
+    for _ in range(R - 1):
+        arriving = torch.empty_like(passing)
+        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
+        total += passing
+    return total
+
+
+def pads(x, group=None, out=None):
+    padded = torch.cat([x.flatten(), x.new_zeros(-x.numel() % dist.get_world_size(group))])
+    shard = ring_reduce_scatter(padded, group)
+    return ring_all_gather(shard, group)[: x.numel()].view(x.shape)
+
+
+GATHERED = "ring_all_gather(shard, group, out)"
+ALL_REDUCE = Proof(
+    ring_all_reduce, *_stages(_see_reduce, all_reduce_by_torch, "every rank has the sum, in the "
+                              "same bits", "2(R-1)/R"),
+    mistakes=(
+        Slip("After reduce-scatter each rank has one chunk; an all-gather must follow.",
+             (f"return {GATHERED}", "return shard")),
+        Slip("The chunks are flat. Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
+        Slip("Do not divide by R: code that wants the mean does it afterwards.",
+             (GATHERED, f"({GATHERED} / dist.get_world_size(group)).to(x.dtype)")),
+        Slip("R does not divide this length, so shards differ in length: make `out` where none is "
+             "given, x.new_empty(x.shape), and hand `out` to both.",
+             (GATHERED, "ring_all_gather(shard, group).view(x.shape)")),
+        Slip("Make every buffer with empty_like or new_empty: same type, same device.",
+             ("shard = ring_reduce_scatter(x, group, out)",
+              "shard = ring_reduce_scatter(x.float(), group).to(x.dtype)")),
+        Slip("Nothing is in the `out` that was given.", ("    if out is None:", "    if True:")),
+        Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)")),
+        Slip(GROUP, (GATHERED, "ring_all_gather(shard, None, out)"),
+             ("    if out is None:", "    group = group if out is None else None\n"
+              "    if out is None:")),
+        Slip("You pass the whole tensor R-1 times. Pass one chunk at a time: after R-1 steps each "
+             "rank owns one finished chunk.", passes_the_whole),
+        Slip("Each rank adds in a different order. Let one rank finish a chunk and send the "
+             "finished chunk to the others, or replicas drift apart.", own_order),
+        Slip("Padding is sent too. tensor_split cuts any length into R chunks.", pads),
+    ), hints=(
+        "You have both halves already. What does a rank have after reduce-scatter?",
+        "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
+        "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
+        "out); return ring_all_gather(shard, group, out)",
+    ))

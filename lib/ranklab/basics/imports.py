@@ -1,0 +1,51 @@
+"""Which files of the library a file of it imports: by their text, nothing is run."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+LIB = Path(__file__).parent.parent
+PROGRAM = re.compile(r"(?:from|import) (ranklab(?:\.\w+)+)")
+
+
+def imported(files):
+    """Return these files, and all of the library that they import, and those in turn."""
+    reached, todo = set(), [*files]
+    while todo:
+        path = todo.pop()
+        if path not in reached:
+            reached.add(path)
+            todo += imports(path)
+    return reached
+
+
+@functools.cache
+def imports(path):
+    """The files of lib/ranklab that the file at `path` imports, also inside functions and in the
+    text of a program that it starts.
+    """
+    files = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ranklab"):
+            files |= {file_of(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            files |= {file_of(alias.name) for alias in node.names
+                      if alias.name.startswith("ranklab")}
+        elif isinstance(node, ast.Constant):
+            files |= {file_of(module) for module in PROGRAM.findall(str(node.value))}
+    return {path for path in files if path.exists()}           # a program may name what is gone
+
+
+@functools.cache
+def file_of(module, name=None):
+    """The file that defines `name` of a module: a package says from where it has its names."""
+    place = LIB.joinpath(*module.split(".")[1:])
+    if not (place / "__init__.py").exists():
+        return place.with_suffix(".py")
+    if name and ((place / name).is_dir() or (place / f"{name}.py").exists()):
+        return file_of(f"{module}.{name}")
+    for node in ast.parse((place / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return file_of(node.module, name)
+    return place / "__init__.py"

@@ -1,0 +1,181 @@
+"""What a function shows, what is right, and where they differ."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ranklab.checks.trial import is_near
+from ranklab.engine.report import Failure
+
+
+class AtMost(NamedTuple):
+    """A number of which less is right, too: bytes, messages, calls.
+
+    limit  by a formula; without it, what the library's answer needs
+    says   how it is told, with a place for each of the two: "sends {:.1f} MB; {:.1f} is enough"
+    """
+
+    number: float
+    limit: float | None = None
+    says: str = ""
+
+
+class InAll(NamedTuple):
+    """A number of this rank that is added up over the group; only the sum must not exceed the right
+    one.
+    """
+
+    number: float
+    limit: float | None = None
+
+
+class Must(NamedTuple):
+    """A value and what it must be, whatever the case: [], where no such call may be made."""
+
+    value: Any
+    be: Any
+
+
+class Agree(NamedTuple):
+    """A tensor that must be the same on all ranks of the group, to the bit."""
+
+    tensor: Any
+
+
+class Told(NamedTuple):
+    """A value that has its own way of being told.
+
+    tell  what is seen, what is right -> a text such as "a sum that lacks rank 2", or ""
+    """
+
+    value: Any
+    tell: Callable
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the function. Another message is right, another class is not."""
+
+    kind: str
+    headline: str
+    text: str
+
+    @classmethod
+    def from_error(cls, error):
+        failure = Failure.from_error(error)
+        return cls(failure.kind, failure.headline(), str(failure))
+
+
+class Seen(NamedTuple):
+    """What one rank shows in one step of a case.
+
+    where    "rank 0 of 4, 24 elements"
+    members  the ranks of its group
+    values   {name: value}; a Raised where the case ended with one
+    """
+
+    where: str
+    members: tuple
+    values: dict | Raised
+
+    def value(self, name):
+        return self.values if isinstance(self.values, Raised) else self.values.get(name)
+
+
+def differences(stage, seen, right):
+    """Return {(step, name): ranks} that are not right, in the order in which they are told.
+
+    seen, right  {step: Seen} of each rank; a step that was not reached is not compared
+    """
+    apart = {}
+    for step in right[0]:
+        if not all(_reached(of_rank, step) for of_rank in seen):
+            continue
+        for name in dict.fromkeys(name for of_rank in right for name in of_rank[step].values):
+            ranks = [rank for rank in range(len(seen))
+                     if _is_wrong(stage, seen, right, rank, step, name)]
+            if ranks:
+                apart[step, name] = ranks
+    return dict(sorted(apart.items(), key=lambda item: (stage.place(item[0][1]), item[0][0])))
+
+
+def _reached(of_rank, step):
+    return step in of_rank or _error(of_rank, step)
+
+
+def _error(of_rank, step):
+    """Return the Seen with which the case of this step ended early, or None."""
+    case, number = step
+    return next((of_rank[case, n] for n in range(number, -1, -1) if (case, n) in of_rank
+                 and isinstance(of_rank[case, n].values, Raised)), None)
+
+
+def value_at(of_rank, step, name):
+    """Return what a rank shows there; the error with which the case ended, if it did."""
+    return (of_rank.get(step) or _error(of_rank, step)).value(name)
+
+
+def _is_wrong(stage, seen, right, rank, step, name):
+    if name not in right[rank][step].values:
+        return False
+    got, due = value_at(seen[rank], step, name), right[rank][step].values[name]
+    if isinstance(due, Agree | InAll) and isinstance(got, type(due)):
+        members = right[rank][step].members
+        of_group = [value_at(seen[member], step, name) for member in members]
+        if not all(isinstance(each, type(due)) for each in of_group):
+            return False  # another rank is told
+        if isinstance(due, Agree):
+            return not (isinstance(got.tensor, torch.Tensor)
+                        and torch.equal(got.tensor, of_group[0].tensor))
+        limits = [_limit(each, right[member][step].values[name])
+                  for each, member in zip(of_group, members)]
+        return _exceeds(sum(each.number for each in of_group), sum(limits))
+    return is_apart(stage, got, due)
+
+
+def is_apart(stage, got, due):
+    """Return whether `got` is not right, by what one rank knows."""
+    if isinstance(due, Raised):
+        return not (isinstance(got, Raised) and got.kind == due.kind)
+    if isinstance(due, Must):
+        return not isinstance(got, Must) or got.value != got.be
+    if isinstance(due, AtMost):
+        return not isinstance(got, AtMost) or _exceeds(got.number, _limit(got, due))
+    if isinstance(due, Agree | InAll):
+        return not isinstance(got, type(due))
+    return not is_alike(stage, got, due)
+
+
+def _exceeds(number, limit):
+    return number > limit and not math.isclose(number, limit, rel_tol=1e-9)
+
+
+def _limit(got, due):
+    return due.number if got.limit is None else got.limit
+
+
+def is_alike(stage, one, other):
+    """Return whether two values are the same but for rounding."""
+    one, other = (each.value if isinstance(each, Told) else each for each in (one, other))
+    if isinstance(other, torch.Tensor) or _is_number(one) and _is_number(other):
+        return one is other or _is_nan(one) and _is_nan(other) or is_near(
+            one, other, stage.through, stage.roundings)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return [*one] == [*other] and all(is_alike(stage, one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(
+            is_alike(stage, *each) for each in zip(one, other))
+    if isinstance(one, Raised) and isinstance(other, Raised):
+        return one.headline == other.headline
+    return type(one) is type(other) and one == other
+
+
+def _is_number(value):
+    return isinstance(value, float | int)
+
+
+def _is_nan(value):
+    return isinstance(value, float) and value != value

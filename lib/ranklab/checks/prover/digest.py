@@ -1,0 +1,114 @@
+"""A difference in a few numbers: small, the same on every CPU but for rounding, and no two alike
+that are not.
+"""
+
+import math
+import re
+
+import torch
+
+from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Raised, Told, value_at
+from ranklab.checks.trial import rounding
+
+DIFFERENCES = 6  # of a mistake, that are kept: more are not needed to tell it from others
+RANKS = 3        # and of each so many ranks
+TEXT = 200       # characters
+FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
+CHANCE = r"\[[EWF]\d{3} .*?\]|:\d{4,5}\b|0x[0-9a-f]+|/tmp/\S+"  # times, ports, addresses, paths
+
+
+def of_difference(difference):
+    """Return [how many differ, [[step, name, ranks, [digest of each rank]], ...]]; of what broke
+    [cause, number of the case].
+    """
+    if difference.broken:
+        cause = re.sub(r"SIG(ABRT|SEGV)", "SIGABRT", difference.broken.cause)
+        return [re.sub(CHANCE, "", cause)[:TEXT], difference.broken.case]
+    kept = [*difference.apart.items()][:DIFFERENCES]
+    return [len(difference.apart), [
+        [[*step], name, ranks, [of_value(value_at(difference.seen[rank], step, name))
+                                for rank in ranks_kept(ranks)]] for (step, name), ranks in kept]]
+
+
+def ranks_kept(ranks):
+    return ranks if len(ranks) <= RANKS else [*ranks[:RANKS - 1], ranks[-1]]
+
+
+def of_value(value):
+    """Return what is kept of one value: of a tensor its type, its shape and four numbers."""
+    if isinstance(value, Told | Agree | Must):
+        value = value[0]
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, AtMost | InAll):
+        return value.number
+    if isinstance(value, Raised):
+        return re.sub(CHANCE, "", value.headline)[:TEXT]
+    if isinstance(value, float):
+        return _digits(value)
+    if isinstance(value, list | tuple):
+        return [of_value(each) for each in value][:8]
+    if isinstance(value, dict):
+        return [of_value(each) for each in value.items()][:8]
+    return value if isinstance(value, bool | int | None) else str(value)[:TEXT]
+
+
+def _of_tensor(x):
+    """Its sum of magnitudes, and three weighted sums as shares of it."""
+    x = torch.view_as_real(x) if x.is_complex() else x
+    kind, shape = str(x.dtype).removeprefix("torch."), "x".join(map(str, x.shape))
+    x = x.double().flatten()
+    finite = x.isfinite()
+    kind += f" {shape}" + f", {int((~finite).sum())} not finite" * (not finite.all())
+    x = torch.where(finite, x, 0)
+    magnitude = x.abs().sum().item()
+    shares = [(x * weights).sum().item() / (magnitude or 1) for weights in _weights(len(x))]
+    return [kind, _digits(magnitude), *(round(share, 5) + 0.0 for share in shares)]
+
+
+def _weights(n):
+    """Yield ones, and two sequences without a pattern between -1 and 1."""
+    yield torch.ones(n, dtype=torch.float64)
+    for factor in (2654435761, 40503 * 65537):
+        at = (torch.arange(1, n + 1) * factor) % 2**32
+        yield at.double() / 2**31 - 1
+
+
+def _digits(number):
+    return float(f"{number:.6g}") if math.isfinite(number) else str(number)
+
+
+def is_alike(one, other, tolerance=FINE):
+    """Return whether two digests are of the same, but for rounding."""
+    if isinstance(one, list) and isinstance(other, list):
+        if one and isinstance(one[0], str) and one[0].startswith(("bfloat16 ", "float16 ")):
+            tolerance = COARSE
+        return len(one) == len(other) and all(
+            is_alike(*pair, tolerance) for pair in zip(one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return isinstance(one, float | int) and isinstance(other, float | int) and math.isclose(
+            one, other, rel_tol=tolerance, abs_tol=tolerance)
+    return type(one) is type(other) and one == other
+
+
+def tolerance_of(stage):
+    """Return within what two digests of a stage are alike."""
+    narrowest = rounding(stage.through or torch.float64, roundings=stage.roundings)
+    return max(FINE, 2 * narrowest)
+
+
+def explains(known, difference, mine, stage):
+    """Return how much of a difference is also seen of the mistake; 0 where they are not the same.
+
+    known  the digest of the mistake
+    mine   that of the difference
+    """
+    if isinstance(known[0], str) or isinstance(mine[0], str):
+        return int(known == mine)
+    number, items = known
+    if number > mine[0] or any(not {*ranks} <= {*difference.apart.get((tuple(step), name), ())}
+                               for step, name, ranks, _ in items):
+        return 0  # it is wrong where mine is right
+    tolerance = tolerance_of(stage)
+    same = [any(is_alike(one, other, tolerance) for other in items) for one in mine[1]]
+    return sum(same) + (number == mine[0]) if same[0] else 0

@@ -1,0 +1,80 @@
+"""How a difference is told: what is seen, and what is right. No guesses."""
+
+import torch
+
+from ranklab.checks.exercise import shown
+from ranklab.checks.prover.compare import (
+    Agree, AtMost, InAll, Must, Raised, Told, is_alike, value_at,
+)
+from ranklab.checks.trial import instead, told_apart
+
+
+def fact(stage, seen, right, step, name, rank):
+    """Return one sentence: what this rank shows, and what is right."""
+    where, members, _ = right[rank][step]
+    got, due = value_at(seen[rank], step, name), right[rank][step].values[name]
+    if isinstance(got, Raised) and not isinstance(due, Raised):
+        return f"{where}: it raised {got.headline}\n{got.text}"
+    if isinstance(due, Raised):
+        return f"{where}: {got.headline if isinstance(got, Raised) else 'no error'}, not {due.kind}"
+    if isinstance(due, AtMost):
+        limit = due.number if got.limit is None else got.limit
+        if got.says:
+            return f"{where} {got.says.format(got.number, limit)}"
+        return f"{where}: {name}: {shown(got.number)}; {shown(limit)} are enough"
+    if isinstance(due, InAll):
+        numbers = [value_at(seen[member], step, name) for member in members]
+        limits = [each.limit if each.limit is not None else right[member][step].values[name].number
+                  for each, member in zip(numbers, members)]
+        total = sum(each.number for each in numbers)
+        return f"{where}: {name}: {shown(total)}; {shown(sum(limits))} are enough"
+    if isinstance(due, Agree):
+        return f"{where}: {name} differs from that of rank {members[0]} in its last bits"
+    if isinstance(got, Must):
+        got, due = got
+    if isinstance(due, Told) and isinstance(got, Told):
+        if text := due.tell(got.value, due.value):
+            return f"{where}: {name} is {text}"
+        got, due = got.value, due.value
+    if isinstance(got, torch.Tensor) and got.numel() > 1:
+        for what, value in _relatives(right, step, name, rank):
+            if is_alike(stage, got, value) and not is_alike(stage, value, due):
+                return f"{where}: {name} is {what}"
+    return f"{where}: {name} is {_instead(got, due)}"
+
+
+def _relatives(right, step, name, rank):
+    """Yield (what a wrong value may be by its relation to what is right, the value)."""
+    _, members, of_rank = right[rank][step]
+    R = len(members)
+
+    def plain(value):
+        return value.value if isinstance(value, Told) else value
+
+    due = plain(of_rank[name])
+    yield from ((f"the same as {other}", plain(value)) for other, value in of_rank.items()
+                if other != name)
+    yield from ((f"what rank {member} must have", plain(right[member][step].values.get(name)))
+                for member in members if member != rank)
+    if isinstance(due, torch.Tensor):
+        yield "zeros", torch.zeros_like(due)
+        if due.is_floating_point():
+            if R > 1:
+                yield f"{R} times what is right", R * due
+                yield f"1/{R} of what is right", due / R
+            if len(right) != R:
+                yield "divided by the number of all ranks", due * R / len(right)
+    case, number = step
+    for other, which in ((number - 1, "before"), (number + 1, "after")):
+        if (case, other) in right[rank]:
+            yield (f"that of the step {which}", plain(right[rank][case, other].values.get(name)))
+
+
+def _instead(got, due):
+    if due is None:
+        return "there, and nothing is right"
+    if isinstance(due, torch.Tensor) or isinstance(got, torch.Tensor):
+        return instead(got, due)
+    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in (got, due)):
+        return "{}, not {}".format(*told_apart(got, due))
+    return f"{got!r:.200}, not {due!r:.200}"

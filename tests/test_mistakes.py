@@ -1,0 +1,82 @@
+"""Each known mistake is refused, and its own sentence is said: so the tables are current, too."""
+
+import itertools
+import random
+
+import pytest
+
+from ranklab.checks.failures import is_slip
+from ranklab.checks.prover import Proof
+from ranklab.checks.prover.slips import edited
+from ranklab.course import labs
+from ranklab.course.check import FAILED, PASSED, judge
+
+EXERCISES = [item for stem in labs.written() for item in labs.checks_of(stem).EXERCISES
+             if isinstance(item, Proof)]
+PAIRS = 30  # of each exercise, by a fixed seed
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def swept(is_left):
+    return [pytest.mark.sweep] if is_left else []
+
+
+def mistakes():
+    """Every program of every mistake; of each exercise one is in every run, of each another."""
+    for i, item in enumerate(EXERCISES):
+        programs = [(slip, n) for slip in item.mistakes for n in range(len(slip.programs))]
+        for j, (slip, n) in enumerate(programs):
+            yield pytest.param(item, slip, n, id=f"{item.name}-{item.mistakes.index(slip)}-{n}",
+                               marks=swept(j != i % len(programs)))
+
+
+@pytest.mark.parametrize("exercise, slip, number", mistakes())
+def test_a_mistake_is_refused_and_its_sentence_said(exercise, slip, number):
+    verdict = judge(exercise, slip.functions(exercise.answer)[number])
+    assert verdict.state == FAILED, verdict
+    assert slip.says in verdict.mistake.hint or is_plain(verdict), verdict
+    assert "  FAIL  " in str(verdict) and f'hint("{exercise.name}")' in str(verdict)
+
+
+def is_plain(verdict):
+    """True where the error says all itself, and no sentence is wanted."""
+    return is_slip(verdict.mistake.cause)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
+def test_no_sentence_stands_twice(exercise):
+    sentences = [slip.says for slip in exercise.mistakes]
+    assert len(sentences) == len({*sentences})
+    assert len(sentences) >= 3 and len(exercise.hints) == 3 and all(exercise.hints)
+
+
+def pairs_of(exercise):
+    """Two mistakes at once, where their edits do not meet."""
+    programs = [(slip.says, program, slip.names) for slip in exercise.mistakes
+                for program in slip.programs if not callable(program)]
+    both = [pair for pair in itertools.combinations(programs, 2) if pair[0][0] != pair[1][0]]
+    random.Random(exercise.name).shuffle(both)
+    for (one, first, names), (other, second, more) in both:
+        try:
+            yield {one, other}, edited(exercise.answer, first + second, **names | more)
+        except (ValueError, SyntaxError):
+            continue
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
+def test_two_mistakes_get_no_sentence_that_neither_earns(exercise):
+    sentences = {slip.says for slip in exercise.mistakes}
+    for earned, both in itertools.islice(pairs_of(exercise), PAIRS):
+        verdict = judge(exercise, both)
+        if verdict.state == PASSED:
+            continue  # one undoes the other
+        said = {sentence for sentence in sentences if sentence in verdict.mistake.hint}
+        assert said <= earned or is_part_of(said - earned, earned), (earned, str(verdict))
+
+
+def is_part_of(others, earned):
+    """True where a sentence is only seen because it is the beginning of one that is earned."""
+    return all(any(other in sentence for sentence in earned) for other in others)
