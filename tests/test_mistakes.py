@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+from kernels import on_kernels
 
 from ranklab.checks.failures import is_slip
 from ranklab.checks.prover import Proof
@@ -49,6 +50,14 @@ def test_no_sentence_stands_twice(exercise):
     sentences = [slip.says for slip in exercise.mistakes]
     assert len(sentences) == len({*sentences})
     assert len(sentences) >= 3 and len(exercise.hints) == 3 and all(exercise.hints)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
+def test_a_table_has_the_same_bytes_on_another_cpu(exercise):
+    done = on_kernels("the oldest", exercise.name, 580)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
 def pairs_of(exercise):

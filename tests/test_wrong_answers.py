@@ -10,15 +10,13 @@ differ from the library's: all must pass.
 import collections
 import importlib.util
 import inspect
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import jupytext
 import pytest
+from kernels import KERNELS, on_kernels
 from mutants import as_in_a_notebook, mutant
 
 from ranklab import engine
@@ -137,20 +135,13 @@ def test_the_text_of_the_library_passes_as_on_gpus(exercise, monkeypatch):
         assert sentence and "\n" not in sentence and not sentence.endswith("."), sentence
 
 
-KERNELS = {  # beside this CPU's own, which every other test computes with
-    "AVX2's": dict(ATEN_CPU_CAPABILITY="avx2", MKL_CBWR="AVX2", ONEDNN_MAX_CPU_ISA="AVX2"),
-    "the oldest": dict(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE",
-                       ONEDNN_MAX_CPU_ISA="SSE41")}
-
-
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stem", LABS)
 def test_the_answers_of_the_library_pass_with_all_kernels(stem):
-    for name, environ in KERNELS.items():
-        done = subprocess.run([sys.executable, "on_kernels.py", stem], cwd=ROOT / "tests",
-                              env=os.environ | environ, timeout=280, capture_output=True, text=True)
-        assert done.returncode == 0, f"{name} kernels: {done.stdout}{done.stderr}"
+    for kernels in KERNELS:
+        done = on_kernels(kernels, stem)
+        assert done.returncode == 0, f"{kernels} kernels: {done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("stem, exercise", [

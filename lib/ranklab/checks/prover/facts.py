@@ -6,7 +6,7 @@ from ranklab.checks.exercise import shown
 from ranklab.checks.prover.compare import (
     Agree, AtMost, InAll, Must, Raised, Told, is_alike, value_at,
 )
-from ranklab.checks.trial import instead, told_apart
+from ranklab.checks.trial import instead, rounding, told_apart
 
 
 def fact(stage, seen, right, step, name, rank):
@@ -40,7 +40,7 @@ def fact(stage, seen, right, step, name, rank):
         for what, value in _relatives(right, step, name, rank):
             if is_alike(stage, got, value) and not is_alike(stage, value, due):
                 return f"{where}: {name} is {what}"
-    return f"{where}: {name} is {_instead(got, due)}"
+    return f"{where}: {name} is {_instead(got, due)}{_which(stage, got, due)}"
 
 
 def _relatives(right, step, name, rank):
@@ -78,3 +78,18 @@ def _instead(got, due):
     if all(isinstance(each, int | float) and not isinstance(each, bool) for each in (got, due)):
         return "{}, not {}".format(*told_apart(got, due))
     return f"{got!r:.200}, not {due!r:.200}"
+
+
+def _which(stage, got, due):
+    """Return which elements of a tensor are wrong, where the others are right."""
+    if not all(isinstance(each, torch.Tensor) for each in (got, due)) or (
+            (got.shape, got.dtype) != (due.shape, due.dtype) or not due.is_floating_point()):
+        return ""
+    tolerance = rounding(*filter(None, (due.dtype, stage.through)), roundings=stage.roundings)
+    got, due = got.double().flatten(), due.double().flatten()
+    finite = due[due.isfinite()].abs()
+    near = (got - due).abs() <= tolerance * (finite.max() if len(finite) else 0)
+    at = torch.nonzero(~near & (got != due)).flatten().tolist()
+    if not 1 < len(at) < len(due):
+        return ""
+    return f" ({len(at)} of {len(due)} elements are wrong, from {at[0]} to {at[-1]})"

@@ -84,10 +84,23 @@ def _build_named(module, name):
 
 
 def build(proof):
-    """Write the table, by running each mistake up to the first launch that shows it.
+    """Write the table.
 
     Returns: pairs of sentences that look alike.
     Raises: PassingMistake, where no stage sees one, or the answer itself is refused.
+    """
+    text = text_of(proof)
+    TABLES.mkdir(exist_ok=True)
+    write_whole(path_of(proof), text)
+    _read.cache_clear()
+    return alike(proof)
+
+
+def text_of(proof):
+    """Run each mistake up to the first launch that shows it; return the table.
+
+    What differs from the table that is there by rounding alone stays as it is: so another CPU
+    changes no byte.
     """
     old, shows = load(proof), {}
     with unwatched():
@@ -97,21 +110,16 @@ def build(proof):
                                      f"{proof.named(stage, ranks, difference).what}")
         for slip in proof.mistakes:
             for number, fn in enumerate(slip.functions(proof.answer)):
-                key, stage, found = _first_difference(proof, fn)
-                if found is None:
+                key, stage, shown = _first_difference(proof, fn)
+                if shown is None:
                     raise PassingMistake(f"{proof.name}: no stage sees a mistake (its program "
                                          f"{number}): {slip.says}")
                 before = old.get(key, {}).get(slip.says, [])
-                if number < len(before) and _is_same(before[number], found, stage):
-                    found = before[number]  # another CPU's rounding changes no byte
-                shows.setdefault(key, {}).setdefault(slip.says, []).append(found)
-    TABLES.mkdir(exist_ok=True)
-    table = {"of": dependencies(proof), "shows": {
-        key: shows[key] for key in (proof.key(stage, ranks) for stage, ranks, _ in proof.launches())
-        if key in shows}}
-    write_whole(path_of(proof), _text(table))
-    _read.cache_clear()
-    return alike(proof)
+                if number < len(before) and _is_same(before[number], shown, stage):
+                    shown = before[number]
+                shows.setdefault(key, {}).setdefault(slip.says, []).append(shown)
+    keys = [proof.key(stage, ranks) for stage, ranks, _ in proof.launches()]
+    return _text(dependencies(proof), {key: shows[key] for key in keys if key in shows})
 
 
 def _first_difference(proof, fn):
@@ -125,14 +133,14 @@ def _is_same(one, other, stage):
     return digest.is_alike(one, other, digest.tolerance_of(stage))
 
 
-def _text(table):
+def _text(code, shows):
     """A line for each sentence: a diff shows which mistake now shows something else."""
     launches = []
-    for key, of_launch in table["shows"].items():
+    for key, of_launch in shows.items():
         lines = [f"  {json.dumps(says)}: {json.dumps(each, separators=(',', ':'))}"
                  for says, each in of_launch.items()]
         launches.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
-    return f'{{"of": "{table["of"]}",\n"shows": {{\n' + ",\n".join(launches) + "\n}}\n"
+    return f'{{"of": "{code}",\n"shows": {{\n' + ",\n".join(launches) + "\n}}\n"
 
 
 def alike(proof):
