@@ -11,9 +11,7 @@
 
 from ranklab import collectives
 from ranklab.checks.collectives.all_to_all_v import check_all_to_all_v
-from ranklab.checks.collectives.cost import (
-    check_alpha_beta_time, check_crossover_bytes, check_fit_alpha_beta,
-)
+from ranklab.checks.collectives.cost import CROSSOVER, FIT, TIME
 from ranklab.checks.collectives.groups import check_hierarchical_all_reduce, check_parameter_server
 from ranklab.checks.collectives.predictions import PREDICTIONS
 from ranklab.checks.collectives.ring import ALL_REDUCE, GATHER, SCATTER
@@ -32,13 +30,7 @@ EXERCISES = (
         "group_src=(rank - have) % R); then have *= 2. (Not at all when `out` is empty.)",
     )),
     SCATTER, GATHER, ALL_REDUCE,
-    Exercise(collectives.alpha_beta_time, check_alpha_beta_time, hints=(
-        "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
-        "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
-        "of nbytes. Doubling: like the tree, and one more if R is no power of two.",
-        "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
-        "dict; raise ValueError for a name that is not in it.",
-    )),
+    TIME,
     Exercise(collectives.all_to_all_v, check_all_to_all_v, hints=(
         "A rank must receive a piece into a tensor of the right length. Which rank knows that "
         "length?",
@@ -71,18 +63,6 @@ EXERCISES = (
         "step = 1; while step < power: total += sendrecv(total, rank ^ step, buffer, rank ^ step, "
         "group); step *= 2 - with the extra ranks handled before and after.",
     )),
-    Exercise(collectives.fit_alpha_beta, check_fit_alpha_beta, hints=(
-        "Each measurement is one equation in two unknowns: alpha + size * beta = time.",
-        "numpy.linalg.lstsq solves many such equations at once. Divide each by its time first, or "
-        "only the largest message counts.",
-        "rows = np.stack([1 / seconds, sizes / seconds], axis=1); alpha, beta = "
-        "np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]",
-    )),
-    Exercise(collectives.crossover_bytes, check_crossover_bytes, hints=(
-        "Write down the time of the ring and of doubling, and set them equal.",
-        "The ring has more steps, doubling more bytes: (more steps) * alpha = n * (more bytes per "
-        "byte of x) * beta.",
-        "more_steps = 2 * (R - 1) - swaps; more_bytes = swaps - 2 * (R - 1) / R; return "
-        "more_steps * alpha / (more_bytes * beta), or math.inf when more_bytes is not positive",
-    )),
+    FIT,
+    CROSSOVER,
 )
