@@ -1,22 +1,24 @@
-"""The check of all_to_all_v: right for any lengths, few messages; it prints the score."""
+"""all_to_all_v: right for any lengths, with few messages; at the end it prints the score."""
 
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import GROUPINGS, beside, expect, on_groups
-from ranklab.checks.collectives.cases import FAILURES, GROUP, SEND_WAITS
-from ranklab.checks.collectives.traffic import no_backend
-from ranklab.checks.failures import MISMATCH
-from ranklab.collectives import all_to_all_v_time
+from ranklab.checks.collectives.inputs import BACKENDS, BUILD, KEPT, watched
+from ranklab.checks.handles import DROPPED
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Ranks, Slip, Stage, Told
+from ranklab.checks.trial import on_ranks
+from ranklab.collectives import all_to_all_v, all_to_all_v_time, ring_all_gather, sendrecv
 from ranklab.engine import device
-from ranklab.meter import Traffic
 
 # The fabric of the lab, told of pieces of 1 MB, counted on pieces of 10 kB.
 ALPHA, BETA, SMALLER = 10e-6, 1 / 100e9, 100
 TELLING = 1000  # bytes that a rank may send to tell lengths
 LENGTHS = {  # from rank i to rank j of R
+    # First: only rank 0 or 1 gets more than it may expect, so that it is no chance who fails.
+    "most to rank 0": lambda i, j, R: 601 if j == 0 else 20 + 4 * (i + j > 1),
     "lengths 0 to 6": lambda i, j, R: (3 * i + 5 * j + 2) % 7,
     "longer for higher ranks": lambda i, j, R: 300 * j + i,
     "other lengths on rank 1 only": lambda i, j, R: (3 * i + 5 * j + 2 + 4 * (i == 1)) % 7,
@@ -28,93 +30,246 @@ LENGTHS = {  # from rank i to rank j of R
     "sparse": lambda i, j, R: 5_000 if j == i + 1 else 0,
 }
 SCORED = "even", "skewed", "sparse"
-HINTS = FAILURES | {
-    r"hang: .*\bsend\b.*": f"{SEND_WAITS} sendrecv skips what is empty, too.",
-    MISMATCH: "A message is longer than the place made for it. No rank knows what the others "
-              "send: the lengths have to travel first. Or the place has the wrong type."}
-ORDER = ("Place i of the list must hold what rank i sent to this rank, its pieces[my rank], even "
-         "where that is empty, in the length and type that the sender gave it.")
-NEW = "`pieces` have changed: receive into new tensors, and copy this rank's own piece."
 
 
 class Case(NamedTuple):
     lengths: str
     dtype: str = "float32"
 
-    def pieces(self, R, turn):
-        """[[what rank i has for rank j]], with steps. Values tell i and j, also in bfloat16."""
+    def __str__(self):
+        return f"{self.lengths}, {self.dtype}"
+
+    def pieces(self, i, R, turn=0):
+        """Make what rank i has for each rank, with steps; see sender_and_receiver()."""
         n = LENGTHS[self.lengths]
-        return [[(torch.arange(2 * n(i, j, R)) // 2 % 4 + 4 * (8 * i + j + turn)).to(
-            getattr(torch, self.dtype))[::2] for j in range(R)] for i in range(R)]
+        return [(torch.arange(2 * n(i, j, R), device=device()) // 2 % 4 + 4 * (8 * i + j + turn + 1)
+                 ).to(getattr(torch, self.dtype))[::2] for j in range(R)]
 
 
-CASES = [*(Case("lengths 0 to 6", dtype) for dtype in ("bfloat16", "int64")),
-         Case("longer for higher ranks", "bfloat16"), *map(Case, LENGTHS)]
+def sender_and_receiver(turn, got, due):
+    """Return whose piece this is, by its values: they tell i and j, also in bfloat16."""
+    if not isinstance(got, torch.Tensor) or not got.numel():
+        return ""
+    codes = {int(value) // 4 - turn - 1 for value in got.flatten().tolist() if 4 <= value < 256}
+    if len(codes) != 1 or got.dtype != due.dtype:
+        return ""
+    sender, receiver = divmod(codes.pop(), 8)
+    return f"what rank {sender} has for rank {receiver}, {got.numel()} elements"
 
 
-def check_all_to_all_v(all_to_all_v):
-    for ranks, groupings in ((3, None), (4, GROUPINGS[:1])):
-        notes = on_groups(_trial, all_to_all_v, CASES, ranks=ranks, groupings=groupings,
-                          failures=HINTS)
-    yield "right on 3 and 4 ranks, three types, any lengths, views with steps; pieces unchanged"
-    most = max(told for of_rank in notes for told, _ in of_rank)
-    yield ("a piece goes once, straight to its rank, if it is not empty; messages of a rank of 4 "
-           f"that tell lengths: {most} (at most 3)")
-    on_groups(_trial, all_to_all_v, CASES[:5], groupings=GROUPINGS[1:], failures={".*": GROUP},
-              group_hint="")
-    yield "in groups of one, two and three it talks to nobody outside, and ranks count there"
-    for name, of_ranks in zip(SCORED, list(zip(*notes))[-len(SCORED):]):
-        nbytes = [[4 * SMALLER * LENGTHS[name](i, j, 4) for j in range(4)] for i in range(4)]
-        yield (f"{name}: the busiest of 4 ranks takes {max(us for _, us in of_ranks):.1f} us by "
-               f"the model; the library's {1e6 * all_to_all_v_time(nbytes, ALPHA, BETA):.1f}, "
-               f"bound {1e6 * all_to_all_v_time(nbytes, 0, BETA):.1f}")
+def _see(fn, case, ranks):
+    yield from [_seen(fn, case, ranks, turn) for turn in (0, 1)]
 
 
-def _trial(fn, ranks, cases):
-    R = ranks.size
-    for case in cases:
-        seen = []
-
-        def call(turn):
-            pieces = [x.to(device()) for x in case.pieces(R, turn)[ranks.index]]
-            with Traffic() as traffic:
-                results = fn(pieces, **ranks.keywords)
-            results = results if isinstance(results, (list, tuple)) else []
-            seen.append((traffic, pieces, results))
-            return ({f"what rank {i} sent": x for i, x in enumerate(results)}
-                    | {f"pieces[{j}]": x for j, x in enumerate(pieces)})
-
-        def right(turn):
-            pieces = case.pieces(R, turn)
-            return ({f"what rank {i} sent": pieces[i] for i in range(R)}
-                    | {f"pieces[{j}]": [mine[j] for mine in pieces] for j in range(R)})
-
-        def slips(name, turn):
-            return {f"what rank {i} has for rank {j}": (x, f"{ORDER} {GROUP}")
-                    for i, mine in enumerate(case.pieces(R, turn)) for j, x in enumerate(mine)
-                    if name.startswith("what") and x.numel()}
-
-        where = f"{case.lengths}, {case.dtype}: {ranks}"
-        yield from beside(where, ranks, call, right, slips=slips,
-                          advice=lambda name: ORDER if name.startswith("what") else NEW)
-        yield partial(_counted, where, ranks, *seen[0])
-
-
-def _counted(where, ranks, traffic, pieces, results):
-    """How many of this rank's messages told lengths; how many us it sends or receives."""
-    expect(len(results) == ranks.size, f"{where}: a list of {len(results)}", ORDER)
-    memory = [{x.untyped_storage().data_ptr() for x in each if x.numel()}
-              for each in (pieces, results)]
-    expect(not memory[0] & memory[1], f"{where}: a result is in the memory of a piece", NEW)
-    no_backend([(None, traffic)])
+def _seen(fn, case, ranks, turn):
+    R, pieces = ranks.size, case.pieces(ranks.index, ranks.size, turn)
     away = [x.nbytes for to, x in enumerate(pieces) if to != ranks.index and x.numel()]
-    expect(traffic.sent_bytes <= sum(away) + TELLING, f"{where} sends {traffic.sent_bytes:,} bytes;"
-           f" its pieces for others have {sum(away):,}, and {TELLING} may tell lengths",
-           "Each piece goes once, straight to its rank, without padding.")
-    told = traffic.sent_messages - len(away)
-    expect(told < ranks.size, f"{where} sends {traffic.sent_messages} messages; {len(away)} for "
-           f"its pieces and {ranks.size - 1} for lengths are enough", "An empty piece is no "
-           "message, nor is it padded, and each other is one.")
-    come = [op.received_bytes for op in traffic.ops if op.name == "recv"]
-    both = (traffic.sent_messages, traffic.sent_bytes), (len(come), sum(come))
-    return told, 1e6 * max(ALPHA * count + SMALLER * BETA * nbytes for count, nbytes in both)
+    handed = list(pieces)
+    results, traffic, dropped = watched(lambda: fn(handed, **ranks.keywords))
+    results = results if isinstance(results, list | tuple) else []
+    memory = [{x.untyped_storage().data_ptr() for x in each
+               if isinstance(x, torch.Tensor) and x.numel()} for each in (pieces, results)]
+    return {
+        "how many tensors it returns": len(results),
+        **{f"what came from rank {i}": Told(without_steps(x), partial(sender_and_receiver, turn))
+           for i, x in enumerate(results)},
+        **{f"pieces[{j}] afterwards": without_steps(x) for j, x in enumerate(handed)},
+        "memory that results share with `pieces`": Must(bool(memory[0] & memory[1]), False),
+        "handles that nobody waited for": AtMost(dropped, 0),
+        "what it uses of the backend's collectives": Must(sorted(BACKENDS & {*traffic.calls}), []),
+        "bytes sent": AtMost(traffic.sent_bytes, sum(away) + TELLING, "sends {:,.0f} bytes; its "
+                             f"pieces for others have {sum(away):,}, and {TELLING} may tell "
+                             "lengths: {:,.0f}"),
+        "messages sent": AtMost(traffic.sent_messages, len(away) + R - 1, "sends {} messages; "
+                                f"{len(away)} for its pieces and {R - 1} for lengths are enough: "
+                                "{}")}
+
+
+def without_steps(x):
+    """Return a view of one element without its step: with it, it does not travel from a rank."""
+    return x.as_strided((1,), (1,)) if isinstance(x, torch.Tensor) and x.shape == (1,) else x
+
+
+def _score(fn):
+    """Return for each case (messages of this rank that tell lengths, us that it sends or receives).
+    """
+    ranks, scores = Ranks(tuple(range(dist.get_world_size())), None), []
+    for case in CASES:
+        pieces = case.pieces(ranks.index, ranks.size)
+        _, traffic, _ = watched(lambda: fn(pieces))
+        come = [op.received_bytes for op in traffic.ops if op.name == "recv"]
+        both = (traffic.sent_messages, traffic.sent_bytes), (len(come), sum(come))
+        away = sum(to != ranks.index and x.numel() > 0 for to, x in enumerate(pieces))
+        scores.append((traffic.sent_messages - away, 1e6 * max(
+            ALPHA * count + SMALLER * BETA * nbytes for count, nbytes in both)))
+    return scores
+
+
+class Scored(Proof):
+    """When all stages hold, it prints what the function's messages cost by the model."""
+
+    def prove(self, fn):
+        yield from super().prove(fn)
+        scores = on_ranks(_score, fn, ranks=4)
+        most = max(told for of_rank in scores for told, _ in of_rank)
+        yield f"messages of a rank of 4 that tell lengths: {most} (at most 3)"
+        for name in SCORED:
+            at = CASES.index(Case(name))
+            nbytes = [[4 * SMALLER * LENGTHS[name](i, j, 4) for j in range(4)] for i in range(4)]
+            yield (f"{name}: the busiest of 4 ranks takes "
+                   f"{max(of_rank[at][1] for of_rank in scores):.1f} us by the model; the library's "
+                   f"{1e6 * all_to_all_v_time(nbytes, ALPHA, BETA):.1f}, "
+                   f"bound {1e6 * all_to_all_v_time(nbytes, 0, BETA):.1f}")
+
+
+def by_objects(pieces, group=None):
+    """All send all they have to everyone."""
+    of_ranks = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, [piece.cpu() for piece in pieces], group=group)
+    return [of_rank[dist.get_rank(group)].to(pieces[0]).clone() for of_rank in of_ranks]
+
+
+def padded_to_the_longest(pieces, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
+    of_all = ring_all_gather(lengths, group).view(R, R)
+    longest, received = int(of_all.max()), [pieces[rank].clone()] * R
+    for step in range(1, R):
+        to, source = (rank + step) % R, (rank - step) % R
+        n = int(of_all[source, rank])
+        padded = pieces[0].new_zeros(longest if len(pieces[to]) else 0)
+        padded[: len(pieces[to])] = pieces[to]
+        place = pieces[0].new_empty(longest if n else 0)
+        received[source] = sendrecv(padded, to, place, source, group)[:n]
+    return received
+
+
+def all_send_first(pieces, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
+    coming = ring_all_gather(lengths, group).view(R, R)[:, rank].tolist()
+    received = [pieces[0].new_empty(n) for n in coming]
+    received[rank].copy_(pieces[rank])
+    for to in range(R):
+        if to != rank and len(pieces[to]):
+            dist.send(pieces[to].contiguous(), group=group, group_dst=to)
+    for source in range(R):
+        if source != rank and len(received[source]):
+            dist.recv(received[source], group=group, group_src=source)
+    return received
+
+
+def a_message_for_nothing(pieces, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    received = [pieces[rank].clone()] * R
+    for step in range(1, R):
+        to, source = (rank + step) % R, (rank - step) % R
+        n = torch.tensor([len(pieces[to])], device=pieces[to].device)
+        coming = torch.empty_like(n)
+        sendrecv(n, to, coming, source, group)
+        received[source] = pieces[0].new_empty(int(coming))
+        works = [dist.irecv(received[source], group=group, group_src=source),
+                 dist.isend(pieces[to].contiguous(), group=group, group_dst=to)]
+        for work in works:
+            work.wait()
+    return received
+
+
+def everything_round_a_ring(pieces, group=None):
+    """All pieces of all ranks pass through every rank."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
+    of_all = ring_all_gather(lengths, group).view(R, R)
+    passing, received = torch.cat(list(pieces)), [pieces[rank].clone()] * R
+    for step in range(1, R):
+        source = (rank - step) % R
+        place = passing.new_empty(int(of_all[source].sum()))
+        passing = sendrecv(passing, (rank + 1) % R, place, (rank - 1) % R, group)
+        received[source] = passing.split(of_all[source].tolist())[rank].clone()
+    return received
+
+
+CASES = tuple(Case(*each) for each in (
+    ("most to rank 0",), ("lengths 0 to 6", "int64"), ("lengths 0 to 6", "bfloat16"),
+    ("longer for higher ranks", "bfloat16"), ("lengths 0 to 6",), ("longer for higher ranks",),
+    ("other lengths on rank 1 only",), ("all to the last rank",), ("nothing at all",),
+    ("each to itself",), ("even",), ("skewed",), ("sparse",)))
+NEW = "[pieces[0].new_empty(n) for n in source_lengths]"
+TELL = "verbs.all_to_all(lengths, group).flatten().tolist()"
+SWAP = "sendrecv(pieces[to].contiguous(), to, received[source], source, group)"
+OWN, RETURN, ROUNDS = "received[rank].copy_(pieces[rank])", "    return received\n", "range(1, R)"
+ORDER = ("Place i of the list must hold what rank i sent to this rank, its pieces[my rank], even "
+         "where that is empty.")
+UNEVEN = Scored(
+    all_to_all_v,
+    Stage({"right on 3 and 4 ranks, three types, any lengths, views with steps; pieces unchanged":
+           (), "a piece goes once, straight to its rank, if it is not empty; R-1 messages tell "
+           "lengths": ("bytes sent", "messages sent")},
+          _see, CASES, (3, 4), oracle=by_objects),
+    Stage("in groups of one, two and three it talks to nobody outside, and ranks count there",
+          _see, CASES[:6], (4,), GROUPS, oracle=by_objects),
+    mistakes=(
+        Slip("A message is longer than the place made for it. No rank knows what the others send: "
+             "the lengths have to travel first.", (TELL, "[len(piece) for piece in pieces]")),
+        Slip("Tell lengths as int64: other types round them.",
+             (".tolist()", ".to(torch.bfloat16).long().tolist()"),
+             ("device=pieces[0].device", "device=pieces[0].device, dtype=pieces[0].dtype",
+              ".tolist()", ".long().tolist()")),
+        Slip("Make the place of each piece in the type that the sender gave it, new_empty.",
+             (NEW, NEW.replace("(n)", "(n, dtype=torch.float32)"))),
+        Slip("Here pieces are views with steps, and a message must be contiguous: "
+             "pieces[to].contiguous().", ("pieces[to].contiguous()", "pieces[to]")),
+        Slip("Copy this rank's own piece, too.", (OWN, "received[rank].zero_()")),
+        Slip("A result is in the memory of a piece: who writes into it would write into the piece. "
+             "Copy this rank's own piece.", (OWN, "received[rank] = pieces[rank]")),
+        Slip(ORDER, (RETURN, "    return received[rank:] + received[:rank]\n"),
+             (RETURN, "    return [received[rank - n] for n in range(R)]\n"),
+             (RETURN, "    return [x for x in received if x.numel()]\n")),
+        Slip("Return a list of R tensors, one of each rank.",
+             (RETURN, "    return torch.cat(received)\n"),
+             (RETURN, "    received.pop(rank)\n    return received\n")),
+        Slip("pieces[to] is for rank `to`: send it there, and receive from `source`.",
+             (SWAP, SWAP.replace(" to, received[source], source,", " source, received[source], to,"))),
+        Slip("One round is missing: every other rank has a piece, range(1, R).",
+             (ROUNDS, "range(1, R - 1)", "new_empty(n)", "new_zeros(n)")),
+        Slip("`pieces` have changed: receive into new tensors, and leave the list as it is.",
+             (RETURN, "    pieces.clear()\n    return received\n"),
+             (RETURN, "    pieces[:] = received\n    return received\n")),
+        Slip("Each piece goes once, straight to its rank, without padding.",
+             padded_to_the_longest),
+        Slip("Each piece goes straight to its rank. Round a ring it is sent up to R-1 times.",
+             everything_round_a_ring),
+        Slip("A send waits until its receiver receives, and here nobody receives. `sendrecv` sends "
+             "and receives at the same time; without it, only one of the two may send first.",
+             all_send_first),
+        Slip("An empty piece is no message: both sides know its length by then.",
+             a_message_for_nothing),
+        Slip("One message to each other rank tells it the length of its piece: R-1 are enough.",
+             ("    source_lengths =", "    verbs.all_to_all(lengths, group)\n    source_lengths =")),
+        Slip("A piece is one message, because every message costs its latency.",
+             (SWAP, "for a, b in zip(pieces[to].tensor_split(2), received[source].tensor_split(2)):"
+              "\n            sendrecv(a.contiguous(), to, b, source, group)")),
+        Slip(DROPPED, (SWAP, "handles = [dist.irecv(received[source], group=group, "
+                       "group_src=source)] if received[source].numel() else []\n        if "
+                       "pieces[to].numel():\n            dist.isend(pieces[to].contiguous(), "
+                       "group=group, group_dst=to)\n        for handle in handles:\n            "
+                       "handle.wait()")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", NEW,
+                    "kept.setdefault((R, pieces[0].dtype, *source_lengths), "
+                    f"{NEW})")),
+        Slip("Pass `group` on wherever you ask or send: get_rank(group), get_world_size(group), "
+             "sendrecv(..., group).", (SWAP, SWAP.replace(", group)", ")")),
+             (TELL, TELL.replace(", group", ""))),
+        Slip("Ranks in sendrecv count inside the group, as get_rank(group) does.",
+             (SWAP, SWAP.replace("to,", "dist.get_global_rank(group or dist.group.WORLD, to),"))),
+        Slip(BUILD, by_objects),
+    ), hints=(
+        "A rank must receive a piece into a tensor of the right length. Which rank knows that "
+        "length?",
+        "Take two rounds of messages. First each rank tells every other rank how much will come, "
+        "then the pieces go. In step s of each, send to rank + s and receive from rank - s.",
+        "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
+        "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
+        "to = (rank + shift) % R and source = (rank - shift) % R. sendrecv skips empty tensors. "
+        "Copy your own piece.",
+    ))

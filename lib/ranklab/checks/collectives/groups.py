@@ -1,113 +1,253 @@
 """One rank in the middle, or two kinds of links: parameter_server, hierarchical_all_reduce."""
 
-from functools import partial
+import functools
+import math
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.collectives.cases import (
-    GROUP, MARKS, ROOT, TYPES, UNEVEN_CASES, WORLD_SIZES, Case, Verb, of_sum, run,
-    stays_in_group,
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.collectives.inputs import (
+    BUILD, CHANGED, COST, EMPTY, FLAT, KEPT, MARKS, MEAN, OWN_TYPE, ROOTS, STRIDED, TYPES, UNEVEN,
+    WORLD_SIZES, Case, all_reduce_by_torch, two_sums,
 )
-from ranklab.checks.collectives.traffic import no_backend, nothing_sent, ranks_agree, sends
-from ranklab.collectives import node_groups
+from ranklab.checks.handles import DROPPED
+from ranklab.checks.prover import GROUPS, AtMost, Proof, Slip, Stage
+from ranklab.collectives import (
+    hierarchical_all_reduce, node_groups, parameter_server, ring_all_gather, ring_all_reduce,
+    ring_reduce_scatter, verbs,
+)
 
+
+# --- hierarchical_all_reduce ----------------------------------------------------------------------
+
+class Layers(NamedTuple):
+    """An input, where the ranks are laid out as so many nodes."""
+
+    nodes: int
+    case: Case
+
+    def __str__(self):
+        return f"{self.nodes} node{'s' * (self.nodes > 1)}, {self.case}"
+
+
+def _see_layers(fn, layers, ranks):
+    M, L = layers.nodes, ranks.size // layers.nodes
+    nbytes, is_even = layers.case.x(0).nbytes, layers.case.n % ranks.size == 0
+    inside, across = groups_of_nodes(L, dist.group.WORLD)
+
+    def by_link(traffic):
+        node = dist.get_rank() // L
+        fast = sum(n for peer, n in traffic.bytes_to.items() if peer // L == node)
+        shares = {"over the slow link": (traffic.sent_bytes - fast, 2 * (M - 1) / (M * L)),
+                  "inside the node": (fast, 2 * (L - 1) / L)}
+        return {f"bytes {where}": AtMost(
+            100 * sent / nbytes, 100 * share, f"sends {{:.3g}} MB of a 100 MB tensor {where}; "
+            "{:.3g} MB are enough") for where, (sent, share) in shares.items()
+            if nbytes and is_even}
+
+    cost = 2 * (ranks.size - 1) / ranks.size, math.inf, ranks.size
+    yield from two_sums(lambda x: fn(x, inside, across), ranks, layers.case, cost, more=by_link)
+
+
+@functools.cache
+def groups_of_nodes(per_node, world):
+    """Make the groups once a launch, however many cases there are."""
+    return node_groups(per_node)
+
+
+def sum_by_torch(x, inside=None, across=None):
+    return all_reduce_by_torch(x)
+
+
+def flat_ring(x, inside=None, across=None):
+    return ring_all_reduce(x)
+
+
+def whole_tensor_across(x, inside=None, across=None):
+    return ring_all_reduce(ring_all_reduce(x, inside), across)
+
+
+def across_first(x, inside=None, across=None):
+    return ring_all_reduce(ring_all_reduce(x, across), inside)
+
+
+def leaders_across(x, inside=None, across=None):
+    total = verbs.reduce(x, 0, inside)
+    return verbs.broadcast(x if total is None else ring_all_reduce(total, across), 0, inside)
+
+
+def pads(x, inside=None, across=None):
+    padded = torch.cat([x.flatten(), x.new_zeros(-x.numel() % dist.get_world_size(inside))])
+    shard = ring_all_reduce(ring_reduce_scatter(padded, inside), across)
+    return ring_all_gather(shard, inside)[:x.numel()].reshape(x.shape)
+
+
+def layers_of(nodes, *cases):
+    return tuple(Layers(nodes, case) for case in cases)
+
+
+SCATTERED, ACROSS = "ring_reduce_scatter(x, inside)", "ring_all_reduce(shard, across)"
+GATHERED = "ring_all_gather(shard, inside, out=x.new_empty(x.shape))"
+EVEN = MARKS, *TYPES, Case(24, kind="normal")
+SLOW, FAST = "bytes over the slow link", "bytes inside the node"
 LENGTHS = "Where L does not divide, give the last all-gather out=x.new_empty(x.shape)."
-EARLY = ("Receive from all workers first, then send to all: an early reply lacks the workers that "
-         "come later. The server's own x counts once.")
-ORDER = ("The three steps must use the groups in this order: inside, across, inside. The last "
-         "gathers the same shards that the first scattered.")
+HIERARCHICAL = Proof(
+    hierarchical_all_reduce,
+    Stage({"right on 6 ranks in 3 nodes, four types; when nothing divides (0, 1, 2, 7, 1001), when "
+           "x is not contiguous; x unchanged": (*COST[:4],),
+           "over the slow link each rank sends 2(M-1)/M of one L-th of the bytes, inside 2(L-1)/L":
+           (SLOW, FAST, *COST[4:])},
+          _see_layers, layers_of(3, *EVEN, *UNEVEN, Case(1001, kind="normal")), (6,),
+          oracle=sum_by_torch, launch={"nodes": 3}),
+    Stage("on 8 ranks in 2 nodes", _see_layers, layers_of(2, *EVEN), (8,), oracle=sum_by_torch,
+          launch={"nodes": 2}),
+    Stage("on 1 and 2 ranks in one node", _see_layers, layers_of(1, *EVEN), (2, 1),
+          oracle=sum_by_torch),
+    Stage("on 3 nodes of one rank", _see_layers, layers_of(3, *EVEN), (3,), oracle=sum_by_torch,
+          launch={"nodes": 3}),
+    mistakes=(
+        Slip("The groups are swapped: the big transfers go over the slow link. Sum inside the node "
+             "first.", (SCATTERED, "ring_reduce_scatter(x, across)", "(shard, across)",
+                        "(shard, inside)", "(shard, inside, out", "(shard, across, out")),
+        Slip("The nodes never met: all-reduce the shard over the group `across`.",
+             (ACROSS, "shard")),
+        Slip("The shard goes round inside the node again: all-reduce it over the group `across`.",
+             (ACROSS, "ring_all_reduce(shard, inside)")),
+        Slip("Here a shard is less than one L-th of x: reduce-scatter over `inside`, then all-reduce "
+             "over `across`.", (ACROSS, "ring_reduce_scatter(shard, across)"),
+             (SCATTERED, "ring_reduce_scatter(x)")),
+        Slip("Reduce-scatter inside the node: each rank has one L-th of its node's sum.",
+             (SCATTERED, "ring_reduce_scatter(x, across)")),
+        Slip("The last step gathers the same shards that the first scattered: inside the node.",
+             ("(shard, inside, out", "(shard, across, out")),
+        Slip("After the sum across the nodes each rank has one shard: an all-gather inside the node "
+             "must follow.", (f"return {GATHERED}", "return shard")),
+        Slip(LENGTHS, (GATHERED, "ring_all_gather(shard, inside).view(x.shape)"),
+             (GATHERED, "ring_all_gather(shard, inside)[:x.numel()].view(x.shape)")),
+        Slip("Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
+        Slip(MEAN, (GATHERED, f"({GATHERED} / dist.get_world_size()).to(x.dtype)")),
+        Slip("Pass the groups on: without one a ring goes round all ranks.",
+             (ACROSS, "ring_all_reduce(shard)"),
+             (GATHERED, GATHERED.replace("inside, ", ""))),
+        Slip("This is a flat ring: use the groups `inside` and `across`. Let only a shard of the "
+             "node's sum cross to its peers.", flat_ring),
+        Slip("The whole tensor crosses. Sum inside the node first, and let only a shard of that sum "
+             "cross to its peers.", whole_tensor_across, across_first),
+        Slip("One rank carries more than the others. Let each take its own shard across, round a "
+             "ring.", leaders_across,
+             (ACROSS, "parameter_server(shard, 0, across)"), parameter_server=parameter_server),
+        Slip("Nothing is padded: tensor_split cuts any length, and the last all-gather gets "
+             "out=x.new_empty(x.shape).", pads),
+        Slip(OWN_TYPE, (SCATTERED, "ring_reduce_scatter(x.float(), inside).to(x.dtype)")),
+        Slip(f"{CHANGED}Gather into a new tensor.", ("out=x.new_empty(x.shape)", "out=x")),
+        Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)"), torch=torch),
+        Slip(KEPT, ("across=None):", "across=None, kept={}):", "x.new_empty(x.shape)",
+                    "kept.setdefault((x.shape, x.dtype), x.new_empty(x.shape))")),
+        Slip("Here you build it yourself, from ring_reduce_scatter, ring_all_reduce and "
+             "ring_all_gather.", sum_by_torch),
+    ), hints=(
+        "Three lines: do as much as you can inside the node, before and after you use the slow "
+        "link.",
+        "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
+        "that across. All-gather inside.",
+        "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
+        "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
+    ))
 
 
-def _of_server(result):
-    own = {f"still its own x (server={result.case.root})": (
-        result.xs[result.ranks.index], "After the server has added everything up, it must send the "
-        "sum back.")}
-    return own | of_sum(result, {"lacks": EARLY})
+# --- parameter_server -----------------------------------------------------------------------------
+
+def _see_server(fn, case, ranks):
+    R = ranks.size
+    times = R - 1 if ranks.index == case.root_of(R) else 1  # the server answers each of them
+    messages = times if case.n else 0
+    yield from two_sums(functools.partial(fn, server=case.root_of(R)), ranks, case,
+                        (times, messages, messages), cuts=False)
 
 
-SERVER = Verb(lambda xs, case: [sum(xs)] * len(xs), _of_server,
-              call=lambda fn, x, case, keywords, _: fn(x, server=case.root, **keywords))
+def sum_for_server(x, server=0, group=None):
+    return all_reduce_by_torch(x, group)
 
 
-def check_parameter_server(fn):
-    for ranks in WORLD_SIZES:
-        run(fn, SERVER, [MARKS, *TYPES, Case(6, root=ranks - 1), Case(6, root=ranks // 2)], ranks)
-    yield "every rank has the sum, for several servers, on 1, 2, 3, 8 ranks; four types"
-    cases = [*UNEVEN_CASES, Case(1001, kind="normal"), Case(48, root=2)]
-    seen = run(fn, SERVER, cases, 4)
-    nothing_sent(seen)
-    ranks_agree(seen[-2])
-    yield "on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
-    stays_in_group(fn, SERVER, has_out=False, hint=f"{GROUP} {ROOT}")
-    yield "inside a group it talks to nobody outside, and `server` counts there"
-    sends(seen[-1], [(192 * times, times) for times in (1, 1, 3, 1)],  # rank 2 is the server
-          "All traffic goes through rank `server`, whichever that is."
-          if seen[-1][0][1].sent_bytes == 3 * 192 else
-          "A worker sends its x once, to the server only; the server answers each once.")
-    yield "the server sends R-1 times x, every other rank once: that is the bottleneck"
+def ring_instead(x, server=0, group=None):
+    return ring_all_reduce(x, group)
 
 
-def _of_layers(per_node, result):
-    got, right, ranks, xs = result.got, result.right, result.ranks, result.xs
-    if got.shape != right.shape:
-        return {f"{got.numel()} of {right.numel()} elements, in shape {tuple(got.shape)}": (
-            got, LENGTHS if 2 * got.numel() > right.numel() else "After the sum across the nodes "
-            "each rank has one shard: an all-gather inside the node must follow.")}
-    node = ranks.index // per_node
-    named = {f"the sum of node {node} only": (
-        sum(xs[node * per_node:(node + 1) * per_node]),
-        "The nodes never met: all-reduce the shard over the group `across`.")}
-    if result.case.kind == "marks" and bool((got != got[0]).any()):
-        named["a sum in which some parts lack some ranks"] = got, ORDER
-    return named | of_sum(result)
+def all_to_all(x, server=0, group=None):
+    return verbs.all_gather(x.contiguous(), group).sum(dim=0, dtype=x.dtype)
 
 
-def _layers(per_node):
-    return Verb(SERVER.right, partial(_of_layers, per_node), prepare=partial(node_groups, per_node),
-                call=lambda fn, x, case, keywords, groups: fn(x, *groups))
-
-
-def check_hierarchical_all_reduce(fn):
-    for nodes, per_node in ((1, 1), (1, 2), (3, 1), (2, 4)):  # ranks on each node
-        *_, on_8 = run(fn, _layers(per_node), [MARKS, *TYPES, Case(96)], nodes * per_node,
-                       nodes=nodes)
-    yield "right on 1, 2, 3, 8 ranks, in 1, 2, 3 nodes; four types"
-    cases = [*UNEVEN_CASES, Case(1001, kind="normal"), Case(96)]
-    *_, agreeing, on_6 = run(fn, _layers(2), cases, 6, LENGTHS, nodes=3)
-    ranks_agree(agreeing)
-    yield "on 6 too, when nothing divides (0, 1, 2, 7, 1001), when x is not contiguous; x unchanged"
-    no_backend(on_8)
-    _link_bytes(on_8, nodes=2, per_node=4, nbytes=96 * 4)
-    _link_bytes(on_6, nodes=3, per_node=2, nbytes=96 * 4)  # with two, a server does as well
-    sent, least = sum(traffic.sent_bytes for _, traffic in agreeing), 8 * 1001 * 5  # of two rings
-    expect(sent <= least, f"with 1,001 elements the ranks send {sent:,} bytes in all; {least:,} "
-           "are enough", f"Nothing is padded. {LENGTHS}")
-    yield "over the slow link each rank sends 2(M-1)/M of one L-th of the bytes, inside 2(L-1)/L"
-
-
-def _link_bytes(seen, nodes, per_node, nbytes):
-    """Each rank of 100 MB, as it is told, sends its part over both kinds of links."""
-    slow_best = 2 * (nodes - 1) * nbytes // (nodes * per_node)
-    fast_best = 2 * (per_node - 1) * nbytes // per_node
-    slow, fast = (_bytes(seen, per_node, is_inside) for is_inside in (False, True))
-    hint = "Sum inside the node first, and let only a shard of that sum cross to its peers."
-    if sum(slow) == slow_best * len(seen):
-        hint = "One rank carries more than the others. Let each take its own shard across."
-    elif nodes > 2:  # on two nodes it was right
-        hint = "Across the nodes, too, a ring sends the fewest bytes: ring_all_reduce."
-    elif len(set(slow)) > 1:
-        hint = f"This is a flat ring (group=None?): use the groups inside and across. {hint}"
-    elif fast == [fast_best // nodes] * len(seen):
-        hint = f"The groups are swapped: the big transfers go over the slow link. {hint}"
-    told = " and ".join(f"{100 * n / nbytes:.3g} MB" for n in sorted({*slow}))
-    expect(slow == [slow_best] * len(seen), f"of a 100 MB tensor, ranks send {told} over the slow "
-           f"link; {100 * slow_best / nbytes:.3g} MB each are enough", hint)
-    expect(fast == [fast_best] * len(seen), "inside the node a rank sends "
-           f"{100 * max(fast) / nbytes:g} MB of a 100 MB tensor; {100 * fast_best / nbytes:g} MB "
-           "are enough", "Inside, one reduce-scatter comes before and one all-gather after.")
-
-
-def _bytes(seen, per_node, is_inside):
-    """What each rank sent to the ranks of its node, or to those of other nodes."""
-    return [sum(n for peer, n in traffic.bytes_to.items()
-                if (peer // per_node == rank // per_node) == is_inside)
-            for rank, (_, traffic) in enumerate(seen)]
+ASK = "dist.send(total, group=group, group_dst=server)"
+TAKE = "dist.recv(total, group=group, group_src=server)"
+COLLECT = "dist.recv(buffer, group=group, group_src=worker)"
+ANSWER = "dist.send(total, group=group, group_dst=worker)"
+BUFFER, START = "buffer = torch.empty_like(total)", "    rank, R ="
+CLONE, RETURN = "x.clone(memory_format=torch.contiguous_format)", "    return total\n"
+SERVER = Proof(
+    parameter_server,
+    Stage({"every rank has the sum, for several servers, on 1, 2, 3, 8 ranks; four types": (),
+           "x unchanged; the server sends R-1 times x, every other rank once: that is the "
+           "bottleneck": COST},
+          _see_server, (*ROOTS, *TYPES, Case(24, kind="normal")), WORLD_SIZES,
+          oracle=sum_for_server),
+    Stage("on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_server,
+          (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=sum_for_server),
+    Stage("inside a group it talks to nobody outside, and `server` counts there", _see_server,
+          (ROOTS[1],), (4,), GROUPS, oracle=sum_for_server),
+    mistakes=(
+        Slip("All traffic goes through rank `server`, whichever that is.",
+             (START, f"    server = 0\n{START}")),
+        Slip("Receive from all workers first, then send to all: an early reply lacks the workers "
+             "that come later.", ("total += buffer\n        for worker in workers:",
+                                  "total += buffer")),
+        Slip("Workers still have their own x: the server must send the sum back, and they must "
+             "receive it into what they return.", (TAKE, "pass", ANSWER, "pass"),
+             (TAKE, f"buffer = torch.empty_like(total)\n        {TAKE.replace('total', 'buffer')}")),
+        Slip("The server adds each tensor that arrives: total += buffer.",
+             ("total += buffer", "total = buffer.clone()")),
+        Slip("The server's own x is part of the sum.",
+             (BUFFER, f"{BUFFER}\n        total.zero_()")),
+        Slip("The server's own x counts once.", (BUFFER, f"{BUFFER}\n        total += x")),
+        Slip("Workers keep the sum that comes back, as it is.",
+             (TAKE, f"{TAKE}\n        total += x")),
+        Slip(MEAN, (RETURN, "    return (total / R).to(x.dtype)\n")),
+        Slip("All wait in recv: a worker sends first, and then receives.",
+             (ASK, TAKE.replace("total", "buffer"), TAKE, ASK, "workers = [r for",
+              "buffer = torch.empty_like(total)\n    workers = [r for")),
+        Slip("The server talks to workers only, not to itself.",
+             (" if r != server]", "]")),
+        Slip("A worker sends its x once, to the server only; the server answers each once.",
+             ring_instead, all_to_all),
+        Slip("Send one message in each step, because every message costs its latency.",
+             (ASK, "for part in total.view(-1).tensor_split(2):\n"
+              "            dist.send(part, group=group, group_dst=server)",
+              COLLECT, "for part in buffer.view(-1).tensor_split(2):\n"
+              "                dist.recv(part, group=group, group_src=worker)")),
+        Slip(EMPTY, ("server and total.numel()", "server", "elif total.numel()", "else")),
+        Slip(OWN_TYPE, (CLONE, "x.float()"), (CLONE, "x.float()", RETURN,
+                                              "    return total.to(x.dtype)\n")),
+        Slip(f"{CHANGED}Add into a copy. (x.contiguous() is no copy where x is contiguous.)",
+             (CLONE, "x"), (CLONE, "x.contiguous()")),
+        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+             (RETURN, "    return total if R > 1 else x\n")),
+        Slip(STRIDED, (CLONE, "x.clone()"), ("torch.empty_like(total)", "torch.empty_like(x)")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
+                    f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
+        Slip(DROPPED, (ANSWER, ANSWER.replace("send", "isend"))),
+        Slip("Pass `group` on wherever you ask or send: get_rank(group), dist.send(..., "
+             "group=group, group_dst=...).", (START, f"    group = None\n{START}"),
+             (ASK, ASK.replace("group=group, ", ""))),
+        Slip("`server` and the workers count inside the group: use group_dst and group_src. dst= "
+             "and src= are numbers of all ranks.",
+             (ASK, ASK.replace("group_dst", "dst"), TAKE, TAKE.replace("group_src", "src"),
+              COLLECT, COLLECT.replace("group_src", "src"),
+              ANSWER, ANSWER.replace("group_dst", "dst"))),
+        Slip(BUILD, sum_for_server),
+    ), hints=(
+        "There are two kinds of ranks. Workers send x and wait for the answer; the server adds.",
+        "The server receives from every worker in turn and adds, and only then sends to every one.",
+        "if rank != server: send(total), recv(total), both with group=group and group_dst or "
+        "group_src=server; else: for each worker: recv(buffer); "
+        "total += buffer; then for each worker: send(total). An empty x is not sent at all.",
+    ))

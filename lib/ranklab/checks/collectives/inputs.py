@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ranklab.checks.handles import Waits
-from ranklab.checks.prover import AtMost, InAll, Must, Told
+from ranklab.checks.prover import Agree, AtMost, InAll, Must, Told
 from ranklab.engine import device
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
@@ -19,6 +20,17 @@ MARK = 128  # ranks are counted to its base: a sum of marks tells how often each
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}
 FINE = {"float64": 1 + 2.0**-26, "int64": 2**40 + 1}  # times whole numbers: lost in float32
+BUILD = "Here you build the collective yourself, from sendrecv, send and recv only."
+EMPTY = ("Nothing at all is sent when x is empty: every rank knows that there is nothing to come, "
+         "and a message costs its latency.")
+CHANGED = "x itself is changed, and it is the result: who writes into that would write into x. "
+KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
+MEAN = "Do not divide by R: code that wants the mean does it afterwards."
+OWN_TYPE = "Make every buffer with empty_like or new_empty: same type, same device."
+STRIDED = ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x) keep "
+           "the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
+FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks are "
+        "copies: x.new_empty(x.shape) is contiguous.")
 COST = ("x afterwards", "memory that the result shares with x", "handles that nobody waited for",
         "what it uses of the backend's collectives", "bytes sent", "messages sent",
         "ranks that it sends to", "bytes that all ranks send")
@@ -28,7 +40,7 @@ class Case(NamedTuple):
     """One input.
 
     kind  "marks" (whose x is in it?), "numbers" (exact in every type), "normal" (they round)
-    root  of verbs that have one, in the group
+    root  which rank of the group, for verbs that have one: "first", "middle" or "last"
     """
 
     n: int
@@ -36,12 +48,15 @@ class Case(NamedTuple):
     kind: str = "numbers"
     strided: bool = False
     has_out: bool = False
-    root: int = 0
+    root: str = "first"
 
     def __str__(self):
         shape = "a matrix that is not contiguous" if self.strided else f"{self.n} elements"
-        root = f", root {self.root}" * bool(self.root)
+        root = f", root: the {self.root} rank" * (self.root != "first")
         return f"{shape}, {self.dtype}{root}" + ", `out` given" * self.has_out
+
+    def root_of(self, R):
+        return {"first": 0, "middle": R // 2, "last": R - 1}[self.root]
 
     def x(self, rank, turn=0):
         """Return the input of `rank`: the same tensor on every rank that asks."""
@@ -62,6 +77,7 @@ TYPES = tuple(Case(24, dtype) for dtype in ("float32", "float64", "bfloat16", "i
 UNEVEN = (Case(48), *map(Case, (1001, 7, 2, 1, 0)), Case(24, strided=True))
 INTO = tuple(case._replace(has_out=True) for case in (Case(48), Case(1001), Case(24, strided=True)))
 MARKS_INTO = MARKS, MARKS._replace(has_out=True)
+ROOTS = tuple(MARKS._replace(root=root) for root in ("first", "middle", "last"))
 
 
 def out_for(case, x):
@@ -69,16 +85,14 @@ def out_for(case, x):
     return torch.full(x.shape, 99).to(x) if case.has_out else None
 
 
-def shown(case, result):
-    """Return a result that is told by the ranks that are in it, where x holds marks."""
-    return Told(result, in_marks) if case.kind == "marks" else result
-
-
 def in_marks(got, due):
-    """Return which ranks are missing in a sum of marks, or in it twice."""
-    if not isinstance(got, torch.Tensor) or got.shape != due.shape or not got.numel():
+    """Return which ranks are missing in a sum of marks, or in it twice: where it first differs."""
+    if not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (due.shape, due.dtype):
         return ""
-    times, right = ([int(x.flatten()[0]) // MARK**rank % MARK for rank in range(8)]
+    if (got != got.round()).any() or torch.equal(got, due.float().to(due)):
+        return ""  # a mean, or no number; or rounded to float32
+    at = int((got != due).flatten().int().argmax())
+    times, right = ([int(x.flatten()[at]) // MARK**rank % MARK for rank in range(8)]
                     for x in (got, due))
     lacks, twice, others = ([rank for rank in range(8) if is_so(times[rank], right[rank])]
                             for is_so in (lambda n, m: n < m, lambda n, m: n > m and m,
@@ -86,37 +100,77 @@ def in_marks(got, due):
     texts = [text.format(rank_names(ranks)) for text, ranks in (
         ("lacks {}", lacks), ("counts {} more than once", twice),
         ("has {}, not of this group", others)) if ranks]
-    return f"a sum that {' and '.join(texts)}" if texts else ""
+    where = f" at element {at}" * bool((got != got.flatten()[at]).any())
+    return f"a sum that {' and '.join(texts)}{where}" if texts else ""
 
 
-def seen_of(call, ranks, case, x, out, cost, of_out=lambda out: out, size=None):
+class Works(TorchDispatchMode):
+    """Inside, notes the handles of all messages, as the dispatcher knows them."""
+
+    def __init__(self):
+        super().__init__()
+        self.handles = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d" and isinstance(result, torch.ScriptObject):
+            self.handles.append(result)
+        return result
+
+
+def watched(call):
+    """Return (what it returns, its Traffic, how many handles nobody waited for).
+
+    Those are waited for here: else their messages may be lost or not, by chance.
+    """
+    with Traffic() as traffic, Waits() as waits, Works() as works:
+        result = call()
+    dropped = waits.missing(traffic.calls.total())
+    for work in map(dist.Work.unbox, works.handles if dropped else ()):
+        if not waits.is_over(work):
+            work.wait()
+    return result, traffic, dropped
+
+
+def seen_of(call, ranks, case, x, out, cost, of_out=lambda out: out, size=None, tell=in_marks,
+            cuts=True, in_all=None, more=lambda traffic: {}):
     """Return what one call shows: the result, the inputs afterwards, and what this rank sent.
 
     call    (x, keywords) -> the result
     cost    (share of the bytes that this rank sends, messages, ranks that it sends to)
     of_out  which part of `out` is looked at
-    size    elements that bytes are told by; x's. What one rank sends is settled only where R
-            divides them: else it depends on the way that chunks go
+    size    elements that bytes are told by; x's
+    tell    how a wrong result is told, where x holds marks
+    cuts    x is cut into chunks: then what one rank sends is settled only where R divides them, and
+            else it depends on the way that chunks go
+    in_all  share of the bytes that the average rank sends, where that is less
+    more    traffic -> what else is looked at
     """
     keywords = ranks.keywords | ({} if out is None else {"out": out})
-    with Traffic() as traffic, Waits() as waits:
-        got = call(x, keywords)
+    got, traffic, dropped = watched(lambda: call(x, keywords))
     shares = isinstance(got, torch.Tensor) and x.numel() and got.data_ptr() == x.data_ptr()
     size, (share, messages, peers) = size or x.numel(), cost
     whole = size * x.element_size()
+    is_settled = not cuts or size % ranks.size == 0
+
+    def shown(result):
+        return Told(result, tell) if case.kind == "marks" else result
+
     return {
-        "the result": shown(case, got),
-        **({} if out is None else {"`out`": shown(case, of_out(out))}),
+        "the result": shown(got),
+        **({} if out is None else {"`out`": shown(of_out(out))}),
         "x afterwards": x,
         "memory that the result shares with x": Must(bool(shares and out is None), False),
-        "handles that nobody waited for": AtMost(waits.missing(traffic.calls.total()), 0),
+        "handles that nobody waited for": AtMost(dropped, 0),
         "what it uses of the backend's collectives": Must(sorted(BACKENDS & {*traffic.calls}), []),
+        **more(traffic),
         **({"bytes sent": AtMost(100 * traffic.sent_bytes / whole, 100 * share,
-                                 "sends {:.1f} MB of a 100 MB tensor; {:.1f} MB is enough"),
-            "messages sent": AtMost(traffic.sent_messages, messages),
-            "ranks that it sends to": AtMost(len(traffic.bytes_to), peers)}
-           if whole and size % ranks.size == 0 else {}),
-        "bytes that all ranks send": InAll(traffic.sent_bytes, share * whole),
+                                 "sends {:.1f} MB of a 100 MB tensor; {:.1f} MB is enough")}
+           if whole and is_settled else {}),
+        **({"messages sent": AtMost(traffic.sent_messages, messages),
+            "ranks that it sends to": AtMost(len(traffic.bytes_to), peers)} if is_settled else {}),
+        "bytes that all ranks send": InAll(
+            traffic.sent_bytes, whole * (share if in_all is None else in_all)),
     }
 
 
@@ -125,3 +179,17 @@ def two_calls(fn, ranks, case, cost, **more):
     xs = [case.x(dist.get_rank(), turn) for turn in (0, 1)]
     yield from [seen_of(lambda x, keywords: fn(x, **keywords), ranks, case, x, out_for(case, x),
                         cost, **more) for x in xs]
+
+
+def two_sums(fn, ranks, case, cost, **more):
+    """Yield what two calls show. Of numbers that round, all ranks must have the same bits."""
+    for values in two_calls(fn, ranks, case, cost, **more):
+        agree = {"the sum": Agree(values["the result"])} if case.kind == "normal" else {}
+        yield values | agree
+
+
+def all_reduce_by_torch(x, group=None, out=None):
+    total = x.contiguous().clone()
+    if group is None or dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    return total if out is None else out.copy_(total)

@@ -4,9 +4,10 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.inputs import (
-    COST, INTO, MARKS, MARKS_INTO, TYPES, UNEVEN, WORLD_SIZES, Case, out_for, seen_of, two_calls,
+    COST, FLAT, INTO, KEPT, MARKS, MARKS_INTO, MEAN, OWN_TYPE, TYPES, UNEVEN, WORLD_SIZES, Case,
+    all_reduce_by_torch, out_for, seen_of, two_calls, two_sums,
 )
-from ranklab.checks.prover import ALL, GROUPS, Agree, Proof, Slip, Stage
+from ranklab.checks.prover import ALL, GROUPS, Proof, Slip, Stage
 from ranklab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, sendrecv
 
 ALONE = (Case(6, has_out=True),)
@@ -15,8 +16,6 @@ OUTSIDE = "Here an `out` is given. It is contiguous, and full of other numbers."
 IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
 GROUP = "Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group)."
 OUT = "Let what arrives land in the chunks of `out`. `a = a + b` makes a new tensor elsewhere."
-FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks are "
-        "copies: x.new_empty(x.shape) is contiguous.")
 
 
 def _passes(number, R):
@@ -82,8 +81,7 @@ SCATTER = Proof(
              (ADD, "buffer.add_(chunks[(i + 1) % R])"), (ADD, "buffer.add_(chunks[rank])")),
         Slip("x itself is changed: chunks that are cut from x are views of x. Add into what "
              "arrived.", (ADD, "chunks[i].add_(buffer)")),
-        Slip("Do not divide by R: code that wants the mean does it afterwards.",
-             (RETURN, "    return (partial / R).to(x.dtype)")),
+        Slip(MEAN, (RETURN, "    return (partial / R).to(x.dtype)")),
         Slip(OUT, (ADD, "buffer + chunks[i]"), ("if out is not None else None", "if False else 0")),
         Slip("Chunks of `out` differ in length, too: tensor_split cuts them.",
              ("out.view(-1).tensor_split(R)", "out.view(R, -1)")),
@@ -186,8 +184,7 @@ GATHER = Proof(
         Slip("Something is kept from another call: make buffers inside the function, new in each "
              "call.", ("out=None):", "out=None, kept={}):", MADE,
                        f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})")),
-        Slip("Make every buffer with empty_like or new_empty: same type, same device.",
-             ("shard.new_empty(", "torch.empty(")),
+        Slip(OWN_TYPE, ("shard.new_empty(", "torch.empty(")),
     ), hints=(
         "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
         "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
@@ -200,17 +197,7 @@ GATHER = Proof(
 # --- all-reduce -----------------------------------------------------------------------------------
 
 def _see_reduce(fn, case, ranks):
-    """Of numbers that round: all ranks must have the same bits."""
-    for values in two_calls(fn, ranks, case, _passes(2, ranks.size)):
-        agree = {"the sum": Agree(values["the result"])} if case.kind == "normal" else {}
-        yield values | agree
-
-
-def all_reduce_by_torch(x, group=None, out=None):
-    total = x.contiguous().clone()
-    if group is None or dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
-    return total if out is None else out.copy_(total)
+    yield from two_sums(fn, ranks, case, _passes(2, ranks.size))
 
 
 def passes_the_whole(x, group=None, out=None):
@@ -246,13 +233,11 @@ ALL_REDUCE = Proof(
         Slip("After reduce-scatter each rank has one chunk; an all-gather must follow.",
              (f"return {GATHERED}", "return shard")),
         Slip("The chunks are flat. Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
-        Slip("Do not divide by R: code that wants the mean does it afterwards.",
-             (GATHERED, f"({GATHERED} / dist.get_world_size(group)).to(x.dtype)")),
+        Slip(MEAN, (GATHERED, f"({GATHERED} / dist.get_world_size(group)).to(x.dtype)")),
         Slip("R does not divide this length, so shards differ in length: make `out` where none is "
              "given, x.new_empty(x.shape), and hand `out` to both.",
              (GATHERED, "ring_all_gather(shard, group).view(x.shape)")),
-        Slip("Make every buffer with empty_like or new_empty: same type, same device.",
-             ("shard = ring_reduce_scatter(x, group, out)",
+        Slip(OWN_TYPE, ("shard = ring_reduce_scatter(x, group, out)",
               "shard = ring_reduce_scatter(x.float(), group).to(x.dtype)")),
         Slip("Nothing is in the `out` that was given.", ("    if out is None:", "    if True:")),
         Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)")),

@@ -1,111 +1,268 @@
-"""Few steps: tree_broadcast and recursive_doubling. Checked for values, rounds and bytes."""
+"""Few steps: tree_broadcast and recursive_doubling, by their values, rounds and messages."""
 
 import math
+from functools import partial
 
-from ranklab.checks.beside import expect
-from ranklab.checks.collectives.cases import (
-    GROUP, MARKS, ROOT, TYPES, UNEVEN, UNEVEN_CASES, Case, Verb, of_sum, run,
-    stays_in_group,
+import torch
+import torch.distributed as dist
+
+from ranklab.checks.collectives.inputs import (
+    BUILD, CHANGED, COST, EMPTY, KEPT, MARK, MARKS, MEAN, OWN_TYPE, ROOTS, STRIDED, TYPES, UNEVEN,
+    Case, all_reduce_by_torch, two_calls, two_sums,
 )
-from ranklab.checks.collectives.traffic import no_backend, nothing_sent, ranks_agree, sends
+from ranklab.checks.handles import DROPPED
+from ranklab.checks.prover import GROUPS, AtMost, InAll, Must, Proof, Slip, Stage
+from ranklab.collectives import recursive_doubling, ring_all_reduce, sendrecv, tree_broadcast
+from ranklab.engine import device
 
-ODD = "R is no power of two here: is there a partner for every rank?"
-PLACE = ("Count places from src: place = (rank - src) % R, and turn a place back into a rank with "
-         "(place + src) % R before you send to it or receive from it.")
-FOLD = ("On 7 ranks, no power of two: fold the ranks beyond the largest power of two in first: "
-        "they hand their x to a partner below, wait, and get the finished sum back.")
-SWAP = ("Swap with one partner, rank ^ step: the step doubles each time, 1, 2, 4 (step *= 2). Too "
-        "many swaps, or a partner that has it already, count twice.")
+CLONE = "x.clone(memory_format=torch.contiguous_format)"
 
 
-def _of_source(result):
-    case, members, own = result.case, result.ranks.members, result.ranks.index
-    named = {"its own x: nobody sent it src's": (result.xs[own], "Are there enough rounds? `have` "
-             "doubles until it is R or more: log2 R, rounded up.")} if case.root == 0 else {}
-    return named | {f"the x of rank {member}, but src={case.root}": (x, PLACE)
-                    for member, x in zip(members, result.xs)}
+# --- tree_broadcast -------------------------------------------------------------------------------
+
+def _see_broadcast(fn, case, ranks):
+    """Then each rank's log of receivers travels by the broadcast itself: how many rounds was it?"""
+    R, src, logs = ranks.size, case.root_of(ranks.size), []
+    rounds = math.ceil(math.log2(R))
+
+    def messages(traffic):
+        logs.append([op.peer for op in traffic.ops if op.name == "send"])
+        return {"messages that all ranks send": InAll(len(logs[-1]), (R - 1) / R * (case.n > 0))}
+
+    cost = (rounds, rounds, rounds) if case.n else (0, 0, 0)  # a rank sends once in a round
+    yield from two_calls(partial(fn, src=src), ranks, case, cost, tell=whose_x, cuts=False,
+                         in_all=(R - 1) / R, more=messages)
+    if case.kind == "marks":
+        own = [ranks.members.index(peer) for peer in logs[0] if peer in ranks.members][:R]
+        own = torch.tensor(own + [-1] * (R - len(own)), device=device())
+        receivers = [fn(own, src=rank, **ranks.keywords).tolist() for rank in range(R)]
+        yield {"rounds until all have it": AtMost(_last_round(receivers, {src: 0}, src), rounds)}
 
 
-BROADCAST = Verb(lambda xs, case: [xs[case.root]] * len(xs), _of_source,
-                 call=lambda fn, x, case, keywords, _: fn(x, src=case.root, **keywords))
+def _last_round(receivers, rounds, rank):
+    """Return the round in which the last rank has it: a rank sends to one of its receivers a round.
 
-
-def check_tree_broadcast(fn):
-    for ranks in (2, 8, 5, 1):
-        roots = sorted({0, ranks - 1, ranks // 2})
-        seen = run(fn, BROADCAST, [*(Case(12, root=root) for root in roots), *TYPES], ranks,
-                   f"{ODD} {PLACE}" if ranks == 5 else PLACE)
-        for of_ranks in seen:
-            _messages(of_ranks, ranks)
-        _rounds(seen[0], ranks)
-    yield "every rank has rank src's x, for several src, on 1, 2, 5, 8 ranks; four types"
-    nothing_sent(run(fn, BROADCAST, UNEVEN_CASES, 3))
-    yield "on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous; x unchanged"
-    stays_in_group(fn, BROADCAST, has_out=False, hint=f"{GROUP} {ROOT}")
-    yield "inside a group it talks to nobody outside, and `src` counts there"
-    yield "R-1 messages in all, in ceil(log2 R) rounds"
-
-
-def _messages(seen, ranks):
-    no_backend(seen)
-    messages, sent = (sum(getattr(traffic, name) for _, traffic in seen)
-                      for name in ("sent_messages", "sent_bytes"))
-    expect(messages == ranks - 1, f"{ranks} ranks send {messages} messages; {ranks - 1} are "
-           "enough", "Each rank but src gets the value once, and only ranks that have it send.")
-    least = (ranks - 1) * seen[0][0].nbytes
-    expect(sent == least, f"{ranks} ranks send {sent} bytes; {least} are enough",
-           "Send x as it is, in its own type.")
-
-
-def _rounds(seen, ranks):
-    took, best = _has_all(seen, rank=0), math.ceil(math.log2(ranks))
-    one_talks = sum(traffic.sent_messages > 0 for _, traffic in seen) <= 1
-    expect(took <= best, f"with {ranks} ranks it takes {took} rounds; log2 R = {best} are enough",
-           "src sends to all itself. A rank that has the value can pass it on." if one_talks else
-           "The value goes from rank to rank like a bucket. In each round every rank that has it "
-           "can send: the number of ranks that have it doubles.")
-
-
-def _has_all(seen, rank, has=0):
-    """The round after which all have it that get it by way of `rank`, which has it after `has`.
-
-    A rank sends once in a round. Each but src gets one message: `_messages` saw to that.
+    rounds  in which each rank has it that is known of
     """
-    sent_to = [op.peer for op in seen[rank][1].ops if op.name == "send"]
-    return max([has, *(_has_all(seen, peer, has + n) for n, peer in enumerate(sent_to, 1))])
+    for n, peer in enumerate(receivers[rank], 1):
+        if peer >= 0 and peer not in rounds:
+            rounds[peer] = rounds[rank] + n
+            _last_round(receivers, rounds, peer)
+    return max(rounds.values())
 
 
-DOUBLING = Verb(lambda xs, case: [sum(xs)] * len(xs),
-                lambda result: of_sum(result, {"twice": SWAP}))
-ODD_DOUBLING = Verb(DOUBLING.right, lambda result: of_sum(result, dict.fromkeys(
-    ("lacks", "twice", "both"), FOLD)))
+def whose_x(got, due):
+    """Return whose marks these are."""
+    rank_of = {float(MARK**rank): rank for rank in range(8)}
+    values = {*got.flatten().tolist()} if isinstance(got, torch.Tensor) else {}
+    if len(values) != 1 or not values <= {*rank_of}:
+        return ""
+    return f"the x of rank {rank_of[values.pop()]}, not of rank {rank_of[due.flatten()[0].item()]}"
 
 
-def check_recursive_doubling(fn):
-    for ranks in (2, 8, 1):
-        run(fn, DOUBLING, [MARKS, *TYPES], ranks)
-    yield "right on 1, 2, 8 ranks; four types"
-    on_7 = run(fn, ODD_DOUBLING, [MARKS, *TYPES], 7, ODD)
-    yield "right on 7 ranks, which is no power of two"
-    cases = [*UNEVEN_CASES, Case(1001, kind="normal"), Case(48)]
-    *_, agreeing, seen = run(fn, DOUBLING, cases, 4, UNEVEN)
-    ranks_agree(agreeing, "Swap with one partner, rank ^ step: then both add the same two numbers.")
-    yield "on 4 too, for lengths 0, 1, 2, 7, 1001; x unchanged; all ranks agree to the last bit"
-    stays_in_group(fn, DOUBLING, has_out=False)
-    yield "inside a group it talks to nobody outside"
-    sends(seen, [(2 * 192, 2)] * 4, "log2 R swaps of the whole tensor, no chunks: 2 on 4 ranks.")
-    yield "each rank sends log2 R messages, of all bytes each"
-    for of_ranks in on_7:
-        _folded(of_ranks)
-    yield "of 7 ranks three hand over and get the sum back, and four do as four ranks alone"
+def broadcast_by_torch(x, src=0, group=None):
+    out = x.contiguous().clone()
+    dist.broadcast(out, group=group, group_src=src)
+    return out
 
 
-def _folded(seen):
-    """Of 7 ranks, three hand over; three of the other four take over, and hand back at the end."""
-    no_backend(seen)
-    messages = [traffic.sent_messages for _, traffic in seen]
-    times = [traffic.sent_bytes / got.nbytes for got, traffic in seen]
-    expect(sorted(messages) == [1, 1, 1, 2, 3, 3, 3] and times == messages, "on 7 ranks they send "
-           f"{messages} messages and {[round(n, 2) for n in times]} times x", "Three ranks hand x "
-           "over, in one message. The other four swap all they have twice, as four ranks do, and "
-           "three of them send the sum back.")
+def nearest_first(x, src=0, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    out, place = x.clone(memory_format=torch.contiguous_format), (rank - src) % R
+    step, last = 1, place & -place or R
+    if place and x.numel():
+        dist.recv(out, group=group, group_src=(rank - last) % R)
+    while step < last and x.numel():
+        if place + step < R:
+            dist.send(out, group=group, group_dst=(rank + step) % R)
+        step *= 2
+    return out
+
+
+SENDS, RECEIVES = "place < have and place + have < R", "have <= place < 2 * have"
+TO, FROM, DOUBLES = "(rank + have) % R", "(rank - have) % R", "have *= 2"
+START = "    rank, R ="
+BROADCAST = Proof(
+    tree_broadcast,
+    Stage({"every rank has rank src's x, for several src, on 1, 2, 5, 8 ranks; four types": (),
+           "x unchanged; R-1 messages in all, in ceil(log2 R) rounds":
+           (*COST, "messages that all ranks send", "rounds until all have it")},
+          _see_broadcast, (*ROOTS, *TYPES), (5, 8, 2, 1), oracle=broadcast_by_torch),
+    Stage("on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_broadcast,
+          UNEVEN, (3,), oracle=broadcast_by_torch),
+    Stage("inside a group it talks to nobody outside, and `src` counts there", _see_broadcast,
+          (ROOTS[1],), (4,), GROUPS, oracle=broadcast_by_torch),
+    mistakes=(
+        Slip("src sends to all itself. A rank that has the value can pass it on.",
+             (SENDS, "place == 0", RECEIVES, "place == have", DOUBLES, "have += 1")),
+        Slip("The value goes from rank to rank like a bucket. In each round every rank that has it "
+             "can send: the number of ranks that have it doubles.",
+             (SENDS, "place + 1 == have", TO, "(rank + 1) % R", RECEIVES, "place == have",
+              FROM, "(rank - 1) % R", DOUBLES, "have += 1")),
+        Slip("Send to the farthest place first: it has to serve the most others.", nearest_first),
+        Slip("Count places from src: place = (rank - src) % R.", ("(rank - src) % R", "rank")),
+        Slip("Turn a place back into a rank with (place + src) % R before you send to it or "
+             "receive from it.", (TO, "place + have", FROM, "place - have")),
+        Slip("R is no power of two here: is there a partner for every rank? A place sends only "
+             "where place + have < R.", (SENDS, "place < have")),
+        Slip("Are there enough rounds? `have` doubles until it is R or more: log2 R, rounded up.",
+             ("while have < R", "while 2 * have <= R"), ("while have < R", "while 2 * have < R")),
+        Slip("After a round twice as many have it: have *= 2.", (DOUBLES, "have += 1")),
+        Slip("A rank sends what it does not have yet: only places 0 .. have-1 have the value.",
+             (SENDS, "place % (2 * have) == 0 and place + have < R",
+              RECEIVES, "place % (2 * have) == have")),
+        Slip("A send waits until its receiver receives, and here nobody receives. Only one of the "
+             "two may send first, the one that has the value.",
+             (f"if {SENDS}", "if R > 1", f"elif {RECEIVES}", "if R > 1")),
+        Slip("Send x as it is, in its own type.",
+             *(("dist.send(out,", f"dist.send(out.{wide}(),",
+                "dist.recv(out,", f"wide = out.{wide}()\n            dist.recv(wide,",
+                f"{FROM})", f"{FROM})\n            out.copy_(wide)") for wide in ("double", "float"))),
+        Slip(f"{CHANGED}Receive into a copy. (x.contiguous() is no copy where x is contiguous.)",
+             (CLONE, "x"), (CLONE, "x.contiguous()")),
+        Slip("On src, too, return a copy: who writes into the result would write into x.",
+             ("    return out", "    return x if place == 0 else out")),
+        Slip(STRIDED, (CLONE, "x.clone()")),
+        Slip(EMPTY, (" and out.numel()", "")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
+                    f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
+        Slip(DROPPED, ("dist.send(out,", "dist.isend(out,")),
+        Slip("Pass `group` on wherever you ask or send: get_rank(group), dist.send(..., "
+             "group=group, group_dst=...).", (START, f"    group = None\n{START}"),
+             ("dist.send(out, group=group", "dist.send(out")),
+        Slip("`src` is a rank inside the group already, and so are places.",
+             ("(rank - src)", "(rank - (dist.get_group_rank(group, src) if group else src))")),
+        Slip("Ranks count inside the group: use group_dst and group_src. dst= and src= are numbers "
+             "of all ranks.", ("group_dst=", "dst=", "group_src=", "src=")),
+        Slip(BUILD, broadcast_by_torch),
+    ), hints=(
+        "Count places from src: place = (rank - src) % R. Place 0 has the value at the start.",
+        "Keep a number `have`, 1 at first: places 0 .. have-1 have the value. In a round each of "
+        "them sends to the place `have` further on, if there is one. Then `have` doubles.",
+        "while have < R: if place < have and place + have < R: dist.send(out, group=group, "
+        "group_dst=(rank + have) % R); elif have <= place < 2 * have: dist.recv(out, group=group, "
+        "group_src=(rank - have) % R); then have *= 2. (Not at all when `out` is empty.)",
+    ))
+
+
+# --- recursive_doubling ---------------------------------------------------------------------------
+
+def _see_doubling(fn, case, ranks):
+    """Then the ranks add up, by the function itself, how many messages each of them has sent."""
+    R, counts = ranks.size, []
+    rounds = R.bit_length() - 1
+    power = 2**rounds
+    extra = R - power  # they hand over, to as many that take over and hand back
+    due = sorted([1] * extra + [rounds + 1] * extra + [rounds] * (power - extra))
+
+    def messages(traffic):
+        counts.append(traffic.sent_messages)
+        return {}
+
+    yield from two_sums(fn, ranks, case, (due[-1], due[-1], due[-1]), cuts=False,
+                        in_all=sum(due) / R, more=messages)
+    if case.kind == "marks":
+        own = torch.zeros(R, dtype=torch.int64, device=device())
+        own[ranks.index] = counts[0]
+        yield {"messages of each rank, in order": Must(
+            sorted(fn(own, **ranks.keywords).tolist()), due)}
+
+
+def by_distance(x, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    total, step = x.contiguous().clone(), 1
+    while step < R:
+        to, source = (rank + step) % R, (rank - step) % R
+        total = total + sendrecv(total, to, torch.empty_like(total), source, group)
+        step *= 2
+    return total
+
+
+def round_a_ring(x, group=None):
+    """Each passes on what came last, R-1 times."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    passing, total = x.contiguous(), x.contiguous().clone()
+    for _ in range(R - 1):
+        arriving = torch.empty_like(passing)
+        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
+        total += passing
+    return total
+
+
+POWER, SUM = "2 ** (R.bit_length() - 1)", "    return total\n"
+SWAP = "sendrecv(total, rank ^ step, buffer, rank ^ step, group)"
+ADD = f"total += {SWAP}"
+TAKE_OVER = "total += sendrecv(empty, rank + power, buffer, rank + power, group)"
+GIVE_BACK = "sendrecv(total, rank + power, empty, rank + power, group)"
+TAKE_BACK = "return sendrecv(empty, rank - power, total, rank - power, group)"
+DOUBLING = Proof(
+    recursive_doubling,
+    Stage({"right on 1, 2, 7, 8 ranks, in the same bits; four types": (),
+           "x unchanged; each rank sends log2 R messages, of all bytes each; of 7 ranks three hand "
+           "over and get the sum back, and four do as four ranks alone":
+           (*COST, "messages of each rank, in order")},
+          _see_doubling, (MARKS, *TYPES, Case(24, kind="normal")), (7, 8, 2, 1),
+          oracle=all_reduce_by_torch),
+    Stage("on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_doubling,
+          (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=all_reduce_by_torch),
+    Stage("inside a group it talks to nobody outside", _see_doubling, (MARKS,), (4,), GROUPS,
+          oracle=all_reduce_by_torch),
+    mistakes=(
+        Slip("The step doubles each time: 1, 2, 4 (step *= 2).", ("step *= 2", "step += 1")),
+        Slip("log2 R rounds: go on while step < power.", ("step < power", "2 * step < power")),
+        Slip("Swap with one partner, rank ^ step: then both add the same two numbers, and have the "
+             "same bits.",
+             (SWAP, "sendrecv(total, (rank + step) % power, buffer, (rank - step) % power, group)")),
+        Slip("A swap goes both ways, so your partner must have you as its partner: rank ^ step. "
+             "Rank + step has another one.",
+             (SWAP, "sendrecv(total, (rank + step) % power, buffer, (rank + step) % power, group)")),
+        Slip("Swap all you have so far, not x alone.", (SWAP, SWAP.replace("total", "x"))),
+        Slip("Add what arrives to what you have.",
+             (ADD, f"total = {SWAP.replace('buffer', 'torch.empty_like(total)')}")),
+        Slip("What arrives needs a place of its own: do you receive into the tensor that you add "
+             "to?", (SWAP, "sendrecv(total.clone(), rank ^ step, total, rank ^ step, group)")),
+        Slip(MEAN, (SUM, "    return (total / R).to(x.dtype)\n")),
+        Slip(OWN_TYPE, (CLONE, "x.float()"), (CLONE, "x.float()", SUM, "    return total.to(x.dtype)\n",
+                                    TAKE_BACK, f"{TAKE_BACK}.to(x.dtype)")),
+        Slip("No ring and no chunks: log2 R swaps of the whole tensor. On 7 ranks three hand x over, "
+             "in one message. The other four swap all they have twice, as four ranks do, and three "
+             "of them send the sum back.", ring_all_reduce,
+             ("    power =", "    if R & R - 1:\n        return ring_all_reduce(x, group)\n"
+              "    power ="), ring_all_reduce=ring_all_reduce),
+        Slip("x goes round a ring, R-1 steps. Swap what is added up so far with rank ^ step: log2 R "
+             "steps.", round_a_ring),
+        Slip("Send one message in each step, because every message costs its latency.",
+             (ADD, "for a, b in zip(total.view(-1).tensor_split(2), "
+              "buffer.view(-1).tensor_split(2)):\n            sendrecv(a, rank ^ step, b, rank ^ "
+              "step, group)\n        total += buffer")),
+        Slip("R is no power of two here: is there a partner for every rank? Only those below the "
+             "largest power of two swap.", (POWER, "R"), ("step < power", "step < R")),
+        Slip("On 7 ranks, no power of two: fold the ranks beyond the largest power of two in first: "
+             "they hand their x to a partner below, wait, and get the finished sum back.",
+             by_distance),
+        Slip("Add what the extra ranks hand over.",
+             (TAKE_OVER, TAKE_OVER.removeprefix("total += "))),
+        Slip("Add what the extra ranks hand over before the swaps, or only one rank has it.",
+             (TAKE_OVER, f"late = {TAKE_OVER.removeprefix('total += ')}.clone()", GIVE_BACK,
+              f"total += late\n        {GIVE_BACK}")),
+        Slip("The extra ranks get the finished sum back at the end.",
+             (TAKE_BACK, "return total", GIVE_BACK, "pass")),
+        Slip(f"{CHANGED}Add into a copy. (x.contiguous() is no copy where x is contiguous.)",
+             (CLONE, "x"), (CLONE, "x.contiguous()")),
+        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+             (SUM, "    return total if R > 1 else x\n")),
+        Slip(STRIDED, (CLONE, "x.clone()"), ("torch.empty_like(total)", "torch.empty_like(x)")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
+                    f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
+        Slip("Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group).",
+             (START, f"    group = None\n{START}"), (SWAP, SWAP.replace(", group", "")),
+             ("dist.get_rank(group), dist.get_world_size(group)",
+              "dist.get_rank(), dist.get_world_size()")),
+        Slip(BUILD, all_reduce_by_torch),
+    ), hints=(
+        "In round k swap all you have with the rank whose number differs in bit k: rank ^ 2**k.",
+        "When R is no power of two: the ranks from `power` on first give their x to rank - power, "
+        "wait, and get the sum at the end. sendrecv with an empty tensor is a one-way message.",
+        "step = 1; while step < power: total += sendrecv(total, rank ^ step, buffer, rank ^ step, "
+        "group); step *= 2 - with the extra ranks handled before and after.",
+    ))
