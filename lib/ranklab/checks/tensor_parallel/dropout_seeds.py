@@ -1,43 +1,136 @@
-"""The check of dropout_seeds: all seeds of a run, side by side."""
+"""dropout_seeds: all seeds of a run, side by side."""
 
 import itertools
+import random
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover import AtMost, Proof, Slip, Stage, Told
+from ranklab.tensor_parallel.dropout import dropout_seeds
 
-SEEDS, DATA, TENSOR = (0, 1, 2, 3, 10, 41, 42, 43, 1337), 8, (1, 2, 3, 8)
+SEEDS = 0, 1, 2, 3, 10, 41, 42, 43, 1337
 MANY = 2048  # data ranks of the largest runs
 
 
-def check_dropout_seeds(dropout_seeds):
-    runs = [(R, SEEDS, DATA, range(R)) for R in TENSOR] + [(8, (0, 1), MANY, (0, 7))]
-    for R, seeds, data, ranks in runs:
-        seen = {}  # number -> what it is for, and the other way round
-        for seed, data_rank, rank in itertools.product(seeds, range(data), ranks):
-            _look_at(seen, dropout_seeds, seed, data_rank, rank, R)
-    yield "shared: the same on all ranks of a tensor group, another one for each data rank"
-    yield f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one"
-    yield "runs with other seeds share none; nothing is sent, or drawn"
+class Runs(NamedTuple):
+    """Runs that differ in their seed; `ranks` are the tensor ranks that are looked at."""
+
+    R: int
+    ranks: tuple
+    data: int = 8
+    seeds: tuple = SEEDS
+
+    def __str__(self):
+        return f"{self.data} x {self.R} ranks"
 
 
-def _look_at(seen, dropout_seeds, seed, data_rank, rank, R):
-    where = f"seed={seed}, data rank {data_rank}, tensor rank {rank} of {R}"
-    before = torch.get_rng_state()
-    shared, own = dropout_seeds(seed, data_rank, rank, R)
-    if not torch.equal(before, torch.get_rng_state()):
-        raise Mistake(f"{where}: torch's generator is changed", "Return seeds; the caller sets it.")
-    if (type(shared), type(own)) != (int, int) or max(abs(shared), abs(own)) >= 2**63:
-        raise Mistake(f"{where}: {shared}, {own}", "Two integers that torch.manual_seed takes.")
-    if tuple(dropout_seeds(seed, data_rank, rank, R)) != (shared, own):
-        raise Mistake(f"{where}: other seeds in a second call", "Compute them from the arguments "
-                      "alone.")
-    for number, what in ((shared, f"shared of seed {seed}, data rank {data_rank}"),
-                         (own, f"own of seed {seed}, data rank {data_rank}, tensor rank {rank}")):
-        if (other := seen.setdefault(number, what)) != what:
-            raise Mistake(f"with {R} tensor ranks, {other} and {what} are the same number", "All "
-                          "are different: tensor_ranks + 1 for each data rank, and room for all "
-                          "of them up to the next seed.")
-        if seen.setdefault(what, number) != number:
-            raise Mistake(f"{where}: shared is not that of tensor rank 0", "All ranks must drop "
-                          "the same of what they all hold: shared must not use tensor_rank.")
+@dataclass
+class Alike:
+    """Which kinds of seeds are alike; the example is for the reader alone."""
+
+    kinds: str
+    example: str = field(compare=False)
+
+    def __str__(self):
+        return self.kinds
+
+
+CASES = (*(Runs(R, tuple(range(R))) for R in (2, 3, 8, 1)), Runs(8, (0, 7), MANY, (0, 1)))
+TWICE = tuple(f"a seed of two {whose}" for whose in (
+    "ranks, or shared and own, of one data rank", "data ranks", "runs"))
+
+
+def no_seeds(*_):
+    """Stand in the answer's place as an oracle: of no seeds none is wrong."""
+
+
+def _see(fn, case):
+    calls = [] if fn is no_seeds else list(
+        itertools.product(case.seeds, range(case.data), case.ranks))
+    state = torch.get_rng_state()
+    pairs = {call: tuple(fn(*call, case.R)) for call in calls}
+    is_drawn = not torch.equal(state, torch.get_rng_state())
+    torch.set_rng_state(state)
+    kinds = {type(number).__name__ for pair in pairs.values() for number in pair}
+    yield {"torch's generator afterwards": "another one" if is_drawn else "as it was",
+           "the type of seeds": sorted(kinds | {"int"})}
+    if is_drawn or kinds - {"int"}:
+        return
+    again = {call: tuple(fn(*call, case.R)) for call in calls}
+    yield {"a second call": "the same seeds" if again == pairs else "other seeds",
+           "seeds that torch.manual_seed does not take": AtMost(
+               sum(abs(number) >= 2**63 for pair in pairs.values() for number in pair), 0)}
+    if again == pairs:
+        yield _alike(pairs)
+
+
+def _alike(pairs):
+    """Return what is alike and must not be, and the other way round, each with an example."""
+    shared, uses, alike = {}, {}, {name: {} for name in ("shared", *TWICE)}
+    for (seed, data_rank, rank), (number, own) in pairs.items():
+        if shared.setdefault((seed, data_rank), number) != number:
+            alike["shared"].setdefault("differs", f"not what tensor rank 0 has: seed {seed}, data "
+                                       f"rank {data_rank}, tensor rank {rank}")
+            number = shared[seed, data_rank]
+        for use, value in (((seed, data_rank, "shared"), number),
+                           ((seed, data_rank, f"own of tensor rank {rank}"), own)):
+            other = uses.setdefault(value, use)
+            if other != use:
+                where = TWICE[2 if use[0] != other[0] else 1 if use[1] != other[1] else 0]
+                kinds = " with ".join(sorted(each[2].split()[0] for each in (use, other)))
+                alike[where].setdefault(kinds, f"{value}: " + ", and ".join(
+                    f"{what} of seed {seed}, data rank {data_rank}"
+                    for seed, data_rank, what in (other, use)))
+    return {name: Told(Alike(" and ".join(sorted(kinds)), next(iter(kinds.values()), "")), _example)
+            for name, kinds in alike.items()}
+
+
+def _example(alike, _):
+    return alike.example
+
+
+FIRST = "seed * SPREAD + data_rank * (tensor_ranks + 1)"
+OWN = "first + 1 + tensor_rank"
+DROPOUT_SEEDS = Proof(
+    dropout_seeds,
+    Stage({"shared: the same on all ranks of a tensor group, another one for each data rank": (),
+           f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one":
+           TWICE[:2], "runs with other seeds share none; nothing is sent, or drawn": TWICE[2:]},
+          _see, CASES, oracle=no_seeds),
+    mistakes=(
+        Slip("Runs whose seeds are next to each other share numbers: leave room for all seeds of a "
+             "run before the next, seed * SPREAD.",
+             (FIRST, FIRST.replace("seed * SPREAD", "seed")),
+             (FIRST, FIRST.replace("SPREAD", "1000")), (FIRST, FIRST.replace("SPREAD", "10"))),
+        Slip("Data ranks have other rows, so each needs other seeds: data_rank is missing.",
+             (FIRST, "seed * SPREAD")),
+        Slip("A data rank needs tensor_ranks + 1 numbers, one shared and one for each tensor rank: "
+             "data_rank * (tensor_ranks + 1) is the first.",
+             (FIRST, "seed * SPREAD + data_rank * tensor_ranks"),
+             (FIRST, "seed * SPREAD + data_rank"), (FIRST, "seed * SPREAD + data_rank * 8"),
+             (FIRST, "seed * SPREAD + data_rank + tensor_ranks")),
+        Slip("Tensor rank 0 has the shared seed as its own: own seeds begin at first + 1.",
+             (OWN, "first + tensor_rank")),
+        Slip("own must be another one on every tensor rank.", (OWN, "first + 1"),
+             ("first + 1 + tensor_rank", "first + tensor_ranks")),
+        Slip("shared must not use tensor_rank: all ranks must drop the same of what they all hold.",
+             ("return first,", "return first + tensor_rank,"),
+             ("return first,", "return first - tensor_rank,")),
+        Slip("The order is (shared, own).", (f"return first, {OWN}", f"return {OWN}, first")),
+        Slip("Nothing is drawn here: torch's generator is the caller's. Compute seeds from the "
+             "arguments.", (OWN, "torch.randint(2**31, ()).item()"),
+             ("    first =", "    torch.manual_seed(seed)\n    first =")),
+        Slip("Seeds follow from the arguments alone: the same call has the same seeds.",
+             (OWN, "random.getrandbits(40)"), random=random),
+        Slip("torch.manual_seed takes whole numbers: int, no tensor and no float.",
+             (f"return first, {OWN}", f"return torch.tensor(first), torch.tensor({OWN})"),
+             (f"return first, {OWN}", f"return float(first), float({OWN})")),
+        Slip("torch.manual_seed takes numbers below 2**63.",
+             (FIRST, f"({FIRST}) * 2**60")),
+    ), hints=(
+        "How many different seeds does one data_rank need?",
+        "tensor_ranks + 1 of them: one shared, and one for each tensor rank. Number them all.",
+        "first = seed * SPREAD + data_rank * (tensor_ranks + 1); own: first + 1 + tensor_rank",
+    ))

@@ -1,62 +1,236 @@
-"""The checks of copy_to_region and reduce_from_region: a sum over ranks, one way only."""
+"""copy_to_region and reduce_from_region: a sum over ranks, one way only."""
+
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+import torch.distributed.nn
 
-from ranklab.checks.beside import on_groups
-from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
-
-CASES = ("float32", "float64", "bfloat16", "transposed", "x needs no gradient",
-         "x is used outside, too")
-NO_HOOK = {"RuntimeError: cannot register a hook on a tensor that doesn't require gradient":
-    "x may need no gradient, as behind a frozen "
-            "embedding: then backward has nothing to sum."}
-COPY = {"value": "x is on each rank already: forward sends nothing, and x goes on as it is.",
-        "x": "Each rank knows a part of the gradient: backward sums what comes from inside over "
-        "ranks, once. A hook on x itself sees the gradients from outside, too: hook x.view_as(x), "
-        "or write an autograd.Function."}
-REDUCE = {"value": "The ranks' x are parts of one sum: all_reduce, no mean.",
-          "x": "Outside all ranks have the same gradient, so backward passes it on as it is. "
-          "(torch.distributed.nn's all_reduce sums it again: there each rank has its own loss.)"}
+from ranklab.checks.prover import Proof, Slip
+from ranklab.checks.tensor_parallel.inputs import (
+    COST, GROUP, Whole, seen_of, stages, whole_numbers,
+)
+from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 
 
-def _cases(rows):
-    for seed, case in enumerate(CASES):
-        x = seeded(seed, rows, 3, 3, dtype=case if case in CASES[:3] else "float32")
-        yield case, (x.mT if case == "transposed" else x).requires_grad_("no" not in case)
+class Case(NamedTuple):
+    """x of one row, or one row on each rank.
+
+    has_outside  x is used outside of the region, too
+    """
+
+    name: str
+    dtype: str = "float32"
+    is_transposed: bool = False
+    is_frozen: bool = False
+    has_outside: bool = False
+
+    def __str__(self):
+        return self.name
+
+    def x(self, rows):
+        x = whole_numbers(len(self.name), rows, 3, 3, dtype=self.dtype)
+        return (x.mT if self.is_transposed else x).requires_grad_(not self.is_frozen)
 
 
-def _copy(copy_to_region, ranks):
-    """Columns r of the value are what rank r reads; the last ones are x outside, if it is."""
-    for case, x in _cases(1):
-        whole, outside = Whole(x), range("outside" in case)
-        mine, at = whole.leaf(), ranks.at(ranks.size)
-        at = torch.cat([at, *[torch.full_like(at, ranks.size) for _ in outside]])
-        yield from as_one_process(
-            case, ranks,
-            lambda: torch.cat([copy_to_region(mine, ranks.group), *[2 * mine for _ in outside]]),
-            {"x": mine}, lambda: torch.cat([*[x] * ranks.size, *[2 * x for _ in outside]]),
-            {"x": whole}, Whole(None, 0, at), COPY, (), (x.nbytes,))
+CASES = (Case("float32"), Case("float64", "float64"), Case("bfloat16", "bfloat16"),
+         Case("x is transposed", is_transposed=True),
+         Case("x needs no gradient", is_frozen=True))
 
 
-def _reduce(reduce_from_region, ranks):
+# --- f --------------------------------------------------------------------------------------------
+
+def _see_copy(fn, case, ranks):
+    """Rows of the whole value: what each rank reads, and what is used outside, by all."""
+    x, R = Whole(case.x(1)), ranks.size
+    local = x.leaf()
+    rows = torch.tensor([ranks.index] + [R] * case.has_outside, device=local.device)
+
+    def call():
+        y = fn(local, **ranks.keywords)
+        return torch.cat([y] + [2 * local] * case.has_outside) if torch.is_tensor(y) else y
+
+    def one():
+        return torch.cat([x.tensor] * R + [2 * x.tensor] * case.has_outside)
+
+    weights = whole_numbers(9, R + case.has_outside, 3, 3, dtype=case.dtype)
+    yield from seen_of(fn, ranks, call, {"x": local}, one, {"x": x}, Whole(weights, 0, rows),
+                       backward=(local.nbytes,))
+
+
+def summed(x, group):
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def summed_in_place(x, group):
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def gathered_and_added(x, group):
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.stack(parts).sum(0)
+
+
+def mean(x, group):
+    return summed(x, group) / dist.get_world_size(group)
+
+
+def largest(x, group):
+    total = x.clone()
+    dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
+    return total
+
+
+def on_one_rank(x, group):
+    total = x.clone()
+    dist.reduce(total, group=group, group_dst=0)
+    return total
+
+
+def of_this_rank(x, group):
+    return x / dist.get_world_size(group)
+
+
+def hook_on_x(x, group=None):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: summed(gradient, group))
+    return x
+
+
+def hook_where_x_is_frozen(x, group=None):
+    y = x.view_as(x)
+    y.register_hook(lambda gradient: summed(gradient, group))
+    return y
+
+
+COPY_CALL = "RegionFunction.apply(x, group, identity, all_reduce_sum)"
+
+
+def _backward(function):
+    """Return the edit that puts another function into backward of f."""
+    return COPY_CALL, f"RegionFunction.apply(x, group, identity, {function})"
+
+
+COPY = Proof(
+    copy_to_region,
+    *stages({"x as it is; backward sums its gradient over 4, 3, 2 and 1 ranks": (),
+             "x may be used outside, too, be transposed, or need no gradient; any type": (),
+             "two backwards add up; x and the gradients stay unchanged": (),
+             "one all-reduce in backward, nothing in forward": COST},
+            _see_copy, (CASES[0], Case("x is used outside, too", has_outside=True), *CASES[1:])),
+    mistakes=(
+        Slip("Each rank knows only a part of x's gradient: backward must sum the parts over ranks.",
+             (COPY_CALL, "x"), _backward("identity")),
+        Slip("It is the wrong way round: every rank has x already, so forward sums nothing. "
+             "Gradients are summed, in backward.",
+             (COPY_CALL, "RegionFunction.apply(x, group, all_reduce_sum, identity)")),
+        Slip("Backward is right, but forward sums x, too. Every rank has x already.",
+             (COPY_CALL, "RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)")),
+        Slip(GROUP, (COPY_CALL, "RegionFunction.apply(x, None, identity, all_reduce_sum)")),
+        Slip("Sum the gradients, and don't divide: they are parts of one sum.",
+             _backward("mean"), mean=mean),
+        Slip("The gradient is summed twice. One all-reduce is enough.",
+             (COPY_CALL, "RegionFunction.apply(RegionFunction.apply(x, group, identity, "
+              "all_reduce_sum), group, identity, all_reduce_sum)"),
+             _backward("lambda x, group: summed(summed(x, group), group)"),
+             summed=summed),
+        Slip("x keeps its type.",
+             (COPY_CALL, "RegionFunction.apply(x.float(), group, identity, all_reduce_sum)")),
+        Slip("all_reduce works in place, and others still read the gradient that backward gets. "
+             "Give it a clone().", _backward("summed_in_place"), summed_in_place=summed_in_place),
+        Slip("detach() cuts x off: no gradient comes back to it.",
+             (COPY_CALL, "RegionFunction.apply(x.detach().requires_grad_(), group, identity, "
+              "all_reduce_sum)")),
+        Slip("A hook on x itself sees the gradients from outside, too, and every call adds one. "
+             "Hook x.view_as(x), or write an autograd.Function.", hook_on_x),
+        Slip("x may need no gradient, as behind a frozen embedding. Then there is nothing to hook.",
+             hook_where_x_is_frozen),
+        Slip("Forward hands on x as it is.",
+             (COPY_CALL, "RegionFunction.apply(x.clone().zero_(), group, identity, "
+              "all_reduce_sum)")),
+        Slip("The gradients are added: ReduceOp.SUM, the default.",
+             _backward("largest"), largest=largest),
+        Slip("Every rank needs the sum, not one of them: all_reduce.",
+             _backward("on_one_rank"), on_one_rank=on_one_rank),
+        Slip("All gradients are gathered, and then added. An all-reduce sends less.",
+             _backward("gathered_and_added"), gathered_and_added=gathered_and_added),
+    ), hints=(
+        "All ranks read the same x, each for its part. What does each rank know of x's gradient?",
+        "In forward x goes on as it is. In backward the ranks' gradients are parts of one sum.",
+        "return RegionFunction.apply(x, group, identity, ...), with `all_reduce_sum` at the end",
+    ))
+
+
+# --- g --------------------------------------------------------------------------------------------
+
+def _see_reduce(fn, case, ranks):
     """Row r of x is on rank r."""
-    for case, x in _cases(ranks.size):
-        whole = Whole(x, 0, ranks.at(ranks.size))
-        mine = whole.leaf()
-        yield from as_one_process(
-            case, ranks, lambda: reduce_from_region(mine, ranks.group), {"x": mine},
-            lambda: x.sum(0, keepdim=True), {"x": whole}, Whole(None), REDUCE, (mine.nbytes,))
+    x = Whole(case.x(ranks.size), 0, ranks.at(ranks.size))
+    local = x.leaf()
+    yield from seen_of(fn, ranks, lambda: fn(local, **ranks.keywords), {"x": local},
+                       lambda: x.tensor.sum(0, keepdim=True), {"x": x},
+                       Whole(whole_numbers(9, 1, 3, 3, dtype=case.dtype)), (local.nbytes,))
 
 
-def check_copy_to_region(copy_to_region):
-    on_groups(_copy, copy_to_region, failures=NO_HOOK | FAILURES)
-    yield "x as it is; backward one all-reduce: the sum of the gradients, on 4, 3, 2 and 1 ranks"
-    yield "x may be used outside, too, be transposed, or need no gradient; any type"
-    yield "two backwards add up; x and the gradients stay unchanged"
+def gathered_around_x(x, group=None):
+    return x + (gathered_and_added(x.detach(), group) - x.detach())
 
 
-def check_reduce_from_region(reduce_from_region):
-    on_groups(_reduce, reduce_from_region, failures=NO_HOOK | FAILURES)
-    yield "one all-reduce: the sum over 4, 3, 2 and 1 ranks; backward sends nothing"
-    yield "x may need no gradient; any type"
-    yield "two backwards add up; x and the gradients stay unchanged"
+REDUCE_CALL = "RegionFunction.apply(x, group, all_reduce_sum, identity)"
+
+
+def _forward(function):
+    """Return the edit that puts another function into forward of g."""
+    return REDUCE_CALL, f"RegionFunction.apply(x, group, {function}, identity)"
+
+
+REDUCE = Proof(
+    reduce_from_region,
+    *stages({"the sum over 4, 3, 2 and 1 ranks; its gradient goes to each of them": (),
+             "x may be transposed, or need no gradient; any type": (),
+             "two backwards add up; x and the gradients stay unchanged": (),
+             "one all-reduce in forward, nothing in backward": COST},
+            _see_reduce, CASES),
+    mistakes=(
+        Slip("Nothing is summed: the ranks' x are parts of one sum.",
+             (REDUCE_CALL, "x"), _forward("identity")),
+        Slip("It is the wrong way round: the sum over ranks is in forward, and backward hands the "
+             "gradient on.", (REDUCE_CALL, "RegionFunction.apply(x, group, identity, "
+                              "all_reduce_sum)")),
+        Slip("Outside, all ranks have the same gradient, so backward hands it on as it is. "
+             "(torch.distributed.nn's all_reduce sums it again: there each rank has its own loss.)",
+             (REDUCE_CALL, "RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)"),
+             (REDUCE_CALL, "torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)")),
+        Slip(GROUP, (REDUCE_CALL, "RegionFunction.apply(x, None, all_reduce_sum, identity)")),
+        Slip("Sum, and don't divide: y = x_0 + x_1 + ...",
+             (REDUCE_CALL, "RegionFunction.apply(x / dist.get_world_size(group), group, "
+              "all_reduce_sum, identity)")),
+        Slip("It is a mean; the sum is wanted.", _forward("mean"), mean=mean),
+        Slip("The derivative of y = x_0 + x_1 + ... by each x is 1, not 1/R.",
+             (REDUCE_CALL, "RegionFunction.apply(x, group, all_reduce_sum, of_this_rank)"),
+             of_this_rank=of_this_rank),
+        Slip("all_reduce works in place, and others may still read x. Give it a clone().",
+             _forward("summed_in_place"), summed_in_place=summed_in_place),
+        Slip("x is cut off, so no gradient comes back to it. all_reduce alone knows no backward.",
+             (REDUCE_CALL, "RegionFunction.apply(x.detach(), group, all_reduce_sum, identity)"),
+             (REDUCE_CALL, "all_reduce_sum(x.detach(), group)")),
+        Slip("x keeps its type.",
+             (REDUCE_CALL, "RegionFunction.apply(x.float(), group, all_reduce_sum, identity)")),
+        Slip("It is summed twice. One all-reduce is enough.",
+             (REDUCE_CALL, "RegionFunction.apply(RegionFunction.apply(x, group, all_reduce_sum, "
+              "identity), group, all_reduce_sum, identity)")),
+        Slip("The sum is wanted: ReduceOp.SUM, the default.", _forward("largest"), largest=largest),
+        Slip("Every rank needs the sum, not one of them: all_reduce.", _forward("on_one_rank"),
+             on_one_rank=on_one_rank),
+        Slip("All x are gathered, and then added. An all-reduce sends less.",
+             _forward("gathered_and_added"), gathered_around_x,
+             gathered_and_added=gathered_and_added),
+    ), hints=(
+        "y = y0 + y1 + ...: what is the derivative by y0?",
+        "It is copy_to_region the other way round: the sum is in forward.",
+        "return RegionFunction.apply(x, group, the sum over ranks, identity)",
+    ))

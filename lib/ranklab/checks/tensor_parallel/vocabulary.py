@@ -1,117 +1,303 @@
-"""The checks of vocab_parallel_embedding and vocab_parallel_cross_entropy."""
+"""vocab_parallel_embedding and vocab_parallel_cross_entropy."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+import torch.distributed.nn
 import torch.nn.functional as F
 
 from ranklab.basics.targets import IGNORE
-from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.tensor_parallel.one_process import FAILURES, Whole, as_one_process, seeded
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import AtMost, Proof, Ranks, Slip
+from ranklab.checks.tensor_parallel.inputs import (
+    COST, GROUP, Whole, in_one_process, normal, seen_of, stages, whole_numbers,
+)
+from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.tensor_parallel.regions import reduce_from_region, scatter_tokens
+from ranklab.tensor_parallel.vocabulary import (
+    vocab_parallel_cross_entropy, vocab_parallel_embedding,
+)
 
 B, T, C, N = 2, 12, 5, 24
 LARGE = 1000  # entries of the vocabulary for which bytes are counted
-# {case: (entries, type, what logits are multiplied with, what is added, how many are IGNORE)}
-LOSSES = {"12 entries": (12, "float32", 1, 0, 0), "11 entries": (11, "float32", 1, 0, 0),
-          "bfloat16": (11, "bfloat16", 3, 0, 0), "logits up to 1e4": (11, "float32", 4e3, 0, 0),
-          "logits near -120": (11, "float32", 1, -120, 0),
-          "some targets IGNORE": (11, "float32", 1, 0, N // 2),
-          "all targets IGNORE": (12, "float32", 1, 0, N)}
-MINE = "This rank has the entries shard_range(vocab_size, rank, R), at their number - start"
-OUTSIDE = {r"\w+: index .* out of bounds .*": f"{MINE}; a target may be another rank's, or IGNORE.",
-           "IndexError: index out of range in self":
-           f"{MINE}: look up any row for the others, and put zeros."}
-LOSS = {"value": "log(sum of exp(logits)) - the target's logit, both over all ranks, in float32; "
-        f"subtract the largest logit of all ranks first, or exp is infinite. {MINE}.",
-        "logits": "softmax over all ranks - 1 at the target, times the gradient given; 0 where "
-        "the target is IGNORE. A sum over ranks passes it on as it is: reduce_from_region."}
-ROWS = {"value": f"{MINE}. Zeros for tokens of other ranks, after the look-up; then "
-        "leave(x, group).",
-        "w_shard": "Gradients are in the rows of this rank's tokens alone, once."}
+BYTES, MESSAGES = 16, 3  # of a target, counted as all-reduces
+EVEN = "range({0} * dist.get_rank(group), {0} * (dist.get_rank(group) + 1))"
+EACH = "(vocab_size // dist.get_world_size(group))"
+ROWS = "shard_range(vocab_size, dist.get_rank(group), dist.get_world_size(group))"
 
 
-def _losses(cross_entropy, ranks):
-    for case, (V, dtype, scale, more, ignored) in LOSSES.items():
-        made = (seeded(1, N, V, dtype=dtype) * scale + more).requires_grad_()
-        whole, targets = Whole(made, 1, ranks.at(V)), torch.arange(N, device=device()) % V
-        logits, targets[:ignored] = whole.leaf(), IGNORE
-        yield from as_one_process(
-            case, ranks, lambda: cross_entropy(logits, targets, V, ranks.group),
-            {"logits": logits, "targets": targets},
-            lambda: F.cross_entropy(made.float(), targets, reduction="none", ignore_index=IGNORE),
-            {"logits": whole}, Whole(None), LOSS, None,
-            named=partial(_named, made.detach().float(), targets, whole.at))
-    if ranks.size == 4:
-        logits = Whole(seeded(1, N, LARGE), 1, ranks.at(LARGE)).leaf().mT.contiguous().mT
-        with Traffic() as traffic:
-            cross_entropy(logits, torch.arange(N, device=device()), LARGE, ranks.group)
-        yield partial(_score, traffic)
+# --- the loss -------------------------------------------------------------------------------------
+
+class Loss(NamedTuple):
+    """Logits of N targets; the first `ignored` targets are IGNORE."""
+
+    name: str
+    V: int = 11
+    dtype: str = "float32"
+    scale: float = 1
+    shift: float = 0
+    ignored: int = 0
+
+    def __str__(self):
+        return self.name
+
+    def logits(self, ranks):
+        logits = normal(1, N, self.V, dtype=self.dtype) * self.scale + self.shift
+        return Whole(logits.requires_grad_(), 1, ranks.at(self.V))
+
+    def targets(self):
+        targets = torch.arange(N, device=device()) % self.V
+        targets[:self.ignored] = IGNORE
+        return targets
 
 
-def _named(logits, targets, at, where, got):
-    """Names the usual mistakes by their values, on the rank that has the columns `at`."""
-    ignored = targets == IGNORE
-    expect(got.isfinite().all(), f"{where} is not finite", "Subtract the largest logit of all "
-           "ranks first, whatever its sign, otherwise the sum of exp is infinite, or 0.")
-    expect(not got[ignored].any(), f"{where} is not 0 where a target is IGNORE", "No loss is 0 by "
-           "itself there: masked_fill(targets == IGNORE, 0).")
-    largest, total, own, of_target = (each.masked_fill(ignored, 0) for each in (
-        logits.amax(-1), logits.logsumexp(-1), logits[:, at].logsumexp(-1),
-        logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]))
-    of_mine, right = of_target.where(torch.isin(targets, at), largest), total - of_target
-    log = "The loss is the log minus the target's logit, which is on one rank."
-    once = "Subtract it from all logits, also from the target's, so that the loss stays the same."
-    sums = "Both sums are over all ranks' columns: reduce_from_region."
-    explain(where, got, right, {
-        "negative": (-right, log),
-        "the log alone, with the largest logit off": (total - largest, log),
-        "right, but for the largest logit, which is subtracted": (right - largest, once),
-        "that of this rank's columns": (own - of_mine, sums),
-        "that of this rank's sum of exp": (own - of_target, sums),
-        "that of this rank's targets": (total - of_mine, sums)}, LOSS["value"])
+COUNTED = Loss(f"{LARGE} entries", LARGE)
+LOSSES = (Loss("12 entries", 12), Loss("11 entries"), Loss("bfloat16", 11, "bfloat16", 3),
+          Loss("logits up to 1e4", scale=4e3), Loss("logits near -120", shift=-120),
+          Loss("some targets IGNORE", ignored=N // 2), Loss("all targets IGNORE", 12, ignored=N))
 
 
-def _score(traffic):
-    """(bytes a target as in one all-reduce, where each byte is sent 2 (R-1)/R times; calls)"""
-    each, calls = sum(op.sent_bytes for op in traffic.ops) / (2 * 3 / 4) / N, len(traffic.ops)
-    expect(each <= 16 and calls <= 3, f"with {LARGE} entries it sends {each:.4g} bytes a target in "
-           f"{calls} messages", "At most 16 bytes in 3 messages, counted as all-reduces, are "
-           "enough. Which few numbers make a loss? What is gathered grows with the ranks, or with "
-           "the vocabulary.")
-    return each, calls
+def _see_loss(fn, case, ranks):
+    if case == COUNTED:
+        nbytes, calls = (0, 0) if fn is in_one_process else cost_of(fn, ranks)
+        yield {"bytes": AtMost(nbytes, BYTES, "sends {:.4g} bytes a target; {:.0f} are enough"),
+               "messages": AtMost(calls, MESSAGES)}
+        return
+    logits = case.logits(ranks)
+    targets, local = case.targets(), logits.leaf()
+    tensors = {"logits": local, "targets": targets}
+    yield from seen_of(
+        fn, ranks, lambda: fn(local, targets, case.V, **ranks.keywords), tensors,
+        lambda: F.cross_entropy(logits.tensor.float(), case.targets(), reduction="none",
+                                ignore_index=IGNORE),
+        {"logits": logits, "targets": Whole(case.targets())}, Whole(normal(9, N)), None)
 
 
-def check_vocab_parallel_cross_entropy(cross_entropy):
-    (each, calls), = on_groups(_losses, cross_entropy, failures=OUTSIDE | FAILURES)[0]
-    yield "losses and gradients as one process, on 1 to 4 ranks; backward sends nothing"
-    yield "11 entries; 0 where a target is IGNORE; logits of 1e4; bfloat16 in float32; inputs stay"
-    yield (f"your score: {each:.4g} bytes a target in {calls} message{'s' * (calls > 1)}; "
-           f"Megatron's: 12 in 3, gathering {LARGE} logits in bf16: {2 * LARGE} in 1")
+def cost_of(fn, ranks):
+    """Return (bytes a target, as in one all-reduce that sends each 2 (R-1)/R times; messages)."""
+    logits = COUNTED.logits(ranks).leaf().mT.contiguous().mT
+    with Traffic() as traffic:
+        fn(logits, COUNTED.targets(), LARGE, **ranks.keywords)
+    sent, R = sum(op.sent_bytes for op in traffic.ops), ranks.size
+    return sent / (2 * (R - 1) / R) / N, len(traffic.ops)
 
 
-def _embeddings(embed, ranks):
-    for case, V in {"12 rows": 12, "11 rows": 11, "all tokens on one rank": 11, "frozen": 12,
-                    "each rank its tokens": 12}.items():
-        weight = seeded(1, V, C).requires_grad_(case != "frozen")
-        tokens = (torch.arange(B * T, device=device()) % V).view(B, T)
-        tokens = tokens.fill_(V - 1) if "all" in case else tokens
-        whole, leave, out, sent = Whole(weight, 0, ranks.at(V)), reduce_from_region, None, B * T * C
-        if "its tokens" in case:
-            leave, out = scatter_tokens, ranks.at(T)
-        shard = whole.leaf()
-        yield from as_one_process(
-            case, ranks, lambda: embed(tokens, shard, V, ranks.group, leave),
-            {"tokens": tokens, "w_shard": shard}, lambda: F.embedding(tokens, weight),
-            {"w_shard": whole}, Whole(None, 1, out), ROWS, (4 * sent,),
-            () if out is None else (4 * sent,))
+class Scored(Proof):
+    """A Proof that tells the score last."""
+
+    def prove(self, fn):
+        yield from super().prove(fn)
+        nbytes, calls = on_ranks(_score, fn, ranks=4)[0]
+        yield (f"your score: {nbytes:.4g} bytes a target in {calls} message{'s' * (calls > 1)}; "
+               f"Megatron's: 12 in 3, gathering {LARGE} logits in bf16: {2 * LARGE} in 1")
 
 
-def check_vocab_parallel_embedding(embed):
-    on_groups(_embeddings, embed, failures=OUTSIDE | FAILURES)
-    yield "each token's row, and gradients in this rank's rows: as one process, on 1 to 4 ranks"
-    yield "12 or 11 rows; frozen; tokens that are all on one rank; tokens stay"
-    yield "one all-reduce of the result, or what `leave` sends"
+def _score(fn):
+    return cost_of(fn, Ranks(tuple(range(dist.get_world_size())), None))
+
+
+def gathered(x, group):
+    """Return the tensors of all ranks, in rank order; the gradient of its own comes back."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.detach().contiguous(), group=group)
+    parts[dist.get_rank(group)] = x
+    return parts
+
+
+def gathers_the_logits(logits, targets, vocab_size, group=None):
+    R = dist.get_world_size(group)
+    lengths = [vocab_size // R + (r < vocab_size % R) for r in range(R)]
+    padded = F.pad(logits.float(), (0, lengths[0] - logits.shape[1]))
+    whole = torch.cat([p[:, :n] for p, n in zip(gathered(padded, group), lengths)], 1)
+    return F.cross_entropy(whole, targets, reduction="none", ignore_index=IGNORE)
+
+
+def gathers_three_numbers(logits, targets, vocab_size, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    each, more = divmod(vocab_size, R)
+    start, logits = rank * each + min(rank, more), logits.float()
+    is_here = (targets >= start) & (targets < start + logits.shape[1])
+    top = logits.detach().amax(-1)
+    own = torch.stack([top, (logits - top[:, None]).exp().sum(-1), logits.gather(
+        1, (targets - start).where(is_here, 0)[:, None])[:, 0].where(is_here, 0)])
+    tops, sums, of_target = torch.stack(gathered(own, group)).unbind(1)
+    highest = tops.amax(0)
+    losses = (sums * (tops - highest).exp()).sum(0).log() + highest - of_target.sum(0)
+    return losses.where(targets != IGNORE, 0)
+
+
+def summed_both_ways(x, group):
+    return torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)
+
+
+LARGEST = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"
+SHIFTED = "logits = logits - largest[:, None]"
+AT = "(targets - rows.start).masked_fill(mask, 0)"
+OF_TARGET = "logits.gather(1, index[:, None])[:, 0].masked_fill(mask, 0)"
+SUMS = "torch.stack([logits.exp().sum(-1), target_logit])"
+SUM = "total, target_logit = reduce_from_region(sums, group)"
+END = "(total.log() - target_logit).masked_fill(targets == IGNORE, 0)"
+LOSS = Scored(
+    vocab_parallel_cross_entropy,
+    *stages({"losses and gradients as in one process, on 1 to 4 ranks": (),
+             "11 entries; 0 where a target is IGNORE; logits of 1e4; bfloat16 in float32; inputs "
+             "stay": (),
+             f"at most {BYTES} bytes a target in {MESSAGES} messages; backward sends nothing":
+             ("bytes", "messages", *COST)}, _see_loss, LOSSES, also=(COUNTED,)),
+    mistakes=(
+        Slip("Each rank subtracts its own largest logit, so their sums of exp can't be added. "
+             "Subtract the largest of all ranks: ReduceOp.MAX.", (LARGEST, "")),
+        Slip("Subtract the largest logit of all ranks before exp: it is infinite otherwise, or 0.",
+             (SHIFTED, "logits = logits - 0 * largest[:, None]")),
+        Slip("The largest logit may be negative. Subtract it, whatever its sign.",
+             ("logits.detach().amax(-1)", "logits.detach().amax(-1).clamp(min=0)")),
+        Slip("The largest logit is subtracted from all logits, also from the target's, so that the "
+             "loss stays the same.",
+             (END, END.replace("target_logit)", "target_logit - largest)")),
+             (OF_TARGET, f"(logits + largest[:, None]){OF_TARGET.removeprefix('logits')}")),
+        Slip("Which rank has the target's logit? Only there it counts; put 0 elsewhere, before the "
+             "sum.", (OF_TARGET, OF_TARGET.removesuffix(".masked_fill(mask, 0)"))),
+        Slip("The loss is 0 where a target is IGNORE. Nothing is 0 by itself there.",
+             (END, END.removesuffix(".masked_fill(targets == IGNORE, 0)"))),
+        Slip("The loss of bfloat16 logits is float32: begin with logits.float(), and end there.",
+             ("logits = logits.float()", "logits = logits * 1"),
+             (END, f"{END}.to(dtype)", "logits = logits.float()",
+              "dtype, logits = logits.dtype, logits.float()")),
+        Slip("Here all ranks have the same loss, so a sum over ranks hands its gradient on as it "
+             "is: reduce_from_region.",
+             (SUM, SUM.replace("reduce_from_region", "summed_both_ways")),
+             summed_both_ways=summed_both_ways),
+        Slip("The log is there; the target's logit must be subtracted.",
+             (END, END.replace(" - target_logit", ""))),
+        Slip("The sign is wrong: the loss is the log minus the target's logit.",
+             (END, f"-{END}"), (END, END.replace("total.log() - target_logit",
+                                                 "target_logit - total.log()"))),
+        Slip("Nothing is summed over ranks: the sum of exp has this rank's columns only.",
+             (SUM, "total, target_logit = sums")),
+        Slip("The target's logit is on one rank. All need it: sum it as well.",
+             (SUM, "total = reduce_from_region(sums[0], group)")),
+        Slip("The sum of exp has this rank's columns only: sum it over ranks, too.",
+             (SUM, "total, target_logit = sums[0], reduce_from_region(sums[1], group)")),
+        Slip("The ranks' sums of exp are added before the log: log(a) + log(b) is no log(a + b).",
+             (SUMS, SUMS.replace(".sum(-1)", ".sum(-1).log()"), END,
+              END.replace("total.log()", "total"))),
+        Slip("It is a sum over ranks, no mean.",
+             (SUM, f"{SUM} / dist.get_world_size(group)")),
+        Slip("R may not divide the columns: the first ranks have one more, as shard_range says.",
+             (ROWS, EVEN.format(EACH)), (ROWS, EVEN.format("logits.shape[1]"))),
+        Slip("This rank's targets are at targets - rows.start. Where a target is another rank's, "
+             "or IGNORE, look up any column, such as 0.",
+             (AT, "targets - rows.start"), (AT, "targets.masked_fill(mask, 0)")),
+        Slip("It writes into the logits that others still read. Subtract out of place.",
+             (SHIFTED, "logits = logits.sub_(largest[:, None])"),
+             (SHIFTED, "logits.detach().sub_(largest[:, None])")),
+        Slip("It writes into the targets. Others still read them.",
+             ("    mask =", "    targets[targets == IGNORE] = 0\n    mask =")),
+        Slip(GROUP, (SUM, SUM.replace(", group", "")), (LARGEST, LARGEST.replace(
+            ", group=group", "")), (ROWS, ROWS.replace("group", ""))),
+        Slip("The sum of exp is cut off: its gradient is softmax.",
+             (SUMS, SUMS.replace(".sum(-1)", ".sum(-1).detach()"))),
+        Slip("What is gathered grows with the vocabulary. Which few numbers make a loss?",
+             gathers_the_logits),
+        Slip("What is gathered grows with the ranks. A sum over ranks, and a maximum, do not.",
+             gathers_three_numbers),
+    ), hints=(
+        "loss = log(sum of exp(logits)) - logit of the target. Which sums can be split?",
+        "Subtract the largest logit of all ranks first, so that exp stays finite. Then sum two "
+        "numbers over ranks: the sum of exp, and the target's logit or 0.",
+        "dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) of a detached amax(-1); then "
+        "reduce_from_region(torch.stack([logits.exp().sum(-1), target_logit]), group)",
+    ))
+
+
+# --- the embedding --------------------------------------------------------------------------------
+
+class Rows(NamedTuple):
+    """An embedding of V rows.
+
+    token       all tokens are this one
+    has_tokens  outside of the region each rank has its own tokens
+    """
+
+    name: str
+    V: int = 12
+    token: int | None = None
+    is_frozen: bool = False
+    has_tokens: bool = False
+
+    def __str__(self):
+        return self.name
+
+    def tokens(self):
+        tokens = 7 * torch.arange(B * T, device=device()).view(B, T) % self.V
+        return tokens if self.token is None else tokens.fill_(self.token)
+
+
+EMBEDDINGS = (Rows("60 rows", 60), Rows("11 rows", 11),
+              Rows("all tokens on one rank", 11, token=10), Rows("frozen", is_frozen=True),
+              Rows("each rank its tokens", has_tokens=True))
+
+
+def _see_rows(fn, case, ranks):
+    weight = whole_numbers(1, case.V, C).requires_grad_(not case.is_frozen)
+    rows, weights = Whole(weight, 0, ranks.at(case.V)), Whole(whole_numbers(9, B, T, C))
+    nbytes, options, backward = weights.tensor.nbytes, {}, ()
+    if case.has_tokens:
+        weights, backward = Whole(weights.tensor, 1, ranks.at(T)), (nbytes,)
+        options = {"leave": scatter_tokens}
+    shard, tokens = rows.leaf(), case.tokens()
+    yield from seen_of(
+        fn, ranks, lambda: fn(tokens, shard, case.V, **ranks.keywords, **options),
+        {"w_shard": shard, "tokens": tokens}, lambda: F.embedding(case.tokens(), weight),
+        {"w_shard": rows, "tokens": Whole(case.tokens())}, weights, (nbytes,), backward)
+
+
+def gathers_the_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
+    R = dist.get_world_size(group)
+    lengths = [vocab_size // R + (r < vocab_size % R) for r in range(R)]
+    padded = F.pad(w_shard, (0, 0, 0, lengths[0] - len(w_shard)))
+    whole = torch.cat([part[:n] for part, n in zip(gathered(padded, group), lengths)])
+    return F.embedding(tokens, whole)
+
+
+MASK = "x.masked_fill(mask[..., None], 0)"
+LEAVE = f"leave({MASK}, group)"
+LOCAL = "(tokens - rows.start).masked_fill(mask, 0)"
+EMBEDDING = Proof(
+    vocab_parallel_embedding,
+    *stages({"each token's row, and gradients in this rank's rows: as in one process, on 1 to 4 "
+             "ranks": (),
+             "60 or 11 rows; frozen; tokens that are all on one rank; tokens stay": (),
+             "one all-reduce of the result, or what `leave` sends": COST}, _see_rows, EMBEDDINGS),
+    mistakes=(
+        Slip("Other ranks' tokens add a row that is not theirs. Put zeros there, after look-up.",
+             (MASK, "x"), (LOCAL, "(tokens - rows.start).clamp(0, len(rows) - 1)", MASK, "x")),
+        Slip("This rank has the rows of rows.start <= token < rows.stop, at token - rows.start. "
+             "For all other tokens look up any row, such as 0.",
+             (LOCAL, "tokens - rows.start"), (LOCAL, "tokens.masked_fill(mask, 0)"),
+             ("tokens >= rows.stop", "tokens > rows.stop")),
+        Slip("R may not divide the rows: the first ranks have one more, as shard_range says.",
+             (ROWS, EVEN.format("len(w_shard)")), (ROWS, EVEN.format(EACH))),
+        Slip("Each token's row is on one rank, and all need it: leave(x, group).", (LEAVE, MASK)),
+        Slip("Use the `leave` that is handed in: x may leave by tokens.",
+             (LEAVE, f"reduce_from_region({MASK}, group)")),
+        Slip(GROUP, (LEAVE, f"leave({MASK})"), (ROWS, ROWS.replace("group", ""))),
+        Slip("The first row is this rank's: tokens < rows.start are not.",
+             ("tokens < rows.start", "tokens <= rows.start")),
+        Slip("It writes into the tokens, which others still read: work on a copy.",
+             (LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)")),
+        Slip("detach() cuts w_shard off, so it gets no gradient.",
+             (MASK, f"{MASK}.detach()"), ("w_shard)", "w_shard.detach())")),
+        Slip("The result is divided by R. Only one rank adds a row, so the sum is right.",
+             (LEAVE, f"{LEAVE} / dist.get_world_size(group)")),
+        Slip("The row leaves twice, and is summed twice.", (LEAVE, f"leave({LEAVE}, group)")),
+        Slip("The whole embedding is gathered. Look up this rank's rows, and sum the results.",
+             gathers_the_embedding),
+    ), hints=(
+        "Each token's row is on one rank. What can the others add?",
+        "If the row is here, look up token - start. If not, look up any row, and put zeros there.",
+        "mask = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
+        ".masked_fill(mask, 0); leave(x.masked_fill(mask[..., None], 0), group)",
+    ))
