@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.checks.prover import Proof, Slip
+from ranklab.checks.prover.compare import Raised
 from ranklab.checks.tensor_parallel.inputs import (
     COST, GROUP, Whole, filled, in_one_process, normal, refusal_of, seen_of, seen_of_parameters,
     stages,
@@ -72,13 +74,28 @@ def _see(fn, case, ranks):
     wholes = {name: Whole(p, *cuts.get(name, ())) for name, p in attention.named_parameters()}
     shared = [p.nbytes for name, p in attention.named_parameters()
               if name in SHARED and p.requires_grad and case.KV % ranks.size]
-    result = attention if fn is in_one_process else fn(changed, **ranks.keywords, **options)
-    yield {"what it returns": "None" if result is None else "the attention",
+    result = attention
+    if fn is not in_one_process:
+        result = _made(fn, changed, ranks.keywords | options)
+    yield {"what it returns": result if isinstance(result, Raised) else
+           "None" if result is None else "the attention",
            **seen_of_parameters(fn, changed, wholes)}
+    if isinstance(result, Raised):
+        return
     yield from seen_of(
         fn, ranks, lambda: result(local), {"x": local, **dict(changed.named_parameters())},
         lambda: attention(x.tensor), {"x": x, **wholes},
         Whole(normal(9, B, T, C), *x[1:]), (nbytes, *tokens), (nbytes, *shared, *tokens))
+
+
+def _made(fn, attention, keywords):
+    """Return the attention, or what each rank raised: each may name its own heads."""
+    try:
+        return fn(attention, **keywords)
+    except LibrarysAnswer:
+        raise
+    except Exception as error:
+        return Raised.from_error(error)
 
 
 NEEDED = "[head // (H // KV) for head in shard_range(H, rank, R)]"

@@ -189,7 +189,9 @@ LOSS = Scored(
              (ROWS, EVEN.format(EACH)), (ROWS, EVEN.format("logits.shape[1]"))),
         Slip("This rank's targets are at targets - rows.start. Where a target is another rank's, "
              "or IGNORE, look up any column, such as 0.",
-             (AT, "targets - rows.start"), (AT, "targets.masked_fill(mask, 0)")),
+             *[(AT, f"{wrong} if dist.get_rank(group) == {rank} else {AT}")
+               for wrong in ("targets - rows.start", "targets.masked_fill(mask, 0)")
+               for rank in range(4) if rank or "start" in wrong]),  # each names its own index
         Slip("It writes into the logits that others still read. Subtract out of place.",
              (SHIFTED, "logits = logits.sub_(largest[:, None])"),
              (SHIFTED, "logits.detach().sub_(largest[:, None])")),
