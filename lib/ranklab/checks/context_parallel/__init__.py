@@ -1,8 +1,8 @@
 """The exercises and predictions of lab 10, in the order of the lab."""
 
 from ranklab import context_parallel as cp
-from ranklab.checks.context_parallel.memory import check_attention_memory
-from ranklab.checks.context_parallel.merge import check_online_softmax_merge
+from ranklab.checks.context_parallel.memory import MEMORY
+from ranklab.checks.context_parallel.merge import MERGE
 from ranklab.checks.context_parallel.predictions import PREDICTIONS
 from ranklab.checks.context_parallel.ring import (
     check_ring_attention, check_ring_attention_backward,
@@ -14,21 +14,7 @@ from ranklab.checks.exercise import Exercise
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(cp.attention_memory, check_attention_memory, hints=(
-        "Which tensors does backward need, and for how many tokens does a rank have them?",
-        "q and the result have n_head heads, k and v n_kv_head. lse is a float32 for each query "
-        "and head. If the probabilities are kept, the result and lse are not needed.",
-        "qkv = (n_head + 2 * n_kv_head) * head_size * tokens // ranks * element; then "
-        "n_head * tokens // ranks * (head_size * element + 4), or n_head * tokens**2 * element",
-    )),
-    Exercise(cp.online_softmax_merge, check_online_softmax_merge, hints=(
-        "Each out is a sum of exp(score) v, divided by its own sum of exp(score). What factor "
-        "turns that into a division by the sum of both?",
-        "lse is the logarithm of a sum of exp. torch.logaddexp adds two such sums without an "
-        "overflow. The weight of each out is exp(its lse - the new lse).",
-        "total = torch.logaddexp(lse, other_lse); weights (lse - total).exp().nan_to_num(0.0), "
-        "with unsqueeze(-1); return the weighted sum and total",
-    )),
+    MEMORY, MERGE,
     Exercise(cp.ring_attention, check_ring_attention, hints=(
         "Whose block does a rank have in step 0, in step 1, in step i?",
         "R steps: start the hop of the block, attend to the block, merge, wait for the next one. "
