@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.context_parallel.refusal import unrefused
+from ranklab.checks.context_parallel.calls import unrefused
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.context_parallel import attention_memory
 from ranklab.engine.report import count_ranks
@@ -98,7 +98,8 @@ MEMORY = Proof(
              ("    share =", "    element = 2\n    share =")),
         Slip("Every head has a matrix of probabilities of its own.",
              (SCORES, "tokens * tokens * element")),
-        Slip("Plain attention keeps the zeros above the diagonal, too.", (SCORES, f"{SCORES} // 2")),
+        Slip("Plain attention keeps the zeros above the diagonal, too.",
+             (SCORES, f"{SCORES} // 2")),
         Slip("Where probabilities are kept, the result and lse are not needed.",
              (f"qkv + {SCORES}", f"qkv + {REST} + {SCORES}")),
         Slip("Where probabilities are kept, the result is not needed.",

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from ranklab.checks.context_parallel.calls import changes_of, named
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.context_parallel import online_softmax_merge
 
@@ -66,11 +67,9 @@ def _see(fn, case):
     for part in parts:
         arguments = [*merged, *part]
         merged = fn(*arguments)
-        is_pair = isinstance(merged, tuple) and len(merged) == 2
-        yield {"what is returned": "(out, lse)" if is_pair else f"a {type(merged).__name__}",
-               **(dict(zip(("out", "lse"), merged)) if is_pair else {}),
-               **{f"the argument `{name}` afterwards": x for name, x in zip(ARGUMENTS, arguments)}}
-        if not is_pair:
+        results = named(merged, "out", "lse")
+        yield results | changes_of(ARGUMENTS, arguments)
+        if "out" not in results:
             return
 
 
@@ -147,7 +146,8 @@ MERGE = Proof(
               f")\n    total = {NEW_LSE}\n    total = total.where(total > -999, float('-inf'))")),
         Slip("A row may have seen no key: lse is -inf there and out 0. -inf - -inf is no number: "
              "put 0 in its place.", (".nan_to_num(0.0)", ""), by_sigmoid,
-             (NEW_LSE, f"{LARGER} + ((lse - {LARGER}).exp() + (other_lse - {LARGER}).exp()).log()")),
+             (NEW_LSE, f"{LARGER} + "
+              f"((lse - {LARGER}).exp() + (other_lse - {LARGER}).exp()).log()")),
         Slip("Where a row has seen no key on either side, lse stays -inf.",
              ("other, total", "other, total.nan_to_num(neginf=0.0)"),
              ("other, total", "other, total.nan_to_num(0.0)")),
