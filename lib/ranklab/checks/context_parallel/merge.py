@@ -1,91 +1,161 @@
-"""The check of online_softmax_merge: one result of two, where no exp may overflow."""
+"""online_softmax_merge: one result of two, where no exp may overflow."""
 
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect, located
-from ranklab.checks.trial import explain
+from ranklab.checks.context_parallel.calls import changes_of, named
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.context_parallel import online_softmax_merge
 
-KEYS, SHAPE = 12, (2, 3, 5)
+KEYS = 12
+# A score near 500 is rounded by 128 eps of float32, and so is each lse on the way: in a weight,
+# exp(lse - the new lse), that is as large an error.
+OF_SCORES = 4 * 500
+HIDDEN = float("-inf")
+ARGUMENTS = "out", "lse", "other", "other_lse"
+
+
+class Case(NamedTuple):
+    """Scores of some queries over 12 keys, and how they are parted.
+
+    scale, more  what normal numbers are multiplied with, and what is added
+    cuts         the first keys of all parts but one; parts are merged one after the other
+    apart        added to the scores from the first cut on
+    hidden       some rows see no key on one side, or on both
+    turned       the last part comes first
+    """
+
+    name: str
+    scale: float = 1
+    more: float = 0
+    cuts: tuple = (5,)
+    apart: float = 0
+    hidden: bool = False
+    turned: bool = False
+    shape: tuple = (2, 3, 5)
+
+    def __str__(self):
+        return self.name
+
+    def parts(self):
+        """Return [(out, lse) of each part]; 0 and -inf where a row sees no key."""
+        generator = torch.Generator().manual_seed(0)
+        scores = torch.randn(*self.shape, KEYS, generator=generator) * self.scale + self.more
+        v = torch.randn(*self.shape[:-1], KEYS, 4, generator=generator)
+        scores[..., self.cuts[0]:] += self.apart
+        if self.hidden:
+            scores[..., :2, :5] = HIDDEN  # rows 0 and 1 see nothing in the first part
+            scores[..., 1:3, 5:] = HIDDEN  # 1 and 2 nothing in the second
+        parts = [(part.softmax(-1).nan_to_num(0.0) @ values, part.logsumexp(-1))
+                 for part, values in zip(scores.tensor_split(self.cuts, dim=-1),
+                                         v.tensor_split(self.cuts, dim=-2))]
+        return parts[::-1] if self.turned else parts
+
+
+SMALL = (Case("scores about 1"), Case("one key and eleven", cuts=(1,)),
+         Case("out of shape (5, 4)", shape=(5,)),
+         Case("out of shape (2, 3, 2, 5, 4)", shape=(2, 3, 2, 5)))
+LARGE = (Case("scores up to 300", 100), Case("scores near -500", 1, -500),
+         # So far apart that float32 has the lse of one part alone.
+         Case("scores near -3000, then -4000", 1, -3000, apart=-1000),
+         Case("scores near -4000, then -3000", 1, -3000, apart=-1000, turned=True))
+
+
+def _see(fn, case):
+    merged, *parts = case.parts()
+    for part in parts:
+        arguments = [*merged, *part]
+        merged = fn(*arguments)
+        results = named(merged, "out", "lse")
+        yield results | changes_of(ARGUMENTS, arguments)
+        if "out" not in results:
+            return
+
+
+def by_softmax(out, lse, other, other_lse):
+    """Weigh both by a softmax over the two lse, in float64."""
+    both = torch.stack([lse, other_lse]).double()
+    weights = both.softmax(0).nan_to_num(0.0).unsqueeze(-1)
+    merged = (weights * torch.stack([out, other]).double()).sum(0)
+    return merged.float(), both.logsumexp(0).float()
+
+
+def exp_first(out, lse, other, other_lse):
+    a, b = lse.exp().unsqueeze(-1), other_lse.exp().unsqueeze(-1)
+    return (a * out + b * other) / (a + b), torch.logaddexp(lse, other_lse)
+
+
+def by_sigmoid(out, lse, other, other_lse):
+    weight = torch.sigmoid(lse - other_lse).unsqueeze(-1)
+    return weight * out + (1 - weight) * other, torch.logaddexp(lse, other_lse)
+
+
 FINITE = ("exp of a score is infinite from 89 on, in float32. Take the exp of differences: "
           "lse - the new lse is never above 0.")
-EMPTY = ("A row may have seen no key: lse is -inf there and out 0. -inf - -inf is no number: put 0 "
-         "in its place.")
-# {case: (what scores are multiplied with, added, how many keys the first part has, a hint)}
-CASES = {"scores about 1": (1, 0, 5, ""), "scores up to 300": (100, 0, 5, FINITE),
-         "scores near -500": (1, -500, 5, ""), "one key and eleven": (1, 0, 1, "")}
-
-
-def _scores(scale, more, shape=SHAPE):
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(*shape, KEYS, generator=generator) * scale + more
-    return scores, torch.randn(*shape[:-1], KEYS, 4, generator=generator)
-
-
-def _part(scores, v):
-    """(out, lse); 0 and -inf where there is no key."""
-    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
-
-
-def _parts(scores, v, cut=5):
-    return [_part(scores[..., at], v[..., at, :]) for at in (slice(cut), slice(cut, None))]
-
-
-def check_online_softmax_merge(online_softmax_merge):
-    for case, (scale, more, cut, hint) in CASES.items():
-        scores, v = _scores(scale, more)
-        located(case, _compare, online_softmax_merge, _parts(scores, v, cut), _part(scores, v),
-                hint)
-    scores, v = _scores(1, -3000)
-    scores[..., 5:] -= 1000  # so far apart that float32 has the lse of one part alone
-    parts = _parts(scores, v)
-    for case, both in {"-3000, then -4000": parts, "-4000, then -3000": parts[::-1]}.items():
-        located(f"scores near {case}", _compare, online_softmax_merge, both, _part(scores, v))
-    for shape in ((5,), (2, 3, 2, 5)):
-        scores, v = _scores(1, 0, shape)
-        located(f"out of shape {(*shape, 4)}", _compare, online_softmax_merge, _parts(scores, v),
-                _part(scores, v))
-    yield "out and lse over both sets of keys, whatever the scores"
-    scores, v = _scores(1, 0)
-    scores[..., :2, :5] = float("-inf")  # rows 0 and 1 see nothing in the first part
-    scores[..., 1:3, 5:] = float("-inf")  # 1 and 2 nothing in the second
-    located("some rows see no key", _compare, online_softmax_merge, _parts(scores, v),
-            _part(scores, v), EMPTY)
-    yield "a row that has seen no key on one side, or on both"
-    scores, v = _scores(3, 0)
-    merged = _part(scores[..., :1], v[..., :1, :])
-    for key in range(1, KEYS):
-        at = slice(key, key + 1)
-        merged = online_softmax_merge(*merged, *_part(scores[..., at], v[..., at, :]))
-    for name, got, right in zip(("out", "lse"), merged, _part(scores, v)):
-        explain(f"after {KEYS - 1} merges {name}", got, right)
-    yield "twelve keys, one after the other"
-
-
-def _compare(merge, parts, right, hint=""):
-    (a, p), (b, q) = parts
-    kept = [x.clone() for x in (a, p, b, q)]
-    found = merge(a, p, b, q)
-    expect(isinstance(found, tuple) and len(found) == 2, "it does not return (out, lse)",
-           "return out, lse")
-    out, lse = found
-    for name, got in {"out": out, "lse": lse}.items():
-        expect(not got.isnan().any(), f"{name} is nan somewhere", hint)
-    weight = (q - p).sigmoid().nan_to_num(0.0).unsqueeze(-1)
-    finite = right[1].masked_fill(right[1].isinf(), 0.0)
-    explain("lse", lse.masked_fill(lse.isinf() & right[1].isinf(), 0.0), finite, {
-        "the sum of both": (p + q, "The sums of exp add up, not their logarithms: logaddexp."),
-        "the larger of both": (torch.maximum(p, q), "Both sums of exp count: logaddexp."),
-    }, hint)
-    expect(torch.equal(lse.isneginf(), right[1].isneginf()), "lse is not -inf where a row has seen "
-           "no key on either side, and there alone", EMPTY)
-    explain("out", out, right[0], {
-        "the sum of both": (a + b, "Each is a mean by its own softmax: weigh them, with weights "
-                            "that add up to 1."),
-        "the mean of both": ((a + b) / 2, "The part with the larger sum of exp counts more: its "
-                             "weight is exp(its lse - the new lse)."),
-        "weighed the other way round": (weight * a + (1 - weight) * b, "Each out goes with its own "
-                                        "lse."),
-    }, hint or "Weights are exp(lse - the new lse), one for each row.")
-    same = all(torch.equal(x, before) for x, before in zip((a, p, b, q), kept))
-    expect(same, "what it was given is changed", "Make new tensors: no += and no exp_().")
+NEW_LSE = "torch.logaddexp(lse, other_lse)"
+LARGER = "torch.maximum(lse, other_lse)"
+WEIGHT, SUM = "(part - total).exp()", "weight * out + other_weight * other"
+MERGE = Proof(
+    online_softmax_merge,
+    Stage("out and lse over both sets of keys; the arguments stay unchanged", _see, SMALL,
+          oracle=by_softmax, note="Weights are exp(lse - the new lse), one for each row."),
+    Stage("whatever the scores", _see, LARGE, oracle=by_softmax, roundings=OF_SCORES,
+          note="exp of a score may be infinite or 0 in float32. Only -inf means: no key."),
+    Stage("a row that has seen no key on one side, or on both", _see,
+          (Case("some rows see no key", hidden=True),), oracle=by_softmax,
+          note="Here a row may have seen no key: lse is -inf there and out 0."),
+    Stage("twelve keys, one after the other", _see,
+          (Case("twelve parts of one key", 3, cuts=tuple(range(1, KEYS))),), oracle=by_softmax),
+    mistakes=(
+        Slip("The sums of exp add up, not their logarithms: logaddexp.",
+             (NEW_LSE, "lse + other_lse")),
+        Slip("The new lse is the larger of both. Both sums of exp count: logaddexp.",
+             (NEW_LSE, LARGER)),
+        Slip("The old lse is returned: the new one is of both sets of keys.",
+             (f"{SUM}, total", f"{SUM}, lse")),
+        Slip("The other's lse is returned: the new one is of both sets of keys.",
+             (f"{SUM}, total", f"{SUM}, other_lse")),
+        Slip("Each is a mean by its own softmax: weigh them, with weights that add up to 1.",
+             (SUM, "out + other")),
+        Slip("The mean of both is returned. The part with the larger sum of exp counts more: its "
+             "weight is exp(its lse - the new lse).", (SUM, "(out + other) / 2")),
+        Slip("Each out goes with its own lse.", (SUM, "other_weight * out + weight * other")),
+        Slip("Only one of the two is weighed: the other is a mean over fewer keys, too.",
+             (SUM, "weight * out + other"), (SUM, "out + other_weight * other")),
+        Slip("The weights do not add up to 1: take exp(lse - the new lse), not exp(lse - the "
+             "larger lse).", (WEIGHT, f"(part - {LARGER}).exp()")),
+        Slip("The sign: a weight is exp(lse - the new lse), at most 1.",
+             (WEIGHT, "(total - part).exp()")),
+        Slip("lse is a logarithm: a weight is exp(lse - the new lse).",
+             (WEIGHT, "(part / total)"), (WEIGHT, "(part - total)")),
+        Slip("Return out first, then lse.", (f"{SUM}, total", f"total, {SUM}")),
+        Slip("Return both, out and the new lse.", (f"{SUM}, total", SUM)),
+        Slip("Results are float32, as the arguments are.",
+             (NEW_LSE, "torch.logaddexp(lse.double(), other_lse.double())")),
+        Slip("lse is one number for each row, and out has D: unsqueeze(-1) lets them meet.",
+             (".unsqueeze(-1)", "")),
+        Slip("An argument is changed. Make new tensors: no += and no exp_().",
+             ("return weight * out", "return out.mul_(weight)"),
+             ("other_weight * other", "other.mul_(other_weight)"),
+             (NEW_LSE, "torch.logaddexp(lse, other_lse, out=lse)"), ("(part -", "part.sub_(")),
+        Slip(FINITE, (NEW_LSE, "torch.log(lse.exp() + other_lse.exp())"),
+             (WEIGHT, "(part.exp() / total.exp())"), exp_first),
+        Slip("lse lies below any bound that you clamp it to: only -inf means that there is no key.",
+             (f"total = {NEW_LSE}", "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse)"
+              f")\n    total = {NEW_LSE}\n    total = total.where(total > -999, float('-inf'))")),
+        Slip("A row may have seen no key: lse is -inf there and out 0. -inf - -inf is no number: "
+             "put 0 in its place.", (".nan_to_num(0.0)", ""), by_sigmoid,
+             (NEW_LSE, f"{LARGER} + "
+              f"((lse - {LARGER}).exp() + (other_lse - {LARGER}).exp()).log()")),
+        Slip("Where a row has seen no key on either side, lse stays -inf.",
+             ("other, total", "other, total.nan_to_num(neginf=0.0)"),
+             ("other, total", "other, total.nan_to_num(0.0)")),
+    ), hints=(
+        "Each out is a sum of exp(score) v, divided by its own sum of exp(score). What factor "
+        "turns that into a division by the sum of both?",
+        "lse is the logarithm of a sum of exp. torch.logaddexp adds two such sums without an "
+        "overflow. The weight of each out is exp(its lse - the new lse).",
+        "total = torch.logaddexp(lse, other_lse); weights (lse - total).exp().nan_to_num(0.0), "
+        "with unsqueeze(-1); return the weighted sum and total",
+    ))

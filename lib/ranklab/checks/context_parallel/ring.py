@@ -1,188 +1,339 @@
-"""The checks of ring_attention and ring_attention_backward: all keys, one block at a time."""
+"""ring_attention and ring_attention_backward: all keys, one block at a time."""
 
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import beside, expect, on_groups
 from ranklab.checks.context_parallel.attention import (
-    FAILURES, OF_SCORES, Shards, block_by_block, confused, first_call, in_one_process, inputs,
+    IN_GROUPS, KEPT, KV, OF_SCORES, B, D, T, as_in_a_model, attention, gathered, gradients, inputs,
+)
+from ranklab.checks.context_parallel.calls import (
+    COST, afterwards, changes_of, cost_of, messages, named,
 )
 from ranklab.checks.context_parallel.merge import FINITE
-from ranklab.context_parallel import block_gradients, causal_blocks, online_softmax_merge
-from ranklab.context_parallel.shard import contiguous_shard
+from ranklab.checks.prover import GROUPS, AtMost, Proof, Slip, Stage
+from ranklab.context_parallel import (
+    block_attention, block_gradients, causal_blocks, contiguous_shard, online_softmax_merge,
+    ring_attention, ring_attention_backward, zigzag_shard,
+)
+from ranklab.context_parallel.block import Visible
+from ranklab.context_parallel.ring import Hop
 
-NO_HOP = {"AttributeError: 'NoneType' object has no attribute 'wait'": "No hop has begun there."}
-# What is compared, after zigzag in float32: sums in 16 bits, and blocks that nobody here sees.
-MORE = (("bfloat16", torch.bfloat16, {}),
-        ("consecutive parts", torch.float32, {"shard": contiguous_shard}))
-EARLY = ("Start the hop of the block, then compute with the block, and only then wait: the next "
-         "block travels meanwhile.")
+SCALES = 1, 40  # in the second call scores reach 290, and exp(89) is infinite
+LATE = "blocks computed before the next one is on its way"
+EARLY = "waits for the next block before a block is computed"
+
+
+class Case(NamedTuple):
+    """How the ranks of a group have the sequence."""
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    shard: Callable = zigzag_shard
+
+    def __str__(self):
+        return self.name
+
+
+# Sums in 16 bits, and blocks that a rank does not see at all.
+CASES = (Case("float32"), Case("bfloat16", torch.bfloat16),
+         Case("consecutive parts", shard=contiguous_shard))
+
+
+class Blocks(list):
+    """What a rank's queries see of each rank's keys. Whoever asks for a mask computes the scores.
+
+    positions  (R, T/R): which tokens each rank has
+    looks      as each block is computed: how many messages had been sent, and how many calls were
+               not waited for yet
+    """
+
+    def __init__(self, positions, rank, traffic, waits):
+        self.positions, self.own, self.looks = positions, positions[rank], []
+        super().__init__(Watched(*each).noting(self.looks, traffic, waits)
+                         for each in causal_blocks(positions, rank))
+
+    def whole(self, x, group):
+        """Return all ranks' x (B, n, T/R, D), in the order of the sequence."""
+        return gathered(x, group)[:, :, self.positions.flatten().argsort()]
+
+    def overlap(self):
+        """Return how often a message was not on its way while a block was computed."""
+        looks = self.looks[: len(self) - 1]
+        late = sum(sent < step + 1 for step, (sent, _) in enumerate(looks))
+        # On a GPU a wait returns at once: only the stream waits.
+        early = sum(not under_way for _, under_way in looks) * (dist.get_backend() == "gloo")
+        return {LATE: AtMost(late, 0, "computes {:.0f} of its blocks before the next one is on its "
+                             "way"),
+                EARLY: AtMost(early, 0, "waits for the next block before it computes the one that "
+                              "it has, {:.0f} times")}
+
+
+class Watched(Visible):
+    """A Visible that notes when its mask is read."""
+
+    def noting(self, looks, traffic, waits):
+        self.looks, self.traffic, self.waits = looks, traffic, waits
+        return self
+
+    @property
+    def mask(self):
+        calls = self.traffic.calls
+        self.looks.append((calls["send"], self.waits.missing(calls.total())))
+        return self[2]
+
+
+def _stages(see, oracle, results, cost, arguments):
+    return (
+        Stage({f"{results} of one process; large scores, zigzag and consecutive parts; bfloat16, "
+               "added up in float32": (),
+               "2 key heads for 4 query heads; nothing is changed":
+               tuple(map(afterwards, arguments)), **cost},
+              see, CASES, (4,), oracle=oracle, roundings=OF_SCORES),
+        Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", see, CASES, (4,),
+              GROUPS, oracle=oracle, roundings=OF_SCORES, note=IN_GROUPS))
+
+
+def _cut(tensors, positions):
+    return [as_in_a_model(x[:, :, positions]) for x in tensors]
+
+
+def _block_bytes(ranks, element=4):
+    return 2 * B * KV * T * D * element // ranks.size
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+def _see_forward(fn, case, ranks):
+    positions, hops = case.shard(T, ranks.size), ranks.size - 1
+    for turn, scale in enumerate(SCALES):
+        qkv = _cut(inputs(turn, case.dtype, scale=scale)[:3], positions[ranks.index])
+        with messages() as (traffic, waits):
+            visible = Blocks(positions, ranks.index, traffic, waits)
+            results = named(fn(*qkv, visible, **ranks.keywords), "out", "lse")
+        yield results | changes_of("qkv", qkv) | cost_of(
+            traffic, waits, hops, hops * _block_bytes(ranks, case.dtype.itemsize)
+        ) | visible.overlap()
+
+
+def in_one_process(q, k, v, visible, group=None):
+    return attention(q, *(visible.whole(x, group) for x in (k, v)), visible.own)
+
+
+def all_blocks_at_once(q, k, v, visible, group=None):
+    blocks = [torch.empty_like(torch.stack([k, v])) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(blocks, torch.stack([k, v]), group=group)
+    out, lse = block_attention(q, *blocks[0], visible[0])
+    for block, seen in zip(blocks[1:], visible[1:]):
+        out, lse = online_softmax_merge(out, lse, *block_attention(q, *block, seen))
+    return out, lse
+
+
+def two_messages(q, k, v, visible, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    out = torch.zeros(q.shape, device=q.device)
+    lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
+    for step in range(R):
+        hops = [Hop(x, group) for x in (k, v)] if step < R - 1 else []
+        part = block_attention(q, k, v, visible[(rank - step) % R])
+        out, lse = online_softmax_merge(out, lse, *part)
+        k, v = [hop.wait() for hop in hops] or (None, None)
+    return out, lse
+
+
+GROUP = "Hand `group` on wherever you ask or send: get_rank(group), Hop(x, group)."
 OWNER = "In step i a rank has the block of rank (rank - i) % R."
-ADDED = "dq adds up over the blocks; a block's dk and dv over the ranks that it meets."
-FORWARD = "k and v go in one message, R - 1 times: the last block goes nowhere."
-BACKWARD = ("k and v go R - 1 times. Their gradients go R times: with the block, and home at the "
-            "end; they are float32.")
+OVERLAP = ("Start the hop of the block, then compute with the block, and only then wait: the next "
+           "block travels meanwhile.")
+VIEWS = ("k and v may be transposed views, whose numbers do not lie in a row: torch.stack copies "
+         "them, and view fails.")
+PASSES = ("A rank that sees nothing of a block passes it on all the same: the next rank waits for "
+          "it.")
+TYPE = "k and v travel in their own type: float32 is twice the bytes of bfloat16."
+STACKED = "k and v go in one message: stack them."
+GATHERED = ("Nothing goes round: all_gather brings all blocks at once, with the memory of the "
+            "whole sequence.")
+NOWHERE = "The last block goes nowhere: R - 1 hops are enough for k and v."
+VISIBLE = "visible[(rank - step) % R]"
+HOP = "hop = Hop(block, group) if step < R - 1 else None"
+WAIT = "block = hop and hop.wait()"
+STACK = "torch.stack([k, v])"
+PART = "part = block_attention(q, *block, visible[(rank - step) % R])"
+PLACE = "dist.get_rank(group), dist.get_world_size(group)"
+ROUNDED = "[x.to(q.dtype).float() for x in"
+LOOP = "    for step in range(R):\n"
+HIDDEN = LOOP + f"        if not len({VISIBLE}.rows):\n            break\n"
+OTHERS = tuple((VISIBLE, f"visible[{index}]") for index in ("rank", "step", "(rank + step) % R"))
+ADDED = "out, lse = online_softmax_merge(out, lse, *part)"
+FORWARD = Proof(
+    ring_attention,
+    *_stages(_see_forward, in_one_process, "the attention and lse", {
+        "R - 1 messages of k's and v's bytes, each on its way while a block is computed":
+        (*COST, LATE, EARLY)}, "qkv"),
+    mistakes=(
+        Slip(OWNER, *OTHERS),
+        Slip("One step is missing: R blocks are looked at, after R - 1 hops.",
+             ("range(R)", "range(R - 1)"), ("range(R)", "range(1, R)")),
+        Slip("Each block has its own softmax: online_softmax_merge weighs them.",
+             (ADDED, "out, lse = out + part[0], part[1]"),
+             (ADDED, "out, lse = out + part[0], torch.logaddexp(lse, part[1])"),
+             (ADDED, "out, lse = out + part[0] / R, torch.logaddexp(lse, part[1])")),
+        Slip("Only the last block counts: merge each block's result with what is there.",
+             (ADDED, "out, lse = part")),
+        Slip("Only its own block counts. Other ranks' keys count, too: merge each block's result "
+             "with what is there.",
+             (ADDED, "out, lse = part if step == 0 else (out, lse)")),
+        Slip("The block that has arrived is not used: it is what wait() returns.",
+             (WAIT, "_ = hop and hop.wait()"), (WAIT, "")),
+        Slip("Scores and sums are float32: add up in float32, whatever the type of q.",
+             (PART, f"{PART}\n        part = {ROUNDED} part]"),
+             (ADDED, f"{ADDED}\n        out, lse = {ROUNDED} (out, lse)]"),
+             (PART, f"{PART}\n        part = {ROUNDED} part]",
+              ADDED, f"{ADDED}\n        out, lse = {ROUNDED} (out, lse)]"),
+             ("dtype=torch.float32, device=q.device", "dtype=q.dtype, device=q.device",
+              ADDED, f"{ADDED}\n        out = out.to(q.dtype)",
+              "return out", "return out.float()")),
+        Slip("out is float32, whatever the type of q.", ("return out", "return out.to(q.dtype)")),
+        Slip("Return both, (out, lse).", ("return out, lse", "return out")),
+        Slip("Return out first, then lse.", ("return out, lse", "return lse, out")),
+        Slip("k comes first in the block, then v.", (STACK, "torch.stack([v, k])")),
+        Slip(FINITE, (ADDED, "a, b = lse.exp().unsqueeze(-1), part[1].exp().unsqueeze(-1)\n"
+                      "        out = ((a * out + b * part[0]) / (a + b)).nan_to_num(0.0)\n"
+                      "        lse = torch.log(lse.exp() + part[1].exp())")),
+        Slip("An argument is changed: what arrives belongs into a buffer of its own.",
+             (WAIT, f"{WAIT}\n        block = block is not None and [k.copy_(block[0]), "
+              "v.copy_(block[1])]", "Hop(block,", "Hop(torch.stack([*block]),")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", f"block = {STACK}",
+                       f"block = kept.setdefault((R, k.dtype, rank), {STACK})")),
+        Slip(VIEWS,
+             (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
+        Slip(PASSES, (LOOP, HIDDEN)),
+        Slip("No hop has begun in the last step: there is nothing to wait for.",
+             (WAIT, "block = hop.wait()")),
+        Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
+             (PLACE, "dist.get_rank(group), dist.get_world_size()")),
+        Slip(NOWHERE,
+             ("if step < R - 1 else", "if R > 1 else")),
+        Slip(TYPE,
+             (STACK, f"{STACK}.float()")),
+        Slip(STACKED, two_messages),
+        Slip(GATHERED, all_blocks_at_once),
+        Slip(OVERLAP, (HOP, "", WAIT, f"{HOP}; {WAIT}"),
+             (HOP, "hop = Hop(block, group).wait() if step < R - 1 else None",
+              WAIT, "block = hop")),
+    ), hints=(
+        "Whose block does a rank have in step 0, in step 1, in step i?",
+        "R steps: start the hop of the block, attend to the block, merge, wait for the next one. "
+        "After the last step nothing is passed on.",
+        "hop = Hop(block, group) if step < R - 1 else None; out, lse = online_softmax_merge(out, "
+        "lse, *block_attention(q, *block, visible[(rank - step) % R])); block = hop and hop.wait()",
+    ))
 
 
-def _forward(ring_attention, ranks):
-    shards, hops = Shards(ranks), ranks.size - 1
+# --- backward -------------------------------------------------------------------------------------
 
-    def first(traffic, waits, dtype=torch.float32):
-        ring_attention(*shards.mine(inputs(0, dtype)[:3]), shards.watched(traffic, waits),
-                       ranks.group)
-
-    yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, FORWARD)
-    yield partial(_overlaps, ranks, shards.looks)
-    yield from first_call(f"{ranks}, bfloat16", partial(first, dtype=torch.bfloat16), hops,
-                          hops * shards.block_bytes // 2, FORWARD)
-    yield from _forward_beside(ring_attention, ranks, str(ranks), shards)
-    for what, dtype, plan in MORE:
-        yield from _forward_beside(ring_attention, ranks, f"{ranks}, {what}",
-                                   Shards(ranks, **plan), dtype)
-
-
-def _forward_beside(ring_attention, ranks, where, shards, dtype=torch.float32):
-    nans = []
-
-    def call(turn):
-        q, k, v = shards.mine(inputs(turn, dtype)[:3])
-        out, lse = ring_attention(q, k, v, shards.visible, ranks.group)
-        nans.append(bool(out.isnan().any()))
-        return {"out": out, "lse": lse, "q": q, "k": k, "v": v}
-
-    def right(turn):
-        found = in_one_process(turn, dtype) | dict(zip("qkv", inputs(turn, dtype)))
-        return {name: shards.of_all(found[name]) for name in ("out", "lse", "q", "k", "v")}
-
-    looks = list(beside(where, ranks, call, right, slips=partial(_forward_slips, shards, dtype),
-                        roundings=OF_SCORES))
-    yield partial(expect, nans != [False, True], f"{where}: scores reach 290, and out is nan "
-                  "somewhere", FINITE)
-    yield from looks
+def _see_backward(fn, case, ranks):
+    positions, R = case.shard(T, ranks.size), ranks.size
+    own, element = positions[ranks.index], case.dtype.itemsize
+    cost = (2 * R - 1, (R - 1) * _block_bytes(ranks, element) + R * _block_bytes(ranks))
+    for turn, scale in enumerate(SCALES):
+        q, k, v, grad_out = inputs(turn, case.dtype, scale=scale)
+        out, lse = attention(q[:, :, own], k, v, own)
+        arguments = [*_cut((grad_out, q, k, v), own), as_in_a_model(out), lse]
+        with messages() as (traffic, waits):
+            visible = Blocks(positions, ranks.index, traffic, waits)
+            results = named(fn(*arguments, visible, **ranks.keywords), "dq", "dk", "dv")
+        yield results | changes_of(ARGUMENTS, arguments) | cost_of(
+            traffic, waits, *(cost if R > 1 else (0, 0)))
 
 
-def _forward_slips(shards, dtype, name, turn):
-    if name not in ("out", "lse"):
-        return {}
-    blocks, item = block_by_block(shards, turn, dtype), ("out", "lse").index(name)
-    outs, logs = zip(*blocks)
-    mean = torch.stack(outs).mean(0) if name == "out" else torch.stack(logs).mean(0)
-    total = sum(outs) if name == "out" else sum(logs)
-    R = len(shards.positions)
-    return {
-        "that of its own keys alone": (blocks[shards.rank][item], "Other ranks' keys count, too: "
-                                       "merge each block's result with what is there."),
-        "the sum of the blocks' results": (total, "Each block has its own softmax: "
-                                           "online_softmax_merge weighs them."),
-        "the mean of the blocks' results": (mean, "Each block has its own softmax: "
-                                            "online_softmax_merge weighs them."),
-        **{f"what {index} gives": (_merged(block_by_block(shards, turn, dtype, seen_of))[item],
-                                   OWNER)
-           for index, seen_of in confused(R).items()},
-    }
+def gradients_in_one_process(grad_out, q, k, v, out, lse, visible, group=None):
+    whole = (visible.whole(x, group) for x in (grad_out, q, k, v))
+    return [x[:, :, visible.own] for x in gradients(*whole)]
 
 
-def _merged(blocks):
-    found = blocks[0]
-    for block in blocks[1:]:
-        found = online_softmax_merge(*found, *block)
-    return found
+def all_reduced(grad_out, q, k, v, out, lse, visible, group=None):
+    blocks = [torch.empty_like(torch.stack([k, v])) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(blocks, torch.stack([k, v]), group=group)
+    parts = [block_gradients(grad_out, q, *block, out, lse, seen)
+             for block, seen in zip(blocks, visible)]
+    dkv = torch.stack([torch.stack(part[1:]) for part in parts])
+    dist.all_reduce(dkv, group=group)
+    return sum(part[0] for part in parts), *dkv[dist.get_rank(group)]
 
 
-def _overlaps(ranks, looks):
-    late = [step for step, (sent, _) in enumerate(looks[: ranks.size - 1]) if sent < step + 1]
-    early = [step for step, (_, under_way) in enumerate(looks[: ranks.size - 1]) if not under_way]
-    expect(not late, f"{ranks}: block {late and late[0]} is computed before the next one is on its "
-           "way", EARLY)
-    # On a GPU a wait returns at once: only the stream waits.
-    expect(not early or dist.get_backend() != "gloo", f"{ranks}: the next block is waited for "
-           f"before block {early and early[0]} is computed", EARLY)
-
-
-def check_ring_attention(ring_attention):
-    on_groups(_forward, ring_attention, failures=FAILURES | NO_HOP, at_once=True)
-    yield "the attention of one process, and lse, on 4, 3, 2 and 1 ranks; large scores"
-    yield "tokens in zigzag and in consecutive parts; bfloat16, added up in float32"
-    yield "2 key heads for 4 query heads; nothing is changed"
-    yield "R - 1 messages of k's and v's bytes, each on its way while a block is computed"
-
-
-def _backward(ring_attention_backward, ranks):
-    shards, hops = Shards(ranks), 2 * ranks.size - 1 if ranks.size > 1 else 0
-
-    def first(traffic, waits, dtype=torch.float32):
-        given = _given(shards, 0, dtype)
-        ring_attention_backward(*given.values(), shards.watched(traffic, waits), ranks.group)
-
-    yield from first_call(str(ranks), first, hops, hops * shards.block_bytes, BACKWARD)
-    yield from first_call(f"{ranks}, bfloat16", partial(first, dtype=torch.bfloat16), hops,
-                          (hops + ranks.size) * shards.block_bytes // 2 if hops else 0, BACKWARD)
-    yield from _backward_beside(ring_attention_backward, ranks, str(ranks), shards)
-    for what, dtype, plan in MORE:
-        yield from _backward_beside(ring_attention_backward, ranks, f"{ranks}, {what}",
-                                    Shards(ranks, **plan), dtype)
-
-
-def _given(shards, turn, dtype):
-    """The arguments of a rank: out and lse are float32, as ring_attention gives them."""
-    *qkv, grad_out = inputs(turn, dtype)
-    found = in_one_process(turn, dtype)
-    return dict(zip(("grad_out", "q", "k", "v", "out", "lse"), shards.mine(
-        [grad_out, *qkv, found["out"], found["lse"]])))
-
-
-def _backward_beside(ring_attention_backward, ranks, where, shards, dtype=torch.float32):
-    def call(turn):
-        given = _given(shards, turn, dtype)
-        gradients = ring_attention_backward(*given.values(), shards.visible, ranks.group)
-        return dict(zip(("dq", "dk", "dv"), gradients)) | given
-
-    def right(turn):
-        found = in_one_process(turn, dtype) | dict(zip(("q", "k", "v", "grad_out"),
-                                                       inputs(turn, dtype)))
-        return {name: shards.of_all(whole) for name, whole in found.items()}
-
-    yield from beside(where, ranks, call, right, slips=partial(_backward_slips, shards, dtype),
-                      advice=lambda name: ADDED if name in ("dq", "dk", "dv") else
-                      "It is an argument: work on a copy.", roundings=OF_SCORES)
-
-
-def _backward_slips(shards, dtype, name, turn):
-    if name not in ("dq", "dk", "dv"):
-        return {}
-    *qkv, grad_out = inputs(turn, dtype)
-    found, R = in_one_process(turn, dtype), len(shards.positions)
-    visible = [causal_blocks(shards.positions, rank) for rank in range(R)]
-
-    def part(rank, owner, seen_of=lambda rank, owner: owner):
-        """What `rank`'s queries and `owner`'s keys give of dq, dk or dv."""
-        q, dout, out, lse = shards.of_rank(rank, [qkv[0], grad_out, found["out"], found["lse"]])
-        k, v = shards.of_rank(owner, qkv[1:])
-        seen = visible[rank][seen_of(rank, owner)]
-        return block_gradients(dout, q, k, v, out, lse, seen)[("dq", "dk", "dv").index(name)]
-
-    def whole(seen_of):
-        return sum(part(*((shards.rank, other) if name == "dq" else (other, shards.rank)), seen_of)
-                   for other in range(R))
-
-    named = {"what its own queries and its own keys give": (
-        part(shards.rank, shards.rank), "Add up: dq over all blocks, dk and dv over all ranks that "
-        "the block meets."), **{f"what {index} gives": (whole(seen_of), OWNER)
-                                for index, seen_of in confused(R).items()}}
-    if name != "dq":
-        named |= {f"that of rank {owner}'s keys": (found[name][:, :, shards.positions[owner]],
-                  "One hop too few, or too many: after R steps a block's gradients are on the rank "
-                  "before its owner.") for owner in range(R) if owner != shards.rank}
-        other = {"dk": "dv", "dv": "dk"}[name]
-        named[other] = found[other][:, :, shards.positions[shards.rank]], "Return dq, dk, dv."
-    return named
-
-
-def check_ring_attention_backward(ring_attention_backward):
-    on_groups(_backward, ring_attention_backward, failures=FAILURES | NO_HOP, at_once=True)
-    yield "dq, dk and dv of one process, on 4, 3, 2 and 1 ranks; large scores"
-    yield "tokens in zigzag and in consecutive parts; bfloat16, added up in float32"
-    yield "2 key heads for 4 query heads; nothing is changed"
-    yield "R - 1 messages of k and v, and R of their gradients: the last one brings them home"
+ARGUMENTS = "grad_out", "q", "k", "v", "out", "lse"
+GRADS = f"block_gradients(grad_out, q, *block, out, lse, {VISIBLE})"
+SUM = "gradients += grad_hop.wait()"
+HOME = "grad_hop.wait() if grad_hop else gradients"
+BACKWARD = Proof(
+    ring_attention_backward,
+    *_stages(_see_backward, gradients_in_one_process, "dq, dk and dv", {
+        "R - 1 messages of k and v, and R of their gradients: the last one brings them home":
+        COST}, ARGUMENTS),
+    mistakes=(
+        Slip(OWNER, *OTHERS),
+        Slip("One step is missing: R blocks are looked at, after R - 1 hops.",
+             ("range(R)", "range(R - 1)")),
+        Slip("dq is of the last block alone: dq adds up over the blocks.",
+             ("dq + grads[0]", "grads[0]")),
+        Slip("dq is of its own block alone: dq adds up over the blocks.",
+             ("dq + grads[0]", "dq if step else grads[0]")),
+        Slip("dk and dv are of one rank's queries: a block's gradients travel with it, and each "
+             "rank adds its own to what comes.", (SUM, "grad_hop.wait()")),
+        Slip("dk and dv are of its own queries alone. A block's gradients add up over the ranks "
+             "that it meets.", (SUM, "gradients = grad_hop.wait()"),
+             ("dq, block, grad_hop = 0,", "own, dq, block, grad_hop = None, 0,",
+              "        if grad_hop:", "        own = gradients.clone() if own is None else own\n"
+              "        if grad_hop:",
+              f"dk, dv = {HOME}", "dk, dv = own\n    grad_hop and grad_hop.wait()")),
+        Slip("The gradients' last hop is missing: after R steps a block's gradients are on the "
+             "rank before its owner.",
+             ("Hop(gradients, group) if R > 1", "Hop(gradients, group) if step < R - 1")),
+        Slip("The last hop is not waited for: it brings the gradients home.", (HOME, "gradients")),
+        Slip("Return dq, dk, dv.", ("return dq, dk, dv", "return dq, dv, dk"),
+             ("return dq, dk, dv", "return dk, dv, dq")),
+        Slip("Return all three: dq, dk and dv.", ("return dq, dk, dv", "return dq")),
+        Slip("k comes first in the block, then v.", (STACK, "torch.stack([v, k])")),
+        Slip("The probabilities are exp(score - lse) by the lse over all keys: pass out and lse "
+             "on, not those of one block.",
+             (GRADS, GRADS.replace("out, lse", f"*block_attention(q, *block, {VISIBLE})"))),
+        Slip("All three gradients are float32, and added up in float32, whatever the type of q.",
+             ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
+              "dq + grads[0]", "dq.add_(grads[0])"),
+             ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
+              "dq + grads[0]", "dq.add_(grads[0])", "return dq,", "return dq.float(),"),
+             ("return dq, dk, dv", "return [x.to(q.dtype) for x in (dq, dk, dv)]"),
+             ("return dq, dk, dv", "return [x.to(q.dtype).float() for x in (dq, dk, dv)]")),
+        Slip("The gradients travel in float32, too: each rank adds to them, and each sum in 16 "
+             "bits is rounded.",
+             ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)"),
+             ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)",
+              HOME, f"({HOME}).float()"),
+             ("torch.stack(grads[1:])", "torch.stack(grads[1:]).bfloat16()")),
+        Slip("An argument is changed: what arrives belongs into a buffer of its own.",
+             (WAIT, "block = hop and [k.copy_((arrived := hop.wait())[0]), "
+              "v.copy_(arrived[1])]", "Hop(block,", "Hop(torch.stack([*block]),")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", f"0, {STACK}",
+                    f"0, kept.setdefault((R, k.dtype, rank), {STACK})")),
+        Slip(VIEWS, (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
+        Slip(PASSES, (LOOP, HIDDEN)),
+        Slip("No hop has begun there: in the first step no gradients come, in the last one no "
+             "block.", ("        if grad_hop:", "        if R > 1:"),
+             ("hop and hop.wait()", "hop.wait()")),
+        Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
+             ("Hop(gradients, group)", "Hop(gradients)")),
+        Slip("On one rank nothing is sent: there is nobody to send to.",
+             ("Hop(gradients, group) if R > 1 else None", "Hop(gradients, group)")),
+        Slip(NOWHERE, (HOP, "hop = Hop(block, group) if R > 1 else None")),
+        Slip(TYPE, (STACK, f"{STACK}.float()")),
+        Slip(GATHERED, all_reduced),
+    ), hints=(
+        "dq stays on its rank. Which ranks know a part of dk and dv of one block?",
+        "As in forward, with block_gradients. The gradients of a block travel with it: each rank "
+        "adds its own to what comes, and passes the sum on. Where are they after R steps?",
+        "gradients = torch.stack([dk, dv]) of this block; if grad_hop: gradients += grad_hop.wait()"
+        "; grad_hop = Hop(gradients, group); after the loop dk, dv = grad_hop.wait()",
+    ))

@@ -1,59 +1,137 @@
-"""The checks of zigzag_shard and shard_documents: who has which tokens."""
+"""zigzag_shard and shard_documents: who has which tokens."""
 
 import random
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from ranklab.checks.beside import expect, refused
+from ranklab.checks.context_parallel.calls import unrefused
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover import Proof, Slip, Stage, Told
 from ranklab.context_parallel.shard import (
-    contiguous_shard, pairs_of, plan_score, shard_documents, zigzag_shard,
+    pairs_of, plan_score, refuse_uneven, shard_documents, zigzag_shard,
 )
 from ranklab.engine.report import count_ranks
 
+
+
+def fault_of(positions, tokens, ranks):
+    """Return (what is wrong with a plan, what it must be), or None. All ranks have as many tokens,
+    and each token is on one rank.
+    """
+    if not isinstance(positions, torch.Tensor) or positions.dtype != torch.long:
+        return "not a tensor of torch.long", "torch.arange, stacked: (R, T/R)."
+    if positions.shape != (ranks, tokens // ranks):
+        return (f"of shape {tuple(positions.shape)}, not {(ranks, tokens // ranks)}",
+                "A row for each rank, and all ranks have as many tokens.")
+    if not torch.equal(positions.flatten().sort().values, torch.arange(tokens)):
+        return ("one in which some tokens are there twice, or not at all",
+                "Each token is on one rank.")
+    if not bool((positions.diff(dim=1) > 0).all()):
+        return ("one in which a row is not ascending",
+                "Ranks keep their tokens in the order of the sequence.")
+    return None
+
+
+# --- zigzag ---------------------------------------------------------------------------------------
+
+class Case(NamedTuple):
+    tokens: int
+    ranks: int
+
+    def __str__(self):
+        return f"{self.tokens} tokens, {count_ranks(self.ranks)}"
+
+
+EVEN = Case(16, 2), Case(16, 1), Case(24, 3), Case(64, 4), Case(160, 5)
+UNEVEN = Case(12, 4), Case(10, 4)
+
+
+def _see(fn, case):
+    yield {"the plan": Told(fn(*case), _told)}
+
+
+def _see_refusal(fn, case):
+    yield {"what is not refused": unrefused(fn, *case)}
+
+
+def _told(got, due):
+    if fault := fault_of(got, due.numel(), len(due)):
+        return fault[0]
+    pairs = pairs_of(got, torch.zeros(due.numel(), dtype=torch.long)).tolist()
+    return f"one by which the ranks compute {pairs} scores" * (len({*pairs}) > 1)
+
+
+def by_parts(tokens, ranks):
+    parts = torch.arange(tokens).chunk(2 * ranks)
+    return torch.stack([torch.cat([parts[r], parts[2 * ranks - 1 - r]]) for r in range(ranks)])
+
+
+def in_lists(tokens, ranks):
+    refuse_uneven(tokens, 2 * ranks)
+    half = tokens // ranks // 2
+    return [[*range(r * half, (r + 1) * half), *range(tokens - (r + 1) * half, tokens - r * half)]
+            for r in range(ranks)]
+
+
+def in_floats(tokens, ranks):
+    refuse_uneven(tokens, 2 * ranks)
+    early, late = torch.linspace(0, tokens - 1, tokens).view(2, ranks, -1)
+    return torch.cat([early, late.flip(0)], dim=1)
+
+
+ALL = "torch.cat([head, tail.flip(0)], dim=1)"
+PARTS = "Cut the sequence into 2R equal parts; rank r has parts r and 2R - 1 - r."
+ZIGZAG = Proof(
+    zigzag_shard,
+    Stage("each token on one rank; parts r and 2R - 1 - r, so that all ranks compute equally many "
+          "scores; 1 to 5 ranks", _see, EVEN, oracle=by_parts, note=PARTS),
+    Stage("where 2R does not divide the tokens it is a ValueError", _see_refusal, UNEVEN,
+          note="refuse_uneven(tokens, parts) raises it."),
+    mistakes=(
+        Slip("Those are consecutive parts: rank 0 has early tokens, which see few keys.",
+             (ALL, "torch.arange(tokens).view(ranks, -1)")),
+        Slip("That is every R-th token: nearly even, but no block of keys is wholly visible or "
+             "wholly hidden, so that nothing can be left out.",
+             (ALL, "torch.arange(tokens).view(-1, ranks).T.contiguous()")),
+        Slip("Tokens are dealt one by one, there and back: even, but no block of keys is wholly "
+             "visible or wholly hidden, so that nothing can be left out.",
+             (ALL, "torch.stack([(p := torch.arange(tokens).view(-1, 2, ranks))[:, 0], "
+              "p[:, 1].flip(1)], dim=1).flatten(0, 1).T.contiguous()")),
+        Slip("That is parts r and R + r: the late one must be counted from the end.",
+             ("tail.flip(0)", "tail")),
+        Slip("The early part must come first: rows are ascending.",
+             ("[head, tail.flip(0)]", "[tail.flip(0), head]")),
+        Slip("The tokens of the late part are backwards: turn the order of the parts, not that of "
+             "their tokens.",
+             ("tail.flip(0)", "tail.flip(1)"), ("tail.flip(0)", "tail.flip(0, 1)")),
+        Slip("The late part is early again: it comes from the second half.",
+             ("tail.flip(0)]", "head]"), ("tail.flip(0)]", "head.flip(0)]")),
+        Slip("A row for each rank: join its early and its late part along dim 1.",
+             ("dim=1)", "dim=0)")),
+        Slip("Rows are ranks, columns are their tokens: (R, T/R).", (ALL, f"{ALL}.T")),
+        Slip("Join the two parts: a row is one list of tokens.",
+             (ALL, "torch.stack([head, tail.flip(0)], dim=1)")),
+        Slip("Return a tensor of torch.long, as torch.arange makes it.", in_lists, in_floats,
+             (ALL, f"{ALL}.int()")),
+        Slip("2R parts must divide the tokens, not R alone.", ("2 * ranks)\n", "ranks)\n")),
+        Slip("Tokens that 2R does not divide are a ValueError: refuse_uneven(tokens, 2 * ranks).",
+             ("    refuse_uneven(tokens, 2 * ranks)\n", ""),
+             ("    refuse_uneven(tokens, 2 * ranks)\n", "    tokens -= tokens % (2 * ranks)\n")),
+    ), hints=(
+        "Token i sees i + 1 keys. How can you pair parts of the sequence, so that all pairs have "
+        "the same number of keys?",
+        "The r-th part from the front and the r-th from the end, of 2R parts.",
+        "head, tail = torch.arange(tokens).view(2, ranks, -1); torch.cat([head, tail.flip(0)], "
+        "dim=1)",
+    ))
+
+
+# --- documents ------------------------------------------------------------------------------------
+
 TOKENS, MOST = 8192, 1.1  # of the mean: pairs of the fullest rank
-
-
-def _is_plan(where, positions, tokens, ranks):
-    """A Mistake unless each rank has as many tokens, and each token one rank."""
-    expect(isinstance(positions, torch.Tensor) and positions.dtype == torch.long,
-           f"{where}: not a tensor of whole numbers", "torch.arange, stacked: (R, T/R).")
-    expect(positions.shape == (ranks, tokens // ranks), f"{where}: its shape is "
-           f"{tuple(positions.shape)}, not {(ranks, tokens // ranks)}", "A row for each rank, and "
-           "all ranks have as many tokens.")
-    expect(torch.equal(positions.flatten().sort().values, torch.arange(tokens)), f"{where}: some "
-           "tokens are there twice, or not at all", "Each token is on one rank.")
-    expect(bool((positions.diff(dim=1) > 0).all()), f"{where}: a row is not ascending",
-           "Ranks keep their tokens in the order of the sequence.")
-
-
-def check_zigzag_shard(shard):
-    for tokens, ranks in ((16, 2), (16, 1), (24, 3), (64, 4), (160, 5)):
-        where, got = f"{tokens} tokens, {count_ranks(ranks)}", shard(tokens, ranks)
-        _is_plan(where, got, tokens, ranks)
-        parts = torch.arange(tokens).view(2 * ranks, -1)
-        right = torch.stack([parts[[r, 2 * ranks - 1 - r]].flatten() for r in range(ranks)])
-        if not torch.equal(got, right):
-            _explain(where, got, parts)
-    yield "each token on one rank; parts r and 2R - 1 - r; 1 to 5 ranks"
-    yield "all ranks compute equally many scores"
-    for tokens in (12, 10):
-        refused(f"{tokens} tokens on 4 ranks", partial(shard, tokens, 4))()
-    yield "where 2R does not divide the tokens it is a ValueError"
-
-
-def _explain(where, got, parts):
-    tokens, ranks = parts.numel(), len(parts) // 2
-    pairs = pairs_of(got, torch.zeros(tokens, dtype=torch.long))
-    hint = "Cut the sequence into 2R equal parts; rank r has parts r and 2R - 1 - r."
-    if torch.equal(got, contiguous_shard(tokens, ranks)):
-        hint = "Those are consecutive parts: rank 0 has early tokens, which see few keys. " + hint
-    elif torch.equal(got, torch.arange(tokens).view(-1, ranks).T):
-        hint = ("That is every R-th token: nearly even, but no block of keys is wholly visible or "
-                "wholly hidden, so that nothing can be left out. " + hint)
-    elif torch.equal(got, torch.cat([parts[:ranks], parts[ranks:]], dim=1)):
-        hint = "That is parts r and R + r: the late one must be counted from the end. " + hint
-    expect(False, f"{where}: the ranks compute {pairs.tolist()} scores", hint)
 
 
 def lengths_of(seed, tokens=TOKENS):
@@ -70,9 +148,10 @@ def check_shard_documents(plan):
               ([8] * 512, 4), ([1000, 20, 3], 3), ([31] + [1] * 33, 4), ([63] + [1] * 65, 8)]
     for lengths, ranks in cases:
         where = f"documents of {lengths[:4]}{' ...' * (len(lengths) > 4)} tokens, {ranks} ranks"
-        given = list(lengths)
-        _is_plan(where, plan(given, ranks), sum(lengths), ranks)
-        expect(given == lengths, f"{where}: `lengths` is changed", "Work on a copy: sorted().")
+        copy = list(lengths)
+        if fault := fault_of(plan(copy, ranks), sum(lengths), ranks):
+            raise Mistake(f"{where}: the plan is {fault[0]}", fault[1])
+        expect(copy == lengths, f"{where}: `lengths` is changed", "Work on a copy: sorted().")
         fullest, _ = plan_score(plan, lengths, ranks)
         expect(fullest <= MOST, f"{where}: the fullest rank computes {fullest:.2f} times the mean, "
                f"more than {MOST}", "")

@@ -1,87 +1,165 @@
-"""The check of ulysses_attention: all tokens of some heads, and back."""
+"""ulysses_attention: all tokens of some heads, and back."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
-from ranklab.checks.context_parallel.attention import T, as_in_a_model, in_one_process, inputs
+from ranklab.checks.context_parallel.attention import (
+    IN_GROUPS, KEPT, T, as_in_a_model, attention, gathered, gradients, inputs,
+)
+from ranklab.checks.context_parallel.calls import unrefused
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.context_parallel import ulysses_attention
+from ranklab.context_parallel.ulysses import trade
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
-HEADS = 12, 12  # of q, of k and v: 4, 3, 2 and 1 ranks divide them
-SHARED = 24, 12
-CASES = (HEADS, torch.float32), (SHARED, torch.float32), (SHARED, torch.bfloat16)
-GRADIENT = ("Autograd must know both trades, there and back: the gradient of an all-to-all is the "
-            "all-to-all back.")
-GROUPED = "k and v have heads of their own, perhaps fewer: each is cut by its own number of heads."
+TURNS = 0, 1
+SHAPES, BYTES = "shapes of what attend gets", "bytes sent"
+UNREFUSED = "what is not refused"
 
 
-def _trial(ulysses_attention, ranks):
-    for heads, dtype in CASES:
-        yield from _with_heads(ulysses_attention, ranks, heads, dtype)
-    odd = [torch.ones(1, n, 4, 2, device=device()) for n in (5 * ranks.size, 5, 5)]
-    call = partial(ulysses_attention, *odd, _causal, ranks.group)
-    yield refused(f"{ranks}: 5 heads of k", call) if ranks.size > 1 else bool
+class Case(NamedTuple):
+    """Heads of q, and of k and v: 4, 3, 2 and 1 ranks divide 12, and only 1 divides 5."""
+
+    n_head: int
+    n_kv_head: int
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self):
+        return f"{self.n_head} heads and {self.n_kv_head} of k, {str(self.dtype)[6:]}"
+
+
+CASES = Case(12, 12), Case(24, 12), Case(24, 12, torch.bfloat16), Case(5, 5)
+
+
+def _see(fn, case, ranks):
+    for turn in TURNS:
+        if case.n_kv_head % ranks.size:
+            yield _refusal(fn, case, ranks)
+        else:
+            yield _values(fn, case, ranks, turn)
+
+
+def _refusal(fn, case, ranks):
+    """Of a q whose heads the ranks divide."""
+    q, k = (torch.ones(1, heads, 4, 2, device=device())
+            for heads in (case.n_head * ranks.size, case.n_kv_head))
+    return {UNREFUSED: unrefused(lambda: fn(q, k, k, _causal, **ranks.keywords))}
+
+
+def _values(fn, case, ranks, turn):
+    *qkv, grad_out = [as_in_a_model(x[:, :, ranks.at(T)])
+                      for x in inputs(turn, case.dtype, (case.n_head, case.n_kv_head))]
+    q, k, v = (x.requires_grad_() for x in qkv)
+    shapes, R = [], ranks.size
+
+    def attend(*heads):
+        shapes.append([[*x.shape] for x in heads])
+        return _causal(*heads)
+
+    with Traffic() as traffic:
+        out = fn(q, k, v, attend, **ranks.keywords)
+        if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == grad_out.shape:
+            out.backward(grad_out)
+    numbers = sum(x.numel() for x in (q, k, v, grad_out))
+    right = [[x.shape[0], x.shape[1] // R, T, x.shape[3]] for x in qkv]
+    return {SHAPES: Must(shapes[:1], [right]), "out": out, "dq": q.grad, "dk": k.grad,
+            "dv": v.grad, BYTES: AtMost(
+                traffic.sent_bytes, 2 * case.dtype.itemsize * numbers * (R - 1) // R,
+                "sends {:,.0f} bytes, forward and backward; {:,.0f} are enough")}
 
 
 def _causal(q, k, v):
-    """Computed in float32, given in q's type."""
+    """Compute in float32, and return in q's type."""
     typed = (x.float() for x in (q, k, v))
     return F.scaled_dot_product_attention(*typed, is_causal=True, enable_gqa=True).to(q.dtype)
 
 
-def _with_heads(ulysses_attention, ranks, heads, dtype):
-    at, seen, traffics, without = ranks.at(T), [], {}, set()
-    where = f"{ranks}, {heads[0]} heads and {heads[1]} of k, {str(dtype)[6:]}"
+class Whole(torch.autograd.Function):
+    """The attention of one process, forward and backward: every rank gathers all tokens."""
 
-    def attend(q, k, v):
-        seen.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
-        return _causal(q, k, v)
+    @staticmethod
+    def forward(ctx, q, k, v, group):
+        ctx.group = group
+        whole = [gathered(x, group) for x in (q, k, v)]
+        ctx.save_for_backward(*whole)
+        return own_part(attention(*whole, torch.arange(T))[0], group, q.dtype)
 
-    def call(turn):
-        *qkv, grad_out = [as_in_a_model(x[:, :, at]) for x in inputs(turn, dtype, heads)]
-        q, k, v = (x.requires_grad_() for x in qkv)
-        with Traffic() as traffic:
-            out = ulysses_attention(q, k, v, attend, ranks.group)
-            if out.requires_grad and out.shape == grad_out.shape:
-                out.backward(grad_out)
-        traffics[turn] = traffic
-        if out.shape == grad_out.shape:
-            without.update(name for name, x in zip("qkv", (q, k, v)) if x.grad is None)
-        return {"out": out, "dq": q.grad, "dk": k.grad, "dv": v.grad}
-
-    def right(turn):
-        found = in_one_process(turn, dtype, heads)
-        indices = torch.arange(T, device=device()).tensor_split(ranks.size)
-        return {name: [found[name][:, :, each].to(dtype) for each in indices]
-                for name in ("out", "dq", "dk", "dv")}
-
-    looks = list(beside(where, ranks, call, right))
-    yield partial(_shapes, where, seen[0] if seen else None, ranks.size, heads)
-    yield partial(expect, not without, f"{where}: {', '.join(sorted(without))} without a gradient",
-                  GRADIENT)
-    yield from looks
-    R, numbers = ranks.size, sum(x[:, :, at].numel() for x in inputs(0, heads=heads))
-    yield partial(_sent, where, traffics[0].sent_bytes,
-                  2 * dtype.itemsize * numbers * (R - 1) // R)
+    @staticmethod
+    def backward(ctx, grad_out):
+        whole = gradients(gathered(grad_out, ctx.group), *ctx.saved_tensors)
+        return *(own_part(x, ctx.group, grad_out.dtype) for x in whole), None
 
 
-def _shapes(where, got, R, heads):
-    right = tuple((2, n // R, T, 4) for n in (heads[0], heads[1], heads[1]))
-    expect(got == right, f"{where}: attend gets q, k and v of shapes {got}, not {right}",
-           GROUPED if got and got[0] == right[0] else "All tokens, and the r-th part of the heads.")
+def own_part(x, group, dtype):
+    return x.tensor_split(dist.get_world_size(group), dim=2)[dist.get_rank(group)].to(dtype)
 
 
-def _sent(where, sent, right):
-    expect(sent == right, f"{where}: forward and backward a rank sends {sent:,} bytes, not "
-           f"{right:,}", "q, k, v and the result, in their type, once each way: an all-to-all "
-           "sends (R-1)/R of its input.")
+def in_one_process(q, k, v, attend, group=None):
+    if k.shape[1] % dist.get_world_size(group):
+        raise ValueError("heads")
+    return Whole.apply(q, k, v, group)
 
 
-def check_ulysses_attention(ulysses_attention):
-    on_groups(_trial, ulysses_attention, at_once=True)
-    yield "attention and gradients of one process, on 4, 3, 2 and 1 ranks"
-    yield "attend has all tokens of some heads; k and v may have fewer heads than q"
-    yield "(R-1)/R of q, k, v and the result, forward and backward; odd heads are a ValueError"
+THERE, BACK = "Trade.apply(x, 1, 2, group)", "Trade.apply(attend(*heads), 2, 1, group)"
+REFUSES = "    if q.shape[1] % R or k.shape[1] % R:"
+ULYSSES = Proof(
+    ulysses_attention,
+    Stage({"attention and gradients of one process; attend has all tokens of some heads, k and v "
+           "may have fewer heads than q": (),
+           "(R-1)/R of q, k, v and the result are sent, forward and backward": (BYTES,),
+           "odd heads are a ValueError": (UNREFUSED,)},
+          _see, CASES, (4,), oracle=in_one_process),
+    Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", _see, CASES, (4,),
+          GROUPS, oracle=in_one_process, note=IN_GROUPS),
+    mistakes=(
+        Slip("attend gets this rank's own tokens alone: trade first.", (THERE, "x")),
+        Slip("The result goes back the same way: cut its tokens (dim 2), join the heads (dim 1).",
+             (BACK, "attend(*heads)"), (BACK, "Trade.apply(attend(*heads), 1, 2, group)")),
+        Slip("Cut the heads (dim 1), join the tokens (dim 2); the result goes the other way.",
+             (THERE, "Trade.apply(x, 2, 1, group)"),
+             (THERE, "Trade.apply(x, 2, 1, group)", BACK, BACK.replace("2, 1", "1, 2"))),
+        Slip("The heads are dim 1: (B, H, T/R, D).", (THERE, "Trade.apply(x, 3, 2, group)")),
+        Slip("The parts of the tokens are joined along dim 2.",
+             (THERE, "Trade.apply(x, 1, 0, group)"), (THERE, "Trade.apply(x, 1, 1, group)")),
+        Slip("Autograd must know both trades, there and back: the gradient of an all-to-all is the "
+             "all-to-all back.", (THERE, "trade(x, 1, 2, group)"),
+             (BACK, "trade(attend(*heads), 2, 1, group)"), trade=trade),
+        Slip("k and v have gradients, too: trade them as they are.",
+             ("for x in (q, k, v)", "for x in (q, k.detach(), v.detach())")),
+        Slip("q, k and v are three tensors: one of them goes twice, another one not at all.",
+             ("for x in (q, k, v)", "for x in (q, k, k)"),
+             ("for x in (q, k, v)", "for x in (q, q, v)")),
+        Slip("q, k and v are handed to attend in another order.",
+             ("for x in (q, k, v)", "for x in (q, v, k)"),
+             ("for x in (q, k, v)", "for x in (k, q, v)")),
+        Slip("k and v travel with the heads that they have: attend lets heads of q share them.",
+             ("for x in (q, k, v)", "for x in (q, *(x.repeat_interleave(q.shape[1] // x.shape[1], "
+              "1) for x in (k, v)))")),
+        Slip("attend's q, k and v have the type of q, k and v, and the result, too.",
+             (THERE, "Trade.apply(x, 1, 2, group).float()"),
+             (BACK, BACK.replace("attend(*heads)", "attend(*heads).float()"))),
+        Slip("Trade in the type of q, k and v: float32 is twice the bytes of bfloat16.",
+             (THERE, "Trade.apply(x.float(), 1, 2, group)", f"return {BACK}",
+              f"return {BACK}.to(q.dtype)"),
+             (THERE, "Trade.apply(x.float(), 1, 2, group).to(x.dtype)")),
+        Slip(KEPT, ("group=None):", "group=None, kept={}):", "heads = [", "heads = kept[R, q.dtype,"
+                    " q.shape] = kept.get((R, q.dtype, q.shape)) or [")),
+        Slip("Every rank gets all heads of all tokens, and uses its own heads alone: that sends R "
+             "times as much.", (THERE, "Trade.apply(x.repeat(1, R, 1, 1), 1, 2, group).chunk(R, 1)"
+                               "[dist.get_rank(group)]")),
+        Slip("Heads of q, of k and of v that R does not divide are a ValueError: each rank has "
+             "some heads whole.", (REFUSES, "    if False:"), (REFUSES, "    if q.shape[1] % R:")),
+        Slip("Hand `group` on: get_world_size(group), Trade.apply(x, 1, 2, group).",
+             (THERE, "Trade.apply(x, 1, 2, None)"),
+             (BACK, "Trade.apply(attend(*heads), 2, 1, None)"),
+             ("get_world_size(group)", "get_world_size()")),
+    ), hints=(
+        "No head needs another head. What must a rank have to compute some of them?",
+        "Cut the heads (dim 1), join the tokens (dim 2); the result goes the other way.",
+        "q, k, v = (Trade.apply(x, 1, 2, group) for x in (q, k, v)); return "
+        "Trade.apply(attend(q, k, v), 2, 1, group)",
+    ))
