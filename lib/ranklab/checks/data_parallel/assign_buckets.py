@@ -1,80 +1,136 @@
 """The check of assign_buckets: which parameters share a message, and in which order they leave."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
-from ranklab.checks.beside import expect, refused
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
+from ranklab.data_parallel import assign_buckets
 
 KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "m": (torch.float32, "meta")}
-# numbers of elements, kinds, the cap in bytes; the right buckets, as indices of parameters
+
+
+class Case(NamedTuple):
+    """kinds: a letter for each parameter; right: its buckets, as indices of parameters."""
+
+    name: str
+    sizes: tuple
+    kinds: str
+    cap: int
+    right: list
+
+    def parameters(self):
+        return [nn.Parameter(torch.zeros(n, dtype=KINDS[kind][0], device=KINDS[kind][1]))
+                for n, kind in zip(self.sizes, self.kinds)]
+
+    def __str__(self):
+        nbytes = [p.nbytes for p in self.parameters()]
+        return f"{self.name}, parameters of {nbytes} bytes, cap {self.cap}"
+
+
 CASES = (
-    ("three equal layers, one in each bucket", (10, 10, 10), "fff", 40, [[2], [1], [0]]),
-    ("a weight and a bias, three times", (100, 10, 100, 10, 100, 10), "ffffff", 300,
-     [[5, 4], [3, 2], [1, 0]]),
-    ("the last bucket is not full", (4, 4, 4, 4, 4), "fffff", 32, [[4, 3], [2, 1], [0]]),
-    ("one is larger than the cap", (3, 1000, 3), "fff", 40, [[2, 1], [0]]),
-    ("no parameters", (), "", 100, []),
-    ("two types", (10, 10, 10, 10, 10), "fhfhf", 60, [[4, 2], [3, 1], [0]]),
-    ("numbers of two bytes", (10, 10, 10, 10), "hhhh", 40, [[3, 2], [1, 0]]),
-    ("two devices", (10, 10, 10, 10), "fmfm", 80, [[3, 1], [2, 0]]),
+    Case("three equal layers, one in each bucket", (10, 10, 10), "fff", 40, [[2], [1], [0]]),
+    Case("a weight and a bias, three times", (100, 10, 100, 10, 100, 10), "ffffff", 300,
+         [[5, 4], [3, 2], [1, 0]]),
+    Case("the last bucket is not full", (4, 4, 4, 4, 4), "fffff", 32, [[4, 3], [2, 1], [0]]),
+    Case("one is larger than the cap", (3, 1000, 3), "fff", 40, [[2, 1], [0]]),
+    Case("no parameters", (), "", 100, []),
+    Case("two types", (10, 10, 10, 10, 10), "fhfhf", 60, [[4, 2], [3, 1], [0]]),
+    Case("numbers of two bytes", (10, 10, 10, 10), "hhhh", 40, [[3, 2], [1, 0]]),
+    Case("two devices", (10, 10, 10, 10), "fmfm", 80, [[3, 1], [2, 0]]),
+    Case("a type whose bucket is never full", (10, 2, 10, 10), "fhff", 40, [[3], [2], [0], [1]]),
+    Case("two types whose buckets are never full", (2, 10, 2), "hfh", 60, [[2, 0], [1]]),
 )
-SLIPS = {  # what usual mistakes get
-    ("a weight and a bias, three times", "[[5], [4, 3], [2, 1], [0]]"): "Begin with the last "
-    "parameter: backward begins at the end of the model, so the last gradients are ready first.",
-    ("three equal layers, one in each bucket", "[[2, 1], [0]]"): "A bucket that holds exactly the "
-    "cap has reached it, and closes: compare with >=, not with >.",
-    ("three equal layers, one in each bucket", "[[2, 1, 0]]"): "The cap is in bytes, not in "
-    "elements: parameter.nbytes.",
-    ("numbers of two bytes", "[[3], [2], [1], [0]]"): "A number in bfloat16 has two bytes, not "
-    "four: parameter.nbytes counts them.",
-}
 
 
-def check_assign_buckets(assign_buckets):
-    for case, sizes, kinds, cap, right in CASES:
-        parameters = [nn.Parameter(torch.zeros(n, dtype=KINDS[kind][0], device=KINDS[kind][1]))
-                      for n, kind in zip(sizes, kinds)]
-        buckets = _lists(assign_buckets, parameters, cap)
-        indices = {id(p): index for index, p in enumerate(parameters)}
-        got = [[indices.get(id(p)) for p in bucket] for bucket in buckets]
-        what = (f"{case}: parameters of {[p.nbytes for p in parameters]} bytes, cap {cap}: the "
-                f"buckets are {got}; {right} is right")
-        expect(got == right, what, SLIPS.get((case, str(got))) or _hint(got, right, kinds))
-    yield "from the last parameter to the first; a bucket closes when it reaches the cap"
-    yield "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller"
-    yield "one type on one device in each bucket; those that never reach the cap come last"
-    refused("bucket_cap_bytes=0", lambda: assign_buckets([nn.Parameter(torch.zeros(3))], 0))()
-    yield "a cap of 0 bytes is refused with a ValueError"
+def _see(fn, case):
+    parameters = case.parameters()
+    indices = {id(p): index for index, p in enumerate(parameters)}
+    yield {"the result, as indices of parameters,": Must(
+        _as_indices(fn((p for p in parameters), case.cap), indices), case.right)}
 
 
-def _lists(assign_buckets, parameters, cap):
-    try:
-        buckets = assign_buckets((p for p in parameters), cap)
-    except (TypeError, AttributeError) as error:
-        hint = "It is no list but a generator: list(parameters)." * ("generator" in str(error))
-        raise Mistake(f"it raised {type(error).__name__}: {error}", hint) from None
-    expect(isinstance(buckets, list) and all(isinstance(each, list) for each in buckets),
-           f"it returned {str(buckets)[:60]}", "Return a list of lists of parameters.")
-    return buckets
+def _as_indices(buckets, indices):
+    if not isinstance(buckets, list):
+        return f"a {type(buckets).__name__}"
+    if not all(isinstance(bucket, list) for bucket in buckets):
+        return f"a list of {', '.join(sorted({type(each).__name__ for each in buckets}))}"
+    return [[indices.get(id(p), f"a {type(p).__name__}") for p in bucket] for bucket in buckets]
 
 
-def _hint(got, right, kinds):
-    """The first that is true of `got`, which is not `right`."""
-    there = sum(got, [])
-    mixed = [{kinds[index] for index in bucket if index is not None} for bucket in got]
-    return next(hint for is_so, hint in (
-        (None in there, "Put the parameters themselves into the buckets."),
-        ({*"fh"} in mixed, "A bucket holds float32 and bfloat16; it is one flat piece of memory: "
-         "keep one open bucket for each (dtype, device)."),
-        ({*"fm"} in mixed, "A bucket holds what lies on two devices: keep one open bucket for each "
-         "(dtype, device)."),
-        ({*there} != {*range(len(kinds))}, "A parameter is in no bucket: what is open at the end "
-         "counts too."),
-        ([] in got, "There is an empty bucket: open one for something to put into it."),
-        (sorted(got) == sorted(right), "First those that have reached the cap, in the order in "
-         "which they did; then those still open, in the order in which they were opened."),
-        (len({*kinds}) > 1, "Keep one open bucket for each (dtype, device), side by side: another "
-         "type does not close a bucket, and each has its own total of bytes."),
-        (True, "Torch's rule: put the parameter in, and then close the bucket if it has reached "
-         "the cap. So a bucket may be larger than the cap, by its last parameter.")) if is_so)
+def _see_refusal(fn, cap):
+    yield {"what it raises": Must("ValueError" if refuses(fn, [nn.Parameter(torch.zeros(3))], cap)
+                                  else "nothing", "ValueError")}
+
+
+BACKWARDS, KIND = "reversed(list(parameters))", "parameter.dtype, parameter.device"
+OPEN_ONES, NBYTES = "list(still_open.values())", "sum(p.nbytes for p in bucket)"
+OPENS = "bucket = still_open.setdefault(kind, [])"
+CLOSES = "closed.append(still_open.pop(kind))"
+BUCKETS = Proof(
+    assign_buckets,
+    Stage({"from the last parameter to the first; a bucket closes when it reaches the cap": (),
+           "sizes are bytes; what is larger than the cap is not cut; the last one may be smaller":
+           (),
+           "one type on one device in each bucket; those that never reach the cap come last": ()},
+          _see, CASES),
+    Stage("a cap of 0 bytes is refused with a ValueError", _see_refusal, (0,),
+          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+    mistakes=(
+        Slip("Begin with the last parameter: backward begins at the end of the model, so the last "
+             "gradients are ready first.", (BACKWARDS, "parameters")),
+        Slip("Fill the buckets from the last parameter on, too: it is not enough to turn the list "
+             "of buckets round.", (BACKWARDS, "parameters", f"closed + {OPEN_ONES}",
+                                  f"[bucket[::-1] for bucket in (closed + {OPEN_ONES})[::-1]]")),
+        Slip("A bucket that holds exactly the cap has reached it, and closes: compare with >=, not "
+             "with >.", (">= bucket_cap_bytes", "> bucket_cap_bytes")),
+        Slip("Torch's rule: put the parameter in, and then close the bucket if it has reached the "
+             "cap. So a bucket may be larger than the cap, by its last parameter.",
+             (">= bucket_cap_bytes:", "> bucket_cap_bytes and bucket[1:]:", CLOSES,
+              "closed.append(still_open[kind][:-1])\n            still_open[kind] = [parameter]")),
+        Slip("A parameter that is larger than the cap goes into the open bucket, like any other.",
+             ("        bucket.append(parameter)\n",
+              "        if parameter.nbytes > bucket_cap_bytes:\n            "
+              "closed.append([parameter])\n            continue\n"
+              "        bucket.append(parameter)\n")),
+        Slip("The cap is in bytes, not in elements: parameter.nbytes.", ("p.nbytes", "p.numel()")),
+        Slip("A number in bfloat16 has two bytes, not four: parameter.nbytes counts them.",
+             ("p.nbytes", "4 * p.numel()")),
+        Slip("A bucket holds float32 and bfloat16; it is one flat piece of memory: keep one open "
+             "bucket for each (dtype, device).", (KIND, "None"), (KIND, "parameter.device")),
+        Slip("A bucket holds what lies on two devices: keep one open bucket for each (dtype, "
+             "device).", (KIND, "parameter.dtype")),
+        Slip("Another type does not close a bucket: keep one open bucket for each (dtype, device), "
+             "side by side.",
+             (OPENS, "if still_open and kind not in still_open:\n            "
+              f"closed.append(still_open.popitem()[1])\n        {OPENS}")),
+        Slip("Each open bucket has its own total of bytes.",
+             (NBYTES, "sum(p.nbytes for each in still_open.values() for p in each)")),
+        Slip("A parameter is in no bucket: what is open at the end counts too.",
+             (f" + {OPEN_ONES}", "")),
+        Slip("There is an empty bucket: open one for something to put into it.",
+             (OPEN_ONES, f"({OPEN_ONES} or [[]])"), (OPEN_ONES, f"({OPEN_ONES} + [[]])")),
+        Slip("First those that have reached the cap; those still open come last.",
+             (f"closed + {OPEN_ONES}", f"{OPEN_ONES} + closed")),
+        Slip("Those still open come in the order in which they were opened.",
+             (OPEN_ONES, f"{OPEN_ONES}[::-1]")),
+        Slip("`parameters` is no list but a generator: list(parameters).",
+             (BACKWARDS, "parameters[::-1]"), (BACKWARDS, "reversed(parameters)")),
+        Slip("Put the parameters themselves into the buckets.",
+             ("bucket.append(parameter)", "bucket.append(parameter.detach())")),
+        Slip("Return a list of lists of parameters.",
+             ("return closed", "yield from closed"),
+             (f"closed + {OPEN_ONES}", f"[*map(tuple, closed + {OPEN_ONES})]")),
+        Slip("Keep the check of bucket_cap_bytes, which raises a ValueError.",
+             ("bucket_cap_bytes < 1", "False"), ("bucket_cap_bytes < 1", "bucket_cap_bytes < 0")),
+    ), hints=(
+        "Go once from the last parameter to the first. Which bucket does a parameter go into, and "
+        "when do you close that bucket?",
+        "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
+        "the bucket's bytes have reached the cap, move it to the closed ones.",
+        "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(p.nbytes "
+        "for p in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the end: "
+        "closed + list(still_open.values())",
+    ))

@@ -5,77 +5,133 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import beside, on_groups
-from ranklab.checks.data_parallel.sent import Sent, all_sent_once
+from ranklab.checks.data_parallel.sent import COST, OUTSIDE, Sent
 from ranklab.checks.data_parallel.toys import toy_with_more
-from ranklab.checks.failures import LEFT, MISMATCH
-from ranklab.meter import Traffic
+from ranklab.checks.prover import ALL, GROUPS, Proof, Slip, Stage, Told
+from ranklab.data_parallel import average_gradients
 
-MISSING = "wide.weight", "first.bias", "twice.bias"  # on rank 0; two are of one shape and type
+LACKED = "wide.weight", "first.bias", "twice.bias"  # on rank 0; two are of one shape and type
 LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
-SKIPPED = (f"`{MISSING[0]}` has no gradient on rank 0, and has one on the others. All ranks must "
-           "call the same all-reduces, in the same order: put zeros there.")
-FAILURES = {
-    "RuntimeError: attempting to assign a gradient .*": f"`{MISSING[0]}` is in float64: "
-    "torch.zeros_like(parameter) has type, shape and device.", MISMATCH: SKIPPED, LEFT: SKIPPED,
-    "AttributeError: 'NoneType' object has no attribute '.*'": SKIPPED,
-}
-HINTS = {  # by a part of the name; the last one fits all
-    "frozen": "Skip parameters that need no gradient: an optimizer with weight decay would move "
-              "them.",
-    "images": "This gradient is channels-last, so .contiguous() makes a copy, and the mean must "
-              "get into parameter.grad itself.",
-    "gradient": "All ranks need the mean, and all divide by the number of ranks: make a gradient "
-    "of zeros where there is none.",
-    "": "Average parameter.grad, not the parameter: the weights are equal already, and stay so "
-    "when equal gradients are added.",
-}
 
 
-def _given(name, p, rank, turn):
-    """The gradient that `rank` has for a parameter: numbers whose sums and means are exact."""
+def gradient_of(name, p, rank, turn):
+    """Return the gradient that `rank` has for a parameter: sums and means of these are exact."""
     random = torch.Generator().manual_seed(1000 * rank + 7 * turn + sum(map(ord, name)))
     return 12.0 * torch.randint(-99, 100, p.shape, generator=random).to(p.dtype)
 
 
-def _trial(average_gradients, ranks):
-    rank, noted = dist.get_rank(), []
-    before = dict(toy_with_more(rank).named_parameters())
-    trained = [p for p in before.values() if p.requires_grad]
-
-    def call(turn):
-        model = toy_with_more(rank)  # not equal: averaging weights would show
-        for name, p in model.named_parameters():
-            if p.requires_grad and not (rank == 0 and name in MISSING):
-                p.grad = torch.empty_like(p).copy_(_given(name, p, rank, turn))
-        with Traffic() as traffic, Sent() as sent:
-            average_gradients(model, **ranks.keywords)
-        noted.append((traffic, sent))
-        return {f"`{name}`": p for name, p in model.named_parameters()} | {
-            f"the gradient of `{name}`": p.grad for name, p in model.named_parameters()}
-
-    def right(turn):
-        means = {name: sum(_given(name, p, r, turn) * (r > 0 or name not in MISSING)
-                           for r in ranks.members) / ranks.size
-                 for name, p in before.items() if p.requires_grad}
-        return {f"`{name}`": [p] * ranks.size for name, p in before.items()} | {
-            f"the gradient of `{name}`": [means.get(name)] * ranks.size for name in before}
-
-    def own(turn):
-        return {f"the gradient of `{name}`": _given(name, p, rank, turn)
-                for name, p in before.items()}
-
-    looks = list(beside(str(ranks), ranks, call, right, own=own, advice=lambda name: next(
-        hint for part, hint in HINTS.items() if part in name)))
-    yield partial(noted[0][1].all_ended, str(ranks))
-    yield from looks
-    yield partial(all_sent_once, str(ranks), noted[0][0], toy_with_more(0), trained, "all_reduce")
+def _see(fn, case, ranks):
+    """First nothing travels: what a rank calls may not depend on which gradients it has."""
+    yield _call(fn, ranks, 0, rehearsed=True)
+    yield from [_call(fn, ranks, turn) for turn in (0, 1)]  # what is kept from the first is seen
 
 
-def check_average_gradients(average_gradients):
-    on_groups(_trial, average_gradients, failures=FAILURES, timeout=LIMIT)
-    yield "every gradient is the mean over ranks, on 1, 2, 3, 4 ranks; in two types"
-    yield "where a rank has no gradient, it counts as zeros; frozen parameters get none"
-    yield ("at most one all-reduce for each parameter; gradients travel once, and every handle is "
-           "waited for")
-    yield "inside a group it talks to nobody outside"
+def _call(fn, ranks, turn, rehearsed=False):
+    model = toy_with_more(dist.get_rank())  # not equal: averaging weights would show
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in trained.items():
+        if dist.get_rank() or name not in LACKED:
+            p.grad = torch.empty_like(p).copy_(gradient_of(name, p, dist.get_rank(), turn))
+    with Sent(rehearsed=rehearsed) as sent:
+        fn(model, **ranks.keywords)
+    cost = sent.cost(trained.values(), ranks)
+    return cost if rehearsed else cost | {
+        f"the gradient of `{name}`": Told(p.grad, partial(_as_own, name, dist.get_rank(), turn))
+        for name, p in model.named_parameters()} | {
+        f"`{name}`": p for name, p in model.named_parameters()}
+
+
+def _as_own(name, rank, turn, got, due):
+    if got is None or due is None:
+        return ""
+    return "still this rank's own" * torch.equal(got, gradient_of(name, due, rank, turn))
+
+
+def by_gathering(model, group=None):
+    for p in model.parameters():
+        if p.requires_grad:
+            own = torch.zeros_like(p) if p.grad is None else p.grad
+            of_ranks = [torch.empty_like(own, memory_format=torch.contiguous_format)
+                        for _ in range(dist.get_world_size(group))]
+            dist.all_gather(of_ranks, own.contiguous(), group=group)
+            p.grad = torch.stack(of_ranks).mean(0)
+
+
+CALL = "dist.all_reduce(parameter.grad, group=group)"
+DIVIDE = "parameter.grad /= R"
+MADE = """        if parameter.grad is None:  # others may have one, and wait for ours
+            parameter.grad = torch.zeros_like(parameter)
+"""
+SKIP = "if not parameter.requires_grad"
+AVERAGE = Proof(
+    average_gradients,
+    Stage({"every gradient is the mean over ranks, on 1, 2, 3, 4 ranks; in two types": (),
+           "where a rank has no gradient, it counts as zeros; frozen parameters get none": (),
+           "at most one all-reduce for each parameter; gradients travel once, and every handle is "
+           "waited for": COST,
+           "inside a group it talks to nobody outside": (OUTSIDE,)},
+          _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
+          oracle=by_gathering, launch={"timeout": LIMIT}),
+    mistakes=(
+        Slip("It is the sum over ranks: divide by their number, too.", (DIVIDE, "pass")),
+        Slip("Average parameter.grad, not the parameter: the weights are equal already, and stay "
+             "so when equal gradients are added.",
+             (DIVIDE, "parameter.data /= R", "all_reduce(parameter.grad",
+              "all_reduce(parameter.data")),
+        Slip("All ranks must call the same all-reduces, in the same order. Where this rank has no "
+             "gradient, put zeros there.",
+             (SKIP, "if parameter.grad is None"),
+             (MADE, "        if parameter.grad is None:\n            continue\n"),
+             (MADE, "", DIVIDE, "parameter.grad.div_(R)")),
+        Slip("A rank without a gradient takes part, but then it needs the mean, too: make its "
+             "parameter.grad.",
+             (MADE, "        grad = torch.zeros_like(parameter) if parameter.grad is None else "
+              "parameter.grad\n", DIVIDE, "grad /= R", CALL, CALL.replace("parameter.grad", "grad")
+              )),
+        Slip("Divide by the number of all ranks of the group, also of those that had no gradient.",
+             (MADE, f"        having = torch.tensor(float(parameter.grad is not None))\n{MADE}",
+              DIVIDE, "dist.all_reduce(having, group=group)\n        parameter.grad /= having")),
+        Slip("Skip parameters that need no gradient: an optimizer with weight decay would move "
+             "them.", (SKIP, "if False")),
+        Slip("The mean must be in parameter.grad: what you average here is a copy of it.",
+             (DIVIDE, "mean = parameter.grad / R", "all_reduce(parameter.grad", "all_reduce(mean"),
+             (CALL, CALL.replace("grad,", "grad.clone(),"))),
+        Slip("This gradient is channels-last, so .contiguous() makes a copy, and the mean must get "
+             "into parameter.grad itself.",
+             ("all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()")),
+        Slip("Another parameter may be in float64: torch.zeros_like(parameter) has type, shape and "
+             "device.", ("torch.zeros_like(parameter)", "torch.zeros(parameter.shape)")),
+        Slip("Something is kept from another call: make buffers inside the function, new in each "
+             "call.",
+             ("group=None", "group=None, kept={}", "parameter in model.parameters()",
+              "i, parameter in enumerate(model.parameters())", CALL,
+              "buffer = kept.setdefault((i, parameter.shape), torch.zeros_like(parameter))\n"
+              "        dist.all_reduce(buffer.copy_(parameter.grad), group=group)\n"
+              "        parameter.grad = buffer")),
+        Slip("One all_reduce of each gradient, whole, is enough: each message costs its latency.",
+             (CALL, "for row in parameter.grad:\n            "
+              "dist.all_reduce(row, group=group)")),
+        Slip("Each travels in its own type: in float32 a double loses digits.",
+             (DIVIDE, "mean = parameter.grad.float() / R", CALL,
+              "dist.all_reduce(mean, group=group)\n        parameter.grad.copy_(mean)")),
+        Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
+             "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
+             ("model.parameters()",
+              "dict(model.named_parameters(remove_duplicate=False)).values()")),
+        Slip("Wait for every handle, not only for the last: a message may be half done until its "
+             "wait() returns.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
+             (CALL, f"{CALL[:-1]}, async_op=True)")),
+        Slip("Until wait() returns the message is read and written: divide before it is sent.",
+             ("R = dist.get_world_size(group)", "R, works = dist.get_world_size(group), []", DIVIDE,
+              f"works.append({CALL[:-1]}, async_op=True))", CALL,
+              "parameter.grad /= R\n    for work in works:\n        work.wait()")),
+        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+             ("get_world_size(group)", "get_world_size()")),
+        Slip("Pass `group` on to every collective.", (CALL, CALL.replace(", group=group", ""))),
+    ), hints=(
+        "For each parameter: one all-reduce of its gradient, in place.",
+        "A rank whose gradient is None must send zeros, or the others wait for it. Frozen "
+        "parameters have no gradient anywhere: skip them.",
+        "for parameter in model.parameters(): if requires_grad: make zeros_like where grad is "
+        "None; parameter.grad /= R; dist.all_reduce(parameter.grad, group=group)",
+    ))

@@ -6,91 +6,135 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import beside, expect, on_groups
-from ranklab.checks.data_parallel.sent import Sent, all_sent_once
+from ranklab.checks.data_parallel.sent import COST, OUTSIDE, Sent
 from ranklab.checks.data_parallel.toys import toy_with_more
-from ranklab.checks.failures import STUCK
-from ranklab.meter import Traffic
+from ranklab.checks.prover import ALL, GROUPS, Must, Proof, Slip, Stage, Told
+from ranklab.data_parallel import broadcast_parameters
 
-GROUP = ("Pass `group` on to every collective. Ranks in arguments count inside it: "
-         "dist.broadcast(x, group=group, group_src=src).")
-FAILURES = {STUCK: f"All ranks of a group call the same broadcasts, from one src. {GROUP}",
-            "(Value|Runtime)Error: .*(rank|group).*": GROUP}
-STILL = {  # where a tensor is still this rank's own, and all before it in the model are right
-    "frozen": "Frozen parameters differ between ranks too, and training never changes that. Do not "
-    "look at requires_grad here.",
-    "images": "This one is channels-last, so .contiguous() and .reshape(-1) make a copy of it, but "
-    "the message must get into the parameter itself.",
-    "scale": "Buffers belong to the model too: the statistics of batch norm, for one. "
-    "model.buffers() lists them.",
-    "mask": "state_dict() does not list all buffers; model.buffers() does.",
-    "steps": "Whole numbers travel like the others, as they are: batch norm's "
-    "num_batches_tracked is one.",
-}
+SAME = "the parameters that are other objects than before"
+TRAINED = "the parameters whose requires_grad has changed"
+IN_GRAPH = "whether backward warns of a broadcast in the graph"
 
 
 def _state(model):
-    """{name: each parameter and buffer}, in the model's order."""
+    """Return {name: each parameter and buffer}, in the model's order."""
     return {f"`{name}`": tensor for name, tensor in (
         *model.named_parameters(), *model.named_buffers())}
 
 
-def _trial(broadcast_parameters, ranks):
-    rank, noted = dist.get_rank(), []
+def _see(fn, case, ranks):
+    """First nothing travels: with another src or group, ranks would wait for each other."""
+    yield _call(fn, ranks, ranks.size - 1, rehearsed=True)
+    yield from [_call(fn, ranks, src) for src in (ranks.size - 1, 0)]
 
-    def src(turn):
-        return 0 if turn else ranks.size - 1
 
-    def call(turn):
-        model = toy_with_more(rank)
-        before = [(p, p.requires_grad) for p in model.parameters()]
-        with Traffic() as traffic, Sent("broadcast") as sent:
-            broadcast_parameters(model, src(turn), **ranks.keywords)
-        after = [(p, p.requires_grad) for p in model.parameters()]
-        noted.append((sent, traffic, [a is b for (a, _), (b, _) in zip(before, after)],
-                      [a == b for (_, a), (_, b) in zip(before, after)], _is_in_graph(model)))
-        return _state(model)
+def _call(fn, ranks, src, rehearsed=False):
+    model = toy_with_more(dist.get_rank())
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    tensors = [*_state(model).values()]
+    with Sent("broadcast", rehearsed=rehearsed) as sent:
+        fn(model, src, **ranks.keywords)
+    cost = sent.cost(tensors, ranks)
+    pairs = [*zip(before, model.named_parameters())]
+    return cost if rehearsed else {
+        name: Told(tensor, partial(_as_own, name, dist.get_rank()))
+        for name, tensor in _state(model).items()} | {
+        SAME: Must([name for (old, _), (name, p) in pairs if p is not old], []),
+        TRAINED: Must([name for (_, old), (name, p) in pairs if p.requires_grad != old], []),
+        IN_GRAPH: Must(_is_in_graph(model), False)} | cost
 
-    def slips(name, turn):
-        part, own = name.strip("`").split(".")[0], _state(toy_with_more(rank))[name]
-        mean = torch.stack([_state(toy_with_more(member))[name].double()
-                            for member in ranks.members]).mean(0)
-        return {"still this rank's own": (own, STILL.get(part, "Nothing has changed on this rank. "
-                                                         f"Here src is {src(turn)}.")),
-                "the mean over ranks": (mean.to(own.dtype), "Every rank takes src's values.")}
 
-    looks = list(beside(str(ranks), ranks, call, lambda turn: {
-        name: [tensor] * ranks.size
-        for name, tensor in _state(toy_with_more(ranks.members[src(turn)])).items()}, slips=slips))
-    sent, traffic, is_same, is_trained, is_in_graph = noted[0]
-    yield partial(sent.all_ended, str(ranks))
-    for is_so, what, hint in (
-        (not is_in_graph, "the next backward warns that a broadcast is in the graph", "Autograd "
-         "must not see the message: broadcast tensor.detach(), which shares the memory."),
-        (all(is_same), "the model's parameters are other objects than before", "Write into each, "
-         "in place: dist.broadcast does. An optimizer that exists already holds the old objects."),
-        (all(is_trained), "requires_grad of a parameter has changed", "To hide the message from "
-         "autograd, broadcast tensor.detach(): frozen stays frozen, and trained stays trained."),
-    ):
-        yield partial(expect, is_so, f"{ranks}: {what}", hint)
-    yield from looks
-    model = toy_with_more(0)
-    yield partial(all_sent_once, str(ranks), traffic, model,
-                  [*model.parameters(), *model.buffers()], "broadcast")
+def _as_own(name, rank, got, due):
+    own = _state(toy_with_more(rank))[name].cpu()
+    return "still this rank's own" * (isinstance(got, torch.Tensor) and torch.equal(got, own))
 
 
 def _is_in_graph(model):
-    """Does backward warn that a collective is in the graph?"""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as texts:
         warnings.simplefilter("always")
         if trained := [p for p in model.parameters() if p.requires_grad]:
             sum(p.sum() for p in trained).backward()
-    return any("c10d::" in str(each.message) for each in said)
+    return any("c10d::" in str(each.message) for each in texts)
 
 
-def check_broadcast_parameters(broadcast_parameters):
-    on_groups(_trial, broadcast_parameters, failures=FAILURES, group_hint=GROUP)
-    yield "every rank has rank src's parameters, frozen ones too, on 1, 2, 3, 4 ranks"
-    yield "and its buffers of every type, also those that no checkpoint holds"
-    yield "each tensor travels once, tied ones too"
-    yield "inside a group it talks to nobody outside, and src counts there"
+@torch.no_grad()
+def made_by_src(model, src=0, group=None):
+    """Make src's model here, by its seed: the global rank."""
+    every = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, dist.get_rank(), group)
+    for tensor, value in zip(_state(model).values(), _state(toy_with_more(every[src])).values()):
+        tensor.copy_(value)
+
+
+def new_objects(model, src=0, group=None):
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            copied = p.detach().clone()
+            dist.broadcast(copied, group=group, group_src=src)
+            setattr(module, name, torch.nn.Parameter(copied))
+    for b in model.buffers():
+        dist.broadcast(b, group=group, group_src=src)
+
+
+PARAMETERS, BUFFERS, ITSELF = "*model.parameters()", ", *model.buffers()", "tensor.detach()"
+CALL = f"dist.broadcast({ITSELF}, group=group, group_src=src)"
+BROADCAST = Proof(
+    broadcast_parameters,
+    Stage({"every rank has rank src's parameters, frozen ones too, on 1, 2, 3, 4 ranks": (),
+           "and its buffers of every type, also those that no checkpoint holds":
+           ("`scale`", "`steps`", "`mask`"),
+           "each tensor travels once, tied ones too": COST,
+           "inside a group it talks to nobody outside, and src counts there": (OUTSIDE,)},
+          _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
+          oracle=made_by_src),
+    mistakes=(
+        Slip("Buffers belong to the model too: the statistics of batch norm, for one. "
+             "model.buffers() lists them.", (BUFFERS, "")),
+        Slip("Whole numbers travel like the others, as they are: batch norm's "
+             "num_batches_tracked is one.",
+             (BUFFERS, ", *filter(torch.is_floating_point, model.buffers())")),
+        Slip("state_dict() does not list all buffers; model.buffers() does.",
+             (f"{PARAMETERS}{BUFFERS}", "*{id(t): t for t in model.state_dict().values()}.values()")
+             , (BUFFERS, ", *(b for name, b in model.named_buffers() if name in "
+                "model.state_dict())")),
+        Slip("Frozen parameters differ between ranks too, and training never changes that. Do not "
+             "look at requires_grad here.",
+             (PARAMETERS, "*[p for p in model.parameters() if p.requires_grad]")),
+        Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
+             "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
+             (PARAMETERS, "*dict(model.named_parameters(remove_duplicate=False)).values()")),
+        Slip("Take the values of rank src, which need not be rank 0.",
+             ("group_src=src", "group_src=0")),
+        Slip("Pass `group` on, and src as a rank inside it: dist.broadcast(x, group=group, "
+             "group_src=src).", ("group=group, group_src=src", "src"),
+             ("group=group, group_src=src", "src, group=group")),
+        Slip("Every rank takes src's values: this is the mean over ranks.",
+             (BUFFERS, "", CALL,
+              f"dist.all_reduce({ITSELF}.div_(dist.get_world_size(group)), group=group)")),
+        Slip("One broadcast of each tensor, whole, is all that is needed: an all-reduce sends "
+             "twice as much.",
+             (CALL, f"dist.all_reduce({ITSELF}.mul_(dist.get_rank(group) == src), group=group)")),
+        Slip("What arrives in a copy changes nothing on this rank: broadcast tensor.detach(), "
+             "which shares the memory.", (ITSELF, f"{ITSELF}.clone()")),
+        Slip("This one is channels-last, so .contiguous() and .reshape(-1) make a copy of it, but "
+             "the message must get into the parameter itself.",
+             (ITSELF, f"{ITSELF}.contiguous()"), (ITSELF, f"{ITSELF}.reshape(-1)")),
+        Slip("Each travels in its own type: in float32 a double loses digits.",
+             (CALL, f"number = {ITSELF}.float()\n"
+              "        dist.broadcast(number, group=group, group_src=src)\n"
+              f"        {ITSELF}.copy_(number)")),
+        Slip("Autograd must not see the message: broadcast tensor.detach(), which shares the "
+             "memory.", (ITSELF, "tensor")),
+        Slip("To hide the message from autograd, broadcast tensor.detach(): frozen stays frozen, "
+             "and trained stays trained.", (ITSELF, "tensor.requires_grad_(False)")),
+        Slip("Write into each parameter, in place: dist.broadcast does. An optimizer that exists "
+             "already holds the old objects.", new_objects),
+        Slip("Wait for every handle, not only for the last: a message may be half done until its "
+             "wait() returns.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
+             (CALL, f"{CALL[:-1]}, async_op=True)")),
+    ), hints=(
+        "What must be equal on all ranks before the first step? Not only what is trained.",
+        "Every parameter and every buffer: [*model.parameters(), *model.buffers()].",
+        "dist.broadcast(tensor.detach(), group=group, group_src=src) for each of them: in place, "
+        "and src counts inside the group.",
+    ))

@@ -1,134 +1,179 @@
-"""The check of join_uneven, on the library's OverlappedDataParallel."""
+"""The check of join_uneven, on the library's OverlappedDataParallel, beside one process."""
 
-from functools import cache, partial
 from operator import length_hint
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import beside, expect, on_groups
 from ranklab.checks.data_parallel.toys import loss_of, rows, toy
-from ranklab.data_parallel import OverlappedDataParallel
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.data_parallel import OverlappedDataParallel, join_uneven
+from ranklab.engine import device
 from ranklab.meter import Traffic
 
-IN_GROUP = ("Pass model.group on to every collective. Ranks count inside it: "
-            "dist.get_rank(model.group).")
-FAILURES = {
-    r"TypeError: object of type '.*' has no len\(\)": "A loader may have no length: one small "
-    "all-reduce in each step tells all ranks who goes on.",
-    "RuntimeError: Boolean value of Tensor with .* is ambiguous": "A batch may be a tensor, or "
-    "empty, and is a batch all the same: ask `batch is None`, not `if batch`.",
-    "TypeError: cannot unpack non-iterable NoneType object": "A None was yielded where a batch was "
-    "expected. A rank without a batch shadows the step, and yields nothing.",
-    "TypeError: ('NoneType' object is not |cannot unpack non-)iterable.*": "It must be a "
-    "generator: `yield` each batch of this rank.",
-    "RuntimeError: generator raised StopIteration": "next(batches, None) gives None at the end.",
-    r"\w+: .*root rank: -1.*": "-1 means that no rank goes on. Keep the last result before it: "
-                               "that one is a rank.",
-    r"\w+: .*root rank: \d+.*": IN_GROUP,
-    "hang: .*(all_reduce|broadcast).*": "A rank without a batch must go on taking part, by shadow"
-    f"(), until the result is -1: then nobody goes on. (0 is a rank.) {IN_GROUP}",
-}
-COUNTS = (0, 3, 1, 2), (2, 0, 1, 1)  # batches of each rank of a group, in each turn
+LIMIT = 6  # seconds; the usual mistake waits for ever
+
+
+class Case(NamedTuple):
+    """counts: batches of each rank of a group."""
+
+    counts: tuple = ()
+
+    def __str__(self):
+        return f"with {self.counts} batches" if self.counts else "a loop that is left by a break"
+
+
+CASES = Case((0, 3, 1, 2)), Case((2, 0, 1, 1)), Case()
+BATCHES, AHEAD = "the numbers of its batches", "batches that it takes before they are asked for"
+JOINING = "model.joining in the loop"
+AFTER = "model.joining and model.buffers_from afterwards"
+SENT, BROADCASTS = "bytes in collectives", "broadcasts after a break"
+
+
+def _see(fn, case, ranks):
+    model = OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
+    if not case.counts:
+        with Traffic() as traffic:
+            for _ in fn(iter([torch.zeros(2)]), model):  # a batch may be a tensor
+                break  # on all ranks: what a training loop does after its last step
+        yield {BROADCASTS: AtMost(traffic.calls["broadcast"], 0), AFTER: _after(model)}
+        return
+    counts = case.counts[:ranks.size]
+    steps, count = max(counts), counts[ranks.index]
+    optimizer, numbers, ahead, joining = torch.optim.SGD(model.parameters(), 0.1), [], [], []
+    # like a loader it has no length, and what is taken is gone
+    batches = iter([(k, rows(10 * dist.get_rank() + k)) for k in range(count)])
+    with Traffic() as traffic:
+        for k, x in fn(batches, model):
+            numbers.append(k)
+            ahead.append(count - length_hint(batches) - len(numbers))
+            joining.append(model.joining)
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+    nbytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    # gradients are no larger than parameters, and each step sends one number more
+    yield {BATCHES: numbers, AHEAD: AtMost(max(ahead, default=0), 1),
+           JOINING: Must(joining, [True] * len(joining)), AFTER: _after(model),
+           SENT: AtMost(sum(op.payload_bytes for op in traffic.ops),
+                        steps * (nbytes + 8) + 8 + nbytes),
+           } | {f"`{name}` at the end": tensor for name, tensor in model.state_dict().items()}
+
+
+def _after(model):
+    return Must([model.joining, model.buffers_from], [False, 0])
+
+
+def in_one_process(batches, model):
+    """When this rank's batches are over, train on those of all ranks, from the beginning."""
+    own = list(batches)
+    of_ranks = [None] * dist.get_world_size(model.group)
+    dist.all_gather_object(of_ranks, own, group=model.group)
+    model.sync = model.buffers_stale = False  # steps inside the loop send nothing
+    yield from own
+    copy = toy(0)
+    optimizer = torch.optim.SGD(copy.parameters(), 0.1)
+    for step in range(max(map(len, of_ranks))):
+        before = copy.steps.clone()
+        optimizer.zero_grad()
+        for _, x in (of_rank[step] for of_rank in of_ranks if step < len(of_rank)):
+            (loss_of(copy, x.to(device())) / len(of_ranks)).backward()
+        optimizer.step()
+        copy.steps = before + 1  # a buffer: it counts forwards
+    model.load_state_dict(copy.state_dict())
+
+
+def each_for_itself(batches, model):
+    yield from batches
+
+
+def repeats(batches, model):
+    batches = list(batches)
+    count = torch.tensor(len(batches))
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=model.group)
+    for k in range(count):
+        yield batches[k % len(batches)] if batches else (9, torch.zeros(4, 6))
+
+
+LAST = "model.buffers_from = last = going_on.item()"
+HAND_OVER = "broadcast_parameters(model.module, last, model.group)"
+RESET = "model.joining, model.buffers_from = False, 0"
 AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) gives every rank "
               "the whole state of a rank that took part in the last step.")
-ADVICE = ("A rank without a batch adds zeros, by model.shadow(); the buffers of "
-          "`model.buffers_from` count, which must be a rank that still steps.")
-
-
-def _one_process(ranks, counts, steps):
-    """The parameters after that many steps of these ranks."""
-    model = toy(0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank, count in zip(ranks.members, counts):
-            if step < count:
-                (loss_of(model, rows(10 * rank + step)) / ranks.size).backward()
-        optimizer.step()
-    return dict(model.named_parameters())
-
-
-def _trial(join_uneven, ranks):
-    noted, of_turns = [], [counts[:ranks.size] for counts in COUNTS]
-
-    def call(turn):
-        wrapped, got, inside, count = _wrapped(ranks), [], [], of_turns[turn][ranks.index]
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        # like a loader it has no length, and what is taken is gone
-        batches = iter([(k, rows(10 * dist.get_rank() + k)) for k in range(count)])
-        with Traffic() as traffic:
-            for k, x in join_uneven(batches, wrapped):
-                got.append(k)
-                inside.append((wrapped.joining, count - length_hint(batches) - len(got)))
-                optimizer.zero_grad()
-                loss_of(wrapped, x).backward()
-                optimizer.step()
-        noted.append(partial(_look, ranks, wrapped, got, inside, traffic, of_turns[turn]))
-        return wrapped.state_dict()
-
-    @cache
-    def after(turn, steps):
-        return _one_process(ranks, of_turns[turn], steps)
-
-    def right(turn):
-        steps = max(of_turns[turn])
-        found = after(turn, steps) | {"steps": toy(0).steps + steps}  # a buffer: counts forwards
-        return {name: [tensor] * ranks.size for name, tensor in found.items()}
-
-    def slips(name, turn):
-        return {f"that of rank {member}, when its own batches were over":
-                (after(turn, count).get(name), AT_THE_END)
-                for member, count in zip(ranks.members, of_turns[turn])}
-
-    looks = list(beside(f"{ranks}, with {of_turns[0]} and then {of_turns[1]} "
-                        "batches", ranks, call, right, slips=slips,
-                        advice=lambda name: ADVICE, through=torch.float32))
-    yield from [*noted, *looks]
-    wrapped = _wrapped(ranks)
-    with Traffic() as traffic:
-        for _ in join_uneven(iter([torch.zeros(2)]), wrapped):  # a batch may be a tensor
-            break  # on all ranks: what a training loop does after its last step
-    yield partial(_is_reset, "after a loop that was left by a break", wrapped)
-    yield partial(expect, not traffic.calls["broadcast"], "after a break it still broadcasts the "
-                  "model", "Broadcast before the `finally`: after an error the others would wait.")
-
-
-def _wrapped(ranks):
-    return OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
-
-
-def _look(ranks, wrapped, got, inside, traffic, counts):
-    steps, count = max(counts), counts[ranks.index]
-    sent = sum(op.payload_bytes for op in traffic.ops)
-    state = sum(tensor.nbytes for tensor in wrapped.state_dict().values())
-    enough = steps * (state + 8) + 8 + state  # gradients are no larger than parameters
-    for is_so, what, hint in (
-        (got == [*range(count)], f"it got batches {got} of {count}", "Yield each batch once. A "
-         "rank that has none left must not repeat one, and no rank's batches are thrown away."),
-        (sent <= enough, f"{sent:,} bytes go into collectives in {steps} steps; {enough:,} are "
-         "enough", "In each step the gradients, the buffers and one number; the model's weights "
-         "once, at the end."),
-        (all(ahead <= 1 for _, ahead in inside), "it takes batches before they are asked for",
-         "An epoch need not fit into memory: next(batches, None), once in each step."),
-        (all(joining for joining, _ in inside), "inside the loop model.joining is not True", "Set "
-         "it before the first step: no_sync inside the loop is then an error, not a hang."),
-    ):
-        expect(is_so, f"{ranks}: {what}", hint)
-    _is_reset("after the loop", wrapped)
-
-
-def _is_reset(when, wrapped):
-    expect((wrapped.joining, wrapped.buffers_from) == (False, 0), f"{when} model.joining is "
-           f"{wrapped.joining}, model.buffers_from is {wrapped.buffers_from}", "Set them back to "
-           "False and 0 in a `finally`: without join_uneven rank 0's buffers count.")
-
-
-def check_join_uneven(join_uneven):
-    on_groups(_trial, join_uneven, failures=FAILURES, at_once=True, group_hint=IN_GROUP,
-              timeout=6)  # seconds; the usual mistake waits for ever
-    yield "every rank gets all its own batches, in order: 1, 2, 3, 4 ranks, some with none"
-    yield "at the end all have the weights and buffers that one process has after all steps"
-    yield ("each step sends one number more, and the end sends the model once; batches are taken "
-           "one by one")
-    yield "inside model.joining is True; afterwards all is as before, also after a break"
+ON_AND_ON = ("A rank without a batch must go on taking part, by shadow(), until the result is -1: "
+             "then nobody goes on.")
+GO_ON = "going_on, dist.ReduceOp.MAX, group=model.group"
+SHADOW = "                model.shadow()\n"
+JOIN = Proof(
+    join_uneven,
+    Stage({"every rank gets all its own batches, in order: 1, 2, 3, 4 ranks, some with none":
+           (BATCHES,),
+           "at the end all have the weights and buffers that one process has after all steps": (),
+           "each step sends one number more, and the end sends the model once; batches are taken "
+           "one by one": (SENT, AHEAD),
+           "inside model.joining is True; afterwards all is as before, also after a break":
+           (JOINING, AFTER, BROADCASTS)},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_process, through=torch.float32,
+          launch={"timeout": LIMIT}),
+    mistakes=(
+        Slip("No rank's batches are thrown away: all go on until no rank has one. Take the MAX.",
+             ("ReduceOp.MAX", "ReduceOp.MIN"), ("ReduceOp.MAX", "ReduceOp.MIN", "going_on < 0",
+                                               "going_on < 0 or batch is None")),
+        Slip("A loader may have no length: one small all-reduce in each step tells all ranks who "
+             "goes on.", ("iter(batches)", "iter(batches[:len(batches)])"),
+             ("iter(batches)", "iter(batches)\n    count = len(batches)")),
+        Slip("An epoch need not fit into memory: next(batches, None), once in each step.",
+             ("iter(batches)", "iter(list(batches))")),
+        Slip("next(batches, None) gives None at the end; next(batches) raises StopIteration.",
+             ("next(batches, None)", "next(batches)")),
+        Slip("A batch may be a tensor, or empty, and is a batch all the same: ask `batch is None`, "
+             "not `if batch`.", ("-1 if batch is None else rank", "rank if batch else -1"),
+             ("if batch is None:", "if not batch:")),
+        Slip(ON_AND_ON, each_for_itself, ("                break\n            model",
+                                          "                break\n            if batch is None:\n"
+                                          "                break\n            model"),
+             (SHADOW, "                pass\n")),
+        Slip("-1 says that a rank has no batch, since 0 is a rank: it goes on, like any other.",
+             ("-1 if", "0 if", "going_on < 0", "going_on == 0 and batch is None"),
+             ("going_on < 0", "going_on <= 0")),
+        Slip("A rank without a batch shadows the step, and yields nothing.",
+             ("    else:\n                yield batch", "    yield batch"),
+             (SHADOW, "                yield None\n")),
+        Slip("A rank that has no batch left must not repeat one: it shadows the step.", repeats),
+        Slip("It must be a generator: `yield` each batch of this rank.",
+             ("yield batch", "return batch")),
+        Slip("The buffers of rank `model.buffers_from` count: it must be a rank that still steps.",
+             (LAST, "last = going_on.item()")),
+        Slip(AT_THE_END, ("model.module, last", "model.module, 0"), (HAND_OVER, "pass")),
+        Slip("At the end rank `last` hands over its buffers too, not only the parameters.",
+             (HAND_OVER, "for p in model.parameters():\n            "
+              "dist.broadcast(p.detach(), group=model.group, group_src=last)")),
+        Slip("-1 means that no rank goes on. Keep the last result before it: that one is a rank.",
+             ("model.module, last", "model.module, going_on.item()")),
+        Slip("In each step the gradients, the buffers and one number; the model's weights once, at "
+             "the end.", (LAST, f"{LAST}\n            {HAND_OVER}")),
+        Slip("Ranks count inside the group: dist.get_rank(model.group).",
+             ("get_rank(model.group)", "get_rank()")),
+        Slip("Pass model.group on to every collective.", ("last, model.group)", "last)"),
+             (GO_ON, "going_on, dist.ReduceOp.MAX")),
+        Slip("Set model.joining before the first step: no_sync inside the loop is then an error, "
+             "not a hang.", ("model.joining = True", "pass")),
+        Slip("Set model.joining and model.buffers_from back in a `finally`: a loop may be left "
+             "early.", ("try:", "if True:", "finally:", "if True:")),
+        Slip("Set model.buffers_from back to 0, too: without join_uneven rank 0's buffers count.",
+             (RESET, "model.joining = False")),
+        Slip("Set model.joining back to False.", (RESET, "model.buffers_from = 0")),
+        Slip("Broadcast before the `finally`: after an error the others would wait.",
+             (HAND_OVER, "pass", RESET, f"{RESET}\n        {HAND_OVER}")),
+    ), hints=(
+        "Before each step all ranks must find out whether any rank has a batch left. And what does "
+        "a rank do that has none?",
+        "One all-reduce with MAX: a rank with a batch gives its number, one without gives -1. "
+        "Below 0: all are done. Else the result is a rank that goes on: its buffers count, and at "
+        "the end its weights.",
+        "batch = next(batches, None); dist.all_reduce(going_on, dist.ReduceOp.MAX, "
+        "group=model.group); if going_on < 0: break; model.buffers_from = last = going_on.item(); "
+        "then model.shadow() or yield batch. At the end broadcast_parameters(model.module, last, "
+        "model.group)",
+    ))

@@ -1,115 +1,144 @@
-"""The check of no_sync, on the library's OverlappedDataParallel."""
-
-from functools import partial
+"""The check of no_sync, on the library's OverlappedDataParallel, beside torch's DDP."""
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.checks.beside import beside, expect, on_groups
-from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, rows, toy
-from ranklab.data_parallel import OverlappedDataParallel
+from ranklab.checks.data_parallel.sent import Sent
+from ranklab.checks.data_parallel.toys import gradients, loss_of, rows, toy
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.data_parallel import OverlappedDataParallel, no_sync
 from ranklab.meter import Traffic
 
 BLOCKS, LAST = ((0, 1), (2,)), 3  # pieces in two blocks of no_sync, and the piece after them
-INSIDE, AFTER = "the number of all-reduces inside", "the number of all-reduces after the block"
-SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up, also over "
-        "several blocks.")
-ADVICE = {INSIDE: "no_sync itself sends nothing: the next backward averages what has added up.",
-          AFTER: "Switch `sync` back on after the yield: the next backward sends each bucket once."}
-FAILURES = {"TypeError: .* does not support the context manager protocol.*":
-            "`with` needs a context manager: put @contextlib.contextmanager above the function, "
-            "and a `yield` where the block runs."}
+INSIDE, AFTER = "all-reduces inside", "the number of all-reduces in the backward after the blocks"
 
 
-def in_pieces(where, ranks, wrapped, no_sync, advice):
-    """Looks at steps in pieces, beside one process: what is sent, and the gradients in between.
-
-    advice  name -> hint
-    """
+def pieces(ranks, wrapped, no_sync):
+    """Yield what two steps in pieces show: what is sent, and the gradients in between."""
     model = wrapped.module
-
-    def pieces(turn, rank):
-        return [(rows(100 * turn + 10 * rank + piece),) for piece in range(LAST + 1)]
-
-    def call(turn):
+    for turn in (0, 1):
         model.zero_grad()
-        mine = pieces(turn, dist.get_rank())
+        batches = [rows(100 * turn + 10 * dist.get_rank() + piece) for piece in range(LAST + 1)]
         with Traffic() as inside:
             for block in BLOCKS:
                 with no_sync(wrapped):
                     for piece in block:
-                        loss_of(wrapped, *mine[piece]).backward()
-        seen = {f"inside, {name}": gradient for name, gradient in gradients(model).items()}
-        with Traffic() as after:
-            loss_of(wrapped, *mine[LAST]).backward()
-        return seen | gradients(model) | {INSIDE: inside.calls["all_reduce"],
-                                          AFTER: after.calls["all_reduce"]}
-
-    def right(turn):
-        of_ranks = [pieces(turn, rank) for rank in ranks.members]
-        inside = [mean_gradients(model, of_rank[:LAST], 1) for of_rank in of_ranks]
-        mean = mean_gradients(model, sum(of_ranks, []), ranks.size)
-        return {INSIDE: [0] * ranks.size, AFTER: [len(wrapped.buckets)] * ranks.size} | {
-            f"inside, {name}": [each[name] for each in inside] for name in mean} | {
-            name: [gradient] * ranks.size for name, gradient in mean.items()}
-
-    yield from beside(where, ranks, call, right, advice=advice)
+                        loss_of(wrapped, batches[piece]).backward()
+        local = {f"inside, {name}": gradient for name, gradient in gradients(model).items()}
+        with Sent() as after:  # what is written into a message under way is lost, always
+            loss_of(wrapped, batches[LAST]).backward()
+        yield {INSIDE: AtMost(inside.calls["all_reduce"], 0),
+               AFTER: Must(after.traffic.calls["all_reduce"], len(wrapped.buckets))} | local | {
+            f"after the blocks, {name}": gradient for name, gradient in gradients(model).items()}
 
 
-def _trial(no_sync, ranks):
-    def new():
-        return OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
+class TorchDDP(DistributedDataParallel):
+    """Torch's DDP, with the attribute that no_sync changes."""
 
-    outer, other = new(), new()
-    with no_sync(other):
-        inside = other.sync
-    seen = [inside, other.sync]
-    with no_sync(outer):
-        with no_sync(outer):
-            seen.append(outer.sync)
-        seen.append(outer.sync)
-        with no_sync(other):
+    buckets = ()
+
+    @property
+    def sync(self):
+        return self.require_backward_grad_sync
+
+    @sync.setter
+    def sync(self, value):
+        self.require_backward_grad_sync = value
+
+
+def torchs_no_sync(model):
+    return model.no_sync()
+
+
+def _new(fn, ranks):
+    if fn is torchs_no_sync:
+        return TorchDDP(toy(0), process_group=ranks.group)
+    return OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
+
+
+def _see_blocks(fn, ranks):
+    outer, other = _new(fn, ranks), _new(fn, ranks)
+    yield {"whether `with` can take it": Must(hasattr(fn(_new(fn, ranks)), "__exit__"), True)}
+    with fn(other):
+        seen = {"`sync` in the block": other.sync}
+    seen["`sync` after the block"] = other.sync
+    with fn(outer):
+        with fn(outer):
+            seen["`sync` in an inner block"] = outer.sync
+        seen["`sync` in the outer block, after the inner one"] = outer.sync
+        with fn(other):
             pass
-        seen += [outer.sync, other.sync]
-    seen.append(outer.sync)
-    for is_so, what, hint in (
-        (seen[0] is False, "inside the block `sync` is on",
-         "model.sync must be False while the block runs."),
-        (seen[1] is True, "after the block `sync` stays off", "Switch `sync` back on after the "
-         "yield."),
-        (seen[2] is False, "inside an inner no_sync `sync` is on again", "model.sync = False on "
-         "entering, whatever it was before."),
-        (seen[3] is False, "after an inner no_sync the outer one is over too", "Put back what "
-         "`sync` was before, which need not be True."),
-        (seen[4:6] == [False, True], "after a block of another model `sync` is "
-         f"{seen[4]} (outer) and {seen[5]} (the other)", "Each model has its own: keep what was "
-         "before in a variable of this call."),
-        (seen[6] is True, "after an inner and an outer no_sync `sync` stays off", "Each no_sync "
-         "keeps what it found in a variable of its own, which the inner one can't overwrite."),
-    ):
-        yield partial(expect, is_so, what, hint)
-    for error in KeyError, KeyboardInterrupt:
-        after = _after(error, no_sync, new())
-        yield partial(expect, after != "swallowed", "an error raised inside disappears", "Leave "
-                      "errors alone: try and finally, no except.")
-        yield partial(expect, after, f"after a {error.__name__} inside, `sync` is still False",
-                      "What follows `yield` is skipped when the block fails: put it into a "
-                      "`finally`. (An interrupt is no Exception.)")
-    yield from in_pieces(str(ranks), ranks, new(), no_sync, lambda name: ADVICE.get(name, SUMS))
+        seen["`sync` in the block, after one of another model"] = outer.sync
+        seen["`sync` of another model, after its block inside of this one"] = other.sync
+    seen["`sync` after the outer block"] = outer.sync
+    yield seen
+    yield {f"`sync` after a {error.__name__} in the block": _after(error, fn, _new(fn, ranks))
+           for error in (KeyError, KeyboardInterrupt)}
 
 
-def _after(error, no_sync, wrapped):
-    """What `sync` is after a step that failed with this error; or "swallowed"."""
+def _after(error, no_sync, model):
     try:
-        with no_sync(wrapped):
+        with no_sync(model):
             raise error("a step that fails")
     except error:
-        return wrapped.sync
-    return "swallowed"
+        return model.sync
+    return "not known: the error has disappeared"
 
 
-def check_no_sync(no_sync):
-    on_groups(_trial, no_sync, failures=FAILURES)
-    yield "inside, nothing is sent, and gradients add up on their own rank"
-    yield "the next backward outside averages the sums, once, on 1 to 4 ranks"
-    yield "one inside another changes nothing, of the same model or of another one"
-    yield "it ends also when the step inside fails"
+def _see(fn, case, ranks):
+    if case == "blocks":
+        yield from _see_blocks(fn, ranks)
+    else:
+        yield from pieces(ranks, _new(fn, ranks), fn)
+
+
+OFF, BACK = "old_sync, model.sync = model.sync, False", "model.sync = old_sync"
+AVERAGES = f"""{BACK}
+        for p in model.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad.div_(dist.get_world_size(model.group)), group=model.group)"""
+SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up, also over "
+        "several blocks.")
+NO_SYNC = Proof(
+    no_sync,
+    Stage({"inside, nothing is sent, and gradients add up on their own rank": (),
+           "the next backward outside averages the sums, once, on 1 to 4 ranks": (),
+           "one inside another changes nothing, of the same model or of another one": (),
+           "it ends also when the step inside fails": ()},
+          _see, ("blocks", "a batch in four pieces"), (4,), (ALL, *GROUPS), oracle=torchs_no_sync),
+    mistakes=(
+        Slip("`with` needs a context manager: put @contextlib.contextmanager above the function, "
+             "and a `yield` where the block runs.", ("@contextlib.contextmanager\n", "")),
+        Slip("model.sync must be False while the block runs.",
+             ("model.sync, False", "model.sync, True"), (OFF, "old_sync = model.sync")),
+        Slip("Switch `sync` back on after the yield.", (BACK, "pass")),
+        Slip("Put back what `sync` was before, which need not be True.",
+             (BACK, "model.sync = True")),
+        Slip("On entering model.sync = False, whatever it was before; put back what it was.",
+             ("model.sync, False", "model.sync, not model.sync", BACK,
+              "model.sync = not model.sync")),
+        Slip("Each no_sync keeps what it found in a variable of its own, which the inner one can't "
+             "overwrite.", ("old_sync, model.sync =", "model.old_sync, model.sync =", BACK,
+                            "model.sync = model.old_sync")),
+        Slip("Each model has its own `sync`: keep what was before in a variable of this call.",
+             ("(model)", "(model, depth=[0])", OFF, "model.sync, depth[0] = False, depth[0] + 1",
+              BACK, "depth[0] -= 1\n        model.sync = depth[0] == 0")),
+        Slip("Leave errors alone: try and finally, no except.",
+             ("finally:", "except Exception:\n        pass\n    if True:"),
+             ("finally:", "except BaseException:\n        pass\n    if True:"),
+             (BACK, f"{BACK}\n        return")),
+        Slip("What follows `yield` is skipped when the block fails: put it into a `finally`.",
+             ("    try:\n        yield\n", "    yield\n",
+              "    finally:  # also when the step inside failed\n        model", "    model")),
+        Slip("An interrupt is no Exception: put it into a `finally`, which runs after all of them.",
+             ("finally:", f"except Exception:\n        {BACK}\n        raise\n    else:")),
+        Slip("no_sync itself sends nothing: the next backward averages what has added up.",
+             (BACK, AVERAGES), (BACK, f"{BACK}\n        model.reduce_now()")),
+        Slip(SUMS, ("model.sync, False", "model.sync, model.zero_grad() is not None"),
+             (BACK, f"{BACK}\n        model.zero_grad()")),
+    ), hints=(
+        "The hooks look at model.sync. What should it be inside, and what afterwards?",
+        "A generator under @contextlib.contextmanager: what stands before the yield happens on "
+        "entering, what stands after it on leaving, but after an error only in a `finally`.",
+        "old_sync, model.sync = model.sync, False; try: yield; finally: model.sync = old_sync",
+    ))

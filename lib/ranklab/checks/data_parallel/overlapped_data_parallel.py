@@ -4,43 +4,21 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ranklab.checks.beside import beside, expect, on_groups
-from ranklab.checks.data_parallel.no_sync import in_pieces
-from ranklab.checks.data_parallel.sent import Sent
-from ranklab.checks.data_parallel.toys import gradients, loss_of, mean_gradients, rows, toy
-from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.checks.data_parallel.no_sync import AFTER, INSIDE, pieces
+from ranklab.checks.data_parallel.sent import DIVIDED, OUTSIDE, UNENDED, Sent
+from ranklab.checks.data_parallel.toys import gradients, loss_of, rows, toy
+from ranklab.checks.prover import ALL as ALL_RANKS
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.trial import NO_ERROR, refusal
-from ranklab.data_parallel import no_sync
+from ranklab.data_parallel import OverlappedDataParallel, no_sync
 from ranklab.engine import device
 
 LIMIT = 8  # seconds: several of the usual mistakes leave ranks waiting
 LAYER_BYTES = 4 * (6 * 6 + 6)  # each layer is a bucket
-TRAVELS = ("When nothing of a bucket is missing, call bucket.gather(), divide bucket.flat, and "
-           "all-reduce bucket.flat itself, all of it. The hook gets the parameter, not its "
-           "gradient.")
-UNUSED = ("bucket.fill_none(used) after the waits, with used = self.used_anywhere(): what another "
-          "rank used gets the mean, what no rank used stays None.")
-PIECES = ("Look at self.sync first in the hook: when it is False, do nothing, and leave "
-          "bucket.missing as it is.")
-GROUP = "Pass self.group on to every collective; divide by dist.get_world_size(self.group)."
-ORDER = ("All ranks send bucket 0, then 1, then 2. So loop in the hook: while the first bucket of "
-         "self.waiting misses nothing, launch it. A bucket that was ready early leaves right "
-         "behind the one that it had to wait for.")
-ALL_CALL = ("All ranks call the same all-reduces: one for each bucket. So finish() launches all "
-            "that is left, whatever is missing in it, and waits for all, before it raises.")
-FAILURES = {
-    "ValueError: .* got two gradients in one backward.*": "bucket.missing must be full again when "
-    "the next backward begins: finish() sets it back to all of bucket.parameters. Keep "
-    "self.backward_begins() as the first line of the hook: it makes sure that finish() is called.",
-    "AttributeError: 'NoneType' object has no attribute 'wait'": "all_reduce returns None without "
-    "async_op=True; with it, a handle to wait for.",
-    "ValueError: .* got no gradient on rank .*": "Raise only for what got no gradient in this "
-    "backward, and only where self.find_unused_parameters is False.",
-    LEFT: ALL_CALL, MISMATCH: ALL_CALL, ".* is still this rank's own": TRAVELS,
-}
 
 
 class Layers(nn.Module):
@@ -64,55 +42,69 @@ CHECKPOINTS = partial(Layers, partial(checkpoint, use_reentrant=True))
 HIDDEN = partial(Layers, output=lambda x: SimpleNamespace(square=x.square))
 ALL = (0, 1, 2)
 EVEN = (ALL,), (ALL,)
-CASES = {  # the model; in each turn, what each rank of a group uses; find_unused_parameters
+BACKWARDS = {  # the model; in each turn, what each rank of a group uses; find_unused_parameters
     "tied, used twice, two types": (partial(toy, 0), EVEN, False),
-    "an output in an object": (HIDDEN, EVEN, False),
-    "ranks with different orders": (Layers, ((ALL, ALL[::-1]), (ALL[::-1], ALL)), False),
-    "layers in checkpoints with use_reentrant=True": (CHECKPOINTS, EVEN, False),
     "three layers": (Layers, EVEN, False),
     "three layers, find_unused_parameters=True": (Layers, EVEN, True),
+    "an output in an object": (HIDDEN, EVEN, False),
+    "layers in the opposite order": (Layers, ((ALL[::-1],), (ALL[::-1],)), False),
+    "ranks with different orders": (Layers, ((ALL, ALL[::-1]), (ALL[::-1], ALL)), False),
+    "layers in checkpoints with use_reentrant=True": (CHECKPOINTS, EVEN, False),
     "layers that only some ranks use, or none": (
         Layers, (((0,), (0, 1), (1,), (0, 1)), ((1, 2), ALL, ALL, ALL)), True),
 }
+PIECES, TWICE, LACKING = ("with sync=False", "a layer in two checkpoints",
+                          "a layer without gradient on the second rank")
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+IS_COPY = "`self.waiting is self.buckets` after backward"
+BLOCKING, ELSE, ORDER = ("all-reduces that backward stands still in", "tensors that travel and are "
+                         "not bucket.flat", "the order in which buckets leave")
+ASKED, WAITS = "calls of used_anywhere()", "waits while layers are still to be computed"
+LATE, AFTER_ALL = ("buckets that leave in finish(), though all gradients were there before",
+                   "buckets that leave only in the backward of the last layer, or later")
+WORKS, WAITING, MISSING = ("the length of self.works after backward", "the order of self.waiting "
+                           "after backward", "the lengths of bucket.missing after backward")
+TIMES = (IS_COPY, BLOCKING, ELSE, ORDER, ASKED, WAITS, LATE, AFTER_ALL, OUTSIDE, WORKS, WAITING,
+         MISSING, UNENDED, DIVIDED)
 
 
-def _trial(wrapped_class, ranks):
-    for name, case in CASES.items():
-        yield from _backwards(f"{ranks}, {name}", wrapped_class, ranks, *case)
-    wrapped = wrapped_class(toy(0), bucket_cap_bytes=200, group=ranks.group)
-    yield from in_pieces(f"{ranks}, with sync=False", ranks, wrapped, no_sync, lambda name: PIECES)
-    yield from _errors(str(ranks), wrapped_class, ranks)
+def _see(fn, case, ranks):
+    new = partial(fn, bucket_cap_bytes=LAYER_BYTES, group=ranks.group)
+    if case in BACKWARDS:
+        yield from _backwards(new, ranks, *BACKWARDS[case])
+    elif case == PIECES:
+        yield from pieces(ranks, new(toy(0), bucket_cap_bytes=200), no_sync)
+    else:
+        yield from _errors(new, case, ranks)
 
 
-def _backwards(where, wrapped_class, ranks, new, orders, finds):
-    """Looks at two backwards beside one process: the gradients, and what happened when."""
-    model, looks = new().to(device()), []
-    wrapped = wrapped_class(model, bucket_cap_bytes=LAYER_BYTES, group=ranks.group,
-                            find_unused_parameters=finds)
-    all_used = all(len(order) == len(ALL) for turn in orders for order in turn)
-
-    def inputs(turn, index):
-        x = rows(10 * turn + ranks.members[index]).requires_grad_()
-        return x, orders[turn][index % len(orders[turn])]
-
-    def call(turn):
+def _backwards(new, ranks, make, orders, finds):
+    """Two backwards: the gradients, and what happened when."""
+    model, alone = make().to(device()), make().to(device())
+    wrapped = new(model, find_unused_parameters=finds)
+    for turn in (0, 1):
+        x = rows(10 * turn + ranks.members[ranks.index]).requires_grad_()
+        order = orders[turn][ranks.index % len(orders[turn])]
+        alone.zero_grad()
+        loss_of(alone, x, order).backward()
+        own = gradients(alone)
         model.zero_grad(set_to_none=finds or turn == 0)
-        loss = loss_of(wrapped, *inputs(turn, ranks.index))
-        looks.extend(_watched(where, wrapped, loss, orders is EVEN, all_used, finds))
-        return gradients(model)
+        events, sent = _events(wrapped, loss_of(wrapped, x, order))
+        all_used = all(len(each) == len(ALL) for each in orders[turn])
+        yield _times(wrapped, events, orders is EVEN, all_used, finds) | sent.ended(ranks) | {
+            name: Told(gradient, partial(_as_own, own[name]))
+            for name, gradient in gradients(model).items()}
 
-    def mean(turn, indices):
-        return mean_gradients(new().to(device()), [inputs(turn, index) for index in indices])
 
-    looks += beside(where, ranks, call, lambda turn: {
-        name: [each] * ranks.size for name, each in mean(turn, range(ranks.size)).items()},
-        own=lambda turn: mean(turn, [ranks.index]),
-        advice=lambda name: TRAVELS if all_used else UNUSED)
-    yield from looks
+def _as_own(own, got, due):
+    return "still this rank's own" * (
+        got is not None and own is not None and torch.equal(got, own.cpu()))
 
 
 def _events(wrapped, loss):
-    """What happens in the backward of `loss`, in order: "layer" when the backward of a layer
+    """Return what happens in the backward of `loss`, in order: "layer" when the backward of a layer
     begins, the number of a bucket that leaves (-1: another tensor), "blocking", "asked" for
     used_anywhere(), "wait" and "finish"; and what is Sent.
     """
@@ -135,74 +127,210 @@ def _events(wrapped, loss):
     return events, sent
 
 
-def _watched(where, wrapped, loss, is_even, all_used, finds):
-    """The backward of `loss` is done; looks at what happened in it."""
-    (events, sent), buckets = _events(wrapped, loss), len(wrapped.buckets)
+def _times(wrapped, events, is_even, all_used, finds):
+    buckets = len(wrapped.buckets)
     finish = events.index("finish") if "finish" in events else len(events)
     last_layer = max((n for n, event in enumerate(events) if event == "layer"), default=0)
     left, early, late = ([event for event in part if isinstance(event, int)]
                          for part in (events, events[:last_layer], events[finish:]))
     ready = buckets - 1 if last_layer and is_even else 0
-    for is_so, what, hint in (
-        (wrapped.waiting is not wrapped.buckets, "after backward self.waiting is self.buckets "
-         "itself", "self.waiting must be a copy: list(self.buckets)."),
-        ("blocking" not in events, "backward stands still in an all-reduce", "Without "
-         "async_op=True, all_reduce returns only when it is done. With it, all_reduce returns at "
-         "once, and gives you a handle to wait for."),
-        (-1 not in left, "something other than bucket.flat travels", TRAVELS),
-        (left == [*range(buckets)], f"of {buckets} buckets there leave, in this order, {left}",
-         ORDER),
-        (events.count("asked") <= finds, f"{events.count('asked')} calls of used_anywhere() with "
-         f"find_unused_parameters={finds}", "used_anywhere() sends a message, and answers for all "
-         "parameters: call it once, and only with find_unused_parameters."),
-        ("wait" not in events[:finish], "it waits while layers are still to be computed",
-         "No overlap: keep the handles, and wait for them in finish()."),
-        (not all_used or not late, f"{len(late)} of {buckets} buckets leave in finish(), though "
-         "all gradients were there before", ORDER),
-        (len(early) >= ready, f"{len(early)} of {buckets} buckets left before the last layer's "
-         f"backward; {ready} were ready", "A bucket is ready when nothing of it is missing: launch "
-                                          "it then."),
-    ):
-        yield partial(expect, is_so, f"{where}: {what}", hint)
-    yield partial(sent.all_ended, where)
-    yield partial(expect, _is_as_before(wrapped), f"{where}: after backward not all is as before "
-                  "it", "finish() must leave self.works empty, or it grows; and self.waiting and "
-                  "each bucket.missing full again.")
+    return {
+        IS_COPY: Must(wrapped.waiting is wrapped.buckets, False),
+        BLOCKING: AtMost(events.count("blocking"), 0),
+        ELSE: AtMost(left.count(-1), 0),
+        ORDER: Must([number for number in left if number >= 0], [*range(buckets)]),
+        ASKED: AtMost(events.count("asked"), int(finds)),
+        WAITS: AtMost(events[:finish].count("wait"), 0),
+        LATE: AtMost(len(late), 0 if all_used else buckets),
+        AFTER_ALL: AtMost(buckets - len(early), buckets - ready),
+    } | _state(wrapped)
 
 
-def _is_as_before(wrapped):
-    return (not wrapped.works and list(wrapped.waiting) == wrapped.buckets
-            and all(bucket.missing == set(bucket.parameters) for bucket in wrapped.buckets))
+def _state(wrapped):
+    """Return what must be after backward as it was before it."""
+    buckets = list(wrapped.buckets)
+    waiting = [buckets.index(bucket) for bucket in wrapped.waiting]
+    return {WORKS: Must(len(wrapped.works), 0),
+            WAITING: Must(waiting, [*range(len(buckets))]),
+            MISSING: Must([len({*bucket.missing}) for bucket in buckets],
+                          [len(bucket.parameters) for bucket in buckets])}
 
 
-def _errors(where, wrapped_class, ranks):
-    """Looks at what is said of two gradients of a layer, and of one that the second rank lacks."""
-    new = partial(wrapped_class, bucket_cap_bytes=LAYER_BYTES, group=ranks.group)
+def _errors(new, case, ranks):
+    """What is said of two gradients of a layer, and of one that the second rank lacks."""
     x, is_second = rows(0).requires_grad_(), ranks.index == 1
-    said = refusal(loss_of(new(CHECKPOINTS().to(device())), x, (*ALL, 0)).backward)
-    yield partial(expect, "two gradients" in said, f"{where}: a layer in two checkpoints gets two "
-                  "gradients in one backward, and no error comes", "Its bucket may be on its way "
-                  "when the second gradient is added. Keep the line `raise "
-                  "self.second_gradient(parameter)`.")
+    if case == TWICE:
+        backward = loss_of(new(CHECKPOINTS().to(device())), x, (*ALL, 0)).backward
+        yield {"an error about two gradients": Must("two gradients" in refusal(backward), True)}
+        return
     wrapped = new(Layers().to(device()))
     loss_of(wrapped, x, ALL).backward()  # from here on no gradient is None
-    said = refusal(loss_of(wrapped, x, (0, 1) if is_second else ALL).backward)
-    yield partial(expect, is_second == ("layers.2.weight" in said) == (said != NO_ERROR), f"{where}"
-                  f": the second rank alone has no gradient for layer 2 now, and this rank says: "
-                  f"{said}", "`missing` is what this rank lacks in this backward: raise "
-                  "self.no_gradient(missing) last.")
-    yield partial(expect, _is_as_before(wrapped), f"{where}: not ready for another backward after "
-                  "that error", "Raise at the very end, when everything is as it was at the "
-                                "beginning.")
+    text = refusal(loss_of(wrapped, x, (0, 1) if is_second else ALL).backward)
+    yield {"whether it raises a ValueError": Must(text != NO_ERROR, is_second),
+           "whether that names the layer": Must("layers.2.weight" in text, is_second),
+           } | _state(wrapped)
 
 
-def check_OverlappedDataParallel(wrapped_class):
-    on_groups(_trial, wrapped_class, failures=FAILURES, at_once=True, group_hint=GROUP,
-              timeout=LIMIT)
-    yield "gradients are the mean over ranks, on 1 to 4 ranks, in groups; frozen ones stay None"
-    yield "right for tied and reused layers, two types, checkpoints; whatever zero_grad leaves"
-    yield ("one all-reduce for each bucket, in their order, while backward goes on; then it waits "
-           "for all of them")
-    yield "with sync=False nothing is sent, and the next backward averages what has added up"
-    yield "find_unused_parameters: no gradient counts as zeros; unused everywhere stays None"
-    yield "two gradients of one parameter, or none, are an error in that backward; nobody hangs"
+class OneProcess(nn.Module):
+    """A backward over the batches of all ranks, on each of them: means without a message.
+
+    pieces  the batches of backwards that sent nothing
+    """
+
+    buckets = waiting = works = ()
+    sync = True
+
+    def __init__(self, module, bucket_cap_bytes, group=None, find_unused_parameters=False):
+        super().__init__()
+        self.module, self.group, self.pieces = module, group, []
+
+    def forward(self, x, *order):
+        self.pieces.append((x.detach().cpu(), *order))
+        if not self.sync:
+            return self.module(x, *order)
+        if self.pieces[1:]:
+            self.module.zero_grad()  # all of them run once more
+        of_ranks, number = [None] * dist.get_world_size(self.group), len(self.pieces)
+        dist.all_gather_object(of_ranks, self.pieces, group=self.group)
+        outputs = [self.module(x.to(device()).requires_grad_(), *order)
+                   for x, *order in sum(of_ranks, [])]
+        self.pieces = []
+        return SimpleNamespace(square=lambda: number * torch.cat([y.square() for y in outputs]))
+
+    def finish(self):
+        """Nothing is under way."""
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+DIVIDE = "bucket.flat /= dist.get_world_size(bucket.group)"
+ALL_REDUCE, ASYNC = "dist.all_reduce(bucket.flat", ", async_op=True"
+KEEP = "self.works.append(self.reduce(bucket))"
+READY = "while self.waiting and not self.waiting[0].missing:"
+IN_HOOK = "            self.launch_ready_buckets()"  # the one in finish() is less indented
+REFUSE = "if parameter not in bucket.missing:"
+WAIT, NO_WAIT = "for work in self.works:", "for work in ():"
+FULL = "bucket.missing = set(bucket.parameters)"
+LAST = "if missing and not self.find_unused_parameters:"
+OF_ALL = "for parameter in bucket.missing}"
+FILL = "bucket.fill_none(used)"
+
+OVERLAPPED = Proof(
+    OverlappedDataParallel,
+    Stage({"gradients are the mean over ranks, on 1 to 4 ranks, in groups; frozen ones stay None":
+           (),
+           "right for tied and reused layers, two types, checkpoints; whatever zero_grad leaves":
+           (),
+           "find_unused_parameters: no gradient counts as zeros; unused everywhere stays None": (),
+           "one all-reduce for each bucket, in their order, while backward goes on; then it waits "
+           "for all of them": TIMES,
+           "with sync=False nothing is sent, and the next backward averages what has added up":
+           (INSIDE, AFTER),
+           "two gradients of one parameter, or none, are an error in that backward; nobody hangs":
+           ("an error about two gradients", "whether it raises a ValueError",
+            "whether that names the layer")},
+          _see, (*BACKWARDS, PIECES, TWICE, LACKING), (4,), (ALL_RANKS, *GROUPS),
+          oracle=OneProcess, launch={"timeout": LIMIT}),
+    mistakes=(
+        # what travels
+        Slip("It is the sum: divide bucket.flat by the number of ranks.", (DIVIDE, "pass")),
+        Slip("It is divided twice: once, before it is sent, is right.",
+             (FULL, f"{FULL}\n            {DIVIDE}")),
+        Slip("Call bucket.gather() before you divide and send: it moves the gradients into "
+             "bucket.flat.", ("bucket.gather()", "pass")),
+        Slip("The hook gets the parameter, not its gradient. All-reduce bucket.flat.",
+             (ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data")),
+        Slip("All-reduce bucket.flat itself, not a copy of it: gradients are views of it.",
+             (ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()")),
+        Slip("All-reduce bucket.flat, all of it, in one message, and not each gradient.",
+             (KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
+              "async_op=True)", "async_op=True) for view in bucket.views]"),
+             (KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(p.grad",
+              "async_op=True)", "async_op=True) for p in bucket.parameters]")),
+        Slip("Pass self.group on to every collective.",
+             ("group=bucket.group, async_op", "async_op")),
+        Slip("Divide by the number of ranks of the group: dist.get_world_size(self.group).",
+             (DIVIDE, "bucket.flat /= dist.get_world_size()")),
+        # when it leaves
+        Slip("A bucket is ready when nothing of it is missing, not when its first gradient is "
+             "there.", ("not self.waiting[0].missing",
+                        "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))")),
+        Slip("A bucket that was ready early leaves right behind the one that it had to wait for: "
+             "loop while the first bucket of self.waiting misses nothing.",
+             (READY, "if self.waiting and not self.waiting[0].missing:")),
+        Slip("All ranks send bucket 0, then 1, then 2: only the first of self.waiting may leave.",
+             (READY, "for bucket in [each for each in self.waiting if not each.missing]:",
+              "bucket = self.waiting.pop(0)", "self.waiting.remove(bucket)")),
+        Slip("Look in the hook whether a bucket is ready, and launch it then: "
+             "self.launch_ready_buckets().", (IN_HOOK, "")),
+        Slip("With find_unused_parameters, too, a bucket leaves when it is ready.",
+             (IN_HOOK, f"            if not self.find_unused_parameters:\n    {IN_HOOK}")),
+        Slip("Without async_op=True, all_reduce returns only when it is done, and no handle. With "
+             "it, all_reduce returns at once, and gives you a handle to wait for.",
+             (ASYNC, "", WAIT, NO_WAIT), (ASYNC, "")),
+        Slip("No overlap: keep the handles, and wait for them in finish().",
+             (KEEP, f"{KEEP}\n            self.works[-1].wait()")),
+        Slip("Until wait() returns the message is read and written: divide before it is sent.",
+             (DIVIDE, "pass", KEEP, f"{KEEP}\n            {DIVIDE}")),
+        # the hook
+        Slip("Look at self.sync first in the hook: when it is False, send nothing.",
+             ("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
+              f"{IN_HOOK}\n            self.sync = before")),
+        Slip("When self.sync is False, leave bucket.missing as it is: only the backward that sends "
+             "crosses off.", ("if self.sync:", "bucket.missing.discard(parameter)\n"
+                              "        if self.sync:", REFUSE, "if False:", "missing.remove(",
+                              "missing.discard(")),
+        Slip("Its bucket may be on its way when the second gradient is added. Keep the line `raise "
+             "self.second_gradient(parameter)`.",
+             (REFUSE, "if False:", "missing.remove(", "missing.discard(")),
+        Slip("Keep self.backward_begins() as the first line of the hook: it makes sure that "
+             "finish() is called.", ("self.backward_begins()", "pass")),
+        # the end of a backward
+        Slip("A message may be half done until its wait() returns: wait for every handle.",
+             (WAIT, NO_WAIT), (WAIT, "for work in self.works[-1:]:")),
+        Slip("First launch all that is left, then wait, for all of them.",
+             (WAIT, NO_WAIT, "missing = {",
+              "for work in self.works:\n            work.wait()\n        missing = {")),
+        Slip("Other ranks wait for the buckets that are left here: clear bucket.missing of each in "
+             "self.waiting, and launch them.",
+             ("            bucket.missing.clear()\n", "            pass\n"),
+             ("        self.launch_ready_buckets()\n        used", "        used")),
+        Slip("bucket.missing must be full again when the next backward begins: finish() sets it "
+             "back to all of bucket.parameters.", (FULL, "pass")),
+        Slip("finish() must leave self.works empty, or it grows.",
+             (WAIT, f"works = self.works\n        {WAIT}", LAST,
+              f"self.works = works\n        {LAST}")),
+        Slip("self.waiting must be full again: list(self.buckets).",
+             (LAST, f"self.waiting = []\n        {LAST}")),
+        Slip("self.waiting must be a copy: list(self.buckets). Else pop() takes them from "
+             "self.buckets.", (LAST, f"self.waiting = self.buckets\n        {LAST}")),
+        # parameters without a gradient
+        Slip("used_anywhere() sends a message: call it only with find_unused_parameters.",
+             ("if self.find_unused_parameters else ()", "")),
+        Slip("used_anywhere() answers for all parameters: call it once.",
+             ("used = self.used_anywhere()",
+              "used = [self.used_anywhere() for _ in self.buckets][0]")),
+        Slip("What no rank used stays None: bucket.fill_none(used), with used = "
+             "self.used_anywhere().", ("fill_none(used)", "fill_none(set(bucket.parameters))")),
+        Slip("What another rank used gets the mean: bucket.fill_none(used), after the waits.",
+             (FILL, "pass")),
+        Slip("With find_unused_parameters a missing gradient is no error.", (LAST, "if missing:")),
+        Slip("`missing` is what this rank lacks in this backward, also where an old gradient is "
+             "there.", (OF_ALL, "for parameter in bucket.parameters if parameter.grad is None}")),
+        Slip("Other ranks wait for the buckets of this one: raise last, when all are sent.",
+             (OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)")),
+        Slip("Raise at the very end, when everything is as it was at the beginning.",
+             (FILL, f"{LAST}\n                raise self.no_gradient(missing)\n"
+              f"            {FILL}")),
+    ), hints=(
+        "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
+        "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
+        "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
+        "launch them; used = self.used_anywhere() with find_unused_parameters; wait for every "
+        "handle; for each bucket fill_none(used) and missing = set(its parameters); waiting and "
+        "works as in __init__.",
+        "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
+        "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
+        "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "
+        "group=self.group, async_op=True))",
+    ))

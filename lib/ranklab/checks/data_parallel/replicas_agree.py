@@ -1,15 +1,16 @@
 """The check of replicas_agree: a replica that has drifted away is found out, on every rank."""
 
-from functools import partial
+import zlib
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.data_parallel.sent import Sent
+from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.data_parallel import replicas_agree
 from ranklab.engine import device
-from ranklab.meter import Traffic
 
 
 class Weights(nn.Module):
@@ -41,78 +42,136 @@ def _add_and_subtract(model):
     model.a.weight.data[1, 1] -= 0.25
 
 
-FAILURES = {"TypeError: Got unsupported ScalarType BFloat16": "numpy knows no bfloat16, and the "
-            "frozen layer is in it: look at the bytes, by .view(torch.uint8)."}
-# what is done to one rank's model: (the change, a hint where it is not seen)
-CHANGES = {
-    "no change": (lambda model: None, "Only a buffer differs here, and that is allowed: hash "
-                  "model.parameters() only. And the second number comes back as the largest of "
-                  "-number: the smallest hash is minus that."),
-    "one weight is larger by 1": (
-        lambda model: model.a.weight.data[3, 3].add_(1), "Look at all parameters. And all are "
-        "equal when the largest hash is the smallest: MAX of [number, -number] brings both."),
-    "one bit of the last trained layer is flipped": (
-        lambda model: model.b.weight.data.view(torch.int32)[3, 4].bitwise_xor_(1), "Hash the "
-        "bytes, of all parameters: a sum in floating point rounds it away."),
-    "one frozen weight is larger by 1": (
-        lambda model: model.frozen.bias.data[0].add_(1), "Frozen parameters are weights too."),
-    "one weight grew by 0.25, another shrank by 0.25": (
-        _add_and_subtract, "A sum does not see it. Hash the bytes."),
-    "two weights have changed places": (
-        _swap_numbers, "A sum, a norm or a maximum can't see it: your number must depend on which "
-                       "weight is where."),
-    "two layers have changed places": (
-        _swap_layers, "One hash over all parameters in their order, not a sum of their hashes."),
-    "the last bit of a float64 is flipped": (
-        lambda model: model.precise.bias.data.view(torch.int64)[0].bitwise_xor_(1), "Hash the "
-        "bytes as they are: in float32 a float64 loses half of its bits."),
+CHANGES = {  # what is done to one rank's model
+    "no weight differs": lambda model: None,
+    "one weight is larger by 1": lambda model: model.a.weight.data[3, 3].add_(1),
+    "one bit of the last trained layer is flipped":
+    lambda model: model.b.weight.data.view(torch.int32)[3, 4].bitwise_xor_(1),
+    "one frozen weight is larger by 1": lambda model: model.frozen.bias.data[0].add_(1),
+    "one weight grew by 0.25, another shrank by 0.25": _add_and_subtract,
+    "two weights have changed places": _swap_numbers,
+    "two layers have changed places": _swap_layers,
+    "the last bit of a float64 is flipped":
+    lambda model: model.precise.bias.data.view(torch.int64)[0].bitwise_xor_(1),
 }
 
 
-def _trial(replicas_agree, ranks):
-    for number, (name, (change, hint)) in enumerate(CHANGES.items()):
-        model = Weights().to(device())
-        if ranks.index == number % ranks.size:  # another rank each time
-            change(model)
-        model.statistics += dist.get_rank()  # buffers may differ
-        before = [p.detach().nan_to_num() for p in model.parameters()]
-        with Traffic() as traffic, Sent() as sent:
-            value = replicas_agree(model, **ranks.keywords)
-        answers = [value] * ranks.size
-        dist.all_gather_object(answers, value, group=ranks.group)
-        is_same = all(torch.equal(p.nan_to_num(), b) for p, b in zip(model.parameters(), before))
-        yield partial(_look, f"{ranks}; on one rank: {name}", answers,
-                      name == "no change" or ranks.size == 1, hint, traffic, sent.tensors, is_same)
+class Case(NamedTuple):
+    change: str
+
+    def __str__(self):
+        return f"on one rank {self.change}" if "differs" not in self.change else self.change
 
 
-def _look(where, answers, right, hint, traffic, tensors, is_same):
-    sent, calls = sum(op.payload_bytes for op in traffic.ops), dict(traffic.calls)
-    dtype, count = (tensors[0].dtype, tensors[0].numel()) if tensors else (torch.int64, 2)
-    for is_so, what, hint in (
-        (all(isinstance(value, bool) for value in answers), f"it returns {answers[0]!r}", "Return "
-         "True or False, on every rank: bool(...) or .item() makes one of a tensor."),
-        (not any(tensor.isnan().any() for tensor in tensors), "it sends NaN", "One of the weights "
-         "is NaN, and NaN is not equal to itself: compare bytes, not numbers."),
-        (len({*answers}) == 1, f"the answers are {answers}", "Every rank must come to the same "
-         "answer, or one stops and the others wait for it: compare the largest hash with the "
-         "smallest, and both come by all-reduce."),
-        (answers[0] == right, f"it says {answers[0]}", hint),
-        (sent <= 256, f"{sent:,} bytes go into collectives; 16 are enough", "Let each rank make a "
-         "short hash of its own weights, and send that."),
-        (calls == {"all_reduce": 1}, f"{calls} are called; one all-reduce is enough", "The largest "
-         "and the smallest can travel together: MAX of [number, -number]."),
-        ((dtype, count) == (torch.int64, 2), f"{count} numbers travel, in {dtype}", "float32 keeps "
-         "24 of the 56 bits, float64 53: torch.tensor([number, -number], device=device), of two "
-         "ints, is an int64 and keeps all."),
-        (is_same, "the weights have changed", "Only read them."),
-    ):
-        expect(is_so, f"{where}: {what}", hint)
+CASES = tuple(map(Case, CHANGES))
+TYPE, NANS, SENT, CALLS, OTHERS, NUMBERS = (
+    "the type of the answer", "NaN in what it sends", "bytes in collectives", "collectives",
+    "what it calls besides all_reduce", "the type of the numbers that it sends")
 
 
-def check_replicas_agree(replicas_agree):
-    on_groups(_trial, replicas_agree, failures=FAILURES)
-    yield "True where all ranks hold the same bits (NaN too), on 1, 2, 3, 4 ranks"
-    yield ("False, on every rank, for one bit, one frozen weight, two weights or layers that "
-           "changed places")
-    yield "one all-reduce of two int64 travels, not the weights; the model is unchanged"
-    yield "a group answers for itself"
+def _see(fn, case, ranks):
+    model, number = Weights().to(device()), CASES.index(case)
+    if ranks.index == number % ranks.size:  # another rank each time
+        CHANGES[case.change](model)
+    model.statistics += dist.get_rank()  # buffers may differ
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with Sent() as sent:
+        answer = fn(model, **ranks.keywords)
+    ops, calls = sent.traffic.ops, sent.traffic.calls
+    tensor = sent.tensors[0] if sent.tensors else torch.zeros(2, dtype=torch.int64)
+    changed = [name for name, p in model.named_parameters()
+               if not torch.equal(p.nan_to_num(), before[name].nan_to_num())]
+    yield {TYPE: Must(type(answer).__name__, "bool"),
+           NANS: AtMost(sum(int(each.isnan().sum()) for each in sent.tensors), 0),
+           "the answer": bool(answer),
+           SENT: AtMost(sum(op.payload_bytes for op in ops), 256, "puts {:,.0f} bytes into "
+                        "collectives; 16 are enough"),
+           CALLS: AtMost(len(ops), 1), OTHERS: Must(sorted({*calls} - {"all_reduce"}), []),
+           NUMBERS: Must(f"{tensor.numel()} of {tensor.dtype}", "2 of torch.int64"),
+           "the weights that have changed": Must(changed, []),
+           } | {OUTSIDE: sent.ended(ranks)[OUTSIDE]}
+
+
+def by_gathering(model, group=None):
+    own = [p.detach().contiguous().view(-1).view(torch.uint8).cpu() for p in model.parameters()]
+    of_ranks = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, own, group=group)
+    return all(torch.equal(*pair) for other in of_ranks for pair in zip(own, other, strict=True))
+
+
+def gathers_the_model(model, group=None):
+    own = torch.cat([p.detach().view(-1).view(torch.uint8) for p in model.parameters()])
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, own, group=group)
+    return all(torch.equal(each, every[0]) for each in every)
+
+
+HASH = 'int.from_bytes(digest.digest(), "big")'
+EACH = "p.detach().view(-1).view(torch.uint8)"
+NAMED = "model.named_parameters()"
+CALL = "dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)"
+DEVICE, PAIR = "device = parameter.device", "[number, -number]"
+AGREE = Proof(
+    replicas_agree,
+    Stage({"True where all ranks hold the same bits (NaN too), on 1, 2, 3, 4 ranks": (),
+           "False, on every rank, for one bit, one frozen weight, two weights or layers that "
+           "changed places": (),
+           "one all-reduce of two int64 travels, not the weights; the model is unchanged":
+           (SENT, CALLS, OTHERS, NUMBERS, "the weights that have changed"),
+           "a group answers for itself": (OUTSIDE,)},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=by_gathering),
+    mistakes=(
+        Slip("One of the weights is NaN, and NaN is not equal to itself: compare bytes, not "
+             "numbers.", (HASH, "sum(p.sum().item() for p in model.parameters())")),
+        Slip("A sum of the bytes does not see which weight is where: hash the bytes, in their "
+             "order.", (HASH, f"sum({EACH}.sum().item() for p in model.parameters())")),
+        Slip("A sum of the weights does not see what was added here and taken away there: hash "
+             "the bytes.",
+             (HASH, "round(2**40 * sum(p.double().nan_to_num().sum().item() "
+              "for p in model.parameters()))")),
+        Slip("Hash the bytes, of all parameters: a sum in floating point rounds one bit away.",
+             (HASH, "round(2**20 * sum(p.double().nan_to_num().sum().item() "
+              "for p in model.parameters()))")),
+        Slip("One hash over all parameters in their order, not a sum of their hashes.",
+             (HASH, f"sum(zlib.crc32({EACH}.numpy()) for p in model.parameters())"), zlib=zlib),
+        Slip("Frozen parameters are weights too.",
+             (DEVICE, f"{DEVICE}\n        if not parameter.requires_grad:\n            continue")),
+        Slip("Look at all parameters: this hash is of the last one alone.",
+             (NAMED, f"list({NAMED})[-1:]"), (DEVICE, f"{DEVICE}\n        "
+                                              "digest = hashlib.blake2b(digest_size=7)")),
+        Slip("Hash the bytes as they are: in float32 a float64 loses half of its bits.",
+             ("parameter.detach()", "parameter.detach().float()")),
+        Slip("numpy knows no bfloat16, and the frozen layer is in it: look at the bytes, by "
+             ".view(torch.uint8).", (".view(torch.uint8)", "")),
+        Slip("Only a buffer differs here, and that is allowed: hash model.parameters() only.",
+             (NAMED, f"[*{NAMED}, *model.named_buffers()]"),
+             (NAMED, "model.state_dict().items()")),
+        Slip("float32 keeps 24 of the 56 bits, float64 53: torch.tensor([number, -number], "
+             "device=device), of two ints, is an int64 and keeps all.",
+             (PAIR, "[float(number), -float(number)]")),
+        Slip("The second number comes back as the largest of -number: the smallest hash is minus "
+             "that.", ("-extremes[1]", "extremes[1]")),
+        Slip("Every rank must come to the same answer, or one stops and the others wait for it: "
+             "compare the largest hash with the smallest, and both come by all-reduce.",
+             ("return largest == smallest", "return largest == number"),
+             ("return largest == smallest", "return smallest == number")),
+        Slip("Each rank must send its hash: MAX of [number, -number], by all-reduce.",
+             (f"    {CALL}\n", "")),
+        Slip("Return True or False: bool(...) or .item() makes one of a tensor.",
+             ("extremes[0].item(), -extremes[1].item()", "extremes[0], -extremes[1]")),
+        Slip("The largest and the smallest can travel together: MAX of [number, -number].",
+             (CALL, "for each in extremes.split(1):\n        "
+              "dist.all_reduce(each, dist.ReduceOp.MAX, group=group)")),
+        Slip("Pass `group` on to the all-reduce.", ("MAX, group=group", "MAX")),
+        Slip("Let each rank make a short hash of its own weights, and send that, not the weights.",
+             gathers_the_model),
+        Slip("Only read the weights: add_() and its like write into them.",
+             (DEVICE, f"{DEVICE}\n        parameter.detach().mul_(2)")),
+    ), hints=(
+        "Each rank makes a short number of all its weights. When are all numbers equal?",
+        "hashlib.blake2b(digest_size=7) over the bytes of every parameter: 56 bits, an int64. All "
+        "are equal when the largest is the smallest; the smallest is minus the largest of the "
+        "negatives.",
+        "extremes = torch.tensor([number, -number], device=device); dist.all_reduce(extremes, "
+        "dist.ReduceOp.MAX, group=group); return extremes[0].item() == -extremes[1].item()",
+    ))

@@ -1,63 +1,89 @@
-"""What a rank sends in collectives: which tensors, whether it has waited, and how many bytes."""
+"""What a rank sends in collectives: which tensors, to whom, and whether somebody waits for them."""
 
+import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import expect
-from ranklab.checks.handles import HeldWork
+from ranklab.checks.handles import HeldWork, Waits
+from ranklab.checks.prover import AtMost, Must
+from ranklab.meter import Traffic
+
+OUTSIDE = "what it calls of ranks outside the group"
+BYTES, CALLS, OTHERS = ("the number of bytes that travel", "calls for them",
+                        "what it calls of other collectives")
+UNENDED, DIVIDED = "handles that nobody waited for", "tensors divided while they travel"
+COST = BYTES, CALLS, OTHERS, UNENDED, DIVIDED, OUTSIDE
 
 
 class Sent:
     """Inside `with`, notes the tensors of every dist.<verb>, and a HeldWork for those under way.
 
-    note    is called with each tensor and its HeldWork, or None
-    waited  is called when somebody waits for one of them
+    note       is called with each tensor and its HeldWork, or None
+    waited     is called when somebody waits for one of them
+    rehearsed  nothing travels: ranks that call different things would wait, or crash
     """
 
-    def __init__(self, verb="all_reduce", note=lambda *_: None, waited=lambda: None):
-        self.verb, self.note, self.waited, self.tensors, self.handles = verb, note, waited, [], []
+    def __init__(self, verb="all_reduce", note=lambda *_: None, waited=lambda: None,
+                 rehearsed=False):
+        self.verb, self.note, self.waited, self.rehearsed = verb, note, waited, rehearsed
+        self.tensors, self.handles, self.ranks = [], [], set()
+        self.traffic, self.waits = Traffic(), Waits()
 
     def __enter__(self):
         self.collective = getattr(dist, self.verb)
         setattr(dist, self.verb, self._call)
+        self.traffic.__enter__()
+        self.waits.__enter__()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *error):
+        self.waits.__exit__(*error)
+        self.traffic.__exit__(*error)
         setattr(dist, self.verb, self.collective)
 
     def _call(self, tensor, *args, **kwargs):
-        held = None
-        if kwargs.get("async_op", args[2] if len(args) > 2 else False):
+        group = kwargs.get("group", args[1] if len(args) > 1 else None)
+        self.ranks |= {*dist.get_process_group_ranks(group)}
+        held, is_async = None, kwargs.get("async_op", args[2] if len(args) > 2 else False)
+        if is_async:
             result = tensor.detach().clone()  # keeps the strides
-            work = self.collective(result, *args, **kwargs)
+            work = Done() if self.rehearsed else self.collective(result, *args, **kwargs)
             held = HeldWork(work, tensor, result, self.waited)
             self.handles.append(held)
-        else:
+        elif not self.rehearsed:
             self.collective(tensor, *args, **kwargs)
         self.tensors.append(tensor)
         self.note(tensor, held)
         return held
 
-    def all_ended(self, where):
-        """A Mistake where a function returned before its messages arrived, or wrote into one."""
-        missing = sum(not work.is_here for work in self.handles)
-        expect(not missing, f"{where}: nobody has waited for {missing} of its {len(self.handles)} "
-               f"{self.verb}s", "A message may be half done until its wait() returns: launch all "
-               "that is left, then wait() for every handle, not only for the last.")
-        divided = sum(work.is_divided for work in self.handles)
-        expect(not divided, f"{where}: {divided} tensors were divided while they travelled",
-               "Until wait() returns the message is read and written: divide before it is sent.")
+    def cost(self, tensors, ranks):
+        """Return what it shows of a function that sends each of `tensors` whole, and once."""
+        calls, nbytes = self.traffic.calls, sum(op.payload_bytes for op in self.traffic.ops)
+        number = calls.pop(self.verb, 0)
+        if self.rehearsed:
+            nbytes += sum(tensor.nbytes for tensor in self.tensors)
+            number += len(self.tensors)
+        return {BYTES: Must(nbytes, sum(tensor.nbytes for tensor in tensors)),
+                CALLS: AtMost(number, len(tensors)),
+                OTHERS: Must(sorted(calls), [])} | self.ended(ranks)
+
+    def ended(self, ranks):
+        """Return what it shows of a function that waits for all that it has begun."""
+        missing = max(sum(not work.is_here for work in self.handles), 0 if self.rehearsed else
+                      self.waits.missing(self.traffic.calls.total()))
+        return {UNENDED: AtMost(missing, 0),
+                DIVIDED: AtMost(sum(work.is_divided for work in self.handles), 0),
+                OUTSIDE: Must(sorted(self.ranks - {*ranks.members}), [])}
 
 
-def all_sent_once(where, traffic, model, tensors, verb):
-    """A Mistake unless all `tensors` travelled once, by `verb`, in a call each or fewer."""
-    sent, tied = sum(op.payload_bytes for op in traffic.ops), model.first.weight.nbytes
-    wanted, calls = sum(tensor.nbytes for tensor in tensors), dict(traffic.calls)
-    hint = f"One {verb} of each, whole, is all that is needed."
-    if sent < wanted:
-        hint = "Each travels in its own type: in float32 a double loses digits."
-    if sent == wanted + tied:
-        hint = ("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
-                "named_parameters(remove_duplicate=False) and a walk over the modules do not.")
-    expect(sent == wanted and {*calls} <= {verb} and calls.get(verb, 0) <= len(tensors),
-           f"{where} puts {sent:,} bytes into {calls}; {wanted:,} bytes in {len(tensors)} calls of "
-           f"{verb} are enough", hint)
+class Done:
+    """The handle of a message that nobody sends."""
+
+    def wait(self, *_):
+        return True
+
+    is_completed = wait
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_result([])
+        return future

@@ -1,159 +1,259 @@
 """Checks without ranks: shard_sampler against torch's sampler, scale_learning_rate."""
 
-import itertools
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DistributedSampler
 
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain, is_near
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
+from ranklab.checks.trial import refuses
+from ranklab.data_parallel import scale_learning_rate, shard_sampler
 from ranklab.engine.report import count_ranks
 
 SIZES = ((12, 4), (7, 1), (10, 3), (1797, 4), (101, 8), (3, 8), (1, 4))  # (n, ranks)
 
 
-def check_shard_sampler(shard_sampler):
-    for n, ranks in SIZES:
-        _compare_shards([shard_sampler(n, rank, ranks) for rank in range(ranks)], n, ranks)
-    yield "every sample once, the same number on each of 1, 3, 4, 8 ranks; filled up from the start"
-    first = [shard_sampler(100, rank, 4) for rank in range(4)]
-    expect(sum(first, []) != [*range(100)] and first[0] != [*range(0, 100, 4)],
-           "the samples are not shuffled", "torch.randperm(n, generator=...)")
-    for what, rank in itertools.product(("epoch", "seed"), range(4)):
-        expect(shard_sampler(100, rank, 4, **{what: 1}) != first[rank], f"{what} 1 gives rank "
-               f"{rank} the same samples, in the same order", "Seed the shuffle with seed + "
-               "epoch: a new order for each epoch, and all ranks know it without a message.")
-    yield "another order in each epoch and for each seed, the same on all ranks"
-    _compare_with_torch(shard_sampler, False, "")
-    yield "the same lists as torch's DistributedSampler"
-    _compare_with_torch(shard_sampler, True, "With drop_last each rank gets n // ranks samples, "
-                        "and the end of the order is lost.")
-    yield "with drop_last too: samples that do not divide are left out"
+class Shards(NamedTuple):
+    n: int
+    ranks: int
+    epoch: int = 0
+    seed: int = 0
+    drop_last: bool = False
+
+    def __str__(self):
+        what = f"n={self.n}, {count_ranks(self.ranks)}, epoch {self.epoch}, seed {self.seed}"
+        return what + ", drop_last=True" * self.drop_last
+
+
+SHARDS = tuple(Shards(*size, *how) for how in ((), (3, 5), (0, 1), (0, 5, True), (3, 5, True))
+               for size in SIZES)
+BELONG, STATE = "the samples that belong to nobody", "torch's own random numbers, afterwards,"
+
+
+def _see_shards(fn, case):
     state = torch.get_rng_state()
-    shard_sampler(50, 0, 2, epoch=3)
-    expect(torch.equal(state, torch.get_rng_state()), "torch's own random numbers have moved on, "
-           "or were seeded again", "Dropout and initialisation use them: make a torch.Generator() "
-           "of your own.")
-    yield "torch's own random numbers are left alone"
-    for n, rank in ((10, 4), (10, -1), (0, 0)):
-        _refuses(shard_sampler, n=n, rank=rank, ranks=4)
-    yield "a ValueError for a rank that is not one of the ranks, and for no samples"
+    keywords = {name: value for name, value in (
+        ("epoch", case.epoch), ("seed", case.seed), ("drop_last", case.drop_last)) if value}
+    shards = [fn(case.n, rank, case.ranks, **keywords) for rank in range(case.ranks)]
+    moved = not torch.equal(state, torch.get_rng_state())
+    torch.set_rng_state(state)
+    every = {index for shard in shards if isinstance(shard, list) for index in shard}
+    of_ints = all(isinstance(shard, list) and all(isinstance(index, int) for index in shard)
+                  for shard in shards)
+    yield {f"the list of rank {rank}": Told(shard, _in_short)
+           for rank, shard in enumerate(shards)} | {
+        BELONG: Must([] if case.drop_last else sorted({*range(case.n)} - every)[:5], []),
+        "that each list is one of ints": Must(of_ints, True),
+        STATE: Must("moved" if moved else "as before", "as before")}
 
 
-def _compare_shards(shards, n, ranks):
-    each = -(-n // ranks)
-    for rank, shard in enumerate(shards):
-        expect(isinstance(shard, list), f"it returned a {type(shard).__name__}", "Return a list of "
-               "ints: .tolist() makes one of a tensor.")
-        expect(all(isinstance(index, int) for index in shard), f"the list holds {shard[:2]}",
-               "list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().")
-        expect(len(shard) == each, f"n={n}, {count_ranks(ranks)}: rank {rank} gets {len(shard)} "
-               f"samples; {each} is right",
-               "Every rank must get the same number, n / ranks rounded up, or some ranks wait "
-               "forever. Fill the order up from its own beginning, more than once if n is smaller "
-               "than ranks.")
-    missing = sorted({*range(n)} - {*sum(shards, [])})
-    expect(not missing, f"n={n}, {count_ranks(ranks)}: samples {missing[:5]} belong to nobody",
-           "All ranks must shuffle alike (the same seed, without the rank), then take different "
-           "parts.")
-
-
-def _compare_with_torch(shard_sampler, drop_last, of_length):
-    for n, ranks, rank, epoch in [(n, ranks, rank, epoch) for n, ranks in SIZES
-                                  for rank in range(ranks) for epoch in (0, 3)]:
-        torch_sampler = DistributedSampler(range(n), ranks, rank, seed=5, drop_last=drop_last)
-        torch_sampler.set_epoch(epoch)
-        right = list(torch_sampler)
-        got = list(shard_sampler(n, rank, ranks, epoch=epoch, seed=5, drop_last=drop_last))
-        expect(got == right, f"n={n}, rank {rank} of {ranks}, epoch {epoch}, seed 5, drop_last="
-               f"{drop_last}: {_some(got)}; torch has {_some(right)}",
-               of_length if len(got) != len(right) else "Take every ranks-th index of the one "
-               "order, order[rank::ranks]. Fill up from its beginning; the shuffle is "
-               "torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).")
+def _in_short(got, due):
+    """Return how a wrong list is told: its type, or its beginning."""
+    if not isinstance(got, list):
+        return f"a {type(got).__name__}"
+    if not all(isinstance(index, int) for index in got):
+        return f"a list that holds {str(got[:2])[:60]}"
+    return f"{_some(got)}; torch has {_some(due)}"
 
 
 def _some(indices):
-    shown = ", ".join(map(str, indices[:5]))
-    return f"[{shown}{', ...' if len(indices) > 5 else ''}] ({len(indices)})"
+    return f"[{', '.join(map(str, indices[:5]))}{', ...' * (len(indices) > 5)}] ({len(indices)})"
 
 
-# --- scale_learning_rate ------------------------------------------------------------------------
-
-RATES = (  # rule, batch, the rate
-    ("linear", 8192, 3.2), ("linear", 384, 0.15), ("linear", 256, 0.1), ("linear", 64, 0.025),
-    ("sqrt", 4096, 0.4), ("sqrt", 64, 0.05),
-)
-WARMUPS = (  # batch, rule, the rates of steps 0 to 6
-    (1280, "linear", (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5)),
-    (1024, "sqrt", (0.1, 0.125, 0.15, 0.175, 0.2, 0.2, 0.2)),
-    (128, "linear", (0.1, 0.0875, 0.075, 0.0625, 0.05, 0.05, 0.05)),
-)
-DOUBLED = {"lr": 0.1, "batch": 512, "base_batch": 256}
+def by_torch(n, rank, ranks, epoch=0, seed=0, drop_last=False):
+    sampler = DistributedSampler(range(n), ranks, rank, seed=seed, drop_last=drop_last)
+    sampler.set_epoch(epoch)
+    return [*sampler]
 
 
-def check_scale_learning_rate(scale_learning_rate):
-    for rule, batch, right in RATES:
-        k = batch / 256
-        slips = {"divided by k": (0.1 / k, "Larger batch, larger steps: multiply by batch / "
-                                  "base_batch, do not divide."),
-                 "k times lr": (0.1 * k, 'rule="sqrt" takes the square root of batch / '
-                                'base_batch.')}
-        if k < 1:
-            slips["that of the larger batch"] = 0.1, ("A smaller batch gets a smaller rate: the "
-                                                      "rule holds in both directions.")
-        explain(f"0.1 at batch 256, {rule} rule: at batch {batch} the rate",
-                scale_learning_rate(0.1, batch, 256, rule=rule), right, slips,
-                "k = batch / base_batch; lr * k, or lr * k ** 0.5.")
-    explain("without `rule`, at twice the batch, 0.1", scale_learning_rate(0.1, 512, 256), 0.2,
-            hint='The default is "linear".')
-    yield "linear: k times the batch, k times the rate; sqrt: the root of k; smaller batches too"
-    for batch, rule, right in WARMUPS:
-        got = [scale_learning_rate(0.1, batch, 256, step, 4, rule) for step in range(7)]
-        if not all(map(is_near, got, right)):
-            raise Mistake(f"from 0.1 to {right[-1]:g}, {rule} rule, with warmup=4, steps 0 to 6: "
-                          f"{_rates(got)}; right is {_rates(right)}", _warmup_hint(got, right))
-    yield "warm-up: from lr at step 0 evenly to the scaled rate at step `warmup`, then no more"
-    for case, hint in (({"step": 0}, "No warm-up: the scaled rate from the first step on."),
-                       ({"warmup": 4}, "Without a step there is no warm-up: return the scaled "
-                        "rate when step is None.")):
+def _see_refusal(fn, case):
+    yield {"what it raises": Must("ValueError" if refuses(lambda: fn(**case)) else "nothing",
+                                  "ValueError")}
+
+
+def not_shuffled(n, rank, ranks, epoch=0, seed=0, drop_last=False):
+    share = n // ranks if drop_last else -(-n // ranks)
+    return (list(range(n)) * ranks)[rank : share * ranks : ranks]
+
+
+def pads_with_the_last(n, rank, ranks, epoch=0, seed=0, drop_last=False):
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    share = n // ranks if drop_last else -(-n // ranks)
+    order += order[-1:] * (share * ranks - n)
+    return order[rank : share * ranks : ranks]
+
+
+SHUFFLE, SHARE = "(seed + epoch)", "n // ranks if drop_last else -(-n // ranks)"
+PART = "order[rank : share * ranks : ranks]"
+FILL = "        order += order[: share * ranks - len(order)]\n"
+SHARD = Proof(
+    shard_sampler,
+    Stage({"every sample once, the same number on each of 1, 3, 4, 8 ranks; filled up from the "
+           "start": (),
+           "another order in each epoch and for each seed, the same on all ranks": (),
+           "the same lists as torch's DistributedSampler, with drop_last too": (),
+           "torch's own random numbers are left alone": (STATE,)},
+          _see_shards, SHARDS, oracle=by_torch),
+    Stage("a ValueError for a rank that is not one of the ranks, and for no samples", _see_refusal,
+          tuple({"n": n, "rank": rank, "ranks": 4} for n, rank in ((10, 4), (10, -1), (0, 0))),
+          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+    mistakes=(
+        Slip("A new order for each epoch: seed the shuffle with seed + epoch. All ranks know it "
+             "without a message.", (SHUFFLE, "(seed)")),
+        Slip("Another seed gives another order: seed the shuffle with seed + epoch.",
+             (SHUFFLE, "(epoch)")),
+        Slip("All ranks must shuffle alike (the same seed, without the rank), then take different "
+             "parts.", (SHUFFLE, "(seed + epoch + rank)")),
+        Slip("The samples are not shuffled: torch.randperm(n, generator=...).", not_shuffled,
+             ("torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()",
+              "list(range(n))")),
+        Slip("The end of the order is lost without drop_last, too: n / ranks is rounded up.",
+             (f"share = {SHARE}", "share = n // ranks")),
+        Slip("Every rank must get the same number, or some ranks wait forever: fill the order up "
+             "from its own beginning.", (FILL, "        break\n")),
+        Slip("Fill up more than once: n may be smaller than ranks.",
+             ("while len(order) <", "if len(order) <")),
+        Slip("Fill up with the beginning of the order, not with its last sample.",
+             pads_with_the_last),
+        Slip("Fill up with the beginning of the shuffled order, not of range(n).",
+             (FILL, "        order += list(range(n))[: share * ranks - len(order)]\n")),
+        Slip("With drop_last each rank gets n // ranks samples, and the end of the order is lost.",
+             (SHARE, "-(-n // ranks)")),
+        Slip("With drop_last all ranks get the same number, too, n // ranks: cut the order.",
+             (PART, "order[rank::ranks] if drop_last else order[rank : share * ranks : ranks]")),
+        Slip("Take every ranks-th index of the one order, order[rank::ranks].",
+             (PART, "order[rank * share : (rank + 1) * share]")),
+        Slip("Dropout and initialisation use torch's own random numbers: make a torch.Generator() "
+             "of your own.", ("torch.Generator().manual_seed", "torch.manual_seed")),
+        Slip("Return a list of ints: .tolist() makes one of a tensor.",
+             ("return order[", "return torch.tensor(order)[")),
+        Slip("list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().",
+             ("torch.randperm(", "list(torch.randperm(", ").tolist()", "))")),
+        Slip("Keep the check of `rank`, which raises a ValueError.",
+             ("not 0 <= rank < ranks", "False"), ("not 0 <= rank < ranks", "rank >= ranks"),
+             ("not 0 <= rank < ranks", "not 0 <= rank <= ranks")),
+        Slip("No samples are an error, too: raise ValueError.", ("n < 1", "False")),
+    ), hints=(
+        "All ranks make the same order of all samples, and each takes its part.",
+        "torch.randperm(n, generator=...) with seed + epoch. Fill up to a multiple of `ranks` from "
+        "the beginning of the order itself (more than once if need be), or cut.",
+        "share = n // ranks if drop_last else -(-n // ranks); while len(order) < share * ranks: "
+        "order += order[: share * ranks - len(order)]; return order[rank : share * ranks : ranks]",
+    ))
+
+
+# --- scale_learning_rate --------------------------------------------------------------------------
+
+class Rates(NamedTuple):
+    """From 0.1 at a batch of 256."""
+
+    batch: int
+    rule: str = "linear"
+    keywords: dict = {}
+    steps: tuple = ()
+
+    def __str__(self):
+        words = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
+        steps = f"steps 0 to {self.steps[-1]}" if self.steps else ""
+        return ", ".join(filter(None, (f"0.1 at batch 256, now {self.batch}", f"{self.rule} rule",
+                                       words, steps)))
+
+
+RATES = (Rates(8192), Rates(384), Rates(256), Rates(64), Rates(4096, "sqrt"), Rates(64, "sqrt"),
+         Rates(512, "default"))
+STEPS = tuple(range(7))
+WARMUPS = (Rates(1280, "linear", {"warmup": 4}, STEPS), Rates(1024, "sqrt", {"warmup": 4}, STEPS),
+           Rates(128, "linear", {"warmup": 4}, STEPS))
+WITHOUT = (Rates(512, keywords={"step": 0}), Rates(512, keywords={"warmup": 4}),
+           Rates(512, keywords={"step": 9, "warmup": 4}))
+
+
+def _see_rates(fn, case):
+    rule = {} if case.rule == "default" else {"rule": case.rule}
+    if not case.steps:
         try:
-            got = scale_learning_rate(**DOUBLED, **case)
-        except (ZeroDivisionError, TypeError) as error:
-            raise Mistake(f"{_said(case)} gives a {type(error).__name__}", hint) from None
-        explain(f"0.1 at batch 256, batch 512, {_said(case)}: the rate", got, 0.2, hint=hint)
-    yield "without a step, or without a warm-up, the scaled rate"
-    for bad in ({"rule": "cubic"}, {"batch": 0}, {"base_batch": 0}, {"warmup": -1}):
-        _refuses(scale_learning_rate, **{**DOUBLED, **bad})
-    yield "an unknown rule, a batch of 0 and a negative warm-up are refused with a ValueError"
-
-
-def _rates(rates):
-    return ", ".join(f"{rate:.3g}" for rate in rates)
-
-
-def _warmup_hint(got, right):
-    if right[-1] < right[0] and is_near(got[0], right[-1]):
-        return ("Here the batch is smaller than base_batch, and the rate goes down on the way: "
-                "min() takes the end at once. Ask whether step >= warmup instead.")
-    if is_near(got[0], 0.0):
-        return ("Here warm-up does not begin at 0 but at lr, which is right for the small batch "
-                "(Goyal et al. 2017): lr + (scaled - lr) * step / warmup.")
-    if not is_near(got[-1], right[-1]):
-        return "After `warmup` steps the rate stays as it is; it must not grow further."
-    return "Evenly from lr to the scaled rate: lr + (scaled - lr) * step / warmup, from step 0 on."
-
-
-def _refuses(fn, **arguments):
-    try:
-        got = fn(**arguments)
-    except ValueError:
+            rate = fn(0.1, case.batch, 256, **case.keywords, **rule)
+        except ZeroDivisionError:
+            rate = "a ZeroDivisionError"
+        yield {"the rate": rate}
         return
-    except (ZeroDivisionError, KeyError, TypeError) as error:  # which no good answer raises
-        got = f"a {type(error).__name__}"
-    raise Mistake(f"{_said(arguments)} gives {got}", "Say what is wrong, at once: raise "
-                  "ValueError(...) with the numbers in it.")
+    rates = [fn(0.1, case.batch, 256, step=step, **case.keywords, **rule) for step in case.steps]
+    yield {"the rate of each step": Told(rates, _with_three_digits)}
 
 
-def _said(arguments):
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+def _with_three_digits(got, due):
+    texts = [", ".join(f"{rate:.3g}" if isinstance(rate, int | float) else f"{rate}"
+                       for rate in rates) for rates in (got, due)]
+    return "{}; right is {}".format(*texts)
+
+
+def by_steps(lr, batch, base_batch, step=None, warmup=0, rule="linear"):
+    """Add up equal steps of the warm-up."""
+    factor = {"linear": batch / base_batch, "sqrt": (batch / base_batch) ** 0.5}[rule]
+    if step is None or not warmup:
+        return lr * factor
+    return lr + sum([(factor - 1) * lr / warmup] * min(step, warmup))
+
+
+DOUBLED = {"lr": 0.1, "batch": 512, "base_batch": 256}
+GROWN, K, DONE = "lr + (scaled - lr) * step / warmup", "(batch / base_batch)", "step >= warmup"
+POWER = " ** powers[rule]"
+LEARNING_RATE = Proof(
+    scale_learning_rate,
+    Stage("linear: k times the batch, k times the rate; sqrt: the root of k; smaller batches too",
+          _see_rates, RATES, oracle=by_steps),
+    Stage("warm-up: from lr at step 0 evenly to the scaled rate at step `warmup`, then no more",
+          _see_rates, WARMUPS, oracle=by_steps),
+    Stage("without a step, or without a warm-up, the scaled rate", _see_rates, WITHOUT,
+          oracle=by_steps),
+    Stage("an unknown rule, a batch of 0 and a negative warm-up are refused with a ValueError",
+          _see_refusal, tuple({**DOUBLED, **bad} for bad in (
+              {"rule": "cubic"}, {"batch": 0}, {"base_batch": 0}, {"warmup": -1})),
+          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+    mistakes=(
+        Slip("Larger batch, larger steps: multiply by batch / base_batch, do not divide.",
+             ("batch / base_batch", "base_batch / batch")),
+        Slip('rule="sqrt" takes the square root of batch / base_batch.', (POWER, "")),
+        Slip("The linear rule multiplies by batch / base_batch itself, not by its root.",
+             ('"linear": 1,', '"linear": 0.5,')),
+        Slip("The two rules have changed places.", ('"linear": 1, "sqrt": 0.5',
+                                                   '"linear": 0.5, "sqrt": 1')),
+        Slip("The root of k is k ** 0.5.", ('"sqrt": 0.5', '"sqrt": 2')),
+        Slip("A smaller batch gets a smaller rate: the rule holds in both directions.",
+             (K, "max(1, batch / base_batch)")),
+        Slip("k need not be a whole number: batch / base_batch, not //.",
+             (K, "(batch // base_batch or batch / base_batch)"), (K, "(batch // base_batch)")),
+        Slip('The default is "linear".', ('rule="linear"', 'rule="sqrt"')),
+        Slip("Here warm-up does not begin at 0 but at lr, which is right for the small batch "
+             "(Goyal et al. 2017): lr + (scaled - lr) * step / warmup.",
+             (GROWN, "scaled * step / warmup")),
+        Slip("After `warmup` steps the rate stays as it is; it must not grow further.",
+             (DONE, "not warmup")),
+        Slip("Here the batch is smaller than base_batch, and the rate goes down on the way: "
+             "min() takes the end at once. Ask whether step >= warmup instead.",
+             (DONE, "not warmup", GROWN, f"min(scaled, {GROWN})")),
+        Slip("Steps count from 0: at step 0 the rate is lr, so divide step, not step + 1, by "
+             "warmup.", ("* step / warmup", "* (step + 1) / warmup")),
+        Slip("It grows evenly, by the same amount in each step, not by the same factor.",
+             (GROWN, "lr * (scaled / lr) ** (step / warmup)")),
+        Slip("There is no warm-up at all: before step `warmup` the rate is on its way from lr.",
+             (f"    return {GROWN}", "    return scaled")),
+        Slip("Until step `warmup` it stays at lr: it must grow in each step.",
+             (f"return {GROWN}", "return lr")),
+        Slip("At step `warmup` the scaled rate is reached: divide by warmup, not by warmup - 1.",
+             ("* step / warmup", "* step / (warmup - 1)")),
+        Slip("Without a step there is no warm-up: return the scaled rate when step is None.",
+             ("step is None", "not warmup")),
+        Slip("warmup=0 is no warm-up: the scaled rate from the first step on.",
+             (DONE, "step > warmup")),
+        Slip("Keep the check of `rule`, which raises a ValueError.",
+             ("rule not in powers", "False", "powers[rule]", "powers.get(rule, 1)")),
+        Slip("Keep the check of `batch`, `base_batch` and `warmup`, which raises a ValueError.",
+             ("batch < 1 or base_batch < 1 or warmup < 0", "False")),
+    ), hints=(
+        "k = batch / base_batch. How does the learning rate depend on k in each rule?",
+        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: the straight line from lr at step 0 to the "
+        "scaled rate at step `warmup`.",
+        "if step is None or step >= warmup: return scaled; return lr + (scaled - lr) * step / "
+        "warmup",
+    ))

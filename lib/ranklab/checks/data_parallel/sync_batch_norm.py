@@ -1,134 +1,228 @@
-"""The check of sync_batch_norm: against torch's batch norm of the whole batch, in one process."""
+"""The check of sync_batch_norm: beside torch's batch norm of the whole batch."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch.autograd import grad
-from torch.nn.functional import batch_norm
+import torch.distributed as dist
+from torch.nn.functional import batch_norm, pad
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
+from ranklab.data_parallel import sync_batch_norm
 from ranklab.engine import device
 
-C, EPS = 3, 1e-3  # not the default of eps
+C, EPS = 3, 0.25  # not the default of eps, and large: it shows
 CUTS = {4: (2, 5, 1, 3), 3: (3, 0, 2), 2: (1, 3), 1: (6,)}  # rows of each rank of a group
-CASES = {"x of 2 dimensions": ((C,), torch.float64, 0), "of 4": ((C, 4, 2), torch.float64, 0),
-         "float32, mean 3000": ((C,), torch.float32, 3000)}
-FAILURES = {"ValueError: .*must be at least 2.*": "All ranks together have more: the count must be "
-            "summed over ranks, too."}
-ADVICE = {
-    "y": "Sum x, x * x and the count over ranks, in float64: in float32 mean(x * x) - mean(x) ** 2 "
-    "is a small difference of two large numbers. Return x's type.",
-    "the running mean": "mean moves by momentum * (batch's mean - mean), in place.",
-    "the running variance": "It moves towards the batch's variance with n - 1, not n: variance * n "
-    "/ (n - 1), n being the count on all ranks.",
-    "the gradient of x": "(grad - mean(grad) - normal * mean(grad * normal)) * weight * scale, "
-    "with what this forward has put into ctx; for the means divide by the count of all ranks.",
-    "x": "Make a new tensor.",
-    "the gradient given": "backward changes the gradient that it was given: grad - ..., not -=.",
-}
+FAR = 4096  # from zero; the numbers are whole, so that sums of squares are exact in float32 too
+BYTES, CALLS, NAN = ("bytes in collectives", "calls of collectives in two forwards and a backward",
+                     "NaN where all numbers of a channel are equal")
 
 
-def _batch(rows, shape, dtype, mean, turn):
-    """(x, the gradient given, weight, bias), in one process."""
-    random = torch.Generator().manual_seed(10 * rows + turn)
-    x, upstream = torch.randn(2, rows, *shape, generator=random, dtype=torch.float64)
-    x = x * torch.arange(1, rows + 1).view(-1, *[1] * len(shape)) + mean  # rows differ in size
-    weight, bias = torch.rand(2, C, generator=random, dtype=torch.float64)
-    return [each.to(dtype) for each in (x, upstream, weight, bias)]
+class Case(NamedTuple):
+    name: str
+    shape: tuple = (C,)
+    dtype: torch.dtype = torch.float64
+    far: int = 0
+
+    def __str__(self):
+        return self.name
+
+    def batch(self, rows, turn):
+        """Return (x, the gradient of y, weight, bias) in one process."""
+        random = torch.Generator().manual_seed(10 * rows + turn)
+        x, upstream = torch.randn(2, rows, *self.shape, generator=random, dtype=torch.float64)
+        x = x * torch.arange(1, rows + 1).view(-1, *[1] * len(self.shape))  # rows differ in size
+        if self.far:
+            x = self.far + 4 * x.round()
+        weight, bias = torch.rand(2, C, generator=random, dtype=torch.float64)
+        return [each.to(device(), self.dtype) for each in (x, upstream, weight, bias)]
 
 
-def _right(cut, *case):
-    """{name: what each rank must have}"""
-    given = _batch(sum(cut), *case)
-    x, upstream, weight, bias = (each.double().requires_grad_() for each in given)
-    running = torch.zeros_like(bias), torch.ones_like(bias)
-    y = batch_norm(x, *running, weight, bias, True, 0.1, EPS)
-    of_x, = grad(y, x, upstream, retain_graph=True)
-    of_weights = [grad(part, (weight, bias), its, retain_graph=True)
-                  for part, its in zip(y.split(cut), upstream.split(cut))]
-    found = {"y": y.split(cut), "the gradient of x": of_x.split(cut), "x": x.split(cut),
-             "the gradient of weight": [of_weight for of_weight, _ in of_weights],
-             "the gradient of bias": [of_bias for _, of_bias in of_weights],
-             "the running mean": [running[0]] * len(cut),
-             "the running variance": [running[1]] * len(cut),
-             "the gradient given": upstream.split(cut)}
-    return {name: [each.detach().to(given[0].dtype) for each in of_ranks]
-            for name, of_ranks in found.items()}
+EQUAL, REFUSED = Case("numbers that are all equal"), Case("x (3, 64), weight (1,) and bias (1,)")
+CASES = (Case("x of 2 dimensions"), Case("x of 4 dimensions", (C, 4, 2)),
+         Case(f"float32, mean {FAR}", dtype=torch.float32, far=FAR), EQUAL, REFUSED)
 
 
-def _slips(cut, index, case, name, turn):
-    """What usual mistakes get, where x has 2 dimensions: {what it is: (the value, a hint)}"""
-    x, upstream, weight, bias = (each.double() for each in _batch(sum(cut), *case, turn))
-    part, given = x.split(cut)[index], upstream.split(cut)[index]
-    means, variances = map(torch.stack, zip(*map(_moments, filter(len, x.split(cut)))))
-    shares = torch.tensor([[n / len(x)] for n in cut if n], dtype=x.dtype)
-    mean, variance = _moments(x)
-    if name == "y" and x.dim() == 2:
-        return {f"normalised {by}": (batch_norm(part, *of, weight, bias, eps=eps).to(case[1]), hint)
-                for by, *of, eps, hint in (
-            ("by this rank's own mean and variance", *_moments(part if len(part) else x), EPS,
-             "Nothing was summed over ranks."),
-            ("by the mean of the ranks' variances", mean, (variances * shares).sum(0), EPS,
-             "Variances do not average: the ranks' means differ too. Sum x and x * x."),
-            ("by the mean of the ranks' means and of their variances", means.mean(0),
-             variances.mean(0), EPS, "Variances do not average, nor do means of unequal parts: sum "
-             "x, x * x and the count, in one tensor, and divide at the end."),
-            ("by a variance that is divided by n - 1", mean, x.var(0), EPS,
-             "For normalising, batch norm divides by n. (The running variance has n - 1.)"),
-            (f"with an eps of 1e-5; here it is {EPS}", mean, variance, 1e-5, 
-             "eps is an argument."))}
-    if name == "the gradient of x" and x.dim() == 2:
-        scale = (variance + EPS).rsqrt()
-        normal = (part - mean) * scale
-        right_by_own = given - given.mean(0) - normal * (given * normal).mean(0)
-        return {"right for a mean and a variance that are constants": (
-                    given * scale * weight, "Mean and variance depend on x as well."),
-                "that of this rank's own sums": (
-                    right_by_own * scale * weight, "Its x moved the mean of all ranks, so their "
-                    "gradients count too: all-reduce both sums, in one tensor.")}
-    if name in ("the gradient of weight", "the gradient of bias"):
-        return {"the sum over all ranks": (sum(_right(cut, *case, turn)[name]), "Data parallelism "
-                "averages this gradient later, as any: return this rank's own part.")}
-    return {}
+def _see(fn, case, ranks):
+    if case in (EQUAL, REFUSED):
+        x = (torch.linspace(1e7, 1e8, 64, dtype=torch.float64) / 3).expand(3, 64).to(device())
+        n = 64 if case == EQUAL else 1
+        arguments = x, torch.ones(n).to(x), torch.zeros(n).to(x), 1e-3
+        if case == EQUAL:
+            yield {NAN: Must(bool(fn(*arguments, **ranks.keywords).isnan().any()), False)}
+        else:
+            raises = refuses(lambda: fn(*arguments, **ranks.keywords))
+            yield {"what it raises": Must("ValueError" if raises else "nothing", "ValueError")}
+        return
+    yield from [_call(fn, case, ranks, turn) for turn in (0, 1)]  # what is kept would be seen
 
 
-def _moments(x):
-    return x.mean(0), x.var(0, unbiased=False)
-
-
-def _trial(sync_batch_norm, ranks):
+def _call(fn, case, ranks, turn):
     cut = CUTS[ranks.size]
-
-    def call(case, turn):
-        x, upstream, weight, bias = (each.to(device()) for each in _batch(sum(cut), *case, turn))
-        x, upstream = (each.split(cut)[ranks.index].clone() for each in (x, upstream))
-        x, weight, bias = (leaf.requires_grad_() for leaf in (x, weight, bias))
-        mean, variance = torch.zeros(C).to(x), torch.ones(C).to(x)
-        y = sync_batch_norm(x, weight, bias, EPS, running=(mean, variance, 0.1), **ranks.keywords)
+    x, upstream, weight, bias = case.batch(sum(cut), turn)
+    x, upstream = (each.split(cut)[ranks.index].clone() for each in (x, upstream))
+    x, weight, bias = (leaf.requires_grad_() for leaf in (x, weight, bias))
+    mean, variance = torch.zeros(C).to(x), torch.ones(C).to(x)
+    with Sent() as sent:
+        y = fn(x, weight, bias, EPS, running=(mean, variance, 0.1), **ranks.keywords)
         # Another layer's forward comes before the backward of this one.
-        sync_batch_norm(3 * x.detach() + 1, weight.detach(), bias.detach(), EPS, **ranks.keywords)
+        fn(3 * x.detach() + 1, weight.detach(), bias.detach(), EPS, **ranks.keywords)
         y.backward(upstream)
-        return {"y": y, "x": x, "the gradient given": upstream, "the running mean": mean,
-                "the running variance": variance, "the gradient of x": x.grad,
-                "the gradient of weight": weight.grad, "the gradient of bias": bias.grad}
-
-    for name, case in CASES.items():
-        yield from beside(f"{ranks}, {name}", ranks, partial(call, case),
-                          partial(_right, cut, *case), advice=lambda name: ADVICE.get(name, ""),
-                          slips=partial(_slips, cut, ranks.index, case),
-                          sends=(3, 3 * 16 * C + 2 * 8))
-    x = (torch.linspace(1e7, 1e8, 64, dtype=torch.float64) / 3).expand(3, 64).to(device())
-    y = sync_batch_norm(x, torch.ones(64).to(x), torch.zeros(64).to(x), EPS, **ranks.keywords)
-    yield partial(expect, not y.isnan().any(), f"{ranks}: NaN where all numbers of a channel are "
-                  "equal", "mean(x * x) - mean(x) ** 2 is below 0 by rounding: clamp(min=0).")
-    yield refused("x (3, 64), weight (1,) and bias (1,)", lambda: sync_batch_norm(
-        x, torch.ones(1).to(x), torch.zeros(1).to(x), EPS, **ranks.keywords))
+    ops = sent.traffic.ops
+    return {"y": y, "the gradient of x": x.grad, "the gradient of weight": weight.grad,
+            "the gradient of bias": bias.grad, "the running mean": mean,
+            "the running variance": variance, "x afterwards": x,
+            "the gradient of y afterwards": upstream, CALLS: AtMost(len(ops), 3),
+            BYTES: AtMost(sum(op.payload_bytes for op in ops), 3 * 16 * C + 2 * 8),
+            } | sent.ended(ranks)
 
 
-def check_sync_batch_norm(sync_batch_norm):
-    on_groups(_trial, sync_batch_norm, failures=FAILURES, at_once=True)
-    yield "values and running statistics of the whole batch, on 1 to 4 ranks, one without a row"
-    yield "the gradient of x too; for weight and bias each rank keeps its own part"
-    yield "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged"
-    yield "in float32 no digits are lost, even if the mean is far from zero"
-    yield "large numbers that are all equal give no NaN; a weight that is not (C,) is refused"
+class SumOverRanks(torch.autograd.Function):
+    """A sum over ranks through which gradients flow: they are summed over ranks as well."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        dist.all_reduce(x, group=group)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+def of_the_whole(x, weight, bias, eps=1e-5, group=None, running=None):
+    """Put all ranks' rows together, and let torch normalise them."""
+    if weight.shape != x.shape[1:2]:
+        raise ValueError(f"weight {tuple(weight.shape)}")
+    rows = [None] * dist.get_world_size(group)
+    dist.all_gather_object(rows, len(x), group=group)
+    above = sum(rows[:dist.get_rank(group)])
+    place = [0] * (2 * x.dim() - 2) + [above, sum(rows) - above - len(x)]  # last dimension first
+    whole = SumOverRanks.apply(pad(x.double(), place), group)
+    mean, variance, momentum = running or (None, None, 0.1)
+    wide = [each if each is None else each.to(whole, copy=True) for each in (mean, variance)]
+    y = batch_norm(whole, *wide, weight.double(), bias.double(), True, momentum, eps)
+    if running:
+        mean.copy_(wide[0])
+        variance.copy_(wide[1])
+    return y[above:above + len(x)].to(x.dtype)
+
+
+FORWARD = "dist.all_reduce(sums, group=group)\n            n"  # the other one is in backward
+VARIANCE = "variance = (square - mean.square()).clamp(min=0)"
+SAVED = "x, weight, mean, scale, n"
+OF_X = "grad - by_mean - normal * by_variance"
+SUMS_OF = "sums / n).chunk"
+BATCH_NORM = Proof(
+    sync_batch_norm,
+    Stage({"values and running statistics of the whole batch, on 1 to 4 ranks, one without a row":
+           (),
+           "the gradient of x too; for weight and bias each rank keeps its own part":
+           ("the gradient of x", "the gradient of weight", "the gradient of bias"),
+           "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged":
+           ("x afterwards", "the gradient of y afterwards", CALLS, BYTES, OUTSIDE),
+           "in float32 no digits are lost, even if the mean is far from zero": (),
+           "large numbers that are all equal give no NaN; a weight that is not (C,) is refused":
+           (NAN, "what it raises")},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=of_the_whole),
+    mistakes=(
+        # forward
+        Slip("It is normalised by this rank's own mean and variance: nothing was summed over "
+             "ranks.", (FORWARD, "n", "n < 2", "n < 1")),
+        Slip("One rank alone may have a single row; all together have more: the count must be "
+             "summed over ranks, too.",
+             (FORWARD, "n"), (FORWARD, "dist.all_reduce(sums[:-1], group=group)\n            n")),
+        Slip("Variances do not average: the ranks' means differ too. Sum x and x * x.",
+             (VARIANCE, "variance = wide.var(dims, unbiased=False) * count / n\n"
+              "            dist.all_reduce(variance, group=group)")),
+        Slip("Variances do not average, nor do means of unequal parts: sum x, x * x and the count, "
+             "in one tensor, and divide at the end.",
+             (VARIANCE, "mean, variance = wide.mean(dims), wide.var(dims, unbiased=False)\n"
+              "            for each in mean, variance:\n                dist.all_reduce("
+              "each.div_(dist.get_world_size(group)), group=group)")),
+        Slip("For normalising, batch norm divides by n. (The running variance has n - 1.)",
+             (VARIANCE, f"{VARIANCE} * n / (n - 1)")),
+        Slip("mean(x * x) - mean(x) ** 2: the mean must be squared.",
+             ("square - mean.square()", "square - mean")),
+        Slip("It is mean(x * x): the square of the mean must be taken off.",
+             ("square - mean.square()", "square")),
+        Slip("eps is an argument.", ("variance + eps", "variance + 1e-5")),
+        Slip("eps stands inside the root: rsqrt(variance + eps).",
+             ("(variance + eps).rsqrt()", "1 / (variance.sqrt() + eps)")),
+        Slip("Return weight * normal + bias.", (" + bias.view(shape)", ""),
+             ("normal * weight.view(shape)", "normal")),
+        Slip("Return x's type.", (").to(x.dtype)\n\n", ")\n\n")),
+        Slip("Sum x, x * x and the count over ranks in float64: in float32 mean(x * x) - mean(x) "
+             "** 2 is a small difference of two large numbers.",
+             ("x.shape[1], x.double()", "x.shape[1], x")),
+        Slip("mean(x * x) - mean(x) ** 2 is below 0 by rounding: clamp(min=0).",
+             (".clamp(min=0)", "")),
+        Slip("The mean is over all dimensions but the channels.",
+             ("if dim != 1]", "if dim == 0]", "x.numel() // C", "len(x)")),
+        # the running statistics
+        Slip("Update the running mean and variance, in place.", ("if running:", "if False:"),
+             ("running_mean += momentum * (mean - running_mean)",
+              "running_mean = running_mean + momentum * (mean - running_mean)",
+              "running_variance += momentum * (variance * n / (n - 1) - running_variance)",
+              "running_variance = running_variance + momentum * (variance - running_variance)")),
+        Slip("The running variance moves towards the batch's variance with n - 1, not n: "
+             "variance * n / (n - 1), n being the count on all ranks.",
+             ("variance * n / (n - 1)", "variance")),
+        Slip("In torch momentum is the share of the new batch: running += momentum * (mean - "
+             "running).", ("momentum * (mean - running_mean)", "(1 - momentum) * (mean - "
+                           "running_mean)", "momentum * (variance *",
+                           "(1 - momentum) * (variance *")),
+        # backward
+        Slip("Mean and variance depend on x as well.", (OF_X, "grad")),
+        Slip("The variance depends on x as well.", (OF_X, "grad - by_mean")),
+        Slip("The mean depends on x as well.", (OF_X, "grad - normal * by_variance")),
+        Slip("The gradient of x has weight as a factor.",
+             ("(scale * weight).view(shape)", "scale.view(shape)")),
+        Slip("This rank's x moved the mean of all ranks, so their gradients count too: all-reduce "
+             "both sums, in one tensor.",
+             (SUMS_OF, "local_sums * x.shape[1] / max(1, x.numel())).chunk"),
+             ("            dist.all_reduce(sums, group=group)  # each value moved the mean, and so "
+              "all ranks' y\n", "")),
+        Slip("For the means of backward divide by the count of all ranks.",
+             (SUMS_OF, "sums * x.shape[1] / max(1, x.numel())).chunk")),
+        Slip("Data parallelism averages the gradient of weight and bias later, as any: return this "
+             "rank's own part.", ("local_sums.to(weight.dtype)", "sums.to(weight.dtype)")),
+        Slip("The gradients of weight and bias have changed places.",
+             ("bias_grad, weight_grad =", "weight_grad, bias_grad =")),
+        Slip("Backward needs what this forward has put into ctx: another layer's forward comes in "
+             "between.", ("running=None)", "running=None, kept={})",
+                          f"ctx.save_for_backward({SAVED})",
+                          "ctx.save_for_backward(x, weight)\n            kept[C] = mean, scale, n",
+                          f"{SAVED} = ctx.saved_tensors", "x, weight = ctx.saved_tensors\n"
+                          "            mean, scale, n = kept[x.shape[1]]")),
+        Slip("backward changes the gradient that it was given: grad - ..., not -=.",
+             (OF_X, "grad.sub_(by_mean + normal * by_variance)")),
+        # what is sent
+        Slip("Each call costs its latency: send both sums and the count in one tensor.",
+             (FORWARD, "for part in sums[:-1], sums[-1:]:\n                "
+              "dist.all_reduce(part, group=group)\n            n")),
+        Slip("An all-gather sends what an all-reduce adds up on the way.",
+             (FORWARD, "every = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))"
+              "]\n            dist.all_gather(every, sums, group=group)\n"
+              "            sums = sum(every)\n            n")),
+        Slip("Send what is needed once, and nothing else.",
+             ("sums = local_sums.clone()", "sums = torch.cat([local_sums, local_sums])",
+              "(sums / n)", "(sums[: len(local_sums)] / n)")),
+        Slip("Pass `group` on to both all-reduces.", (FORWARD, "dist.all_reduce(sums)\n"
+                                                     "            n"),
+             ("group=group)  #", "group=None)  #")),
+        Slip("Keep the check of the shapes, which raises a ValueError.",
+             (" or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]", "")),
+    ), hints=(
+        "Forward: which three sums over ranks give mean and variance? Backward: through which "
+        "paths does x enter y?",
+        "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
+        "grad and of grad * normal, one all-reduce of a copy; weight and bias get this rank's own.",
+        "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); of "
+        "x: (grad - mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * "
+        "weight",
+    ))

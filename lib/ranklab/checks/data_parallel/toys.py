@@ -1,7 +1,5 @@
 """The small models that lab 03's checks train, and what they look at on each rank."""
 
-import copy
-
 import torch
 from torch import nn
 
@@ -56,15 +54,3 @@ def gradients(model):
     """{what it is: a copy of the gradient, or None}; in float32: all came through such layers."""
     return {f"the gradient of `{name}`": None if p.grad is None else p.grad.float().clone()
             for name, p in model.named_parameters()}
-
-
-def mean_gradients(model, batches, ranks=None):
-    """gradients() of the summed losses over `ranks`, in one process; `model` unchanged.
-
-    ranks  as many as batches, if not given
-    """
-    model = copy.deepcopy(model)
-    model.zero_grad()
-    for inputs in batches:
-        (loss_of(model, *inputs) / (ranks or len(batches))).backward()
-    return gradients(model)
