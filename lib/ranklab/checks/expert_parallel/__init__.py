@@ -1,4 +1,9 @@
-"""The exercises and predictions of lab 11, in the order of the lab."""
+"""The exercises and predictions of lab 11, in the order of the lab.
+
+    route.py    top_k_route, capacity, load_balance_loss: in this process
+    ties.py     sorts that are not stable, on every machine
+    inputs.py   what several of them use
+"""
 
 from ranklab import expert_parallel as ep
 from ranklab.checks.exercise import Exercise
@@ -8,28 +13,12 @@ from ranklab.checks.expert_parallel.costs import (
 from ranklab.checks.expert_parallel.dispatch import check_combine_tokens, check_dispatch_tokens
 from ranklab.checks.expert_parallel.gradients import check_expert_gradients
 from ranklab.checks.expert_parallel.predictions import PREDICTIONS
-from ranklab.checks.expert_parallel.route import (
-    check_capacity, check_load_balance_loss, check_top_k_route,
-)
+from ranklab.checks.expert_parallel.route import CAPACITY, LOAD_BALANCE, ROUTE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(ep.top_k_route, check_top_k_route, hints=(
-        "Which numbers choose the experts, and which say how much each expert counts?",
-        "A stable argsort of the scores chooses. The weights are a softmax of the chosen logits, "
-        "or of all logits, gathered at the chosen places.",
-        "scores = logits if bias is None else logits.softmax(-1) + bias; scores.argsort(dim=-1, "
-        "descending=True, stable=True)[..., :k]; logits.gather(-1, chosen).softmax(-1), or the two "
-        "the other way round",
-    )),
-    Exercise(ep.capacity, check_capacity, hints=(
-        "Each place in the queue of an expert has a number. How many tokens stand before this one?",
-        "Put all first choices in a row, then all second ones. In a one-hot matrix of that row a "
-        "cumsum counts, for each expert, how many have come so far.",
-        "row = chosen.transpose(-1, -2).flatten(-2); place = one_hot(row, n_experts).cumsum(-2)"
-        ".gather(-1, row[..., None])[..., 0]; row.where(place <= room, -1), and back again",
-    )),
+    ROUTE, CAPACITY,
     Exercise(ep.dispatch_tokens, check_dispatch_tokens, hints=(
         "In which order must rows lie, so that one all-to-all can send them? And in which order "
         "do they come?",
@@ -46,13 +35,7 @@ EXERCISES = (
         "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
         ".index_add(0, sent.order // k, outputs * weights.flatten()[sent.order, None])",
     )),
-    Exercise(ep.load_balance_loss, check_load_balance_loss, hints=(
-        "Which of the two factors can the router move a little?",
-        "f: count the choices of each expert in a sequence, and divide by T k. P: the softmax of "
-        "the logits, mean over tokens.",
-        "one_hot(chosen.flatten(-2), E).sum(-2) / (T * k); E * (f * logits.float().softmax(-1)"
-        ".mean(-2)).sum(-1)",
-    )),
+    LOAD_BALANCE,
     Exercise(ep.expert_gradients, check_expert_gradients, hints=(
         "Whose tokens has an expert of this rank met in its backward?",
         "Those of all ranks that can send to it. So only the tokens that other ranks with the same "
