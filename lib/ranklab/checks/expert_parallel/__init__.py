@@ -1,71 +1,27 @@
-"""The exercises and predictions of lab 11, in the order of the lab."""
+"""The exercises and predictions of lab 11, in the order of the lab.
+
+    inputs.py     tokens of all ranks, the way of each row, and what a call may cost
+    ties.py       sorts that are not stable, on every machine
+    route.py      top_k_route, capacity, load_balance_loss
+    dispatch.py   dispatch_tokens, combine_tokens
+    gradients.py  expert_gradients
+    costs.py      moe_traffic; place_experts, which is open and has a score
+    scan.py       chunked_scan
+"""
 
 from ranklab import expert_parallel as ep
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.expert_parallel.costs import (
-    check_chunked_scan, check_moe_traffic, check_place_experts,
-)
-from ranklab.checks.expert_parallel.dispatch import check_combine_tokens, check_dispatch_tokens
-from ranklab.checks.expert_parallel.gradients import check_expert_gradients
+from ranklab.checks.expert_parallel.costs import TRAFFIC, check_place_experts
+from ranklab.checks.expert_parallel.dispatch import COMBINE, DISPATCH
+from ranklab.checks.expert_parallel.gradients import GRADIENTS
 from ranklab.checks.expert_parallel.predictions import PREDICTIONS
-from ranklab.checks.expert_parallel.route import (
-    check_capacity, check_load_balance_loss, check_top_k_route,
-)
+from ranklab.checks.expert_parallel.route import CAPACITY, LOAD_BALANCE, ROUTE
+from ranklab.checks.expert_parallel.scan import SCAN
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(ep.top_k_route, check_top_k_route, hints=(
-        "Which numbers choose the experts, and which say how much each expert counts?",
-        "A stable argsort of the scores chooses. The weights are a softmax of the chosen logits, "
-        "or of all logits, gathered at the chosen places.",
-        "scores = logits if bias is None else logits.softmax(-1) + bias; scores.argsort(dim=-1, "
-        "descending=True, stable=True)[..., :k]; logits.gather(-1, chosen).softmax(-1), or the two "
-        "the other way round",
-    )),
-    Exercise(ep.capacity, check_capacity, hints=(
-        "Each place in the queue of an expert has a number. How many tokens stand before this one?",
-        "Put all first choices in a row, then all second ones. In a one-hot matrix of that row a "
-        "cumsum counts, for each expert, how many have come so far.",
-        "row = chosen.transpose(-1, -2).flatten(-2); place = one_hot(row, n_experts).cumsum(-2)"
-        ".gather(-1, row[..., None])[..., 0]; row.where(place <= room, -1), and back again",
-    )),
-    Exercise(ep.dispatch_tokens, check_dispatch_tokens, hints=(
-        "In which order must rows lie, so that one all-to-all can send them? And in which order "
-        "do they come?",
-        "Sort all choices by expert: experts of one rank are neighbours. Send the counts for each "
-        "expert first, by an all-to-all of their own. Then each rank knows what comes.",
-        "received = empty_like(counts); dist.all_to_all_single(received, counts, group=group); "
-        "to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received)); expert = "
-        "arange(E // R).repeat(R).repeat_interleave(received); by_expert = its stable argsort",
-    )),
-    Exercise(ep.combine_tokens, check_combine_tokens, hints=(
-        "Undo everything that dispatch_tokens did, the last step first.",
-        "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
-        "comes home belongs to place sent.order[i] of the choices.",
-        "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
-        ".index_add(0, sent.order // k, outputs * weights.flatten()[sent.order, None])",
-    )),
-    Exercise(ep.load_balance_loss, check_load_balance_loss, hints=(
-        "Which of the two factors can the router move a little?",
-        "f: count the choices of each expert in a sequence, and divide by T k. P: the softmax of "
-        "the logits, mean over tokens.",
-        "one_hot(chosen.flatten(-2), E).sum(-2) / (T * k); E * (f * logits.float().softmax(-1)"
-        ".mean(-2)).sum(-1)",
-    )),
-    Exercise(ep.expert_gradients, check_expert_gradients, hints=(
-        "Whose tokens has an expert of this rank met in its backward?",
-        "Those of all ranks that can send to it. So only the tokens that other ranks with the same "
-        "expert have met are missing. The loss is a mean over the tokens of all ranks.",
-        "for p in shared: all_reduce over group; for p in experts: all_reduce over own; both after "
-        "p.grad /= dist.get_world_size(group)",
-    )),
-    Exercise(ep.moe_traffic, check_moe_traffic, hints=(
-        "Which rank has expert e, and which way does a row take in backward?",
-        "rows[r, s]: counts[r] added up over the experts of rank s, with zeros where r is s.",
-        "rows = counts.unflatten(1, (R, -1)).sum(-1), without its diagonal; 2 * row_bytes * "
-        "(rows + rows.T)",
-    )),
+    ROUTE, CAPACITY, DISPATCH, COMBINE, LOAD_BALANCE, GRADIENTS, TRAFFIC,
     Exercise(ep.place_experts, check_place_experts, hints=(
         "What can be done with an expert whose load alone is more than a rank's share?",
         "First the copies: each free slot goes to the expert whose copies have the highest load. "
@@ -74,11 +30,5 @@ EXERCISES = (
         "with this one most often: one_hot(chosen).sum(1), and its transpose times itself, counts "
         "that.",
     )),
-    Exercise(ep.chunked_scan, check_chunked_scan, hints=(
-        "How much of the state before the part is left at its first, second, t-th token?",
-        "a[0] a[1] ... a[t] of it. So the rank can scan its own part at once, and add that share "
-        "when the state comes.",
-        "h, decay = scan(a, b), a.cumprod(1); recv from rank - 1; h + decay * before[:, None]; "
-        "send h[:, -1] to rank + 1",
-    )),
+    SCAN,
 )

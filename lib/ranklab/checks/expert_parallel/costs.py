@@ -1,46 +1,99 @@
-"""The checks of moe_traffic, place_experts and chunked_scan."""
+"""moe_traffic, and the open exercise place_experts, which has a score."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
-from ranklab.checks.handles import Waits
-from ranklab.checks.trial import explain
-from ranklab.engine import device
+from ranklab.checks.beside import expect, refused
+from ranklab.checks.expert_parallel.inputs import error_of
+from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.engine.report import count_ranks
-from ranklab.expert_parallel import place_experts, placement_score, scan
+from ranklab.expert_parallel import moe_traffic, place_experts, placement_score
 from ranklab.expert_parallel.place import score_of
 
+# --- moe_traffic ----------------------------------------------------------------------------------
 
-def check_moe_traffic(moe_traffic):
-    for R, E, row in ((4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2)):
-        counts = torch.randint(50, (R, E), generator=torch.Generator().manual_seed(R))
-        counts = counts.T.contiguous().T  # perhaps a view: nothing is said of how it lies
-        given, there = counts.T.clone().T, torch.zeros(R, R, dtype=torch.long)
-        for r in range(R):
-            for e in range(E):
-                there[r, e * R // E] += int(counts[r, e]) * row
-        away = there - torch.diag(there.diag())
-        right = 2 * (away + away.T)
-        where = f"{count_ranks(R)}, {E} experts, {row} bytes a row"
-        explain(where, moe_traffic(given, row), right, {
-            "with what stays": (2 * (there + there.T), "A row for an expert of its own rank is not "
-                                "sent."),
-            "forward alone": (right // 2, "In backward the gradient of each row takes the way "
-                              "back."),
-            "the way there alone": (away, "A row comes back, and in backward its gradient goes "
-                                    "both ways, too."),
-            "four times the way there": (4 * away, "What went from r to s comes back from s to r: "
-                                         "the matrix turned round."),
-            "rows, not bytes": (right // row, "Times row_bytes."),
-            "what ranks get": (2 * away.T, "Row r is what rank r sends, there and back."),
-        }, "Add up each rank's counts over the experts of each rank, then there and back, twice.")
-        expect(torch.equal(given, counts), f"{where}: `counts` is changed", "Work on a copy.")
-    yield "bytes from each rank to each other one, there and back, forward and backward"
-    refused("6 experts on 4 ranks", partial(moe_traffic, torch.ones(4, 6).long(), 8))()
-    yield "ranks that do not divide the experts are a ValueError"
+class Rows(NamedTuple):
+    ranks: int
+    n_experts: int
+    row_bytes: int
+
+    def __str__(self):
+        return f"{count_ranks(self.ranks)}, {self.n_experts} experts, {self.row_bytes} bytes a row"
+
+    def counts(self):
+        """Return a view: nothing is said of how it lies."""
+        random = torch.Generator().manual_seed(self.ranks)
+        return torch.randint(50, (self.n_experts, self.ranks), generator=random).T
+
+
+def _see_traffic(fn, case):
+    counts = case.counts()
+    yield {"the result": fn(counts, case.row_bytes), "`counts` afterwards": counts}
+
+
+def _see_refusal(fn, case):
+    yield {"the error": error_of(lambda: fn(case.counts(), case.row_bytes))}
+
+
+def row_by_row(counts, row_bytes):
+    R, E = counts.shape
+    if E % R:
+        raise ValueError(f"{R} ranks, {E} experts")
+    sent = torch.zeros(R, R, dtype=torch.long)
+    for r in range(R):
+        for e in range(E):
+            s = e * R // E
+            if s != r:
+                for source, target in ((r, s), (s, r), (r, s), (s, r)):  # back: the gradients
+                    sent[source, target] += counts[r, e] * row_bytes
+    return sent
+
+
+ROWS = "counts.unflatten(1, (R, -1)).sum(-1)"
+OFF, BYTES = "rows = rows - torch.diag(rows.diag())", "2 * row_bytes * (rows + rows.T)"
+TRAFFIC = Proof(
+    moe_traffic,
+    Stage("bytes from each rank to each other one, there and back, forward and backward",
+          _see_traffic, tuple(Rows(*each) for each in (
+              (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2))), oracle=row_by_row),
+    Stage("ranks that do not divide the experts are a ValueError", _see_refusal, (Rows(4, 6, 8),),
+          oracle=row_by_row),
+    mistakes=(
+        Slip("A row for an expert of its own rank is not sent.", (OFF, "pass")),
+        Slip("In backward the gradient of each row takes the way back: twice as much.",
+             (BYTES, BYTES.replace("2 * ", ""))),
+        Slip("This is the way there alone. A row comes back, and in backward its gradient goes "
+             "both ways, too.", (BYTES, "row_bytes * rows")),
+        Slip("This is the way there, forward and backward. A row comes back, too.",
+             (BYTES, "2 * row_bytes * rows")),
+        Slip("What went from r to s comes back from s to r: the matrix turned round, rows.T.",
+             (BYTES, "4 * row_bytes * rows")),
+        Slip("These are rows, not bytes: times row_bytes.", (BYTES, "2 * (rows + rows.T)")),
+        Slip("Row r is what rank r sends, there and back. This is what it gets on the way there.",
+             (BYTES, "2 * row_bytes * rows.T"), (BYTES, "row_bytes * rows.T"),
+             (BYTES, "4 * row_bytes * rows.T")),
+        Slip("Rank 0 has the first E/R experts, rank 1 the next ones: they are not dealt in turns.",
+             (ROWS, "counts.unflatten(1, (-1, R)).sum(1)")),
+        Slip("`counts` may be a view, and view() takes no tensor that lies otherwise: unflatten or "
+             "reshape.", (ROWS, "counts.view(R * R, -1).sum(-1).view(R, R)")),
+        Slip("Add up over the experts of a rank, not over the ranks.",
+             (ROWS, "counts.unflatten(1, (R, -1)).sum(0).sum(-1).repeat(R, 1)")),
+        Slip("Bytes are whole numbers: int64.", (BYTES, "2.0 * row_bytes * (rows + rows.T)")),
+        Slip("This is one number. Return what each rank sends each, (R, R).",
+             (BYTES, f"({BYTES}).sum()"), (BYTES, f"({BYTES}).sum(1)")),
+        Slip("`counts` is an argument: work on a copy.",
+             (OFF, f"{OFF}\n    counts *= 0"), (OFF, f"{OFF}\n    counts.fill_diagonal_(0)")),
+        Slip("Ranks that do not divide the experts are a ValueError.",
+             ("    if E % R:", "    if False:"),
+             ("    if E % R:", "    if E < R:"), ("raise ValueError(", "raise RuntimeError(")),
+    ), hints=(
+        "Which rank has expert e, and which way does a row take in backward?",
+        "rows[r, s]: counts[r] added up over the experts of rank s, with zeros where r is s.",
+        "rows = counts.unflatten(1, (R, -1)).sum(-1), without its diagonal; 2 * row_bytes * "
+        "(rows + rows.T)",
+    ))
 
 
 # --- place_experts --------------------------------------------------------------------------------
@@ -112,90 +165,3 @@ def _is_plan(where, plan, E, R, slots):
     missing = sorted(set(range(E)) - set(placed))
     expect(not missing, f"{where}: experts {missing[:6]} stand nowhere", "Each expert at least "
            "once, whatever its load.")
-
-
-# --- chunked_scan ---------------------------------------------------------------------------------
-
-B, T, C = 2, 96, 3
-CAME = ("h is the scan of this part, and a[0] ... a[t] times the state that came. Send the last h "
-        "with that share in it. a may be 0 or less: it has no logarithm.")
-AFTER = 20  # operations that may follow when the state has come: a scan of 24 tokens takes more
-TYPES = torch.float32, torch.float64  # of a and b
-
-
-class Over(Waits):
-    """Inside, counts the handles that were waited for."""
-
-    @property
-    def count(self):
-        return len(self._over)
-
-
-class AfterReceive(TorchDispatchMode):
-    """Inside, counts the operations since the last receive was over; `over` is an Over."""
-
-    def __init__(self, over):
-        super().__init__()
-        self.over, self.before, self.count = over, None, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "recv" in str(func):
-            self.before, self.count = self.over.count, 0
-        elif self.before is not None and self.over.count > self.before:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _scan(chunked_scan, ranks):
-    at, seen = ranks.at(T).cpu(), []
-
-    def given(turn):
-        random = torch.Generator().manual_seed(turn)
-        a, b = (2 * torch.rand(B, T, C, generator=random, dtype=TYPES[turn]) - 1 for _ in range(2))
-        a = a.sign() * (1 - 0.2 * a.abs())  # so that the state counts at the end of a part, too
-        a[0, 3] = 0  # nothing is left of what was before
-        return a, b
-
-    def call(turn):
-        a, b = (x[:, at].to(device()) for x in given(turn))
-        with Over() as over, AfterReceive(over) as after:
-            h = chunked_scan(a, b, **ranks.keywords)
-        seen.append(after.count if ranks.index else 0)
-        return {"h": h, "a": a, "b": b}
-
-    def right(turn):
-        a, b = given(turn)
-        parts = torch.arange(T).tensor_split(ranks.size)
-        return {name: [x[:, part] for part in parts]
-                for name, x in (("h", scan(a, b)), ("a", a), ("b", b))}
-
-    def slips(name, turn):
-        if name != "h":
-            return {}
-        a, b = given(turn)
-        whole, alone = scan(a, b), scan(a[:, at], b[:, at])
-        before = whole[:, at[0] - 1][:, None] if at[0] else 0 * alone
-        last = a[:, at].cumprod(1)
-        return {"a scan of this part alone": (alone, "What came before counts, too: add the "
-                                              "previous rank's state."),
-                "the state before, without its decay": (alone + before, "Each step multiplies by "
-                                                        "a: the share shrinks with a's product."),
-                "as if it decayed once": (alone + before * a[:, at], "After t steps the product "
-                                          "of all a up to t: cumprod."),
-                "one step of decay too few": (alone + before * last / a[:, at], "The first token "
-                                              "of a part multiplies by its a, too.")}
-
-    messages = (ranks.index > 0) + (ranks.index < ranks.size - 1)  # a recv and a send
-    yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name:
-                      "It is an argument: work on a copy." if name != "h" else CAME, sends=(
-                          messages, 4 * B * C * messages))
-    yield partial(expect, seen[0] <= AFTER, f"{ranks}: {seen[0]} operations run after the state "
-                  f"has come, more than {AFTER}", "Scan your own part first; the state only adds "
-                  "its share: h + decay * before.")
-
-
-def check_chunked_scan(chunked_scan):
-    on_groups(_scan, chunked_scan)
-    yield "the states of one process, on 1, 2, 3 and 4 ranks, in the type of b"
-    yield ("one message of a state from each rank but the last; each rank scans its own part "
-           "before that")

@@ -1,250 +1,286 @@
-"""The checks of dispatch_tokens and combine_tokens: there and back, beside one process."""
-
-from functools import partial
+"""dispatch_tokens and combine_tokens: there and back, beside loops over the tokens of all ranks."""
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import beside, expect, on_groups, refused
+from ranklab.checks.expert_parallel.inputs import (
+    COST, EVEN, NONE, RING, C, E, Tokens, costs, error_of, of_all, sent_of, to_rank, ways,
+)
+from ranklab.checks.expert_parallel.ties import UnstableSorts
+from ranklab.checks.handles import Waits
+from ranklab.checks.prover import ALL, GROUPS, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.expert_parallel import Sent, combine_tokens, dispatch_tokens
+from ranklab.expert_parallel.dispatch import all_to_all_rows
+from ranklab.meter import Traffic
 
-C, E = 3, 12  # 4, 3, 2 and 1 ranks divide the experts
-EMPTY = 5  # an expert that nobody chooses
-FAILURES = {"RuntimeError: .*not equal to group size.*": "The sizes of an all-to-all have one "
-            "number for each rank of the group that it is given."}
-BACK = {**FAILURES, "RuntimeError: .*[Ss]plit sizes.*": "On the way back the sizes change places: "
-        "sent.came[r] rows go to rank r, and sent.to[r] come from it."}
-ADVICE = {
-    "order": "Places in chosen.flatten(), sorted by expert, stably; without the ones of no expert.",
-    "to": "How many rows go to each rank: its experts' counts, added up.",
-    "came": "How many rows come from each rank: it tells, by an all-to-all of its counts.",
-    "counts": "(E/R,): rows for each expert of this rank, from all ranks.",
-    "dx": "A row that was sent twice gets the sum of both gradients.",
-}
+GROUP = ("Pass `group` on to every collective and to get_world_size: other ranks of the world are "
+         "no part of it.")
+PLACE = "The token of place p in chosen.flatten() is p // k, and k is its second dimension."
+
+CASES = Tokens("float32", 3, EVEN), Tokens("bfloat16", 3, RING), Tokens("float32", 2, NONE)
 
 
-def _given(rank, turn, members):
-    """(x, chosen, weights) of a rank: ranks have unequal numbers of tokens, the last of several
-    none; some tokens have no expert. The first turn is bfloat16; the second has three choices.
-    """
-    random = torch.Generator().manual_seed(100 * turn + rank)
-    n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * (rank + turn) % 4
-    x = torch.randint(-9, 10, (n, C), generator=random).to((torch.bfloat16, torch.float32)[turn])
-    chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : 2 + turn]
-    chosen[chosen == EMPTY] = -1
-    weights = torch.rand(n, 2 + turn, generator=random) + 0.1
-    return x, chosen, weights
+def _backward(out, gradient):
+    """Go back; on all ranks, whatever the shape of what they have: others may wait."""
+    if isinstance(out, torch.Tensor) and out.requires_grad:
+        fits = out.shape == gradient.shape
+        out.backward(gradient.to(out) if fits else torch.ones_like(out))
 
 
-def _everywhere(turn, members):
-    """[(rank's index, token, choice, expert)] in the order in which experts have their rows."""
-    found = []
-    for index, rank in enumerate(members):
-        _, chosen, _ = _given(rank, turn, members)
-        found += [(e, index, t, j) for t, row in enumerate(chosen.tolist())
-                  for j, e in enumerate(row) if e >= 0]
-    return sorted(found)
+# --- dispatch_tokens ------------------------------------------------------------------------------
+
+RETURNED, ROWS = "what is returned", "rows and a Sent"
+UNUSABLE, ERROR, GRADIENT = "what combine_tokens can't use", "the error", "the gradient of x"
+KINDS = {"order": torch.Tensor, "to": (list, tuple), "came": (list, tuple),
+         "by_expert": torch.Tensor, "counts": (torch.Tensor, list, tuple)}
 
 
-def _expected(turn, ranks):
-    """What dispatch_tokens gives each member of the group, by loops."""
-    members, R = ranks.members, ranks.size
-    given, rows = [_given(rank, turn, members) for rank in members], _everywhere(turn, members)
-    found = {name: [] for name in (*Sent._fields, "rows", "dx", "as they came", "experts")}
-    for me in range(R):
-        here = [row for row in rows if row[0] // (E // R) == me]
-        sent = [row for row in rows if row[1] == me]  # sorted by expert
-        arriving = sorted(here, key=lambda row: (row[1], row[0], row[2], row[3]))
-        places = {row: i for i, row in enumerate(arriving)}
-        dx = torch.zeros_like(given[me][0])
-        for e, _, t, j in sent:
-            dx[t] += 1 + e
-        found["rows"].append(torch.stack([given[r][0][t] for _, r, t, _ in here]) if here
-                             else given[me][0][:0])
-        found["as they came"].append(torch.stack([given[r][0][t] for _, r, t, _ in arriving])
-                                     if here else given[me][0][:0])
-        found["experts"].append(torch.tensor([e for e, *_ in arriving]).long())
-        found["dx"].append(dx)
-        found["order"].append(torch.tensor([t * (2 + turn) + j for _, _, t, j in sent]).long())
-        for name, of, at in (("to", sent, 0), ("came", here, 1)):
-            owner = [row[0] // (E // R) if at == 0 else row[1] for row in of]
-            found[name].append(torch.tensor([owner.count(r) for r in range(R)]))
-        found["by_expert"].append(torch.tensor([places[row] for row in here]).long())
-        found["counts"].append(torch.tensor([sum(row[0] == e for row in here) for e in range(
-            me * E // R, (me + 1) * E // R)]))
-    return found
+def _see_dispatch(fn, tokens, ranks):
+    R, all_ways = ranks.size, tokens.ways(ranks.members)
+    coming = to_rank(all_ways, ranks.index, R)
+    leaving = [way for way in all_ways if way.source == ranks.index]
+    x, chosen, _ = tokens.of(dist.get_rank(), ranks.members)
+    x.requires_grad_()
+    row_bytes = C * x.element_size()
+    with Traffic() as traffic, Waits() as waits, UnstableSorts():
+        result = fn(x, chosen, E, **ranks.keywords)
+    rows, sent = result if _kind(result) == ROWS else (None, [None] * len(KINDS))
+    yield {RETURNED: _kind(result), **{
+        name: torch.as_tensor(value).long() if isinstance(value, torch.Tensor | list | tuple)
+        else value for name, value in zip(KINDS, sent, strict=True)}, "rows": rows,
+        "do rows have a gradient?": rows is not None and (rows.requires_grad or not len(rows)),
+        UNUSABLE: Must([f"{name} as a {type(value).__name__}" for (name, kind), value in zip(
+            KINDS.items(), sent, strict=True) if not isinstance(value, kind)], []),
+        **costs(traffic, waits, 2, 8 * E + row_bytes * len(leaving))}
+    experts = torch.tensor([way.expert for way in coming], device=device())
+    with Traffic() as traffic, Waits() as waits:
+        _backward(rows, (1.0 + experts)[:, None].expand(-1, C))  # known for each expert
+    yield {GRADIENT: x.grad, **costs(traffic, waits, 1, row_bytes * len(coming), " in backward")}
+    if R > 1:
+        token = torch.ones(1, C, device=device()), torch.zeros(1, 1, device=device()).long()
+        yield {f"{ERROR} with {R + 1} experts": error_of(
+            lambda: fn(*token, R + 1, **ranks.keywords))}
 
 
-def _dispatch(dispatch_tokens, ranks):
-    calls, me = {}, ranks.index
-    expected = [_expected(turn, ranks) for turn in range(2)]
-
-    def call(turn):
-        x, chosen, _ = _here(turn, ranks)
-        x.requires_grad_()
-        found = dispatch_tokens(x, chosen, E, ranks.group)
-        if not _is_sent(found):
-            return {}
-        calls[turn] = rows, sent = found
-        experts = torch.arange(me * E // ranks.size, (me + 1) * E // ranks.size, device=device())
-        lists = {name: torch.as_tensor(value, device=device()).long()
-                 for name, value in zip(Sent._fields, sent)}
-        counts = lists["counts"]
-        if rows.requires_grad and counts.shape == experts.shape and len(rows) == counts.sum():
-            factor = 1.0 + experts.repeat_interleave(counts)  # known for each expert
-            (rows * factor[:, None]).sum().backward()
-        return {"rows": rows, **lists, "dx": x.grad}
-
-    def right(turn):
-        return {name: expected[turn][name] for name in (*Sent._fields, "rows", "dx")}
-
-    def slips(name, turn):
-        return {"sorted by rank, not by expert": (expected[turn]["as they came"][me], "They come "
-                "in this order: by_expert sorts them.")} if name == "rows" else {}
-
-    _, chosen, _ = _here(0, ranks)
-    nbytes = 8 * E + 2 * C * (int((chosen >= 0).sum()) + len(_rows(0, ranks, me)))
-    looks = list(beside(str(ranks), ranks, call, right, slips=slips,
-                        advice=lambda name: ADVICE.get(name, ""), sends=(3, nbytes)))
-    yield partial(expect, len(calls) == 2, f"{ranks}: not rows and a Sent",
-                  f"Return rows, Sent({', '.join(Sent._fields)}).")
-    for turn, (rows, sent) in calls.items():
-        yield partial(_is_stable, f"{ranks}: by_expert", sent[3], expected[turn]["experts"][me])
-        yield partial(expect, rows.requires_grad or not len(rows), f"{ranks}: rows have no "
-                      "gradient", "Autograd must know the way there: AllToAll.apply.")
-    yield from looks
-    weights = _here(1, ranks)[2]
-    yield partial(expect, *_goes_back(str(ranks), *calls[1], weights, ranks.group), KINDS)
-    x, chosen = torch.ones(1, C, device=device()), torch.zeros(1, 1, device=device()).long()
-    odd = partial(dispatch_tokens, x, chosen, ranks.size + 1, ranks.group)
-    yield refused(f"{ranks}: {ranks.size + 1} experts", odd) if ranks.size > 1 else bool
+def _kind(result):
+    if not isinstance(result, tuple):
+        return type(result).__name__
+    rows, sent = result if len(result) == 2 else (None, None)
+    if isinstance(rows, torch.Tensor) and isinstance(sent, tuple) and len(sent) == len(KINDS):
+        return ROWS
+    return ", ".join(type(each).__name__ for each in result)
 
 
-def _here(turn, ranks):
-    """_given, of this rank and on its device."""
-    return [t.to(device()) for t in _given(ranks.members[ranks.index], turn, ranks.members)]
+def all_tokens_everywhere(x, chosen, n_experts, group=None):
+    """Right, and much too dear: every rank gets all tokens, and takes its own."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    if n_experts % R:
+        raise ValueError(f"{R} ranks, {n_experts} experts")
+    (tokens, lengths), (of_tokens, _) = of_all(x, group), of_all(chosen, group)
+    all_ways = ways([each.flatten().tolist() for each in of_tokens.split(lengths)])
+    places = [sum(lengths[:way.source]) + way.place // chosen.shape[1]
+              for way in to_rank(all_ways, rank, R, n_experts)]
+    return (tokens[torch.tensor(places, dtype=torch.long, device=x.device)],
+            sent_of(all_ways, rank, R, n_experts))
 
 
-def _is_sent(found):
-    """True for (rows, something with the fields of a Sent)."""
-    return (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.Tensor)
-            and isinstance(found[1], tuple) and len(found[1]) == len(Sent._fields))
-
-
-def _is_stable(where, got, experts):
-    """A Mistake where `got` sorts the rows by expert, and changes the order of an expert's rows."""
-    got = torch.as_tensor(got).cpu()
-    if got.shape != experts.shape or not torch.equal(got.sort().values, torch.arange(len(experts))):
-        return
-    is_sorted = torch.equal(experts[got], experts.sort().values)
-    expect(not is_sorted or torch.equal(got, experts.argsort(stable=True)), f"{where} sorts by "
-           "expert, but not stably: rows of one expert change places", "")
-
-
-KINDS = "order and by_expert are tensors, to and came lists of numbers, counts a tensor or a list."
-
-
-def _goes_back(where, rows, sent, weights, group):
-    """(whether combine_tokens can use what was returned, what it says if it can't)"""
-    try:
-        combine_tokens(rows.detach(), Sent(*sent), weights, group)
-    except (AttributeError, TypeError, IndexError) as error:
-        return False, f"{where}: combine_tokens can't use this Sent: {error}".splitlines()[0]
-    return True, ""
-
-
-def check_dispatch_tokens(dispatch):
-    on_groups(_dispatch, dispatch, at_once=True, failures=FAILURES)
-    yield "each rank has the rows that chose its experts, sorted by expert; on 4, 3, 2, 1 ranks"
-    yield "a rank without tokens, an expert without rows, tokens without an expert"
-    yield "two all-to-alls, and one back in backward; each row gets the sum of its gradients"
-    yield "combine_tokens can use the Sent"
+ORDER = "flat.argsort(stable=True)[(flat < 0).sum():]"
+ASK = "dist.all_to_all_single(received, counts, group=group)"
+EXPERT = "torch.arange(n_experts // R, device=x.device).repeat(R).repeat_interleave(received)"
+BY_EXPERT, TRAVEL = "expert.argsort(stable=True)", "AllToAll.apply(x[order // k], to, came, group)"
+SIZES = "to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received))"
+SENT = "Sent(order, to, came, by_expert, received.view(R, -1).sum(0))"
+DISPATCH = Proof(
+    dispatch_tokens,
+    Stage({"each rank has the rows that chose its experts, sorted by expert; on 4, 3, 2, 1 ranks; "
+           "a rank without tokens, an expert without rows, tokens without an expert": (),
+           "two all-to-alls, and one back in backward; each row gets the sum of its gradients":
+           ("do rows have a gradient?", GRADIENT, *COST),
+           "combine_tokens can use the Sent; ranks that do not divide the experts are a ValueError":
+           (UNUSABLE, *(f"{ERROR} with {R + 1} experts" for R in (2, 3, 4)))},
+          _see_dispatch, CASES, (4,), (ALL, *GROUPS),
+          oracle=all_tokens_everywhere),
+    mistakes=(
+        Slip("Return rows, Sent(order, to, came, by_expert, counts).",
+             (f"return rows[by_expert], {SENT}", "return rows[by_expert]"),
+             (SENT, "None"), (SENT, "Sent"), (f"return rows[by_expert], {SENT}",
+                                              f"return {SENT}, rows[by_expert]")),
+        Slip("A choice of -1 is no expert's: leave it out of `order`.",
+             (ORDER, "flat.argsort(stable=True)"),
+             (ORDER, "flat.argsort(stable=True)",
+              "flat[order].bincount", "flat[flat >= 0].bincount")),
+        Slip("Sort the choices by expert: then the rows for one rank lie together.",
+             (ORDER, "(flat >= 0).nonzero().flatten()")),
+        Slip("Expert 0 comes first in `order`, the last one last.",
+             (ORDER, "flat.argsort(descending=True, stable=True)[:(flat >= 0).sum()]")),
+        Slip("Choices of one expert keep their order in `order`: argsort(stable=True).",
+             (ORDER, ORDER.replace("stable=True", ""))),
+        Slip(PLACE, ("x[order // k]", "x[order % k]"), ("x[order // k]", "x[order % len(x)]"),
+             ("x[order // k]", "x[order // 2]"), ("x[order // k]", "x[order]"),
+             ("x[order // k]", "x[order // n_experts]")),
+        Slip("Rows travel in the type of x: no float().",
+             ("x[order // k]", "x.float()[order // k]")),
+        Slip("Count all experts, also those that no token here has chosen: minlength=n_experts.",
+             ("bincount(minlength=n_experts)", "bincount()")),
+        Slip("How many rows come is what the other ranks send, and only they know: first an "
+             "all-to-all of the counts.", (ASK, "received = counts.clone()")),
+        Slip("Loads are uneven: count the rows for each rank, and ask for those from each.",
+             (SIZES, "to = came = [len(order) // R] * R")),
+        Slip("`to` and `came` are exchanged: to[r] rows go to rank r, came[r] come from it.",
+             (SENT, SENT.replace("to, came", "came, to")),
+             (TRAVEL, TRAVEL.replace("to, came", "came, to"))),
+        Slip("The rows come sorted by rank. rows[by_expert] sorts them by expert.",
+             ("return rows[by_expert]", "return rows")),
+        Slip("by_expert leaves the rows in the order of ranks. Of what comes, each rank's rows lie "
+             "together, sorted by expert: their experts are arange(E // R).repeat(R), each as "
+             "often as it is counted.",
+             (EXPERT, EXPERT.replace(".repeat(R)", ".repeat_interleave(R)")),
+             (BY_EXPERT, "torch.arange(len(expert), device=x.device)")),
+        Slip("Each rank sends E/R counts, so what comes has the experts arange(E // R), R times.",
+             (EXPERT, EXPERT.replace("n_experts // R", "R", 1).replace("repeat(R)",
+                                                                      "repeat(n_experts // R)"))),
+        Slip("by_expert puts the last expert of this rank first.",
+             (BY_EXPERT, BY_EXPERT.replace("stable", "descending=True, stable"))),
+        Slip("by_expert changes the order of one expert's rows: expert.argsort(stable=True).",
+             (BY_EXPERT, "expert.argsort()"),
+             (BY_EXPERT, "(expert * len(expert) - torch.arange(len(expert))).argsort()")),
+        Slip("by_expert is the order that sorts what came, so that rows = came[by_expert]. This is "
+             "its inverse.", (SENT, SENT.replace("by_expert", "by_expert.argsort()")),
+             (BY_EXPERT, f"{BY_EXPERT}.argsort()")),
+        Slip("counts are of the rows that come to this rank's experts, not of those that it sends.",
+             (SENT, SENT.replace("received.view(R, -1).sum(0)", "counts")),
+             (SENT, SENT.replace("received", "counts"))),
+        Slip("counts has one number for each expert of this rank: add up over ranks.",
+             (SENT, SENT.replace("sum(0)", "sum(1)")),
+             (SENT, SENT.replace(".view(R, -1).sum(0)", ""))),
+        Slip("order and by_expert are tensors, to and came lists of numbers, counts a tensor or a "
+             "list.", (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), "
+                             "received.view(R, -1).sum(0))"),
+             (SENT, "Sent(order, received.new_tensor(to), received.new_tensor(came), by_expert, "
+                    "received.view(R, -1).sum(0))")),
+        Slip("Autograd must know the way back: AllToAll.apply, of rows of x without detach().",
+             (TRAVEL, TRAVEL.replace("AllToAll.apply", "all_to_all_rows")),
+             ("x[order // k]", "x.detach()[order // k]"), all_to_all_rows=all_to_all_rows),
+        Slip("One all-to-all of counts is enough.", (ASK, f"{ASK}\n    {ASK}")),
+        Slip("All tokens go to all ranks. An all-to-all sends a row only where its expert is.",
+             all_tokens_everywhere),
+        Slip("Ranks that do not divide the experts are a ValueError, before anything is sent.",
+             ("if n_experts % R:", "if False:")),
+        Slip(GROUP, (ASK, "dist.all_to_all_single(received, counts)"),
+             ("to, came, group)", "to, came, None)"),
+             ("dist.get_world_size(group)", "dist.get_world_size()")),
+    ), hints=(
+        "In which order must rows lie, so that one all-to-all can send them? And in which order "
+        "do they come?",
+        "Sort all choices by expert: experts of one rank are neighbours. Send the counts for each "
+        "expert first, by an all-to-all of their own. Then each rank knows what comes.",
+        "received = empty_like(counts); dist.all_to_all_single(received, counts, group=group); "
+        "to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received)); expert = "
+        "arange(E // R).repeat(R).repeat_interleave(received); by_expert = its stable argsort",
+    ))
 
 
 # --- combine_tokens -------------------------------------------------------------------------------
 
-HOME = {
-    "out": "The sum of weight times output; rows that come home are in the order of sent.order.",
-    "drows": "The gradient of a row is its token's, times its weight.",
-    "dweights": "The gradient of a weight: what the expert made, times the token's gradient.",
-}
+OUT, OF_ROWS, OF_WEIGHTS = "the result", "the gradient of rows", "the gradient of weights"
 
 
-def _rows(turn, ranks, index):
-    """[(expert, rank's index, token, choice)] of what this member of the group gets, in order."""
-    return [row for row in _everywhere(turn, ranks.members)
-            if row[0] // (E // ranks.size) == index]
+def _see_combine(fn, tokens, ranks):
+    R, index, all_ways = ranks.size, ranks.index, tokens.ways(ranks.members)
+    coming = to_rank(all_ways, index, R)
+    sent = sent_of(all_ways, index, R)
+    weights = tokens.of(dist.get_rank(), ranks.members)[2].requires_grad_()
+    # Other numbers for each expert, rank and token, exact in 16 bits.
+    made = [[way.expert + way.source + way.place // tokens.k / 4 + c for c in range(C)]
+            for way in coming]
+    rows = torch.tensor(made, device=device()).view(-1, C).to(getattr(torch, tokens.dtype))
+    rows.requires_grad_()
+    row_bytes = C * rows.element_size()
+    with Traffic() as traffic, Waits() as waits:
+        out = fn(rows, sent, weights, **ranks.keywords)
+    yield {OUT: out, **costs(traffic, waits, 1, row_bytes * len(coming))}
+    gradient = (torch.arange(len(weights) * C, device=device()) % 7 - 3.0) * (index + 1)
+    with Traffic() as traffic, Waits() as waits:
+        _backward(out, gradient.view(-1, C))
+    yield {OF_ROWS: rows.grad, OF_WEIGHTS: weights.grad, **costs(
+        traffic, waits, 1, row_bytes * len(sent.order), " in backward")}
 
 
-def _made(turn, ranks, index, dtype):
-    """What its experts make of the rows: other numbers for each expert, exact in 16 bits."""
-    numbers = [[e + r + t / 4 + c for c in range(C)] for e, r, t, _ in _rows(turn, ranks, index)]
-    return torch.tensor(numbers).view(-1, C).to(dtype)
+def by_a_matrix(rows, sent, weights, group=None):
+    """Every rank takes its own of the rows of all ranks, times a matrix of weights."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    (every, lengths), (by_expert, _) = of_all(rows, group), of_all(sent.by_expert, group)
+    came, _ = of_all(torch.tensor(sent.came, device=rows.device), group)
+    places, came = [], came.view(R, R).tolist()
+    for s, order in enumerate(by_expert.split(lengths)):
+        start, order = sum(came[s][:rank]), order.tolist()
+        places += [sum(lengths[:s]) + order.index(i) for i in range(start, start + came[s][rank])]
+    own = every[torch.tensor(places, dtype=torch.long, device=rows.device)].float()
+    N, k = weights.shape
+    places = torch.arange(N * k, device=rows.device)
+    shares = (sent.order[:, None] == places) * weights.flatten()
+    return shares.view(len(own), N, k).sum(-1).T @ own
 
 
-def _grad_out(index, n=12):
-    return (torch.arange(n * C).view(n, C) % 7 - 3.0) * (index + 1)
-
-
-def _home(turn, ranks, dtype):
-    """What combine_tokens and its backward give each member, by loops; "plain" is unweighted."""
-    given = [_given(rank, turn, ranks.members) for rank in ranks.members]
-    found = {"out": [torch.zeros(len(x), C) for x, _, _ in given], "drows": [],
-             "dweights": [torch.zeros_like(weights) for *_, weights in given],
-             "plain": [torch.zeros(len(x), C) for x, _, _ in given]}
-    for index in range(ranks.size):
-        made = _made(turn, ranks, index, dtype)
-        found["drows"].append(torch.zeros_like(made))
-        for i, (_, r, t, j) in enumerate(_rows(turn, ranks, index)):
-            y, w, g = made[i].float(), given[r][2][t, j], _grad_out(r)[t]
-            found["out"][r][t] += w * y
-            found["plain"][r][t] += y
-            found["dweights"][r][t, j] = (y * g).sum()
-            found["drows"][index][i] = (w * g).to(dtype)
-    return found
-
-
-def _combine(combine_tokens, ranks, dtype):
-    me = ranks.index
-
-    def call(turn):
-        x, chosen, weights = _here(turn, ranks)
-        _, sent = dispatch_tokens(x, chosen, E, ranks.group)
-        rows = _made(turn, ranks, me, dtype).to(device()).requires_grad_()
-        out = combine_tokens(rows, sent, weights.requires_grad_(), ranks.group)
-        if out.requires_grad and out.shape == (len(x), C):
-            out.backward(_grad_out(me)[: len(x)].to(out))
-        return {"out": out, "drows": rows.grad, "dweights": weights.grad}
-
-    def right(turn):
-        found = _home(turn, ranks, dtype)
-        del found["plain"]
-        return found
-
-    def slips(name, turn):
-        if name != "out":
-            return {}
-        found, x = _home(turn, ranks, dtype), _given(ranks.members[me], turn, ranks.members)[0]
-        out = found["out"][me]
-        return {"a sum without weights": (found["plain"][me], "Each row counts by its weight."),
-                "the mean over k experts": (out / (2 + turn), "The weights are a mean already."),
-                "rounded to bfloat16": (out.bfloat16().float(), "Add up in float32."),
-                "with the inputs": (out + x, "Add up the experts' outputs, and nothing else.")}
-
-    mine = sum(index == me for _, index, *_ in _everywhere(0, ranks.members))
-    there, back = 8 * E + 2 * C * mine, dtype.itemsize * C * (len(_rows(0, ranks, me)) + mine)
-    yield from beside(f"{ranks}, {str(dtype)[6:]}", ranks, call, right, slips=slips,
-                      advice=lambda name: HOME[name] if dtype == torch.float32 else
-                      "In float32 it is right: multiply and add up in float32.",
-                      sends=(4, there + back))
-
-
-def _both_types(combine_tokens, ranks):
-    yield from _combine(combine_tokens, ranks, torch.float32)
-    yield from _combine(combine_tokens, ranks, torch.bfloat16)
-
-
-def check_combine_tokens(combine):
-    on_groups(_both_types, combine, at_once=True, failures=BACK)
-    yield "each token's weighted sum, home again, on 4, 3, 2 and 1 ranks; zeros without an expert"
-    yield "gradients of rows and weights as in one process; bfloat16 is added up in float32"
+BACK, HOME = "rows[sent.by_expert.argsort()]", "AllToAll.apply(arrivals, sent.came, sent.to, group)"
+ADD = "out.index_add(0, sent.order // k, weighted.float())"
+WEIGHTED = "outputs * weights.flatten()[sent.order, None]"
+COMBINE = Proof(
+    combine_tokens,
+    Stage({"each token's weighted sum, home again, on 4, 3, 2 and 1 ranks; zeros without an "
+           "expert; bfloat16 is added up in float32": (),
+           "gradients of rows and weights as in one process; one all-to-all, and one in backward":
+           (OF_ROWS, OF_WEIGHTS, *COST)},
+          _see_combine, (*CASES, Tokens("bfloat16", 2, NONE)), (4,), (ALL, *GROUPS),
+          oracle=by_a_matrix),
+    mistakes=(
+        Slip("Rows go back in the order in which they came. Undo the sorting by expert first: "
+             "rows[sent.by_expert.argsort()].", (BACK, "rows")),
+        Slip("This sorts by expert once more. The argsort of by_expert undoes it.",
+             (BACK, "rows[sent.by_expert]")),
+        Slip("On the way back the sizes change places: sent.came[r] rows go to rank r, and "
+             "sent.to[r] come from it.", (HOME, HOME.replace("came, sent.to", "to, sent.came"))),
+        Slip("Nothing is sent: the outputs of other ranks' experts are for this rank's tokens.",
+             (HOME, "arrivals[: len(sent.order)]")),
+        Slip("Each row counts by its weight.", (WEIGHTED, "outputs")),
+        Slip("Row i that comes home belongs to place sent.order[i] of the weights.",
+             (WEIGHTED, "outputs * weights.flatten()[: len(outputs), None]"),
+             (WEIGHTED, "outputs * weights.flatten()[sent.order.argsort(), None]")),
+        Slip("Each choice has a weight of its own, not its token's first.",
+             (WEIGHTED, "outputs * weights[sent.order // k, 0, None]")),
+        Slip("Do not divide: the weights make a mean already.", (ADD, f"{ADD} / k"),
+             (ADD, f"{ADD} / weights.sum(1, keepdim=True)")),
+        Slip("Multiply and add up in float32: the product is rounded to 16 bits.",
+             (WEIGHTED, "(outputs * weights.flatten()[sent.order, None].to(outputs.dtype))")),
+        Slip("The result is float32, whatever the type of the rows.",
+             (ADD, f"{ADD}.to(rows.dtype)")),
+        Slip("Sums are rounded to 16 bits on the way: add up in float32.",
+             (ADD, f"{ADD}.to(rows.dtype).float()")),
+        Slip("A token with several experts gets the sum of all: index_copy keeps one.",
+             (ADD, ADD.replace("index_add", "index_copy"))),
+        Slip(PLACE, (ADD, ADD.replace("// k", "% len(weights)")), (ADD, ADD.replace("// k", "% k")),
+             (ADD, ADD.replace("// k", "// 2")), (ADD, ADD.replace(" // k", ""))),
+        Slip("A token without an expert gets zeros: begin with zeros.",
+             ("torch.zeros(", "torch.ones(")),
+        Slip("The result has a row for each token, (N, C), not for each row that was sent.",
+             ("torch.zeros(len(weights)", "torch.zeros(len(sent.order)"),
+             (f"return {ADD}", "return weighted.float()")),
+        Slip("Rows travel in their own type: float() after the all-to-all.",
+             (HOME, HOME.replace("arrivals,", "arrivals.float(),"))),
+        Slip("Weights have a gradient: no detach().",
+             (WEIGHTED, WEIGHTED.replace("weights.", "weights.detach()."))),
+        Slip("Autograd must know the way back: AllToAll.apply, without detach().",
+             (HOME, HOME.replace("AllToAll.apply", "all_to_all_rows")),
+             (BACK, BACK.replace("rows[", "rows.detach()[")), all_to_all_rows=all_to_all_rows),
+        Slip("One all-to-all is enough.", (HOME, f"{HOME}\n    {HOME}")),
+        Slip("All rows go to all ranks. An all-to-all sends a row only where its token is.",
+             by_a_matrix),
+        Slip(GROUP, ("sent.to, group)", "sent.to, None)")),
+    ), hints=(
+        "Undo everything that dispatch_tokens did, the last step first.",
+        "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
+        "comes home belongs to place sent.order[i] of the choices.",
+        "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
+        ".index_add(0, sent.order // k, outputs * weights.flatten()[sent.order, None])",
+    ))

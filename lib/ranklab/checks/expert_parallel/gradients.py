@@ -1,88 +1,158 @@
-"""The check of expert_gradients: beside gradients that are known."""
+"""expert_gradients: beside sums of gradients that are known."""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import beside, on_groups
-from ranklab.checks.failures import LEFT, MISMATCH, STUCK
+from ranklab.checks.expert_parallel.inputs import COST, costs
+from ranklab.checks.handles import HeldWork, Waits
+from ranklab.checks.prover import ALL, GROUPS, Proof, Slip, Stage
 from ranklab.engine import device
+from ranklab.expert_parallel import expert_gradients
+from ranklab.meter import Traffic
 
 OWN = (0,), (1,), (2,), (3,), (0, 2), (1, 3)  # all ranks make all of these groups
+OWNERS = {4: ((0, 2), (1, 3)), 3: ((1,), (2,), (3,))}  # by the size of the group; or all of it
 SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down": (2, 4, 3)}
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
-ZEROS = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
-         "zeros there.")
-ALL = "Experts are summed over `own`, the rest over `group`; both are divided by all ranks' number."
-TYPES = torch.float32, torch.bfloat16  # of all parameters and gradients of a call
-# Said where the same calls went well when every parameter had a gradient.
-FAILURES = {MISMATCH: ZEROS, LEFT: ZEROS, STUCK: ZEROS, "TypeError: .*NoneType.*": ZEROS,
-            "AttributeError: 'NoneType' object has no .*": ZEROS}
+OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had none of"
 
 
-def _given(name, rank, turn):
-    random = torch.Generator().manual_seed(31 * rank + 7 * turn + sum(map(ord, name)))
-    return (12.0 * torch.randint(-99, 100, SHAPES[name], generator=random)).to(TYPES[turn])
+class Backward(NamedTuple):
+    """What backward has left. Parameters and gradients are of one type."""
+
+    dtype: str
+    all_have: bool
+
+    def __str__(self):
+        return f"{self.dtype}, " + ("" if self.all_have else "not ") + "all have a gradient"
+
+    def gradient(self, name, ranks):
+        if not self.all_have and ranks.size > 1 and ranks.index == NONE.get(name):
+            return None
+        seed = 31 * dist.get_rank() + sum(map(ord, self.dtype + name))
+        random = torch.Generator().manual_seed(seed)
+        gradient = 12.0 * torch.randint(-99, 100, SHAPES[name], generator=random)
+        return gradient.to(device(), getattr(torch, self.dtype))  # 12: four ranks divide it, too
 
 
-def _trial(expert_gradients, ranks, all_have):
+@contextmanager
+def arriving_when_awaited():
+    """Inside, what an all-reduce under way brings is there after wait(), and never before."""
+    all_reduce = dist.all_reduce
+
+    def held(tensor, *args, **kwargs):
+        if not kwargs.get("async_op", False):
+            return all_reduce(tensor, *args, **kwargs)
+        result = tensor.detach().clone()
+        return HeldWork(all_reduce(result, *args, **kwargs), tensor, result)
+
+    with mock.patch.object(dist, "all_reduce", held):
+        yield
+
+
+def _see(fn, backward, ranks):
     groups = {members: dist.new_group(members) for members in OWN}
-    members, R = ranks.members, ranks.size
-    own = {4: ((0, 2), (1, 3)), 3: ((1,), (2,), (3,)), 2: (members,), 1: (members,)}[R]
-    mine = next(each for each in own if dist.get_rank() in each)
-
-    def has(name, rank):
-        return all_have or members.index(rank) != NONE.get(name) or R == 1
-
-    def call(turn):
-        parameters = {name: torch.nn.Parameter(torch.ones(
-            shape, dtype=TYPES[turn], device=device()))
-                      for name, shape in SHAPES.items()}
-        for name, p in parameters.items():
-            if has(name, dist.get_rank()):
-                p.grad = _given(name, dist.get_rank(), turn).to(device())
-        experts = [p for name, p in parameters.items() if "expert" in name]
-        shared = [p for name, p in parameters.items() if "expert" not in name]
-        expert_gradients(shared, experts, groups[mine], **ranks.keywords)
-        return {f"the gradient of `{name}`": p.grad for name, p in parameters.items()} | {
-            f"`{name}`": p for name, p in parameters.items()}
-
-    def total(name, turn, among):
-        return sum(_given(name, rank, turn).float() * has(name, rank) for rank in among)
-
-    def right(turn):
-        found = {f"`{name}`": [torch.ones(shape, dtype=TYPES[turn])] * R
-                 for name, shape in SHAPES.items()}
-        for name in SHAPES:
-            among = [next(each for each in own if rank in each) if "expert" in name else members
-                     for rank in members]
-            found[f"the gradient of `{name}`"] = [
-                (total(name, turn, each) / R).to(TYPES[turn]) for each in among]
-        return found
-
-    def slips(label, turn):
-        name = label.split("`")[1]
-        if "gradient" not in label:
-            return {}
-        own_sum, whole = total(name, turn, mine), total(name, turn, members)
-        named = {"the mean over `own`": (own_sum / len(mine), "All ranks have the same router and "
-                                         "norms, so take the mean over all.")}
-        if "expert" in name:
-            named = {"the mean over the ranks that have this expert": (
-                         own_sum / len(mine), f"It has met the tokens of all {R} ranks, not of "
-                         f"{len(mine)}: divide by {R}."),
-                     "the mean over all ranks": (whole / R, "Other ranks have other experts: add "
-                                                 "up over `own`."),
-                     "the sum over the ranks that have it": (own_sum, f"Divide by all {R} ranks.")}
-        return {what: (wrong.to(TYPES[turn]), hint) for what, (wrong, hint) in named.items()}
-
-    nbytes = sum(4 * torch.Size(shape).numel() for shape in SHAPES.values())
-    yield from beside(str(ranks), ranks, call, right, slips=slips, advice=lambda name: ALL,
-                      sends=(len(SHAPES), nbytes))
+    owners = OWNERS.get(ranks.size, (ranks.members,))
+    own = groups[next(members for members in owners if dist.get_rank() in members)]
+    parameters = {name: torch.nn.Parameter(torch.ones(
+        shape, dtype=getattr(torch, backward.dtype), device=device()))
+        for name, shape in SHAPES.items()}
+    for name, p in parameters.items():
+        p.grad = backward.gradient(name, ranks)
+    experts = [p for name, p in parameters.items() if "expert" in name]
+    shared = [p for name, p in parameters.items() if "expert" not in name]
+    with Traffic() as traffic, Waits() as waits, arriving_when_awaited():
+        fn(shared, experts, own, **ranks.keywords)
+    names = {name: (OF if backward.all_have or name not in NONE else WITHOUT).format(name)
+             for name in SHAPES}
+    yield {**{names[name]: p.grad for name, p in parameters.items()},
+           **{f"`{name}`": p for name, p in parameters.items()},
+           **costs(traffic, waits, len(SHAPES), 4 * sum(p.numel() for p in parameters.values()))}
 
 
-def check_expert_gradients(expert_gradients):
-    on_groups(_trial, expert_gradients, True, group_hint="")
-    yield "experts are added up over the ranks that have them, the rest over all; 1 to 4 ranks"
-    yield "both are divided by the number of all ranks; one all-reduce for each parameter"
-    on_groups(_trial, expert_gradients, False, group_hint="", failures=FAILURES)
-    yield "a parameter without a gradient on some rank counts as zeros, of its own type"
+def gathered(shared, experts, own, group=None):
+    """Add up in one place, in float64."""
+    R = dist.get_world_size(group)
+    for parameters, members in ((shared, group), (experts, own)):
+        for p in parameters:
+            share = torch.zeros_like(p.data) if p.grad is None else p.grad
+            shares = [torch.empty_like(share) for _ in range(dist.get_world_size(members))]
+            dist.all_gather(shares, share, group=members)
+            p.grad = (torch.stack(shares).double().sum(0) / R).to(p.dtype)
+
+
+ZEROS = "p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+DIVIDE, REDUCE = "p.grad /= ranks", "dist.all_reduce(p.grad, group=members)"
+R_OF = "ranks = dist.get_world_size(group)"
+FILL = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
+        "zeros there.")
+GRADIENTS = Proof(
+    expert_gradients,
+    Stage({"experts are added up over the ranks that have them, the rest over all; both are "
+           "divided by the number of all ranks; on 1 to 4 ranks": (),
+           "at most one all-reduce for each parameter": COST,
+           "a parameter without a gradient on some rank counts as zeros, of its own type":
+           tuple(WITHOUT.format(name) for name in NONE)},
+          _see, tuple(Backward(dtype, all_have) for all_have in (True, False)
+                      for dtype in ("float32", "bfloat16")), (4,), (ALL, *GROUPS),
+          oracle=gathered),
+    mistakes=(
+        Slip("An expert has met the tokens of all ranks, not of those in `own` alone: divide its "
+             "gradients by the number of all ranks.",
+             (DIVIDE, "p.grad /= dist.get_world_size(members)")),
+        Slip("All is divided by the number of ranks in `own`. The loss is a mean over all ranks' "
+             "tokens: divide by dist.get_world_size(group).",
+             (R_OF, R_OF.replace("group", "own"))),
+        Slip("Other ranks have other experts: add up an expert's gradients over `own`.",
+             ("(experts, own)", "(experts, group)")),
+        Slip("All ranks have the same router and norms: add up their gradients over `group`.",
+             ("(shared, group)", "(shared, own)")),
+        Slip("The groups are exchanged: experts are added up over `own`, the rest over `group`.",
+             ("(shared, group)", "(shared, own)", "(experts, own)", "(experts, group)")),
+        Slip("Divide by the number of all ranks: the loss is a mean over their tokens.",
+             (DIVIDE, "pass")),
+        Slip("Experts are divided by the number of all ranks, too.",
+             (DIVIDE, "p.grad /= ranks if parameters is shared else 1")),
+        Slip("Router and norms are divided by the number of all ranks, too.",
+             (DIVIDE, "p.grad /= ranks if parameters is experts else 1")),
+        Slip("It is divided twice.", (DIVIDE, "p.grad /= ranks * dist.get_world_size(members)"),
+             (DIVIDE, "p.grad /= ranks * ranks")),
+        Slip("Nothing is added up for the experts: other ranks of `own` have met other tokens.",
+             ("((shared, group), (experts, own))", "((shared, group),)"),
+             (REDUCE, f"if parameters is shared:\n                {REDUCE}")),
+        Slip("The experts' gradients alone are averaged. Router and norms are on all ranks.",
+             ("((shared, group), (experts, own))", "((experts, own),)")),
+        Slip("Divide by the size of `group`: get_world_size() counts all ranks there are.",
+             (R_OF, R_OF.replace("group", ""))),
+        Slip("Pass `group` on: all_reduce(p.grad) adds up over all ranks there are.",
+             ("(shared, group)", "(shared, None)")),
+        Slip("The sum is in another tensor, and p.grad stays as it was: all_reduce works in place.",
+             (REDUCE, REDUCE.replace("p.grad", "p.grad / 1")),
+             (REDUCE, REDUCE.replace("p.grad", "p.grad.clone()"))),
+        Slip("async_op=True returns a handle. Keep the handle of each, and wait for all of them.",
+             (REDUCE, REDUCE.replace(")", ", async_op=True)"))),
+        Slip("Gradients are added up, not the parameters: p.grad, not p.",
+             (REDUCE, REDUCE.replace("p.grad", "p.data"))),
+        Slip("One all-reduce of each gradient is enough.", (REDUCE, f"{REDUCE}\n            "
+             f"p.grad /= dist.get_world_size(members)\n            {REDUCE}"),
+             (REDUCE, "parts = [p.grad / 2, p.grad / 2] if parameters is shared else [p.grad]\n"
+              "            for part in parts:\n"
+              "                dist.all_reduce(part, group=members)\n"
+              "            p.grad = sum(parts[1:], parts[0])")),
+        Slip(FILL, (f"            {ZEROS}", ""),
+             (ZEROS, "if p.grad is None:\n                continue\n"),
+             (ZEROS, "if p.grad is None:\n                break\n")),
+        Slip("Zeros are of the parameter's own type: zeros_like(p).",
+             (ZEROS, ZEROS.replace("zeros_like(p)", "zeros(p.shape, device=p.device)"))),
+        Slip("Zeros, not ones: this rank adds nothing.", (ZEROS, ZEROS.replace("zeros", "ones"))),
+    ), hints=(
+        "Whose tokens has an expert of this rank met in its backward?",
+        "Those of all ranks that can send to it. So only the tokens that other ranks with the same "
+        "expert have met are missing. The loss is a mean over the tokens of all ranks.",
+        "for p in shared: all_reduce over group; for p in experts: all_reduce over own; both after "
+        "p.grad /= dist.get_world_size(group)",
+    ))

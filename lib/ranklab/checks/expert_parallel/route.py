@@ -1,227 +1,432 @@
-"""The checks of top_k_route, capacity and load_balance_loss: beside plain loops over tokens."""
+"""top_k_route, capacity and load_balance_loss: beside plain loops over tokens."""
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect, refused
-from ranklab.checks.trial import explain
+from ranklab.checks.expert_parallel.inputs import error_of
+from ranklab.checks.expert_parallel.ties import UnstableSorts
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.expert_parallel import capacity, expert_slots, load_balance_loss, top_k_route
 
-TIES = "equal logits", "equal logits and a bias"
-STABLE = ("Of equal scores the first counts as better. topk promises nothing about equals: "
-          "argsort(descending=True, stable=True).")
 NOISE = 1e-6  # below it a gradient that is 0 is only rounded
-IN_FLOAT32 = "Sums of exp go wrong in 16 bits: .float() first."
-ZEROS = "The best k probabilities may all be 0, and 0 / 0 is nan. Take the softmax of the k logits."
+GRADIENT = "the gradient of logits"
+AFTERWARDS = "`logits` afterwards", "`chosen` afterwards", "`bias` afterwards"
 
 
-def _logits(shape, seed, dtype=torch.float32):
+def normal(shape, seed, dtype=torch.float32, plus=0):
     random = torch.Generator().manual_seed(seed)
-    return (2 * torch.randn(shape, generator=random)).to(dtype)
+    return (2 * torch.randn(shape, generator=random)).to(dtype) + plus
+
+
+def gradient_of(logits):
+    return logits.grad if logits.grad is None else logits.grad.where(logits.grad.abs() > NOISE, 0)
 
 
 # --- top_k_route ----------------------------------------------------------------------------------
 
-def _best(scores, k):
-    """The k best of each row, by a plain sort; of equals the first."""
+class Routing(NamedTuple):
+    """One call; `draw` makes the logits."""
+
+    name: str
+    draw: Callable
+    k: int
+    renormalize: bool = True
+    bias: tuple | None = None
+
+    def __str__(self):
+        return (f"{self.name}, k={self.k}, renormalize={self.renormalize}"
+                + ", with a bias" * (self.bias is not None))
+
+
+def _see_route(fn, case):
+    logits = case.draw().requires_grad_()
+    bias = None if case.bias is None else torch.tensor(case.bias)
+    with UnstableSorts():
+        results = fn(logits, case.k, case.renormalize, bias)
+    is_pair = isinstance(results, tuple) and len(results) == 2
+    chosen, weights = results if is_pair else (results, None)
+    factors = normal((*logits.shape[:-1], max(case.k, 0)), 9)
+    if isinstance(weights, torch.Tensor) and weights.requires_grad and (
+            weights.shape == factors.shape):
+        (weights * factors).sum().backward()
+    yield {"chosen": chosen, "weights": weights, GRADIENT: gradient_of(logits),
+           "`logits` afterwards": logits, "`bias` afterwards": bias}
+
+
+def _see_refusal(fn, case):
+    yield {"the error": error_of(lambda: fn(case.draw(), case.k))}
+
+
+def by_python_sort(logits, k, renormalize=True, bias=None):
+    """Choose by Python's sort; weigh in float64, where no probability is 0."""
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"k={k}")
+    P = logits.double().softmax(-1)
+    scores = logits.double() if bias is None else P + bias
     rows = [sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
-            for row in scores.flatten(0, -2).double().tolist()]
-    return torch.tensor(rows).view(*scores.shape[:-1], k)
+            for row in scores.flatten(0, -2).tolist()]
+    chosen = torch.tensor(rows).view(*logits.shape[:-1], k)
+    weights = P.gather(-1, chosen)
+    return chosen, (weights / weights.sum(-1, keepdim=True) if renormalize else weights).float()
 
 
-def _but_noise(gradient):
-    return gradient.where(gradient.abs() > NOISE, 0)
+def _both(name, draw, k, bias=None):
+    return tuple(Routing(name, draw, k, renormalize, bias) for renormalize in (True, False))
 
 
-def _route(top_k_route, name, logits, k, renormalize, bias=None):
-    kept = logits.clone()
-    given = logits.clone().requires_grad_()
-    got = top_k_route(given, k, renormalize, bias)
-    expect(isinstance(got, tuple) and len(got) == 2, f"{name}: not two tensors",
-           "Return chosen and weights.")
-    chosen, weights = got
-    P = kept.float().softmax(-1)
-    scores = kept.float() if bias is None else P + bias
-    right = _best(scores, k)
-    explain(f"{name}: chosen", chosen, right, {
-        "the worst": (_best(-scores, k), "descending=True."),
-        "the best, in another order": (right.flip(-1), "The best comes first."),
-        **({"what probabilities choose": (_best(P, k), "Without a bias the largest logits choose: "
-                                          "in float32 several probabilities may be 0.")}
-           if bias is None else {}),
-        "chosen without the bias": (_best(kept.float(), k), "The bias is added where experts are "
-                                    "chosen."),
-        "chosen by logits and bias": (_best(kept.float() + (0 if bias is None else bias), k),
-                                      "The bias is added to the probabilities."),
-    }, STABLE if name in TIES else "")
-    best = P.gather(-1, right)
-    raw = kept.float().gather(-1, right)
-    normal = raw.softmax(-1)
-    biased = {} if bias is None else {"weights with the bias": scores.gather(-1, right)}
-    biased |= {"normalised with the bias": w / w.sum(-1, keepdim=True) for w in biased.values()}
-    explain(f"{name}: weights", weights, normal if renormalize else best, {
-        "probabilities among all experts": (best, "renormalize=True: the k weights of a token add "
-                                            "up to 1."),
-        "probabilities among the k": (normal, "renormalize=False: the softmax over all experts, "
-                                      "unchanged."),
-        "logits": (raw / raw.sum(-1, keepdim=True) if renormalize else raw, "A softmax makes "
-                   "weights of them."),
-        **{slip: (w, "The bias chooses, but never weighs.") for slip, w in biased.items()},
-        **({"a softmax of probabilities": (best.softmax(-1), "The softmax goes over the k "
-                                           "logits.")} if renormalize else {}),
-    }, IN_FLOAT32 if logits.dtype == torch.bfloat16 else ZEROS if weights.isnan().any() else "")
-    expect(weights.requires_grad, f"{name}: weights have no gradient", "The router learns through "
-           "the weights alone: compute them from `logits` by torch's operations.")
-    factors = _logits(weights.shape, 9)
-    (weights * factors).sum().backward()
-    other = kept.float().requires_grad_()
-    again = (other.gather(-1, right).softmax(-1) if renormalize else
-             other.softmax(-1).gather(-1, right))
-    (again * factors).sum().backward()
-    explain(f"{name}: the gradient of logits", _but_noise(given.grad),
-            _but_noise(other.grad.to(logits.dtype)))
-    expect(torch.equal(given.detach(), kept), f"{name}: `logits` is changed", "Work on a copy.")
+BIAS = 0.3, 0.0, -0.2, 0.1, 0.0, 0.4, 0.0, -0.5
+PLAIN = sum((_both(f"logits {shape}", partial(normal, shape, k), k) for shape, k in (
+    ((2, 5, 8), 2), ((7, 4), 1), ((3, 2, 4), 4), ((1, 9, 6), 3))), ())
+EQUAL = tuple(
+    Routing(f"equal logits of {E} experts", lambda E=E: torch.randint(
+        3, (4, 16, E), generator=torch.Generator().manual_seed(0)).float(), 3, True, bias)
+    for E in (8, 64) for bias in (None, (0.0,) * E))
+LARGE = (
+    Routing("logits around 200", partial(normal, (2, 4, 8), 1, plus=200), 2),
+    *_both("logits that are far apart",
+           lambda: torch.tensor([[200.0, 0, 50, 1], [-90, 20, 200, 21]]), 2),
+    *_both("bfloat16", partial(normal, (2, 6, 8), 2, torch.bfloat16), 2))
+BIASED = (
+    *_both("logits (3, 7, 8)", partial(normal, (3, 7, 8), 4), 2, BIAS),
+    Routing("a probability of 0 in float32 is chosen",
+            lambda: torch.tensor([[0.0, 200, 201], [200, 1, 0]]), 1, True, (2.7, 0.0, -1.8)),
+    *_both("bfloat16", partial(normal, (8, 64, 8), 2, torch.bfloat16), 2, BIAS))
+REFUSED = tuple(Routing("8 experts", partial(normal, (2, 8), 1), k) for k in (-1, 0, 9))
 
-
-def check_top_k_route(top_k_route):
-    for shape, k in (((2, 5, 8), 2), ((7, 4), 1), ((3, 2, 4), 4), ((1, 9, 6), 3)):
-        for renormalize in (True, False):
-            name = f"logits {shape}, k={k}, renormalize={renormalize}"
-            _route(top_k_route, name, _logits(shape, k), k, renormalize)
-    yield "the k best, with weights that add up to 1, or from the softmax over all"
-    for E in (8, 64):  # of few numbers a sort is stable by chance
-        equal = torch.randint(3, (4, 16, E), generator=torch.Generator().manual_seed(0)).float()
-        _route(top_k_route, "equal logits", equal, 3, True)
-        _route(top_k_route, "equal logits and a bias", equal, 3, True, torch.zeros(E))
-    _route(top_k_route, "logits around 200", _logits((2, 4, 8), 1) + 200, 2, True)
-    apart = torch.tensor([[200.0, 0, 50, 1], [-90, 20, 200, 21]])
-    bias = torch.tensor([0.3, 0.0, -0.2, 0.1, 0.0, 0.4, 0.0, -0.5])
-    for renormalize in (True, False):
-        _route(top_k_route, f"logits that are far apart, renormalize={renormalize}", apart, 2,
-               renormalize)
-        for shape, more in (((2, 6, 8), None), ((8, 64, 8), bias)):
-            name = f"bfloat16, renormalize={renormalize}{', with a bias' * (more is not None)}"
-            _route(top_k_route, name, _logits(shape, 2, torch.bfloat16), 2, renormalize, more)
-    yield "of equals the first; large logits and bfloat16 too; the weights have their gradient"
-    for renormalize in (True, False):
-        _route(top_k_route, f"with a bias, renormalize={renormalize}", _logits((3, 7, 8), 4), 2,
-               renormalize, bias)
-    far = torch.tensor([[0.0, 200, 201], [200, 1, 0]])  # in float32 a probability of 0
-    _route(top_k_route, "logits that are far apart, with a bias", far, 1, True, bias[:3] * 9)
-    yield "a bias chooses, and does not change weights; it may choose a probability of 0"
-    for k in (-1, 0, 9):
-        refused(f"k={k} of 8", partial(top_k_route, _logits((2, 8), 1), k))()
-    yield "k below 1 or above E is a ValueError"
+CHOICE = "scores.argsort(dim=-1, descending=True, stable=True)[..., :k]"
+SCORES = "logits if bias is None else logits.softmax(-1) + bias"
+AMONG_K = "logits.gather(-1, chosen).softmax(-1)"
+AMONG_ALL = "logits.softmax(-1).gather(-1, chosen)"
+NORMAL = f"({AMONG_ALL} / {AMONG_ALL}.sum(-1, keepdim=True))"
+WITH_BIAS = "(logits.softmax(-1) + (0 if bias is None else bias)).gather(-1, chosen)"
+FLOAT, REFUSES = "logits = logits.float()", "if not 1 <= k <= logits.shape[-1]:"
+ROUTE = Proof(
+    top_k_route,
+    Stage({"the k best, with weights that add up to 1, or from the softmax over all": (),
+           "the weights have their gradient; `logits` stay as they are": (GRADIENT, *AFTERWARDS)},
+          _see_route, PLAIN, oracle=by_python_sort),
+    Stage("of equal scores the first", _see_route, EQUAL, oracle=by_python_sort,
+          note="Here many scores are equal, and the first of them counts as better. In a sort "
+               "without stable=True, and in topk, equals may have any order."),
+    Stage("large logits and bfloat16 too", _see_route, LARGE, oracle=by_python_sort),
+    Stage("a bias chooses, and does not change weights; it may choose a probability of 0",
+          _see_route, BIASED, oracle=by_python_sort),
+    Stage("k below 1 or above E is a ValueError", _see_refusal, REFUSED, oracle=by_python_sort),
+    mistakes=(
+        Slip("These are the worst: descending=True.", ("descending=True", "descending=False")),
+        Slip("The best comes first, not last.", (CHOICE, f"{CHOICE}.flip(-1)")),
+        Slip("The k stand in the order of their numbers. The best comes first.",
+             (CHOICE, f"{CHOICE}.sort(-1).values")),
+        Slip("Of equal scores the first counts as better. topk promises nothing about equals: "
+             "argsort(descending=True, stable=True).", ("descending=True, stable=True",
+                                                        "descending=True"),
+             (CHOICE, "scores.topk(k).indices"),
+             (CHOICE, "scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :k].neg()"
+              " + logits.shape[-1] - 1")),
+        Slip("Return chosen first, then the weights.",
+             (f"return chosen, {AMONG_K}", f"return {AMONG_K}, chosen"),
+             (f"return chosen, {AMONG_K}", f"return {AMONG_K}, chosen",
+              f"return chosen, {AMONG_ALL}", f"return {AMONG_ALL}, chosen")),
+        Slip("renormalize=True: the k weights of a token add up to 1.", (AMONG_K, AMONG_ALL)),
+        Slip("renormalize=False: take the weights from the softmax over all experts, unchanged.",
+             (AMONG_ALL, AMONG_K)),
+        Slip("The two ways are exchanged: with renormalize=True the softmax goes over the k.",
+             ("if renormalize:", "if not renormalize:")),
+        Slip("A softmax makes weights of logits.", (AMONG_ALL, "logits.gather(-1, chosen)"),
+             (AMONG_K, AMONG_K.replace("softmax(-1)", "sigmoid()")),
+             (AMONG_K, "torch.nn.functional.normalize(logits.gather(-1, chosen), p=1, dim=-1)"),
+             (AMONG_ALL, AMONG_ALL.replace("softmax(-1)", "sigmoid()"))),
+        Slip("This is a softmax of probabilities. It goes over the k logits.",
+             (AMONG_K, f"{AMONG_ALL}.softmax(-1)")),
+        Slip("Experts are the last dimension: softmax(-1), argsort(dim=-1).",
+             (AMONG_K, AMONG_K.replace("softmax(-1)", "softmax(0)")),
+             (AMONG_ALL, AMONG_ALL.replace("softmax(-1)", "softmax(0)")),
+             (AMONG_ALL, AMONG_ALL.replace("softmax(-1)", "softmax(1)"))),
+        Slip("Without a bias the largest logits choose: in float32 several probabilities may be 0.",
+             (SCORES, "logits.softmax(-1) + (0 if bias is None else bias)")),
+        Slip("Nothing is added to the scores: the bias chooses experts.", (SCORES, "logits")),
+        Slip("The bias is added to the probabilities, not to the logits.",
+             (SCORES, "logits if bias is None else logits + bias"),
+             (FLOAT, "logits = logits.float() + (0 if bias is None else bias)")),
+        Slip("The bias chooses, but never weighs.", (AMONG_ALL, WITH_BIAS),
+             (AMONG_K, f"{WITH_BIAS} / {WITH_BIAS}.sum(-1, keepdim=True)"),
+             (AMONG_K, f"{WITH_BIAS} / {WITH_BIAS}.sum(-1, keepdim=True)", AMONG_ALL, WITH_BIAS)),
+        Slip("The best k probabilities may all be 0, and 0 / 0 is nan. Take the softmax of the k "
+             "logits.", (AMONG_K, NORMAL)),
+        Slip("exp() of a logit of 200 is infinite in float32. softmax() subtracts the largest "
+             "logit first.", (AMONG_K, "(logits.exp().gather(-1, chosen) / logits.exp().gather("
+                              "-1, chosen).sum(-1, keepdim=True))"),
+             (FLOAT, "logits = logits.float().exp().log()")),
+        Slip("The softmax is computed in 16 bits, where sums of exp go wrong: .float() first.",
+             (FLOAT, "pass", AMONG_K, f"{AMONG_K}.float()", AMONG_ALL, f"{AMONG_ALL}.float()"),
+             (AMONG_ALL, "logits.bfloat16().softmax(-1).gather(-1, chosen).float()"),
+             (AMONG_K, "logits.gather(-1, chosen).bfloat16().softmax(-1).float()")),
+        Slip("Weights are float32, whatever the type of the logits: .float() first.",
+             (FLOAT, "pass"),
+             (FLOAT, f"dtype = logits.dtype\n    {FLOAT}", AMONG_K, f"{AMONG_K}.to(dtype)",
+              AMONG_ALL, f"{AMONG_ALL}.to(dtype)")),
+        Slip("The router learns through the weights alone: compute them from `logits` by torch's "
+             "operations, without detach() or no_grad().", (AMONG_K, f"{AMONG_K}.detach()"),
+             (AMONG_ALL, f"{AMONG_ALL}.detach()"), (FLOAT, "logits = logits.detach().float()")),
+        Slip("The sum that you divide by has a gradient, too: softmax() of the k logits has both.",
+             (AMONG_K, NORMAL.replace("keepdim=True)", "keepdim=True).detach()"))),
+        Slip("`logits` is an argument: work on a copy.",
+             (FLOAT, "logits -= logits.max(-1, keepdim=True).values\n    logits = logits.float()"),
+             (FLOAT, "logits.data -= logits.data.max(-1, keepdim=True).values\n    "
+              "logits = logits.float()")),
+        Slip("`bias` is an argument: `bias += ...` changes it.",
+             (SCORES, "logits if bias is None else bias.add_(0.001) - 0.001 + logits.softmax(-1)")),
+        Slip("Refuse k below 1 and above E by a ValueError: a slice [..., :k] takes any k.",
+             (REFUSES, "if k > logits.shape[-1]:"), (REFUSES, "if k < 1:"), (REFUSES, "if False:"),
+             (REFUSES, "if k < 0 or k > logits.shape[-1]:"), ("raise ValueError(", "assert not (")),
+    ), hints=(
+        "Which numbers choose the experts, and which say how much each expert counts?",
+        "A stable argsort of the scores chooses. The weights are a softmax of the chosen logits, "
+        "or of all logits, gathered at the chosen places.",
+        "scores = logits if bias is None else logits.softmax(-1) + bias; scores.argsort(dim=-1, "
+        "descending=True, stable=True)[..., :k]; logits.gather(-1, chosen).softmax(-1), or the two "
+        "the other way round",
+    ))
 
 
 # --- capacity -------------------------------------------------------------------------------------
 
-def _kept(chosen, room, by_choice=True, together=False):
-    """What has room, by loops; `together` over all sequences."""
+class Crowd(NamedTuple):
+    """Choices of shape (..., T, k) in which late experts are wanted more."""
+
+    shape: tuple
+    n_experts: int
+    factor: float
+
+    def __str__(self):
+        T, k = self.shape[-2:]
+        room = math.ceil(self.factor * T * k / self.n_experts)
+        return (f"{T} tokens, k={k}, {self.n_experts} experts, factor={self.factor:g}: room for "
+                f"{room}")
+
+    def chosen(self):
+        wanted = torch.arange(self.n_experts) / 2
+        logits = normal((*self.shape[:-1], self.n_experts), 5) + wanted
+        return logits.topk(self.shape[-1], dim=-1).indices
+
+
+def _see_capacity(fn, case):
+    chosen = case.chosen()
+    result = fn(chosen, case.n_experts, case.factor)
+    yield {"the result": result, "`chosen` afterwards": chosen}
+
+
+def token_by_token(chosen, n_experts, factor):
     T, k = chosen.shape[-2:]
-    found, taken = [], {}
-    for sequence in chosen.reshape(-1, T, k).tolist():
-        taken = taken if together else {}
-        rows = [[-1] * k for _ in range(T)]
-        places = [(t, j) for j in range(k) for t in range(T)] if by_choice else [
-            (t, j) for t in range(T) for j in range(k)]
-        for t, j in places:
-            e = sequence[t][j]
-            taken[e] = taken.get(e, 0) + 1
-            if taken[e] <= room:
-                rows[t][j] = e
-        found.append(rows)
-    return torch.tensor(found).view_as(chosen)
+    out, room = chosen.clone(), math.ceil(factor * T * k / n_experts)
+    for sequence in out.view(-1, T, k):
+        taken = [0] * n_experts
+        for j in range(k):
+            for t in range(T):
+                e = int(sequence[t, j])
+                taken[e] += 1
+                if taken[e] > room:
+                    sequence[t, j] = -1
+    return out
 
 
-def check_capacity(capacity):
-    for shape, E, factor in (((2, 16, 2), 4, 1.0), ((3, 10, 2), 4, 0.75), ((2, 3, 9, 1), 4, 1.0),
-                             ((12, 3), 8, 0.5), ((1, 20, 2), 6, 9.0), ((2, 8, 1), 8, 0.75)):
-        logits = _logits((*shape[:-1], E), 5) + torch.arange(E) / 2  # late experts are wanted more
-        chosen, (T, k) = logits.topk(shape[-1], dim=-1).indices, shape[-2:]
-        share = T * k / E
-        room, given = math.ceil(factor * share), chosen.clone()
-        where = f"{T} tokens, k={k}, {E} experts, factor={factor:g}: room for {room}"
-        got, right = capacity(given, E, factor), _kept(chosen, room)
-        whole = right.where((right >= 0).all(-1, keepdim=True), -1)
-        explain(where, got, right, {
-            "kept token by token": (_kept(chosen, room, by_choice=False), "First choices come "
-                                    "before second ones, whatever the token."),
-            "room for all sequences together": (_kept(chosen, room, together=True), "Each sequence "
-                                                "counts alone: otherwise what is dropped depends "
-                                                "on the rows that a rank has."),
-            "rounded down": (_kept(chosen, math.floor(factor * share)), "Rounded up: see "
-                             "expert_slots."),
-            "room for one fewer": (_kept(chosen, room - 1), f"The {room} first ones have room: "
-                                   "cumsum counts from 1."),
-            "room for one more": (_kept(chosen, room + 1), "cumsum counts from 1: the place of an "
-                                  "expert's first token is 1."),
-            "without k": (_kept(chosen, math.ceil(factor * share / k)), "A token wants k places: "
-                          "the mean load is T k / E."),
-            "`chosen` as it was": (chosen, ""),
-            "whole tokens dropped": (whole, "A token keeps its other choices."),
-            "the last ones kept": (_kept(chosen.flip(-2), room).flip(-2), "Early tokens come "
-                                   "first."),
-        }, "Count, for each place, how many before it want the same expert.")
-        expect(torch.equal(given, chosen), f"{where}: `chosen` is changed", "Return a copy.")
-    yield "in each sequence an expert takes as many as it has room for; the others have -1"
-    yield "first choices before second ones, then early tokens; `chosen` stays as it is"
+def _of_all_sequences(chosen, n_experts, factor):
+    T, k = chosen.shape[-2:]
+    out, room, taken = chosen.clone(), expert_slots(T, n_experts, k, factor), [0] * n_experts
+    for sequence in out.view(-1, T, k):
+        for j in range(k):
+            for t in range(T):
+                e = int(sequence[t, j])
+                taken[e] += 1
+                if taken[e] > room:
+                    sequence[t, j] = -1
+    return out
+
+
+FIRST = "by_choice = chosen.transpose(-1, -2).flatten(-2)"
+BACK = "allowed.unflatten(-1, (k, T)).transpose(-1, -2)"
+HAS_ROOM = "place <= expert_slots(T, n_experts, k, factor)"
+COUNTED = "choices.cumsum(-2)"
+CAPACITY = Proof(
+    capacity,
+    Stage({"in each sequence an expert takes as many as it has room for; the others have -1": (),
+           "`chosen` stays as it is": AFTERWARDS},
+          _see_capacity, tuple(Crowd(*each) for each in (
+              ((3, 10, 2), 4, 0.75), ((2, 16, 2), 4, 1.0), ((2, 3, 9, 1), 4, 1.0),
+              ((12, 3), 8, 0.5), ((1, 20, 2), 6, 9.0), ((2, 8, 1), 8, 0.75))),
+          oracle=token_by_token),
+    mistakes=(
+        Slip("Places are counted token by token. First choices come before second ones, whatever "
+             "the token.", (FIRST, "by_choice = chosen.flatten(-2)", BACK,
+                            "allowed.unflatten(-1, (T, k))")),
+        Slip("Second choices stand behind all first ones: go on counting, do not start again for "
+             "each choice.", (COUNTED, "choices.unflatten(-2, (k, T)).cumsum(-2).flatten(-3, -2)")),
+        Slip("The last tokens have room. Early tokens come first.",
+             (FIRST, f"{FIRST.replace('chosen', 'chosen.flip(-2)')}", BACK, f"{BACK}.flip(-2)")),
+        Slip("Last choices stand first in the row. All first choices come before all second ones.",
+             (FIRST, f"{FIRST.replace('chosen', 'chosen.flip(-1)')}", BACK, f"{BACK}.flip(-1)")),
+        Slip("An expert takes one token too few: cumsum counts from 1, so `<=`.",
+             ("place <=", "place <")),
+        Slip("An expert takes one token too many: the place of its first token is 1.",
+             (HAS_ROOM, f"{HAS_ROOM} + 1"),
+             ("place <=", "place - 1 <=")),
+        Slip("Rounded up, not down: see expert_slots.",
+             (HAS_ROOM, "place <= int(T * k / n_experts * factor)")),
+        Slip("Rounded up, not to the nearest: see expert_slots.",
+             (HAS_ROOM, "place <= round(T * k / n_experts * factor)")),
+        Slip("The mean is rounded before it is multiplied. Multiply by `factor` first, then round "
+             "up.", (HAS_ROOM, "place <= -(-T * k // n_experts) * factor")),
+        Slip("A token wants k places: the mean load is T k / E.",
+             (HAS_ROOM, "place <= expert_slots(T, n_experts, 1, factor)")),
+        Slip("No least number is asked for: an expert may have room for one token alone.",
+             (HAS_ROOM, f"(place <= 2) | ({HAS_ROOM})")),
+        Slip("`factor` is not in it: room is `factor` times the mean load.",
+             (HAS_ROOM, "place <= expert_slots(T, n_experts, k, 1)")),
+        Slip("Nothing is dropped: put -1 where an expert has no room.",
+             (HAS_ROOM, "place > 0")),
+        Slip("The other way round: what has room stays, and the others have -1.",
+             ("place <=", "place >")),
+        Slip("Whole tokens are dropped. A token keeps its other choices.",
+             (BACK, f"(each := {BACK}).where((each >= 0).all(-1, keepdim=True), -1)")),
+        Slip("A choice that has no room is -1.", (", -1)\n", ", n_experts)\n"),
+             (", -1)\n", ", 0)\n")),
+        Slip("All sequences share one room. Each counts alone: otherwise what is dropped depends "
+             "on the rows that a rank has.", _of_all_sequences),
+        Slip("Turn the row back: unflatten(-1, (k, T)), then transpose.",
+             (BACK, "allowed.unflatten(-1, (T, k))")),
+        Slip("`chosen` is an argument: work on a copy.", (BACK, f"chosen.copy_({BACK})")),
+    ), hints=(
+        "Each place in the queue of an expert has a number. How many tokens stand before this one?",
+        "Put all first choices in a row, then all second ones. In a one-hot matrix of that row a "
+        "cumsum counts, for each expert, how many have come so far.",
+        "row = chosen.transpose(-1, -2).flatten(-2); place = one_hot(row, n_experts).cumsum(-2)"
+        ".gather(-1, row[..., None])[..., 0]; row.where(place <= room, -1), and back again",
+    ))
 
 
 # --- load_balance_loss ----------------------------------------------------------------------------
 
-def _any_experts(shape, k, seed, but_last):
-    """Choices that are not the k best, as where a bias chooses; perhaps never the last expert."""
-    random = torch.Generator().manual_seed(seed)
-    return torch.rand(*shape[:-1], shape[-1] - but_last, generator=random).argsort(-1)[..., :k]
+class Loads(NamedTuple):
+    """One call; `draw` makes (logits, chosen)."""
+
+    name: str
+    draw: Callable
+
+    def __str__(self):
+        return self.name
 
 
-def check_load_balance_loss(load_balance_loss):
+def _the_best(shape, k, dtype, n_chosen):
+    """The k best of the first experts, so many."""
+    logits = normal(shape, k, dtype)
+    return logits, logits[..., :n_chosen].topk(k).indices
+
+
+def _any(shape, k, dtype, n_chosen):
+    """Choices that are not the k best, as where a bias chooses."""
+    random = torch.Generator().manual_seed(3)
+    wanted = torch.rand(*shape[:-1], n_chosen, generator=random)
+    return normal(shape, k, dtype), wanted.argsort(-1)[..., :k]
+
+
+def _even():
+    return torch.zeros(2, 8, 4), torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
+
+
+def _one_has_all():
+    return torch.tensor([50.0, 0, 0, 0]).repeat(1, 8, 1), torch.zeros(1, 8, 1).long()
+
+
+def _see_loss(fn, case):
+    logits, chosen = case.draw()
+    logits.requires_grad_()
+    loss = fn(logits, chosen)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        loss.sum().backward()
+    yield {"the loss": loss, GRADIENT: gradient_of(logits), "`logits` afterwards": logits,
+           "`chosen` afterwards": chosen}
+
+
+def expert_by_expert(logits, chosen):
+    """In float64."""
+    (T, E), k, P = logits.shape[-2:], chosen.shape[-1], logits.double().softmax(-1)
+    terms = [(chosen == e).sum((-2, -1)) / (T * k) * P[..., e].mean(-1) for e in range(E)]
+    return (E * sum(terms)).float()
+
+
+CASES = tuple(
+    Loads(f"logits {shape}, k={k}, {str(dtype)[6:]}, chosen are {name}"
+          + "; nobody chooses the last expert" * but_last,
+          partial(draw, shape, k, dtype, shape[-1] - but_last))
     for shape, k, dtype, but_last in (
-            ((3, 8, 4), 2, torch.float32, False), ((2, 2, 5, 6), 1, torch.float32, True),
-            ((7, 4), 3, torch.float32, False), ((2, 16, 8), 2, torch.bfloat16, False),
-            ((2, 12, 6), 2, torch.float32, True)):
-        logits = _logits(shape, k, dtype)
-        more = "; nobody chooses the last expert" if but_last else ""
-        for how, chosen in (("the k best", logits[..., : shape[-1] - but_last].topk(k).indices),
-                            ("any experts", _any_experts(shape, k, 3, but_last))):
-            where = f"logits {shape}, k={k}, {str(dtype)[6:]}, chosen are {how}{more}"
-            _balance(load_balance_loss, where, logits, chosen)
-    yield "E times the sum of f_e P_e, for each sequence, with the gradient of P"
-    even = torch.arange(8).view(1, 8, 1).expand(2, 8, 1) % 4
-    _balance(load_balance_loss, "even loads", torch.zeros(2, 8, 4), even)
-    _balance(load_balance_loss, "one expert has all", torch.tensor([50.0, 0, 0, 0]).expand(1, 8, 4),
-             0 * even[:1])
-    yield "even loads have 1, one expert for all has E"
-
-
-def _balance(load_balance_loss, where, logits, chosen):
-    (T, E), k = logits.shape[-2:], chosen.shape[-1]
-    P = logits.clone().float().requires_grad_()
-    counts = torch.zeros(*logits.shape[:-2], E).scatter_add(
-        -1, chosen.flatten(-2), torch.ones(chosen.flatten(-2).shape))
-    f, mean = counts / (T * k), P.softmax(-1).mean(-2)
-    right = E * (f * mean).sum(-1)
-    given, kept = logits.clone().requires_grad_(), chosen.clone()
-    got = load_balance_loss(given, kept)
-    flat = f.reshape(-1, E).mean(0), mean.reshape(-1, E).mean(0)
-    explain(where, got, right, {
-        "without E": (right / E, "Times E: even loads have 1."),
-        "with f of all choices": (right * k, "f is a part of all T k choices."),
-        "a count, not a part": (right * T * k, "f is a part of all T k choices."),
-        "a sum over tokens": (right * T, "P is a mean over tokens."),
-        "P squared": (E * mean.square().sum(-1), "f counts choices."),
-        "f squared": (E * f.square().sum(-1), "P is the router's mean probability, chosen or not."),
-        "one number for all sequences": (E * (flat[0] * flat[1]).sum(), "Each sequence has its "
-                                         "own: else it depends on the rows that a rank has."),
-        "the mean of all sequences": (right.mean(), "Return one for each sequence."),
-    }, "E times the sum over e of f_e P_e.")
-    expect(got.requires_grad, f"{where}: no gradient", "P has one: it comes from `logits`.")
-    got.sum().backward()
-    right.sum().backward()
-    explain(f"{where}: the gradient of logits", _but_noise(given.grad),
-            _but_noise(P.grad.to(logits.dtype)), {},
-            "f is a count, and has no gradient. P has the gradient of the softmax.")
-    expect(torch.equal(given.detach(), logits) and torch.equal(kept, chosen),
-           f"{where}: an argument is changed", "Work on a copy.")
+        ((3, 8, 4), 2, torch.float32, False), ((2, 2, 5, 6), 1, torch.float32, True),
+        ((7, 4), 3, torch.float32, False), ((2, 16, 8), 2, torch.bfloat16, False),
+        ((2, 12, 6), 2, torch.float32, True))
+    for name, draw in (("the k best", _the_best), ("any experts", _any)))
+COUNTS = "torch.nn.functional.one_hot(chosen.flatten(-2), E).sum(-2)"
+PART = "counts / chosen[..., 0].shape[-1] / chosen.shape[-1]"
+MEAN = "logits.float().softmax(-1).mean(-2)"
+LOSS = f"E * (part * {MEAN}).sum(-1)"
+LOAD_BALANCE = Proof(
+    load_balance_loss,
+    Stage({"E times the sum of f_e P_e, for each sequence": (),
+           "the gradient of P; arguments stay as they are": (GRADIENT, *AFTERWARDS)},
+          _see_loss, CASES, oracle=expert_by_expert),
+    Stage("even loads have 1, one expert for all has E", _see_loss,
+          (Loads("even loads", _even), Loads("one expert has all", _one_has_all)),
+          oracle=expert_by_expert),
+    mistakes=(
+        Slip("E times the sum over experts, so that even loads have 1: a mean over experts divides "
+             "by E.", ("return E * ", "return "), (LOSS, LOSS.replace(".sum(-1)", ".mean(-1)"))),
+        Slip("Divide by k, too: f is a part of all T k choices.",
+             (PART, "counts / chosen[..., 0].shape[-1]")),
+        Slip("f is a count. Divide by T k: it is a part of all choices.", (PART, "counts")),
+        Slip("It is T times what is right: f is divided by T k, and P is a mean over T tokens.",
+             (PART, "counts / chosen.shape[-1]"), (MEAN, MEAN.replace("mean", "sum"))),
+        Slip("This is P times P: f counts choices.", (LOSS, f"E * {MEAN}.square().sum(-1)")),
+        Slip("This is f times f: P is the router's mean probability, chosen or not.",
+             (LOSS, "E * part.square().sum(-1)")),
+        Slip("P is the mean of all tokens' probabilities, also of those that chose other experts.",
+             (MEAN, "(logits.float().softmax(-1) * torch.nn.functional.one_hot(chosen, E).sum(-2))"
+              ".mean(-2)")),
+        Slip("Return one number for each sequence, not their mean.", (LOSS, f"({LOSS}).mean()")),
+        Slip("Return one number for each sequence, not their sum.", (LOSS, f"({LOSS}).sum()")),
+        Slip("f and P are means over all sequences. Each sequence has its own: else the loss "
+             "depends on the rows that a rank has.",
+             (LOSS, f"E * (part.view(-1, E).mean(0) * {MEAN}.view(-1, E).mean(0)).sum()")),
+        Slip("Add up over experts: the result has one number for each sequence.",
+             (LOSS, LOSS.replace(".sum(-1)", ""))),
+        Slip("P is a softmax over the experts.", (".softmax(-1)", ".sigmoid()")),
+        Slip("The softmax goes over experts, the last dimension: softmax(-1).",
+             (".softmax(-1)", ".softmax(-2)")),
+        Slip("The mean of the logits comes after the softmax: P is a mean of probabilities.",
+             (MEAN, "logits.float().mean(-2).softmax(-1)")),
+        Slip("Count all k choices of a token, not the first one alone.",
+             (COUNTS, COUNTS.replace("chosen.flatten(-2)", "chosen[..., 0]")),
+             (COUNTS, COUNTS.replace("chosen.flatten(-2)", "chosen[..., 0]"), PART,
+              "counts / chosen.shape[-2]")),
+        Slip("Count what is in `chosen`: where a bias chooses, these are not the k largest logits.",
+             (COUNTS, COUNTS.replace("chosen.flat", "logits.topk(chosen.shape[-1]).indices.flat"))),
+        Slip("Nobody chose the last expert here: one_hot needs E, bincount minlength=E.",
+             (COUNTS, COUNTS.replace(", E)", ")"))),
+        Slip("Sums of exp go wrong in 16 bits: .float() first.", ("logits.float()", "logits"),
+             (MEAN, "logits.softmax(-1).mean(-2).float()")),
+        Slip("The loss is float32, whatever the type of the logits.",
+             (LOSS, f"({LOSS}).to(logits.dtype)")),
+        Slip("P has a gradient: no detach(), no no_grad().", (MEAN, f"{MEAN}.detach()"),
+             (MEAN, "logits.detach().float().softmax(-1).mean(-2)")),
+        Slip("f is a count, without a gradient. Only P has one.",
+             (PART, f"{PART} + {MEAN} - {MEAN}.detach()")),
+        Slip("`logits` is an argument: work on a copy.",
+             (LOSS, f"[{LOSS}, logits.data.neg_()][0]")),
+    ), hints=(
+        "Which of the two factors can the router move a little?",
+        "f: count the choices of each expert in a sequence, and divide by T k. P: the softmax of "
+        "the logits, mean over tokens.",
+        "one_hot(chosen.flatten(-2), E).sum(-2) / (T * k); E * (f * logits.float().softmax(-1)"
+        ".mean(-2)).sum(-1)",
+    ))
