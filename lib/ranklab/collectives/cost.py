@@ -53,8 +53,9 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
 def fit_alpha_beta(sizes, seconds):
     """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
 
-    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB. A plain least
-    squares would look at the largest message only, and alpha would be noise.
+    Nearest in proportion: least squares of the relative errors, so that 10% count the same at 1 KB
+    and at 64 MB. Plain least squares would look at the largest message only, and alpha would be
+    noise.
     A size may come several times.
     Raises: ValueError for fewer than two different sizes.
     Lab: 02
@@ -70,7 +71,7 @@ def fit_alpha_beta(sizes, seconds):
 def crossover_bytes(ranks, alpha, beta):
     """Return the bytes at which ring and doubling all-reduce take equally long.
 
-    Above this size the ring wins.
+    Above this size the ring wins. The result is not rounded.
     Returns: infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.
     Lab: 02
     """

@@ -38,8 +38,9 @@ def ring_reduce_scatter(x, group=None, out=None):
 def ring_all_gather(shard, group=None, out=None):
     """Gather the shards of all ranks on every rank, one after the other; `shard` is unchanged.
 
-    If `out` is given, the result goes there, and `shard` may lie in its place already. If shards
-    differ in length, `out` must be given, because its size tells how long each of them is.
+    If `out` is given, the result goes there, `out` is returned, and `shard` may lie in its place
+    already. If shards differ in length, `out` must be given, because its size tells how long each
+    of them is.
     Shape: (n/R,) -> (n,), or the shape of `out`.
     Cost: sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages.
     Lab: 02
@@ -58,8 +59,8 @@ def ring_all_gather(shard, group=None, out=None):
 def ring_all_reduce(x, group=None, out=None):
     """Return the sum over ranks of `x`, in x's shape, on every rank; `x` itself is unchanged.
 
-    If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
-    the result is a new tensor. All ranks get the same bits.
+    If `out` is given, it has x's shape (and is never `x`), and the result goes there; `out` is
+    returned. Without `out` the result is a new tensor. All ranks get the same bits.
     Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. Where ranks alone add up, all
         together can't send less (arXiv 2602.22482, by a cut-set bound).
     Paper: Patarasuk & Yuan 2009
