@@ -115,10 +115,10 @@ class Scored(Proof):
         yield f"messages of a rank of 4 that tell lengths: {most} (at most 3)"
         for name in SCORED:
             at = CASES.index(Case(name))
+            busiest = max(of_rank[at][1] for of_rank in scores)
             nbytes = [[4 * SMALLER * LENGTHS[name](i, j, 4) for j in range(4)] for i in range(4)]
-            yield (f"{name}: the busiest of 4 ranks takes "
-                   f"{max(of_rank[at][1] for of_rank in scores):.1f} us by the model; the library's "
-                   f"{1e6 * all_to_all_v_time(nbytes, ALPHA, BETA):.1f}, "
+            yield (f"{name}: the busiest of 4 ranks takes {busiest:.1f} us by the model; the "
+                   f"library's {1e6 * all_to_all_v_time(nbytes, ALPHA, BETA):.1f}, "
                    f"bound {1e6 * all_to_all_v_time(nbytes, 0, BETA):.1f}")
 
 
@@ -229,7 +229,7 @@ UNEVEN = Scored(
              (RETURN, "    return torch.cat(received)\n"),
              (RETURN, "    received.pop(rank)\n    return received\n")),
         Slip("pieces[to] is for rank `to`: send it there, and receive from `source`.",
-             (SWAP, SWAP.replace(" to, received[source], source,", " source, received[source], to,"))),
+             (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)")),
         Slip("One round is missing: every other rank has a piece, range(1, R).",
              (ROUNDS, "range(1, R - 1)", "new_empty(n)", "new_zeros(n)")),
         Slip("`pieces` have changed: receive into new tensors, and leave the list as it is.",
@@ -245,7 +245,8 @@ UNEVEN = Scored(
         Slip("An empty piece is no message: both sides know its length by then.",
              a_message_for_nothing),
         Slip("One message to each other rank tells it the length of its piece: R-1 are enough.",
-             ("    source_lengths =", "    verbs.all_to_all(lengths, group)\n    source_lengths =")),
+             ("    source_lengths =",
+              "    verbs.all_to_all(lengths, group)\n    source_lengths =")),
         Slip("A piece is one message, because every message costs its latency.",
              (SWAP, "for a, b in zip(pieces[to].tensor_split(2), received[source].tensor_split(2)):"
               "\n            sendrecv(a.contiguous(), to, b, source, group)")),
@@ -255,8 +256,7 @@ UNEVEN = Scored(
                        "group=group, group_dst=to)\n        for handle in handles:\n            "
                        "handle.wait()")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", NEW,
-                    "kept.setdefault((R, pieces[0].dtype, *source_lengths), "
-                    f"{NEW})")),
+                    f"kept.setdefault((R, pieces[0].dtype, *source_lengths), {NEW})")),
         Slip("Pass `group` on wherever you ask or send: get_rank(group), get_world_size(group), "
              "sendrecv(..., group).", (SWAP, SWAP.replace(", group)", ")")),
              (TELL, TELL.replace(", group", ""))),

@@ -11,7 +11,6 @@ from ranklab.engine.report import count_ranks
 
 ALPHA, BETA = 2, 1e-3  # of round numbers, so that a learner can check a time by hand
 ERROR = "a ValueError"
-BITS = "beta is seconds per byte; you count bits."
 ODD_ROUNDS = "rounds if R == 2**rounds else rounds + 1"
 
 
@@ -81,7 +80,8 @@ TIME = Proof(
         Slip("Every step also pays alpha.", (STEPS, "steps * step_bytes * beta")),
         Slip("alpha is paid for a message, beta for a byte: they are swapped.",
              (STEPS, "steps * (beta + step_bytes * alpha)")),
-        Slip(BITS, (STEPS, "steps * (alpha + 8 * step_bytes * beta)")),
+        Slip("beta is seconds per byte; you count bits.",
+             (STEPS, "steps * (alpha + 8 * step_bytes * beta)")),
         Slip("beta is seconds per byte, one over the bandwidth: multiply by it.",
              (STEPS, "steps * (alpha + step_bytes / beta)")),
         Slip("The ring goes round twice, to reduce and to gather.", (RING, "(R - 1, nbytes / R)")),
@@ -216,8 +216,8 @@ FIT = Proof(
              (PAIR, "0.0, float((seconds / sizes).mean())")),
         Slip("alpha is less than the smallest time: that message has some bytes, too.",
              (PAIR, "float(seconds.min()), float(beta)")),
-        Slip("If you divide the rows by the times, divide the right side, too: it is all ones then.",
-             (ONES, "seconds")),
+        Slip("If you divide the rows by the times, divide the right side, too: it is all ones "
+             "then.", (ONES, "seconds")),
         Slip("A plain least squares sees only the largest message, and 10% of that is more than "
              "all of alpha. Divide each row by its time, so that errors count in proportion.",
              (ROWS, f"[{ONES}, sizes]", f"rows, {ONES}", "rows, seconds")),
@@ -227,8 +227,8 @@ FIT = Proof(
              (ROWS, f"[1 / sizes, {ONES}]", f"rows, {ONES}", "rows, seconds / sizes")),
         Slip("Use all points, not the first and the last alone.",
              (START, "    sizes, seconds = sizes[[0, -1]], seconds[[0, -1]]\n    rows =")),
-        Slip("Two times of one size are two equations, and each of them counts: a dict or np.unique "
-             "keeps one only.",
+        Slip("Two times of one size are two equations, and each of them counts: a dict or "
+             "np.unique keeps one only.",
              (START, "    sizes, first = np.unique(sizes, return_index=True)\n"
               "    seconds = seconds[first]\n    rows ="),
              (START, "    sizes, seconds = map(np.array, zip(*dict(zip(sizes, seconds)).items()))\n"

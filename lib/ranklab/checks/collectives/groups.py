@@ -114,15 +114,15 @@ HIERARCHICAL = Proof(
              (ACROSS, "shard")),
         Slip("The shard goes round inside the node again: all-reduce it over the group `across`.",
              (ACROSS, "ring_all_reduce(shard, inside)")),
-        Slip("Here a shard is less than one L-th of x: reduce-scatter over `inside`, then all-reduce "
-             "over `across`.", (ACROSS, "ring_reduce_scatter(shard, across)"),
+        Slip("Here a shard is less than one L-th of x: reduce-scatter over `inside`, then "
+             "all-reduce over `across`.", (ACROSS, "ring_reduce_scatter(shard, across)"),
              (SCATTERED, "ring_reduce_scatter(x)")),
         Slip("Reduce-scatter inside the node: each rank has one L-th of its node's sum.",
              (SCATTERED, "ring_reduce_scatter(x, across)")),
         Slip("The last step gathers the same shards that the first scattered: inside the node.",
              ("(shard, inside, out", "(shard, across, out")),
-        Slip("After the sum across the nodes each rank has one shard: an all-gather inside the node "
-             "must follow.", (f"return {GATHERED}", "return shard")),
+        Slip("After the sum across the nodes each rank has one shard: an all-gather inside the "
+             "node must follow.", (f"return {GATHERED}", "return shard")),
         Slip(LENGTHS, (GATHERED, "ring_all_gather(shard, inside).view(x.shape)"),
              (GATHERED, "ring_all_gather(shard, inside)[:x.numel()].view(x.shape)")),
         Slip("Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
@@ -132,8 +132,8 @@ HIERARCHICAL = Proof(
              (GATHERED, GATHERED.replace("inside, ", ""))),
         Slip("This is a flat ring: use the groups `inside` and `across`. Let only a shard of the "
              "node's sum cross to its peers.", flat_ring),
-        Slip("The whole tensor crosses. Sum inside the node first, and let only a shard of that sum "
-             "cross to its peers.", whole_tensor_across, across_first),
+        Slip("The whole tensor crosses. Sum inside the node first, and let only a shard of that "
+             "sum cross to its peers.", whole_tensor_across, across_first),
         Slip("One rank carries more than the others. Let each take its own shard across, round a "
              "ring.", leaders_across,
              (ACROSS, "parameter_server(shard, 0, across)"), parameter_server=parameter_server),
@@ -203,7 +203,7 @@ SERVER = Proof(
                                   "total += buffer")),
         Slip("Workers still have their own x: the server must send the sum back, and they must "
              "receive it into what they return.", (TAKE, "pass", ANSWER, "pass"),
-             (TAKE, f"buffer = torch.empty_like(total)\n        {TAKE.replace('total', 'buffer')}")),
+             (TAKE, f"{BUFFER}\n        {TAKE.replace('total', 'buffer')}")),
         Slip("The server adds each tensor that arrives: total += buffer.",
              ("total += buffer", "total = buffer.clone()")),
         Slip("The server's own x is part of the sum.",
@@ -215,8 +215,7 @@ SERVER = Proof(
         Slip("All wait in recv: a worker sends first, and then receives.",
              (ASK, TAKE.replace("total", "buffer"), TAKE, ASK, "workers = [r for",
               "buffer = torch.empty_like(total)\n    workers = [r for")),
-        Slip("The server talks to workers only, not to itself.",
-             (" if r != server]", "]")),
+        Slip("The server talks to workers only, not to itself.", (" if r != server]", "]")),
         Slip("A worker sends its x once, to the server only; the server answers each once.",
              ring_instead, all_to_all),
         Slip("Send one message in each step, because every message costs its latency.",

@@ -27,8 +27,8 @@ CHANGED = "x itself is changed, and it is the result: who writes into that would
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
 MEAN = "Do not divide by R: code that wants the mean does it afterwards."
 OWN_TYPE = "Make every buffer with empty_like or new_empty: same type, same device."
-STRIDED = ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x) keep "
-           "the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
+STRIDED = ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x) "
+           "keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
 FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks are "
         "copies: x.new_empty(x.shape) is contiguous.")
 COST = ("x afterwards", "memory that the result shares with x", "handles that nobody waited for",

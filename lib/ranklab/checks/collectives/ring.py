@@ -7,7 +7,7 @@ from ranklab.checks.collectives.inputs import (
     COST, FLAT, INTO, KEPT, MARKS, MARKS_INTO, MEAN, OWN_TYPE, TYPES, UNEVEN, WORLD_SIZES, Case,
     all_reduce_by_torch, out_for, seen_of, two_calls, two_sums,
 )
-from ranklab.checks.prover import ALL, GROUPS, Proof, Slip, Stage
+from ranklab.checks.prover import GROUPS, Proof, Slip, Stage
 from ranklab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, sendrecv
 
 ALONE = (Case(6, has_out=True),)
@@ -147,7 +147,7 @@ def gather_by_torch(shard, group=None, out=None):
 
 
 GIVE = "sendrecv(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, group)"
-OWN, MADE = "chunks[rank].copy_(shard.flatten())", "shard.new_empty(R * shard.numel())"
+MADE = "shard.new_empty(R * shard.numel())"
 GATHER = Proof(
     ring_all_gather,
     Stage({"every rank has all shards in rank order, on 1, 2, 3, 8 ranks; four types": (),
@@ -181,9 +181,8 @@ GATHER = Proof(
              ("chunks = out", "chunks = out.zero_()")),
         Slip(GROUP, (GIVE, GIVE.replace(", group", "")),
              ("    rank, R =", "    group = group if out is None else None\n    rank, R =")),
-        Slip("Something is kept from another call: make buffers inside the function, new in each "
-             "call.", ("out=None):", "out=None, kept={}):", MADE,
-                       f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})")),
+        Slip(KEPT, ("out=None):", "out=None, kept={}):", MADE,
+                    f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})")),
         Slip(OWN_TYPE, ("shard.new_empty(", "torch.empty(")),
     ), hints=(
         "Make room for R shards, put your own into place `rank`, and pass on what arrives.",

@@ -117,7 +117,8 @@ BROADCAST = Proof(
         Slip("Send x as it is, in its own type.",
              *(("dist.send(out,", f"dist.send(out.{wide}(),",
                 "dist.recv(out,", f"wide = out.{wide}()\n            dist.recv(wide,",
-                f"{FROM})", f"{FROM})\n            out.copy_(wide)") for wide in ("double", "float"))),
+                f"{FROM})", f"{FROM})\n            out.copy_(wide)")
+               for wide in ("double", "float"))),
         Slip(f"{CHANGED}Receive into a copy. (x.contiguous() is no copy where x is contiguous.)",
              (CLONE, "x"), (CLONE, "x.contiguous()")),
         Slip("On src, too, return a copy: who writes into the result would write into x.",
@@ -130,10 +131,10 @@ BROADCAST = Proof(
         Slip("Pass `group` on wherever you ask or send: get_rank(group), dist.send(..., "
              "group=group, group_dst=...).", (START, f"    group = None\n{START}"),
              ("dist.send(out, group=group", "dist.send(out")),
-        Slip("`src` is a rank inside the group already, and so are places.",
-             ("(rank - src)", "(rank - (dist.get_group_rank(group, src) if group else src))")),
-        Slip("Ranks count inside the group: use group_dst and group_src. dst= and src= are numbers "
-             "of all ranks.", ("group_dst=", "dst=", "group_src=", "src=")),
+        Slip("Ranks count inside the group, `src` too: convert nothing, and use group_dst and "
+             "group_src. dst= and src= are numbers of all ranks.",
+             ("(rank - src)", "(rank - (dist.get_group_rank(group, src) if group else src))"),
+             ("group_dst=", "dst=", "group_src=", "src=")),
         Slip(BUILD, broadcast_by_torch),
     ), hints=(
         "Count places from src: place = (rank - src) % R. Place 0 has the value at the start.",
@@ -212,33 +213,35 @@ DOUBLING = Proof(
         Slip("log2 R rounds: go on while step < power.", ("step < power", "2 * step < power")),
         Slip("Swap with one partner, rank ^ step: then both add the same two numbers, and have the "
              "same bits.",
-             (SWAP, "sendrecv(total, (rank + step) % power, buffer, (rank - step) % power, group)")),
+             (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power", 1).replace(
+                 "rank ^ step", "(rank - step) % power"))),
         Slip("A swap goes both ways, so your partner must have you as its partner: rank ^ step. "
              "Rank + step has another one.",
-             (SWAP, "sendrecv(total, (rank + step) % power, buffer, (rank + step) % power, group)")),
+             (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power"))),
         Slip("Swap all you have so far, not x alone.", (SWAP, SWAP.replace("total", "x"))),
         Slip("Add what arrives to what you have.",
              (ADD, f"total = {SWAP.replace('buffer', 'torch.empty_like(total)')}")),
         Slip("What arrives needs a place of its own: do you receive into the tensor that you add "
              "to?", (SWAP, "sendrecv(total.clone(), rank ^ step, total, rank ^ step, group)")),
         Slip(MEAN, (SUM, "    return (total / R).to(x.dtype)\n")),
-        Slip(OWN_TYPE, (CLONE, "x.float()"), (CLONE, "x.float()", SUM, "    return total.to(x.dtype)\n",
-                                    TAKE_BACK, f"{TAKE_BACK}.to(x.dtype)")),
-        Slip("No ring and no chunks: log2 R swaps of the whole tensor. On 7 ranks three hand x over, "
-             "in one message. The other four swap all they have twice, as four ranks do, and three "
-             "of them send the sum back.", ring_all_reduce,
+        Slip(OWN_TYPE, (CLONE, "x.float()"),
+             (CLONE, "x.float()", SUM, "    return total.to(x.dtype)\n",
+              TAKE_BACK, f"{TAKE_BACK}.to(x.dtype)")),
+        Slip("No ring and no chunks: log2 R swaps of the whole tensor. On 7 ranks three hand x "
+             "over, in one message. The other four swap all they have twice, as four ranks do, and "
+             "three of them send the sum back.", ring_all_reduce,
              ("    power =", "    if R & R - 1:\n        return ring_all_reduce(x, group)\n"
               "    power ="), ring_all_reduce=ring_all_reduce),
-        Slip("x goes round a ring, R-1 steps. Swap what is added up so far with rank ^ step: log2 R "
-             "steps.", round_a_ring),
+        Slip("x goes round a ring, R-1 steps. Swap what is added up so far with rank ^ step: log2 "
+             "R steps.", round_a_ring),
         Slip("Send one message in each step, because every message costs its latency.",
              (ADD, "for a, b in zip(total.view(-1).tensor_split(2), "
               "buffer.view(-1).tensor_split(2)):\n            sendrecv(a, rank ^ step, b, rank ^ "
               "step, group)\n        total += buffer")),
         Slip("R is no power of two here: is there a partner for every rank? Only those below the "
              "largest power of two swap.", (POWER, "R"), ("step < power", "step < R")),
-        Slip("On 7 ranks, no power of two: fold the ranks beyond the largest power of two in first: "
-             "they hand their x to a partner below, wait, and get the finished sum back.",
+        Slip("On 7 ranks, no power of two: fold the ranks beyond the largest power of two in "
+             "first: they hand their x to a partner below, wait, and get the finished sum back.",
              by_distance),
         Slip("Add what the extra ranks hand over.",
              (TAKE_OVER, TAKE_OVER.removeprefix("total += "))),
