@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.expert_parallel.inputs import COST, costs
+from ranklab.checks.expert_parallel.inputs import BYTES, CALLS, costs
 from ranklab.checks.handles import HeldWork, Waits
 from ranklab.checks.prover import ALL, GROUPS, Proof, Slip, Stage
 from ranklab.engine import device
@@ -69,9 +69,9 @@ def _see(fn, backward, ranks):
         fn(shared, experts, own, **ranks.keywords)
     names = {name: (OF if backward.all_have or name not in NONE else WITHOUT).format(name)
              for name in SHAPES}
-    yield {**{names[name]: p.grad for name, p in parameters.items()},
+    yield {**costs(traffic, waits, len(SHAPES), 4 * sum(p.numel() for p in parameters.values())),
            **{f"`{name}`": p for name, p in parameters.items()},
-           **costs(traffic, waits, len(SHAPES), 4 * sum(p.numel() for p in parameters.values()))}
+           **{names[name]: p.grad for name, p in parameters.items()}}
 
 
 def gathered(shared, experts, own, group=None):
@@ -94,7 +94,7 @@ GRADIENTS = Proof(
     expert_gradients,
     Stage({"experts are added up over the ranks that have them, the rest over all; both are "
            "divided by the number of all ranks; on 1 to 4 ranks": (),
-           "at most one all-reduce for each parameter": COST,
+           "at most one all-reduce for each parameter": (CALLS, BYTES),
            "a parameter without a gradient on some rank counts as zeros, of its own type":
            tuple(WITHOUT.format(name) for name in NONE)},
           _see, tuple(Backward(dtype, all_have) for all_have in (True, False)
@@ -122,10 +122,7 @@ GRADIENTS = Proof(
         Slip("It is divided twice.", (DIVIDE, "p.grad /= ranks * dist.get_world_size(members)"),
              (DIVIDE, "p.grad /= ranks * ranks")),
         Slip("Nothing is added up for the experts: other ranks of `own` have met other tokens.",
-             ("((shared, group), (experts, own))", "((shared, group),)"),
              (REDUCE, f"if parameters is shared:\n                {REDUCE}")),
-        Slip("The experts' gradients alone are averaged. Router and norms are on all ranks.",
-             ("((shared, group), (experts, own))", "((experts, own),)")),
         Slip("Divide by the size of `group`: get_world_size() counts all ranks there are.",
              (R_OF, R_OF.replace("group", ""))),
         Slip("Pass `group` on: all_reduce(p.grad) adds up over all ranks there are.",

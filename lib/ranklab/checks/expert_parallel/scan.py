@@ -117,7 +117,7 @@ SCAN = Proof(
         Slip("The result is in the type of b.", ("return h", "return h.float()")),
         Slip("A part of a tensor does not lie in a row, and send wants that: contiguous().",
              (SEND, SEND.replace(".contiguous()", ""))),
-        Slip("`a` is an argument: work on a copy.", (DECAY, "a.cumprod_(dim=1)")),
+        Slip("`a` is an argument: work on a copy.", (f"{DECAY}\n", "a.cumprod_(dim=1)\n")),
         Slip("Scan your own part first; the state only adds its share: h + decay * state.",
              waits_at_once, ("h, decay = scan(a, b), a.cumprod(dim=1)", "b = b.clone()",
                              SHARE, "b[:, 0] += a[:, 0] * state",
