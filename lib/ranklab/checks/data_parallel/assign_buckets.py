@@ -9,7 +9,8 @@ from ranklab.checks.prover import Must, Proof, Slip, Stage
 from ranklab.checks.trial import refuses
 from ranklab.data_parallel import assign_buckets
 
-KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "m": (torch.float32, "meta")}
+KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "g": (torch.float16, "cpu"),
+         "m": (torch.float32, "meta")}
 
 
 class Case(NamedTuple):
@@ -39,6 +40,7 @@ CASES = (
     Case("no parameters", (), "", 100, []),
     Case("two types", (10, 10, 10, 10, 10), "fhfhf", 60, [[4, 2], [3, 1], [0]]),
     Case("numbers of two bytes", (10, 10, 10, 10), "hhhh", 40, [[3, 2], [1, 0]]),
+    Case("two types of two bytes", (10, 10, 10, 10), "hghg", 40, [[3, 1], [2, 0]]),
     Case("two devices", (10, 10, 10, 10), "fmfm", 80, [[3, 1], [2, 0]]),
     Case("a type whose bucket is never full", (10, 2, 10, 10), "fhff", 40, [[3], [2], [0], [1]]),
     Case("two types whose buckets are never full", (2, 10, 2), "hfh", 60, [[2, 0], [1]]),
@@ -50,6 +52,10 @@ def _see(fn, case):
     indices = {id(p): index for index, p in enumerate(parameters)}
     yield {"the result, as indices of parameters,": Must(
         _as_indices(fn((p for p in parameters), case.cap), indices), case.right)}
+    again = [*parameters]
+    fn(again, case.cap)
+    yield {"the list of parameters afterwards": Must([indices[id(p)] for p in again],
+                                                     [*range(len(parameters))])}
 
 
 def _as_indices(buckets, indices):
@@ -79,6 +85,11 @@ BUCKETS = Proof(
     Stage("a cap of 0 bytes is refused with a ValueError", _see_refusal, (0,),
           note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
     mistakes=(
+        Slip("float16 and bfloat16 are two types, though both have two bytes.",
+             (KIND, "parameter.dtype.itemsize, parameter.device")),
+        Slip("The caller's list is turned round: reversed() leaves it as it is.",
+             (BACKWARDS, f"(parameters.reverse() or [*parameters]) if isinstance(parameters, list) "
+              f"else {BACKWARDS}")),
         Slip("Begin with the last parameter: backward begins at the end of the model, so the last "
              "gradients are ready first.", (BACKWARDS, "parameters")),
         Slip("Fill the buckets from the last parameter on, too: it is not enough to turn the list "

@@ -93,6 +93,8 @@ BROADCAST = Proof(
         Slip("Whole numbers travel like the others, as they are: batch norm's "
              "num_batches_tracked is one.",
              (BUFFERS, ", *filter(torch.is_floating_point, model.buffers())")),
+        Slip("Buffers of submodules count, too: those of batch norms are there.",
+             (BUFFERS, ", *model.buffers(recurse=False)")),
         Slip("state_dict() does not list all buffers; model.buffers() does.",
              (f"{PARAMETERS}{BUFFERS}", "*{id(t): t for t in model.state_dict().values()}.values()")
              , (BUFFERS, ", *(b for name, b in model.named_buffers() if name in "
