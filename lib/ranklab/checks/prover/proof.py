@@ -4,6 +4,7 @@ import sys
 
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.failures import is_slip
+from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.checks.prover import digest, tables
 from ranklab.checks.prover.compare import Raised, differences, value_at
 from ranklab.checks.prover.facts import fact
@@ -73,6 +74,9 @@ class Proof(Exercise):
                 broken = broken or mistake
                 continue
             _RIGHT[stage, ranks] = right
+            if any(isinstance(each.values, Raised) and each.values.kind == LibrarysAnswer.__name__
+                   for of_rank in seen for each in of_rank.values()):
+                raise LibrarysAnswer(self.name)
             if apart := differences(stage, seen, right):
                 return Difference(None, seen, right, apart)
             break
