@@ -41,10 +41,10 @@ class Case(NamedTuple):
                 + ", each rank its tokens" * self.has_tokens)
 
     def attention(self):
-        made = Attention(GPTConfig(n_ctx=T, n_head=self.H, n_embd=self.H * D))
+        attention = Attention(GPTConfig(n_ctx=T, n_head=self.H, n_embd=self.H * D))
         for name, heads in (("q", self.H), ("k", self.KV), ("v", self.KV), ("out", self.H)):
-            setattr(made, name, nn.Linear(self.H * D, heads * D, self.has_bias))
-        return filled(made, "k." if self.is_frozen else "", normal)
+            setattr(attention, name, nn.Linear(self.H * D, heads * D, self.has_bias))
+        return filled(attention, "k." if self.is_frozen else "", normal)
 
     def cuts(self, ranks):
         """Return {name: (dim, indices)} of this rank's parts."""
@@ -107,8 +107,8 @@ OUT = "RowParallelLinear(attention.out, group, leave)"
 REFUSE = "if H % R or H % KV:"
 ATTENTION = Proof(
     parallel_attention,
-    *stages({"12 query heads; 12, 6, 4, 2 or 1 key heads: as in one process, on 4, 3, 2 and 1 "
-             "ranks": (),
+    *stages({"12 query heads; 12, 6, 4, 2 or 1 key heads: as in one process, on 4 ranks":
+             (),
              "all gradients, also of key heads that ranks share; biases; k frozen; enter and leave":
              (), "x enters once for q, k and v; only the needed heads are in memory": COST,
              "heads that do not divide are a ValueError": ("what it raises",)},

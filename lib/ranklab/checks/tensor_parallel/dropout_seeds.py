@@ -68,7 +68,7 @@ def _see(fn, case):
 
 def _alike(pairs):
     """Return what is alike and must not be, and the other way round, each with an example."""
-    shared, uses, alike = {}, {}, {name: {} for name in ("shared", *TWICE)}
+    shared, uses, alike = {}, {}, {name: {} for name in (*TWICE, "shared")}
     for (seed, data_rank, rank), (number, own) in pairs.items():
         if shared.setdefault((seed, data_rank), number) != number:
             alike["shared"].setdefault("differs", f"not what tensor rank 0 has: seed {seed}, data "
@@ -96,8 +96,8 @@ OWN = "first + 1 + tensor_rank"
 DROPOUT_SEEDS = Proof(
     dropout_seeds,
     Stage({"shared: the same on all ranks of a tensor group, another one for each data rank": (),
-           f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one":
-           TWICE[:2], "runs with other seeds share none; nothing is sent, or drawn": TWICE[2:]},
+           f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one": (),
+           "runs with other seeds share none; nothing is sent, or drawn": TWICE[2:]},
           _see, CASES, oracle=no_seeds),
     mistakes=(
         Slip("Runs whose seeds are next to each other share numbers: leave room for all seeds of a "
@@ -117,8 +117,8 @@ DROPOUT_SEEDS = Proof(
              ("first + 1 + tensor_rank", "first + tensor_ranks")),
         Slip("shared must not use tensor_rank: all ranks must drop the same of what they all hold.",
              ("return first,", "return first + tensor_rank,"),
-             ("return first,", "return first - tensor_rank,")),
-        Slip("The order is (shared, own).", (f"return first, {OWN}", f"return {OWN}, first")),
+             ("return first,", "return first - tensor_rank,"),
+             (f"return first, {OWN}", f"return {OWN}, first")),
         Slip("Nothing is drawn here: torch's generator is the caller's. Compute seeds from the "
              "arguments.", (OWN, "torch.randint(2**31, ()).item()"),
              ("    first =", "    torch.manual_seed(seed)\n    first =")),

@@ -40,8 +40,8 @@ class Whole(NamedTuple):
 
 def normal(seed, *shape, dtype="float32"):
     """Return random numbers, the same on all ranks."""
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return made.to(device(), getattr(torch, dtype))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(device(), getattr(torch, dtype))
 
 
 def whole_numbers(seed, *shape, dtype="float32"):
@@ -49,8 +49,8 @@ def whole_numbers(seed, *shape, dtype="float32"):
 
     In float64 they are a little larger, which float32 would lose.
     """
-    made = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed))
-    return made.to(device(), getattr(torch, dtype)) * (1 + 2.0**-26 * (dtype == "float64"))
+    numbers = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(device(), getattr(torch, dtype)) * (1 + 2.0**-26 * (dtype == "float64"))
 
 
 def filled(module, frozen="", numbers=whole_numbers):
@@ -67,8 +67,8 @@ def stages(holds, see, cases, also=()):
     also  more cases for all ranks
     """
     return (Stage(holds, see, (*cases, *also), (4,), oracle=in_one_process),
-            Stage("in groups of 1, 2 and 3 ranks it talks to nobody outside", see, cases, (4,),
-                  GROUPS, in_one_process, IN_GROUPS))
+            Stage("the same in groups of 1, 2 and 3 ranks; it talks to nobody outside", see, cases,
+                  (4,), GROUPS, in_one_process, IN_GROUPS))
 
 
 def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward=()):
@@ -85,17 +85,17 @@ def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward
     if is_one:
         call, tensors = one, {name: whole.tensor for name, whole in wholes.items()}
 
-    def here(whole, x):
+    def part_of(whole, x):
         return whole.part(x) if is_one else x
 
     def unchanged(when):
-        return {f"{name} after {when}": here(wholes[name], tensors.get(name)) for name in wholes}
+        return {f"{name} after {when}": part_of(wholes[name], tensors.get(name)) for name in wholes}
 
     with Traffic() as traffic:
         values = [call(), call()]
     yield {**unchanged("forward"),
-           "the value": here(weights, values[0]),
-           "the value of a second call": here(weights, values[1]),
+           "the value": part_of(weights, values[0]),
+           "the value of a second call": part_of(weights, values[1]),
            **messages(ranks, traffic, forward, "forward", len(values))}
     for value in values:
         gradient = (weights.tensor if is_one else weights.part(weights.tensor)).clone()
@@ -104,8 +104,9 @@ def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward
                     and (value.shape, value.dtype) == (gradient.shape, gradient.dtype)):
                 value.backward(gradient)
         yield {**unchanged("backward"),
-               "the value's gradient after backward": here(weights, gradient),
-               **{f"the gradient of {name}": here(whole, getattr(tensors.get(name), "grad", None))
+               "the value's gradient after backward": part_of(weights, gradient),
+               **{f"the gradient of {name}": part_of(
+                   whole, getattr(tensors.get(name), "grad", None))
                   for name, whole in wholes.items() if whole.tensor.is_floating_point()},
                **messages(ranks, traffic, backward, "backward")}
 

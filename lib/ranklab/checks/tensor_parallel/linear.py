@@ -170,8 +170,7 @@ TYPE = "Compute in x's type: float64 stays float64."
 NO_BIAS = "There may be no bias: then it is None."
 COLUMN = Proof(
     ColumnParallelLinear,
-    *stages({"this rank's outputs, and all gradients: as in one process, on 4, 3, 2 and 1 ranks":
-             (),
+    *stages({"this rank's outputs, and all gradients: as in one process, on 4 ranks": (),
              "with and without bias, frozen or not; parts of a fused q, k, v; x enters by `enter`":
              (), "only its part in memory, which knows its ShardSpec; sends what `enter` sends":
              (*MEMORY, *COST), "10 outputs on 4 ranks are an error": ("what it raises",)},
@@ -250,8 +249,8 @@ RETURN = f"y if self.bias is None else y + {OUTSIDE}"
 KEEP_ROW = "self.group, self.leave, self.outside = group, leave, outside"
 ROW = Proof(
     RowParallelLinear,
-    *stages({"all outputs, the bias added once, and all gradients: as in one process, on 1 to 4 "
-             "ranks": (),
+    *stages({"all outputs, the bias added once, and all gradients: as in one process, on 4 ranks":
+             (),
              "with and without bias, frozen or not; y leaves by `leave`, the bias through "
              "`outside`": (),
              "only its part in memory, which knows its ShardSpec; sends what `leave` sends":

@@ -104,22 +104,18 @@ ENTERED = "copy_to_region(p, group)"
 ALL = "for name, p in norm.named_parameters()"
 NORM = Proof(
     sequence_parallel_norm,
-    *stages({"this rank's tokens; gradients of the norm are sums: as in one process, on 1 to 4 "
+    *stages({"this rank's tokens; gradients of the norm are sums: as in one process, on 4 "
              "ranks": (),
              "LayerNorm with and without bias, RMSNorm, frozen": (),
              "twice in a row, and afterwards the norm is as before": (),
              "one all-reduce for each parameter, in backward": COST}, _see, CASES),
     mistakes=(
         Slip("Each rank knows only the gradient from its own tokens, so its weight would drift. "
-             "Pass the norm's parameters through copy_to_region.", (CALL, "norm(x)")),
-        Slip("No other rank has these tokens, so x's gradient needs no sum.",
-             (CALL, "functional_call(norm, parameters, copy_to_region(x, group))")),
-        Slip("It is the norm's parameters whose gradients are sums. x's is not.",
+             "Pass all of the norm's parameters through copy_to_region.", (CALL, "norm(x)"),
+             (ALL, f"{ALL} if name == 'weight'"), (ALL, f"{ALL} if name == 'bias'")),
+        Slip("No other rank has these tokens, so x needs no sum. The norm's parameters do.",
+             (CALL, "functional_call(norm, parameters, copy_to_region(x, group))"),
              (CALL, "norm(copy_to_region(x, group))")),
-        Slip("The bias needs a sum as well: all of norm.named_parameters().",
-             (ALL, f"{ALL} if name == 'weight'")),
-        Slip("The weight needs a sum as well: all of norm.named_parameters().",
-             (ALL, f"{ALL} if name == 'bias'")),
         Slip(GROUP, (ENTERED, "copy_to_region(p)")),
         Slip("The norm is not always a LayerNorm, and it has an eps of its own: "
              "functional_call(norm, parameters, x).",

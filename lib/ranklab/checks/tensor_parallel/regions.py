@@ -29,7 +29,7 @@ class Case(NamedTuple):
         return self.name
 
     def x(self, rows):
-        x = whole_numbers(len(self.name), rows, 3, 3, dtype=self.dtype)
+        x = whole_numbers(1, rows, 3, 3, dtype=self.dtype)
         return (x.mT if self.is_transposed else x).requires_grad_(not self.is_frozen)
 
 
@@ -117,7 +117,7 @@ def _backward(function):
 
 COPY = Proof(
     copy_to_region,
-    *stages({"x as it is; backward sums its gradient over 4, 3, 2 and 1 ranks": (),
+    *stages({"x as it is; backward sums its gradient over 4 ranks": (),
              "x may be used outside, too, be transposed, or need no gradient; any type": (),
              "two backwards add up; x and the gradients stay unchanged": (),
              "one all-reduce in backward, nothing in forward": COST},
@@ -190,7 +190,7 @@ def _forward(function):
 
 REDUCE = Proof(
     reduce_from_region,
-    *stages({"the sum over 4, 3, 2 and 1 ranks; its gradient goes to each of them": (),
+    *stages({"the sum over 4 ranks; its gradient goes to each of them": (),
              "x may be transposed, or need no gradient; any type": (),
              "two backwards add up; x and the gradients stay unchanged": (),
              "one all-reduce in forward, nothing in backward": COST},

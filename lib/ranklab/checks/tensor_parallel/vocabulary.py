@@ -118,10 +118,10 @@ def gathers_three_numbers(logits, targets, vocab_size, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     each, more = divmod(vocab_size, R)
     start, logits = rank * each + min(rank, more), logits.float()
-    is_here = (targets >= start) & (targets < start + logits.shape[1])
+    is_local = (targets >= start) & (targets < start + logits.shape[1])
     top = logits.detach().amax(-1)
     own = torch.stack([top, (logits - top[:, None]).exp().sum(-1), logits.gather(
-        1, (targets - start).where(is_here, 0)[:, None])[:, 0].where(is_here, 0)])
+        1, (targets - start).where(is_local, 0)[:, None])[:, 0].where(is_local, 0)])
     tops, sums, of_target = torch.stack(gathered(own, group)).unbind(1)
     highest = tops.amax(0)
     losses = (sums * (tops - highest).exp()).sum(0).log() + highest - of_target.sum(0)
@@ -141,7 +141,7 @@ SUM = "total, target_logit = reduce_from_region(sums, group)"
 END = "(total.log() - target_logit).masked_fill(targets == IGNORE, 0)"
 LOSS = Scored(
     vocab_parallel_cross_entropy,
-    *stages({"losses and gradients as in one process, on 1 to 4 ranks": (),
+    *stages({"losses and gradients as in one process, on 4 ranks": (),
              "11 entries; 0 where a target is IGNORE; logits of 1e4; bfloat16 in float32; inputs "
              "stay": (),
              f"at most {BYTES} bytes a target in {MESSAGES} messages; backward sends nothing":
@@ -269,7 +269,7 @@ LEAVE = f"leave({MASK}, group)"
 LOCAL = "(tokens - rows.start).masked_fill(mask, 0)"
 EMBEDDING = Proof(
     vocab_parallel_embedding,
-    *stages({"each token's row, and gradients in this rank's rows: as in one process, on 1 to 4 "
+    *stages({"each token's row, and gradients in this rank's rows: as in one process, on 4 "
              "ranks": (),
              "60 or 11 rows; frozen; tokens that are all on one rank; tokens stay": (),
              "one all-reduce of the result, or what `leave` sends": COST}, _see_rows, EMBEDDINGS),
