@@ -70,6 +70,8 @@ class Proof(Exercise):
             try:
                 right, seen = observe(stage, ranks, self.plain_answer(), fn,
                                       _RIGHT.get((stage, ranks)), stops)
+            except LibrarysAnswer:
+                raise
             except Mistake as mistake:
                 broken = broken or mistake
                 continue
