@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ranklab.basics.files import write_whole
 from ranklab.basics.imports import imported
-from ranklab.basics.machine import cores
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.prover import digest
 from ranklab.checks.trial import unwatched
@@ -71,6 +70,8 @@ def _code_of(path):
 
 def build_all(proofs):
     """Yield (proof, pairs of its sentences that look alike), a few of them at a time."""
+    from ranklab.basics.machine import cores  # psutil: only whoever builds needs it
+
     if not proofs:
         return
     with ProcessPoolExecutor(min(4, cores(), len(proofs)), get_context("spawn")) as pool:
