@@ -15,7 +15,7 @@ LENGTHS = "R does not divide some of these lengths: tensor_split cuts chunks tha
 OUTSIDE = "Here an `out` is given. It is contiguous, and full of other numbers."
 IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
 GROUP = "Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group)."
-OUT = "What you return is not in `out`: let what arrives land in its chunks, and add in place."
+OUT = "Let what arrives land in the chunks of `out`. `a = a + b` makes a new tensor elsewhere."
 
 
 def _passes(number, R):
@@ -123,8 +123,6 @@ def _see_gather(fn, case, ranks):
         if case.has_out and case.kind != "marks":
             out = out_for(case, whole)
             x = whole.flatten().tensor_split(ranks.size)[ranks.index].clone()
-            if case.strided:
-                x = x.repeat_interleave(2)[::2]  # a vector with steps
             if turn == 2:
                 x = out.view(-1).tensor_split(ranks.size)[ranks.index].copy_(x)
         elif case.has_out:
@@ -181,8 +179,6 @@ GATHER = Proof(
         Slip("Here the shard lies in `out` already, as ring_all_reduce calls it, and it is lost. "
              "Do not clear `out`, nor receive there before you have sent.",
              ("chunks = out", "chunks = out.zero_()")),
-        Slip("A shard may have steps, and view(-1) takes none that has: flatten().",
-             ("shard.flatten()", "shard.view(-1)")),
         Slip(GROUP, (GIVE, GIVE.replace(", group", "")),
              ("    rank, R =", "    group = group if out is None else None\n    rank, R =")),
         Slip(KEPT, ("out=None):", "out=None, kept={}):", MADE,
