@@ -50,7 +50,7 @@ def row_by_row(counts, row_bytes):
             s = e * R // E
             if s != r:
                 for source, target in ((r, s), (s, r), (r, s), (s, r)):  # back: the gradients
-                    sent[source, target] += counts[r, e] * row_bytes
+                    sent[source, target] += int(counts[r, e]) * row_bytes
     return sent
 
 
