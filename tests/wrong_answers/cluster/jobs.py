@@ -1,10 +1,9 @@
-"""Lab 15: scripts, manifests and plans that lose a job, a rank or an hour."""
+"""Lab 15: scripts and manifests that lose a job or a rank."""
 
 from mutants import mutant
 
 from ranklab.cluster.manifest import train_job_manifest
 from ranklab.cluster.sbatch import sbatch_script
-from ranklab.cluster.storage import storage_plan
 
 WRONG = [mutant(sbatch_script, *edits, says=says, called=called) for *edits, says, called in (
     ("--ntasks-per-node=1 --gpus", "--ntasks-per-node={job.gpus} --gpus", "A task is a torchrun",
@@ -40,19 +39,4 @@ WRONG += [mutant(train_job_manifest, *edits, says=says, called=called) for *edit
     ('["torchrun", f"--max', '["torchrun", "--nnodes=1", f"--max', "An option overrides",
      "one_node"),
     ("list(job.command)", '[" ".join(job.command)]', "ranks run|does not take", "one_word"),
-)]  # fmt: skip
-
-WRONG += [mutant(storage_plan, *edits, says=says, called=called) for *edits, says, called in (
-    ("load.checkpoint / writers / link", "load.checkpoint / link", "that of one link", "one_link"),
-    ("(1, 1)", "(load.nodes, 1)", "that of all links", "all_links"),
-    ("load.checkpoint / writers", "load.copies * load.checkpoint / writers",
-     "with copies written", "copies_written"),
-    ("min(load.link, system.client)", "load.link", "by load.link", "no_client"),
-    ("saving = max(", "saving = sum(", "the sum of three", "sum"),
-    ("(load.copies, ranks * load.copies)", "(1, ranks)", "reading each byte once", "read_once"),
-    ("1 - load.interval / turn", "turn / load.interval - 1", "divided by the interval", "of_work"),
-    ("saving * (not load.background)", "saving", "a save that nobody waits for", "always_lost"),
-    ("beside <= load", "beside + saving * (not load.background) <= load", "fits is False",
-     "all_saves_fit"),
-    ("max(load.interval, beside)", "load.interval", "without waiting for data", "no_waiting"),
 )]  # fmt: skip

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
-from ranklab.checks.cluster.nccl_text import check_read_nccl_log, turning
-from ranklab.checks.exercise import Exercise, Prediction
+from ranklab.checks.cluster.nccl_text import check_read_nccl_log
+from ranklab.checks.exercise import Exercise
 from ranklab.checks.trial import NO_ERROR, refusal
 from ranklab.cluster import nccl, nccl_log
 from ranklab.cluster.nccl import Hca, Interface, Node, Topology, selected
@@ -24,7 +24,7 @@ TOO_MUCH = {
 NOT_ASKED = "The docstring does not list it: NCCL chooses, or it is for debugging."
 
 
-def _nodes(*hcas, interfaces=ETHERNET):
+def nodes(*hcas, interfaces=ETHERNET):
     return tuple(Node(f"node{i}", interfaces, each) for i, each in enumerate(hcas))
 
 
@@ -42,31 +42,31 @@ TWO_PORTS = tuple(Hca(f"mlx5_{i}", 200, *port) for i in (0, 1)
 ROCE_ON_ONE = (Hca("mlx5_0", 400, "Ethernet"), *COMPUTE[1:])
 CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other variables)
     "8 ports on rails, 4 for storage": (Topology(
-        _nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE,
+        nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE,
         {"NCCL_CROSS_NIC": "0"}),
     "a port is down on one of three nodes": (
-        Topology(_nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE), traffic_class=0), "eth1",
+        Topology(nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE), traffic_class=0), "eth1",
         _down(COMPUTE, "mlx5_3"), {"NCCL_IB_TC": "0"}),
     "RoCE, all ports on one switch": (
-        Topology(_nodes(ROCE, ROCE), fabric="one switch", traffic_class=106), "eth1", ROCE,
+        Topology(nodes(ROCE, ROCE), fabric="one switch", traffic_class=106), "eth1", ROCE,
         {"NCCL_IB_TC": "106", "NCCL_CROSS_NIC": "1"}),
     "3 ports of InfiniBand beside 4 slower ones of RoCE": (
-        Topology(_nodes(MIXED, MIXED)), "eth1", MIXED[4:], {}),
+        Topology(nodes(MIXED, MIXED)), "eth1", MIXED[4:], {}),
     "2 ports of RoCE beside a slow one of InfiniBand": (
-        Topology(_nodes(SLOW_FIRST, SLOW_FIRST)), "eth1", SLOW_FIRST[1:], {}),
-    "cards of two ports": (Topology(_nodes(TWO_PORTS, TWO_PORTS), fabric="rails"), "eth1",
+        Topology(nodes(SLOW_FIRST, SLOW_FIRST)), "eth1", SLOW_FIRST[1:], {}),
+    "cards of two ports": (Topology(nodes(TWO_PORTS, TWO_PORTS), fabric="rails"), "eth1",
                            TWO_PORTS[::2], {"NCCL_CROSS_NIC": "0"}),
     "a port is InfiniBand on one node and RoCE on the other": (
-        Topology(_nodes(COMPUTE, ROCE_ON_ONE)), "eth1", COMPUTE[1:], {}),
-    "one port": (Topology(_nodes(COMPUTE[:1], COMPUTE[:1]), fabric="rails"), "eth1", COMPUTE[:1],
+        Topology(nodes(COMPUTE, ROCE_ON_ONE)), "eth1", COMPUTE[1:], {}),
+    "one port": (Topology(nodes(COMPUTE[:1], COMPUTE[:1]), fabric="rails"), "eth1", COMPUTE[:1],
                  {}),
     "Ethernet alone, two fast interfaces": (Topology(
-        _nodes((), (), interfaces=TWO_FAST), fabric="rails", traffic_class=106), "eth1 eth2",
+        nodes((), (), interfaces=TWO_FAST), fabric="rails", traffic_class=106), "eth1 eth2",
         "Socket", {}),
     "a node has no HCAs, the last one lacks an interface": (Topology((
-        *_nodes(COMPUTE, ()), Node("node2", _down(ETHERNET, "eth1"), COMPUTE))), "eth2", "Socket",
+        *nodes(COMPUTE, ()), Node("node2", _down(ETHERNET, "eth1"), COMPUTE))), "eth2", "Socket",
         {}),
-    "a plugin": (Topology(_nodes(COMPUTE, COMPUTE), "AWS Libfabric", "rails", 3), "eth1",
+    "a plugin": (Topology(nodes(COMPUTE, COMPUTE), "AWS Libfabric", "rails", 3), "eth1",
                  "AWS Libfabric", {}),
 }
 APART = Topology((Node("a", (*LOOPBACK, Interface("eth0", 10))), Node("b", (
@@ -74,7 +74,7 @@ APART = Topology((Node("a", (*LOOPBACK, Interface("eth0", 10))), Node("b", (
 
 
 def check_nccl_environment(nccl_environment):
-    alone = nccl_environment(Topology(_nodes(COMPUTE), fabric="rails"))
+    alone = nccl_environment(Topology(nodes(COMPUTE), fabric="rails"))
     expect(isinstance(alone, dict) and not alone.keys() - {"NCCL_DEBUG"}, f"one node: {alone!r:.60}"
            " is returned", "Return an empty dict: in a node NCCL finds NVLink and PCIe itself.")
     yield "one node needs nothing"
@@ -159,27 +159,4 @@ NCCL = (
         "cut does not match RING as a whole.",
         "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
         "ring.append(after)")),
-)
-PREDICTIONS_OF_NCCL = (
-    Prediction(
-        "cluster_fallback_times_slower", solution="8 * 400 / 25", unit="times", tolerance=0,
-        answer=lambda: (nccl.node_bandwidth(Topology(_nodes(COMPUTE)), {"NCCL_NET": "IB"})
-                        / nccl.node_bandwidth(Topology(_nodes(())), {
-                            "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "=eth1"})),
-        hint="How many Gb/s leave a node by all its cards, and how many by the interface?",
-        mistakes={16.0: "a node has eight of the cards; all its GPUs share the one interface",
-                  1 / 128: "turn the fraction over",
-                  1024.0: "both are in bits: no factor of 8 is left"},
-        why="A node sends 3.1 GB/s instead of 400 GB/s. And nothing fails: the run is just slow."),
-    Prediction(
-        "cluster_links_between_nodes", solution="4 * 2", unit="links", tolerance=0,
-        answer=lambda: float(sum(source // 8 != target // 8 for ring in turning(16, 8, 4).values()
-                                 for source, target in zip(ring, ring[1:] + ring[:1]))),
-        hint="How often does one ring leave a node?",
-        mistakes={2.0: "that is for one ring, but there are four",
-                  4.0: "a ring that goes to the other node comes back",
-                  64.0: "those are all links, but most stay inside a node",
-                  16.0: "count each link once, although both of its ends print it"},
-        why="Of 4 x 16 links 8 cross, two of each ring, because a ring runs through all GPUs of a "
-            "node before it leaves the node."),
 )
