@@ -5,8 +5,9 @@ from ranklab.checks.cluster.jobs import JOBS
 from ranklab.checks.cluster.nccl import NCCL
 from ranklab.checks.cluster.predictions import PREDICTIONS
 from ranklab.checks.cluster.rules import RULES
+from ranklab.checks.cluster.sbatch import SBATCH
 from ranklab.checks.cluster.storage import STORAGE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = (*JOBS[:1], *NCCL, *RULES, *JOBS[1:], STORAGE, *ALARM)
+EXERCISES = (SBATCH, *NCCL, *RULES, *JOBS, STORAGE, *ALARM)

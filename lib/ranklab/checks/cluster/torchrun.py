@@ -1,4 +1,4 @@
-"""What the checks of jobs share: two jobs, the variables of their ranks, torchrun's options."""
+"""What the checks of jobs share: two jobs, and what torchrun and its ranks would be told."""
 
 import contextlib
 import io
@@ -9,12 +9,36 @@ from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.cluster.job import Job
 
+# What a shell splits or expands shows in both. In LARGE it may also be no shell's syntax.
+SMALL = Job("digits", 1, 2, ("train.py", "--note", "$5  each"), minutes=20, save_seconds=45,
+            restarts=1, requeues=0, interface="ib0", image="x", environment=(("COST", "$5 each"),))
 LARGE = Job("gpt-70b", 4, 8, ("-m", "train", "--note", "it's $5;  \"so\""), 7, minutes=1530,
-            save_seconds=240, restarts=2, requeues=4, image="example.org/train:26.1",
+            save_seconds=240, restarts=0, requeues=4, image="example.org/train:26.1",
             environment=(("DATA", "/data/my text"), ("NOTE", "it's $HOME, \"so\" `x`; \\ #1"),
                          ("LINES", "one\ntwo"), ("EMPTY", "")))
-SMALL = Job("digits", 1, 2, ("train.py", "--steps", "9"), minutes=20, save_seconds=45, restarts=0,
-            requeues=0, interface="ib0", image="x")
+NAMES = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+
+def rank_environment(job, environment):
+    """Return {name: text} of what the job's ranks must find; None where it is not set."""
+    return {name: environment.get(name) for name in (*dict(job.environment), *NAMES)}
+
+
+def torchrun_options(words, names):
+    """Return {what is looked at: value} of torchrun's own reading of `words`, and the endpoint."""
+    from torch.distributed.run import get_args_parser
+
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            options = vars(get_args_parser().parse_args(words))
+    except SystemExit:
+        return {"what torchrun says": told.getvalue().strip().rpartition("error: ")[2]}, ""
+    options["nnodes"] = re.sub(r"^(\d+):\1$", r"\1", options["nnodes"])
+    return {"what torchrun says": "", **{
+        f"torchrun {name}": str(options[name.strip("-").replace("-", "_")]) for name in names},
+        "what ranks run": ["-m"] * options["module"] + [
+            options["training_script"], *options["training_script_args"]]}, options["rdzv_endpoint"]
 
 
 def compare(where, got, right):
