@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 15, in the order of the lab."""
 
 from ranklab.checks.cluster.alarm import ALARM
-from ranklab.checks.cluster.jobs import JOBS
+from ranklab.checks.cluster.manifest import MANIFEST
 from ranklab.checks.cluster.nccl import NCCL
 from ranklab.checks.cluster.predictions import PREDICTIONS
 from ranklab.checks.cluster.rules import RULES
@@ -10,4 +10,4 @@ from ranklab.checks.cluster.storage import STORAGE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = (SBATCH, *NCCL, *RULES, *JOBS, STORAGE, *ALARM)
+EXERCISES = (SBATCH, *NCCL, *RULES, MANIFEST, STORAGE, *ALARM)
