@@ -2,7 +2,8 @@
 
 from ranklab.checks.cluster.alarm import ALARM
 from ranklab.checks.cluster.manifest import MANIFEST
-from ranklab.checks.cluster.nccl import NCCL
+from ranklab.checks.cluster.nccl import NCCL_ENVIRONMENT
+from ranklab.checks.cluster.nccl_text import READ_LOG
 from ranklab.checks.cluster.predictions import PREDICTIONS
 from ranklab.checks.cluster.rules import RULES
 from ranklab.checks.cluster.sbatch import SBATCH
@@ -10,4 +11,4 @@ from ranklab.checks.cluster.storage import STORAGE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = (SBATCH, *NCCL, *RULES, MANIFEST, STORAGE, *ALARM)
+EXERCISES = (SBATCH, NCCL_ENVIRONMENT, READ_LOG, *RULES, MANIFEST, STORAGE, *ALARM)
