@@ -9,7 +9,6 @@ import pytest
 
 from ranklab.checks.cluster import batch_run
 from ranklab.checks.cluster.torchrun import LARGE, SMALL
-from ranklab.checks.exercise import Mistake
 from ranklab.cluster.manifest import invalid, train_job_manifest
 from ranklab.cluster.sbatch import sbatch_script
 from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, Load, storage_plan
@@ -20,14 +19,12 @@ def test_options_are_read_as_sbatch_reads_them():
               "#SBATCH --job-name='a b'\ncd /\n#SBATCH --mem=0\n")
     assert batch_run.header(script) == {"--nodes": "2", "--time": "5", "--requeue": "",
                                         "--job-name": "a b"}
-    with pytest.raises(Mistake):
-        batch_run.header("\n" + script)
 
 
 def test_a_script_that_does_not_end_is_ended(monkeypatch):
     monkeypatch.setattr(batch_run, "patience", lambda: 0.05)
-    with pytest.raises(Mistake, match="has not ended"):
-        batch_run.run("#!/bin/bash\n(while :; do /bin/sleep 0.01777; done) &\nwait\n", SMALL)
+    run = batch_run.run("#!/bin/bash\n(while :; do /bin/sleep 0.01777; done) &\nwait\n", SMALL)
+    assert str(run.code).startswith("none after 10 s")
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert "sleep 0.01777" not in left
 

@@ -32,7 +32,7 @@ def test_a_value_selects_ports_as_nccl_does(value, wanted):
 
 
 def test_bandwidth_is_that_of_what_is_selected():
-    topology = CASES["8 ports on rails, 4 for storage"][0]
+    topology = CASES[0].topology  # 8 ports on rails, 4 for storage
     environment = nccl_environment(topology)
     assert node_bandwidth(topology, environment) == 400e9
     assert node_bandwidth(topology, {}) == 500e9  # NCCL alone takes the ports for storage, too

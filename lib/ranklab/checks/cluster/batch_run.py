@@ -10,8 +10,6 @@ from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
 from ranklab.engine.surroundings import patience
 
 HEAD, LIST, HOSTS = "gpu07", "gpu[07,12-13],big2", "gpu07\ngpu12\ngpu13\nbig2"  # of one or four
@@ -21,6 +19,7 @@ case "${0##*/} $1" in
     "scontrol show") [ "${3-$SLURM_NODELIST}" = "$SLURM_NODELIST" ] && echo "$STUB_HOSTS" ;;
     "scontrol requeue") printf %s "${2-no number}" >> requeued ;;
     hostname*) echo "$SLURMD_NODENAME" ;;
+    torchrun*) echo alone >> alone ;;
     srun*) printf '%s\\0' "$@" > words; env -0 > variables; exit "$STUB_CODE" ;;
 esac
 """
@@ -41,15 +40,14 @@ def options(words):
 
 def header(script):
     """The options of the #SBATCH lines that sbatch reads."""
-    expect(isinstance(script, str) and script.startswith("#!"), "the script begins with "
-           f"{str(script)[:20]!r}", "sbatch takes only a script that begins with #! and a shell.")
     lines = takewhile(lambda line: line.strip()[:1] in ("", "#"), script.splitlines())
     return options(word for line in lines if line.startswith("#SBATCH")
                    for word in shlex.split(line[7:], comments=True))
 
 
 def run(script, job, number=4711, restarts=None, code=0):
-    """What the job's script did: its exit code, srun's words and variables, and what it printed.
+    """What the job's script did: its exit code, srun's words and variables, whether torchrun ran
+    without srun, the number of the job that is requeued, and what it printed.
 
     number, restarts  of the job, as Slurm tells it; code: srun's exit code
     """
@@ -62,16 +60,16 @@ def run(script, job, number=4711, restarts=None, code=0):
         "STUB_CODE": str(code), "STUB_HOSTS": HOSTS if job.nodes > 1 else HEAD,
         "SLURMD_NODENAME": HEAD, "LANG": "C.UTF-8"}
     with tempfile.TemporaryDirectory(prefix="sbatch-", ignore_cleanup_errors=True) as name:
-        folder, files = Path(name), ("words", "variables", "requeued")
+        folder, files = Path(name), ("words", "variables", "requeued", "alone")
         for file in COMMANDS + files:
             (folder / file).write_text(STAND_IN if file in COMMANDS else "")
             (folder / file).chmod(0o755)
         ended, said = _run(script, folder, environment | {
-            "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "HOME": name})
-        words, variables, requeued = ((folder / file).read_text() for file in files)
+            "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "HOME": "."})
+        words, variables, requeued, alone = ((folder / file).read_text() for file in files)
         variables = dict(each.split("=", 1) for each in variables.split("\0")[:-1])
         return SimpleNamespace(code=ended, words=words.split("\0")[:-1], variables=variables,
-                               requeued=requeued, said=said)
+                               requeued=requeued, alone=bool(alone), said=said)
 
 
 def _run(script, folder, environment):
@@ -84,7 +82,7 @@ def _run(script, folder, environment):
         try:
             code = process.wait(10 * patience())
         except subprocess.TimeoutExpired:
-            raise Mistake("after 10 s the script has not ended, but srun ends at once") from None
+            code = "none after 10 s, and srun ends at once"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)

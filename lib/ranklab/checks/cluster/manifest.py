@@ -1,18 +1,40 @@
-"""The check of train_job_manifest: by the CRDs' schemas, and field by field."""
+"""train_job_manifest: by the CRDs' schemas, and field by field."""
 
 import re
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect, refused
-from ranklab.checks.cluster.torchrun import LARGE, SMALL, check_torchrun, compare, variables
-from ranklab.cluster.manifest import invalid
+from ranklab.checks.cluster.findings import finding
+from ranklab.checks.cluster.torchrun import LARGE, SMALL, rank_environment, torchrun_options
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.cluster.job import Job
+from ranklab.cluster.manifest import invalid, train_job_manifest
 
 JOB = "spec.replicatedJobs.0.template.spec."
 POD = f"{JOB}template.spec."
-TOLD = "Kubeflow tells torchrun by PET_NNODES, PET_MASTER_ADDR and others."
+FIELDS = {  # kind: (fields of its own, where its container is, its resources, torchrun's options)
+    "TrainJob": (["spec.runtimeRef.name", "spec.trainer.numNodes", "spec.trainer.numProcPerNode",
+                  "spec.activeDeadlineSeconds"], "spec.trainer.", "resourcesPerNode.",
+                 ["--max-restarts"]),
+    "JobSet": (["spec.failurePolicy.maxRestarts", "spec.replicatedJobs.0.name",
+                "spec.replicatedJobs.0.replicas", f"{JOB}parallelism", f"{JOB}completions",
+                f"{JOB}completionMode", f"{JOB}backoffLimit", f"{JOB}activeDeadlineSeconds",
+                f"{POD}restartPolicy", f"{POD}terminationGracePeriodSeconds",
+                f"{POD}containers.0.name"], f"{POD}containers.0.", "resources.",
+               ["--nnodes", "--nproc-per-node", "--rdzv-backend", "--max-restarts"])}
+DEFAULTS = {"spec.replicatedJobs.0.replicas": 1}
 MEETING = "--?(nnodes|nproc|rdzv|node.rank|master|standalone|local.addr)"
-PODS = "A Job's completions and parallelism give a pod for each node, all at once."
+
+
+class Case(NamedTuple):
+    """kind  None: not given"""
+
+    job: Job
+    kind: str | None
+
+    def __str__(self):
+        return f"{self.kind or 'without kind'}, {self.job.nodes} x {self.job.gpus} GPUs" + (
+            ", no image" * (not self.job.image))
 
 
 def leaves(part, path=""):
@@ -24,65 +46,179 @@ def leaves(part, path=""):
             for key, leaf in leaves(inner, f"{path}{name}.").items()}
 
 
-def of_train_job(job):
-    """({field: (value, hint)}, {torchrun's option: (value, hint)})"""
-    return {"spec.runtimeRef.name": ("torch-distributed", ""),
-            "spec.trainer.numNodes": (job.nodes, "Nodes, each of them a pod."),
-            "spec.trainer.numProcPerNode": (job.gpus, "Ranks of one node.")}, {}
+def _see(fn, case):
+    manifest = fn(case.job, kind=case.kind) if case.kind else fn(case.job)
+    errors, fields = invalid(manifest), DEFAULTS | leaves(manifest)
+    own, container, resources, options = FIELDS.get(case.kind, FIELDS["TrainJob"])
+    names = ["kind", "metadata.name", *own, f"{container}image",
+             f"{container}{resources}requests.cpu", f"{container}{resources}limits.nvidia.com/gpu"]
+    yield {"what its schema finds wrong": finding([each.partition(":")[0] for each in errors],
+                                                  "; ".join(errors[:2])[:300]),
+           **{name: str(fields[name]) if name in fields else None for name in names},
+           **_environment(case, fields, f"{container}env."),
+           **_command(case, fields, container, options)}
 
 
-def of_job_set(job):
-    return {"spec.failurePolicy.maxRestarts": (job.requeues, "For the whole set: job.requeues."),
-            "spec.replicatedJobs.0.name": ("node", "It is part of the first pod's name."),
-            "spec.replicatedJobs.0.replicas": (1, "A replica is a Job; its pods are the nodes."),
-            f"{JOB}parallelism": (job.nodes, PODS), f"{JOB}completions": (job.nodes, PODS),
-            f"{JOB}completionMode": ("Indexed", "Only Indexed pods have names."),
-            f"{JOB}backoffLimit": (0, "By default a Job makes 6 new pods, one by one."),
-            f"{POD}restartPolicy": ("Never", "JobSet's default restarts a single container."),
-            f"{POD}terminationGracePeriodSeconds": (job.save_seconds, "Without it a pod has 30 s."),
-            f"{POD}containers.0.name": ("node", "")}, {
-            "--nnodes": (job.nodes, PODS), "--nproc-per-node": (job.gpus, "Ranks of one pod."),
-            "--rdzv-backend": ("c10d", "Pods meet at one of them, in each life again.")}
-
-
-KINDS = {"TrainJob": (of_train_job, "spec.", "spec.trainer.", "resourcesPerNode."),
-         "JobSet": (of_job_set, JOB, f"{POD}containers.0.", "resources.")}
-
-
-def check_manifest(manifest, job, kind):
-    wrong, (special, spec, at, resources) = invalid(manifest), KINDS[kind]
-    expect(not wrong, f"{kind}, by its schema: {'; '.join(wrong[:2])[:300]}", "Kubernetes refuses "
-           "this: a field has another name or another type, or is missing.")
-    fields, (right, told) = {"spec.replicatedJobs.0.replicas": 1} | leaves(manifest), special(job)
-    compare(kind, fields, {"kind": (kind, ""), "metadata.name": (job.name, "")} | right | {
-        f"{spec}activeDeadlineSeconds": (60 * job.minutes, "Seconds, not minutes, "
-                                            f"in {spec[:-1]}."),
-        f"{at}image": (job.image, ""), f"{at}{resources}requests.cpu": (
-            job.cpus * job.gpus, "job.cpus for each GPU of the pod."),
-        f"{at}{resources}limits.nvidia.com/gpu": (job.gpus, "Of one pod; without it, no GPU.")})
-    names = [key for key in fields if key.startswith(f"{at}env.") and key.endswith(".name")]
+def _environment(case, fields, path):
+    names = [key for key in fields if key.startswith(path) and key.endswith(".name")]
     environment = {fields[key]: fields.get(f"{key[:-5]}.value") for key in names}
-    compare(kind, environment, variables(job))
-    expect(kind == "JobSet" or "PET_" not in str([*environment]), f"{kind}: PET_ variables in env",
-           f"{TOLD} It refuses a TrainJob that sets them.")
+    looked_at = rank_environment(case.job, environment)
+    if case.kind != "JobSet":
+        looked_at["what env tells torchrun"] = [
+            name for name in environment if str(name).startswith("PET_")]
+    return looked_at
+
+
+def _command(case, fields, container, options):
     words = [fields[key] for part in ("command", "args") for key in fields
-             if key.startswith(f"{at}{part}.")]
-    expect(words[:1] == ["torchrun"], f"{kind}: it runs {words[:3]}", "The first word is torchrun.")
-    own = [each for each in words[: -len(job.command)] if re.match(MEETING, str(each))]
-    expect(kind == "JobSet" or not own, f"{kind}: torchrun has {' '.join(own)}",
-           f"{TOLD} An option overrides that.")
-    host, _, port = check_torchrun(kind, words[1:], job, told)["rdzv_endpoint"].rpartition(":")
-    first = f"{job.name}-node-0-0.{job.name}"
-    expect(kind == "TrainJob" or (host == first and port.isdigit()), "JobSet: ranks meet at "
-           f"{host!r}, port {port!r}", f"At the first pod, {first}, and any port.")
+             if key.startswith(f"{container}{part}.")]
+    by_torchrun, endpoint = torchrun_options(words[1:], options)
+    host, _, port = endpoint.partition(":")
+    meeting = [each for each in words[: -len(case.job.command)] if re.match(MEETING, str(each))]
+    return {"the first word": words[0] if words else None} | (
+        {"the host where pods meet": host, "the port there": finding(
+            port.isdigit(), f"{port!r}, not a number")} if case.kind == "JobSet"
+        else {"what options say of nodes and meeting": meeting}) | by_torchrun
 
 
-def check_train_job_manifest(train_job_manifest):
-    for kind in KINDS:
-        for job in (LARGE, SMALL):
-            check_manifest(train_job_manifest(job, kind=kind), job, kind)
-        yield f"a {kind}, valid by its CRD's schema; its ranks, GPUs, image, command and times"
-    compare("without kind", train_job_manifest(SMALL), {"kind": ("TrainJob", "")})
-    for job, kind in ((LARGE, "Job"), (replace(LARGE, image=""), "JobSet")):
-        refused(f"{kind}, image={job.image!r}", partial(train_job_manifest, job, kind))()
-    yield "no image, another kind: a ValueError"
+NUM_NODES, NUM_RANKS = '"numNodes": job.nodes', '"numProcPerNode": job.gpus'
+LIMITS, CPU = '"limits": {"nvidia.com/gpu": job.gpus}', '{"cpu": job.cpus * job.gpus}'
+BOTH = '"parallelism": job.nodes, "completions": job.nodes'
+TORCHRUN, ARGS = '["torchrun", f"--max-restarts={job.restarts}"]', '"args": list(job.command)'
+ENV, NAMED = " | dict(job.environment)", '["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]'
+SHUTDOWN = 'variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.save_seconds)'
+HOST, REPLICAS = "{job.name}-node-0-0.{job.name}:29400", '"replicas": 1'
+MANIFEST = Proof(
+    train_job_manifest,
+    Stage("a TrainJob, valid by its CRD's schema; its ranks, GPUs, image, command and times", _see,
+          (Case(SMALL, "TrainJob"), Case(LARGE, "TrainJob"))),
+    Stage("a JobSet, valid by its CRD's schema; its ranks, GPUs, image, command and times", _see,
+          (Case(SMALL, "JobSet"), Case(LARGE, "JobSet"))),
+    Stage("a TrainJob without `kind`; no image, another kind: a ValueError", _see, (
+        Case(SMALL, None), Case(LARGE, "Job"), Case(replace(LARGE, image=""), "JobSet"))),
+    mistakes=(
+        Slip("The schema has numNodes and numProcPerNode, and no such name.",
+             (NUM_RANKS, NUM_RANKS.replace("numProc", "nproc")),
+             (NUM_NODES, NUM_NODES.replace("numNodes", "nnodes"))),
+        Slip("numNodes counts nodes, each of them a pod.",
+             (NUM_NODES, '"numNodes": job.nodes * job.gpus')),
+        Slip("numProcPerNode counts the ranks of one node.",
+             (NUM_RANKS, '"numProcPerNode": job.nodes * job.gpus'),
+             (NUM_RANKS, '"numProcPerNode": 1')),
+        Slip("A pod's GPUs and CPUs are for all of its ranks.",
+             (LIMITS, '"limits": {"nvidia.com/gpu": 1}'), (CPU, '{"cpu": job.cpus}')),
+        Slip("A limit is of one pod, not of the whole job.",
+             (LIMITS, '"limits": {"nvidia.com/gpu": job.nodes * job.gpus}')),
+        Slip("Without a limit of nvidia.com/gpu a pod gets no GPU.",
+             (f'{LIMITS}, "requests": {{', '"requests": {"nvidia.com/gpu": job.gpus, ')),
+        Slip("Request CPUs, too: requests.cpu.", (f', "requests": {CPU}', "")),
+        Slip("Seconds, not minutes: 60 * job.minutes.", ("60 * job.minutes", "job.minutes")),
+        Slip("A TrainJob's activeDeadlineSeconds is its own, spec.activeDeadlineSeconds.",
+             ('"activeDeadlineSeconds": limit,\n            "trainer": container | {',
+              '"trainer": container | {"activeDeadlineSeconds": limit, '),
+             ('"activeDeadlineSeconds": limit,\n            ', "")),
+        Slip("activeDeadlineSeconds of a JobSet belongs to its Job, beside backoffLimit.",
+             ('"activeDeadlineSeconds": limit, "template"', '"template"'),
+             ('"activeDeadlineSeconds": limit, "template"', '"template"',
+              '"failurePolicy": {', '"activeDeadlineSeconds": limit, "failurePolicy": {')),
+        Slip("The values in env are text: str(job.save_seconds).",
+             ("= str(job.save_seconds)", "= job.save_seconds")),
+        Slip("env is a list of names and values, and no dict.",
+             ('[{"name": name, "value": text} for name, text in variables.items()]', "variables")),
+        Slip("Each value of job.environment belongs into env, too.", (ENV, "")),
+        Slip("No shell takes quotes away here: give each value as it is.",
+             (ENV, " | {name: repr(text) for name, text in job.environment}")),
+        Slip("torchrun kills its ranks 30 s after a SIGTERM, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT "
+             "gives them longer.", (SHUTDOWN, "pass")),
+        Slip("Set neither name if the job has no interface: empty is not the same as not set.",
+             (f"{NAMED} if job.interface else []", NAMED)),
+        Slip("NCCL and Gloo each read their own name: set both.",
+             (NAMED, '["NCCL_SOCKET_IFNAME"]'), (NAMED, '["GLOO_SOCKET_IFNAME"]')),
+        Slip("Kubeflow tells torchrun by PET_NNODES, PET_MASTER_ADDR and others, and refuses a "
+             "TrainJob that sets them.",
+             (SHUTDOWN, f'{SHUTDOWN}\n    variables["PET_NNODES"] = str(job.nodes)')),
+        Slip("Kubeflow tells a TrainJob's torchrun by PET_NNODES, PET_MASTER_ADDR and others: an "
+             "option overrides that.",
+             (TORCHRUN, f'{TORCHRUN} + [f"--nnodes={{job.nodes}}"] * (kind != "JobSet")'),
+             (TORCHRUN, f'{TORCHRUN} + ["--nnodes=1"] * (kind != "JobSet")'),
+             (TORCHRUN, f'{TORCHRUN} + ["--nnodes=1"]'),
+             (TORCHRUN, f'{TORCHRUN} + [f"--nnodes={{job.nodes}}"]'),
+             (TORCHRUN, f'{TORCHRUN} + [f"--nproc-per-node={{job.gpus}}"]'),
+             (TORCHRUN, f'{TORCHRUN} + [f"--nnodes={{job.nodes}}", '
+              'f"--nproc-per-node={job.gpus}"]')),
+        Slip("command is a list of words, which nobody splits.",
+             (ARGS, '"args": [" ".join(job.command)]'), (ARGS, '"args": " ".join(job.command)'),
+             (TORCHRUN, '[f"torchrun --max-restarts={job.restarts}"]')),
+        Slip("torchrun itself starts the container, without a shell.",
+             (f'"command": torchrun, {ARGS}',
+              '"command": ["sh", "-c", " ".join([*torchrun, *job.command])]'),
+             (f'"command": torchrun, {ARGS}',
+              '"command": ["bash", "-c"], "args": [" ".join([*torchrun, *job.command])]')),
+        Slip("torchrun starts the ranks, and Python alone would be one process.",
+             (TORCHRUN, '["python"]')),
+        Slip("The container runs the job's own command, too.", (f", {ARGS}", "")),
+        Slip("job.restarts are torchrun's, of the ranks; job.requeues are the scheduler's, of the "
+             "whole job.", (TORCHRUN, TORCHRUN.replace("restarts}", "requeues}")),
+             ('"maxRestarts": job.requeues', '"maxRestarts": job.restarts')),
+        Slip("Without --max-restarts torchrun restarts no rank.", (TORCHRUN, '["torchrun"]')),
+        Slip("Without failurePolicy a JobSet fails with its first pod: maxRestarts is "
+             "job.requeues.", ('"failurePolicy": {"maxRestarts": job.requeues},', "")),
+        Slip("A replica is a Job, and its pods are the nodes: one replica.",
+             (REPLICAS, '"replicas": job.nodes'),
+             (REPLICAS, '"replicas": job.nodes', BOTH, '"parallelism": 1, "completions": 1')),
+        Slip("A Job's parallelism and completions give a pod for each node, all at once.",
+             (BOTH, '"parallelism": 1, "completions": job.nodes'),
+             (BOTH, '"parallelism": job.nodes, "completions": 1'),
+             (BOTH, '"parallelism": 1, "completions": 1'), (BOTH, '"completions": job.nodes'),
+             (BOTH, '"parallelism": job.nodes')),
+        Slip("A pod is for a node, not for a GPU.",
+             (BOTH, BOTH.replace("job.nodes", "job.nodes * job.gpus"))),
+        Slip("Only the pods of an Indexed Job have names.",
+             ('"completionMode": "Indexed",', '"completionMode": "NonIndexed",'),
+             ('"completionMode": "Indexed",', "")),
+        Slip("By default a Job makes 6 new pods, one by one: backoffLimit is 0.",
+             ('"backoffLimit": 0, ', ""), ('"backoffLimit": 0', '"backoffLimit": 6')),
+        Slip("What counts restarts is failurePolicy; a Job's backoffLimit is 0.",
+             ('"backoffLimit": 0', '"backoffLimit": job.requeues')),
+        Slip("A container that is restarted alone meets nobody: restartPolicy Never.",
+             ('"restartPolicy": "Never", ', ""),
+             ('"restartPolicy": "Never"', '"restartPolicy": "OnFailure"')),
+        Slip("Without terminationGracePeriodSeconds a pod has 30 s to save.",
+             ('"terminationGracePeriodSeconds": job.save_seconds,', "")),
+        Slip("The first pod's name has the name of the replicated job in it: node.",
+             ('[{"name": "node", "replicas"', '[{"name": "workers", "replicas"')),
+        Slip("The container is called node.", ('{"name": "node", "resources"',
+                                               '{"name": "trainer", "resources"')),
+        Slip("Pods meet at the first pod, <set>-node-0-0.<set>: the last word is the set's name, "
+             "which is that of its service.", (HOST, "{job.name}-node-0-0:29400")),
+        Slip("Pods meet at the first pod, <set>-node-0-0.<set>: the numbers are those of the "
+             "replica and of the pod.", (HOST, "{job.name}-node-0.{job.name}:29400")),
+        Slip("All pods must meet at the same one, the first: each would take localhost for its "
+             "own.", (HOST, "localhost:29400"), (HOST, "127.0.0.1:29400")),
+        Slip("The set is called job.name.", (HOST, "train-node-0-0.train:29400")),
+        Slip("Pods do not find each other by themselves: --rdzv-endpoint says where they meet.",
+             (f'"--rdzv-backend=c10d",\n                 f"--rdzv-endpoint={HOST}"',
+              '"--rdzv-backend=c10d"')),
+        Slip("The endpoint is a host and a port, with a : between them.", (":29400", "")),
+        Slip("A JobSet's torchrun knows nothing of the others: tell it --nnodes, --nproc-per-node "
+             "and --rdzv-backend=c10d.", ('f"--nnodes={job.nodes}", ', ""),
+             ('f"--nproc-per-node={job.gpus}", ', ""), ('"--rdzv-backend=c10d",', "")),
+        Slip("--nnodes counts pods, and --nproc-per-node the ranks of one of them.",
+             ("--nnodes={job.nodes}", "--nnodes={job.nodes * job.gpus}"),
+             ("--nproc-per-node={job.gpus}", "--nproc-per-node={job.nodes * job.gpus}")),
+        Slip("metadata.name is job.name.", ('{"name": job.name}', '{"name": "train"}')),
+        Slip("runtimeRef names the runtime torch-distributed.",
+             ('"runtimeRef": {"name": "torch-distributed"}, ', ""),
+             ('{"name": "torch-distributed"}', '{"name": "torch"}')),
+        Slip("Another kind is a ValueError.", ('kind not in ("TrainJob", "JobSet") or ', "")),
+        Slip("A job without an image is a ValueError.", (" or not job.image", "")),
+        Slip("Refuse with a ValueError.", ("raise ValueError(f", "raise RuntimeError(f"),
+             ("raise ValueError(f", "assert False, (f")),
+    ), hints=(
+        "What counts the nodes, what starts the ranks, and what starts them again?",
+        "A TrainJob gives numbers, and Kubeflow makes a JobSet from them. In a JobSet you write "
+        "the pods yourself: spec.replicatedJobs[0].template is a Job, and its spec.template a pod.",
+        '{"failurePolicy": {"maxRestarts": job.requeues}, "replicatedJobs": [{"name": "node", '
+        '"replicas": 1, "template": {"spec": {"parallelism": job.nodes, "completions": job.nodes, '
+        '"completionMode": "Indexed", "backoffLimit": 0, "template": {"spec": pods}}}}]}',
+    ))

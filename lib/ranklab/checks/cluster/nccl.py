@@ -1,13 +1,11 @@
-"""Lab 15, NCCL: the check of nccl_environment, and all that lab 15 asks about NCCL."""
+"""nccl_environment: which devices of each node its values select, by NCCL's rules."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.cluster.nccl_text import check_read_nccl_log, turning
-from ranklab.checks.exercise import Exercise, Prediction
-from ranklab.checks.trial import NO_ERROR, refusal
-from ranklab.cluster import nccl, nccl_log
-from ranklab.cluster.nccl import Hca, Interface, Node, Topology, selected
+from ranklab.checks.cluster.findings import finding
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.cluster.nccl import Hca, Interface, Node, Topology, nccl_environment, selected
 
 LOOPBACK = Interface("lo", 0, "host"), Interface("docker0", 0, "host")
 ETHERNET = (*LOOPBACK, Interface("eth0", 1, "management"), Interface("eth1", 25),
@@ -15,16 +13,37 @@ ETHERNET = (*LOOPBACK, Interface("eth0", 1, "management"), Interface("eth1", 25)
 COMPUTE = tuple(Hca(f"mlx5_{i}", 400) for i in (0, 1, 3, 4, 5, 6, 8, 9))
 STORAGE = tuple(Hca(f"mlx5_{i}", 200, use="storage") for i in (2, 7, 10, 11))
 ROCE = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
-TOO_MUCH = {
-    "NCCL_IB_GID_INDEX": "NCCL finds it by itself, since 2.21. A number fits only one machine.",
-    "NCCL_IB_TC": "The network's team chooses it, and only for InfiniBand and RoCE.",
-    "NCCL_CROSS_NIC": "It says how switches are wired. If you don't know that, or a node has only "
-                      "one port, leave the choice to NCCL.",
-    "NCCL_IB_HCA": "Nothing reads it if no HCA port carries the data."}
-NOT_ASKED = "The docstring does not list it: NCCL chooses, or it is for debugging."
+TWO_FAST = (*LOOPBACK, Interface("eth3", 25), Interface("eth1", 100), Interface("eth2", 100),
+            Interface("eth20", 400, up=False))
+MIXED = (*(Hca(f"mlx5_{i}", 100, "Ethernet") for i in range(4)),
+         *(Hca(f"mlx5_{i}", 200) for i in (4, 5, 6)))
+SLOW_FIRST = Hca("mlx5_0", 100), Hca("mlx5_1", 400, "Ethernet"), Hca("mlx5_2", 400, "Ethernet")
+ONE_FAST = Hca("mlx5_0", 400), *(Hca(f"mlx5_{i}", 200, "Ethernet") for i in (1, 2, 3))
+TWO_PORTS = tuple(Hca(f"mlx5_{i}", 200, *port) for i in (0, 1)
+                  for port in (("InfiniBand", 1), ("Ethernet", 2, "storage")))
+SLOW_ROCE = Hca("mlx5_0", 100, "Ethernet"), Hca("mlx5_1", 400), Hca("mlx5_2", 400)
+ROCE_ON_ONE = (Hca("mlx5_0", 400, "Ethernet"), *COMPUTE[1:])
 
 
-def _nodes(*hcas, interfaces=ETHERNET):
+class Case(NamedTuple):
+    """A topology, and what must be set for it.
+
+    interfaces  "eth1 eth2": names that NCCL_SOCKET_IFNAME must select
+    hcas        the ports that NCCL_IB_HCA must select, or the NCCL_NET that is not IB
+    others      further variables
+    """
+
+    name: str
+    topology: Topology
+    interfaces: str
+    hcas: tuple | str
+    others: dict
+
+    def __str__(self):
+        return self.name
+
+
+def nodes(*hcas, interfaces=ETHERNET):
     return tuple(Node(f"node{i}", interfaces, each) for i, each in enumerate(hcas))
 
 
@@ -32,154 +51,201 @@ def _down(devices, name):
     return tuple(replace(each, up=each.name != name) for each in devices)
 
 
-TWO_FAST = (*LOOPBACK, Interface("eth3", 25), Interface("eth1", 100), Interface("eth2", 100),
-            Interface("eth20", 400, up=False))
-MIXED = (*(Hca(f"mlx5_{i}", 100, "Ethernet") for i in range(4)),
-         *(Hca(f"mlx5_{i}", 200) for i in (4, 5, 6)))
-SLOW_FIRST = Hca("mlx5_0", 100), Hca("mlx5_1", 400, "Ethernet"), Hca("mlx5_2", 400, "Ethernet")
-TWO_PORTS = tuple(Hca(f"mlx5_{i}", 200, *port) for i in (0, 1)
-                  for port in (("InfiniBand", 1), ("Ethernet", 2, "storage")))
-ROCE_ON_ONE = (Hca("mlx5_0", 400, "Ethernet"), *COMPUTE[1:])
-CASES = {  # name: (topology, interfaces, HCAs or what is used instead, other variables)
-    "8 ports on rails, 4 for storage": (Topology(
-        _nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE,
-        {"NCCL_CROSS_NIC": "0"}),
-    "a port is down on one of three nodes": (
-        Topology(_nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE), traffic_class=0), "eth1",
+RAILS, ONE_SWITCH = {"NCCL_CROSS_NIC": "0"}, {"NCCL_CROSS_NIC": "1"}
+CASES = (
+    Case("8 ports on rails, 4 for storage", Topology(
+        nodes(COMPUTE + STORAGE, COMPUTE + STORAGE), fabric="rails"), "eth1", COMPUTE, RAILS),
+    Case("a port is down on one of three nodes", Topology(
+        nodes(COMPUTE, _down(COMPUTE, "mlx5_3"), COMPUTE), traffic_class=0), "eth1",
         _down(COMPUTE, "mlx5_3"), {"NCCL_IB_TC": "0"}),
-    "RoCE, all ports on one switch": (
-        Topology(_nodes(ROCE, ROCE), fabric="one switch", traffic_class=106), "eth1", ROCE,
-        {"NCCL_IB_TC": "106", "NCCL_CROSS_NIC": "1"}),
-    "3 ports of InfiniBand beside 4 slower ones of RoCE": (
-        Topology(_nodes(MIXED, MIXED)), "eth1", MIXED[4:], {}),
-    "2 ports of RoCE beside a slow one of InfiniBand": (
-        Topology(_nodes(SLOW_FIRST, SLOW_FIRST)), "eth1", SLOW_FIRST[1:], {}),
-    "cards of two ports": (Topology(_nodes(TWO_PORTS, TWO_PORTS), fabric="rails"), "eth1",
-                           TWO_PORTS[::2], {"NCCL_CROSS_NIC": "0"}),
-    "a port is InfiniBand on one node and RoCE on the other": (
-        Topology(_nodes(COMPUTE, ROCE_ON_ONE)), "eth1", COMPUTE[1:], {}),
-    "one port": (Topology(_nodes(COMPUTE[:1], COMPUTE[:1]), fabric="rails"), "eth1", COMPUTE[:1],
-                 {}),
-    "Ethernet alone, two fast interfaces": (Topology(
-        _nodes((), (), interfaces=TWO_FAST), fabric="rails", traffic_class=106), "eth1 eth2",
+    Case("RoCE, all ports on one switch", Topology(
+        nodes(ROCE, ROCE), fabric="one switch", traffic_class=106), "eth1", ROCE,
+        {"NCCL_IB_TC": "106"} | ONE_SWITCH),
+    Case("3 ports of InfiniBand beside 4 slower ones of RoCE", Topology(nodes(MIXED, MIXED)),
+         "eth1", MIXED[4:], {}),
+    Case("2 ports of RoCE beside a slow one of InfiniBand", Topology(
+        nodes(SLOW_FIRST, SLOW_FIRST)), "eth1", SLOW_FIRST[1:], {}),
+    Case("2 ports of InfiniBand beside a slow one of RoCE", Topology(nodes(SLOW_ROCE, SLOW_ROCE)),
+         "eth1", SLOW_ROCE[1:], {}),
+    Case("3 ports of RoCE beside a fast one of InfiniBand", Topology(nodes(ONE_FAST, ONE_FAST)),
+         "eth1", ONE_FAST[1:], {}),
+    Case("cards of two ports", Topology(nodes(TWO_PORTS, TWO_PORTS), fabric="rails"), "eth1",
+         TWO_PORTS[::2], RAILS),
+    Case("a port is InfiniBand on one node and RoCE on the other", Topology(
+        nodes(COMPUTE, ROCE_ON_ONE)), "eth1", COMPUTE[1:], {}),
+    Case("one port", Topology(nodes(COMPUTE[:1], COMPUTE[:1]), fabric="rails"), "eth1",
+         COMPUTE[:1], {}),
+    Case("Ethernet alone, two fast interfaces", Topology(
+        nodes((), (), interfaces=TWO_FAST), fabric="rails", traffic_class=106), "eth1 eth2",
         "Socket", {}),
-    "a node has no HCAs, the last one lacks an interface": (Topology((
-        *_nodes(COMPUTE, ()), Node("node2", _down(ETHERNET, "eth1"), COMPUTE))), "eth2", "Socket",
+    Case("a node has no HCAs, the last one lacks an interface", Topology((
+        *nodes(COMPUTE, ()), Node("node2", _down(ETHERNET, "eth1"), COMPUTE))), "eth2", "Socket",
         {}),
-    "a plugin": (Topology(_nodes(COMPUTE, COMPUTE), "AWS Libfabric", "rails", 3), "eth1",
-                 "AWS Libfabric", {}),
-}
-APART = Topology((Node("a", (*LOOPBACK, Interface("eth0", 10))), Node("b", (
-    *LOOPBACK, Interface("eno1", 10), Interface("eth0", 10, "management")))))
+    Case("a plugin", Topology(nodes(COMPUTE, COMPUTE), "AWS Libfabric", "rails", 3), "eth1",
+         "AWS Libfabric", {}),
+)
+ALONE = Case("one node", Topology(nodes(COMPUTE), fabric="rails"), "", "", {})
+APART = Case("no interface for jobs is up on both nodes", Topology((
+    Node("a", (*LOOPBACK, Interface("eth0", 10))),
+    Node("b", (*LOOPBACK, Interface("eno1", 10), Interface("eth0", 10, "management"))))),
+    "", "", {})
 
 
-def check_nccl_environment(nccl_environment):
-    alone = nccl_environment(Topology(_nodes(COMPUTE), fabric="rails"))
-    expect(isinstance(alone, dict) and not alone.keys() - {"NCCL_DEBUG"}, f"one node: {alone!r:.60}"
-           " is returned", "Return an empty dict: in a node NCCL finds NVLink and PCIe itself.")
-    yield "one node needs nothing"
-    for name, (topology, interfaces, hcas, others) in CASES.items():
-        _fits(name, nccl_environment(topology), topology, interfaces.split(), hcas, others)
-        yield name
-    expect(refusal(nccl_environment, APART) != NO_ERROR, "no interface for jobs is up on both "
-           "nodes: no ValueError", "The names differ, or one of them is for management.")
-    yield "a ValueError where nodes have no interface in common"
-
-
-def _fits(name, found, topology, interfaces, hcas, others):
-    network, ports = (hcas, []) if isinstance(hcas, str) else (
-        "IB", [each.label for each in hcas if each.up])
-    for variable, value in found.items():
-        expect(isinstance(value, str), f"{name}: {variable} is {value!r}, a {type(value).__name__}",
-               "The environment holds text, such as '0', and no variable without need.")
-    given = found.get("NCCL_NET", "")
-    expect(given.lower() == network.lower(), f"{name}: NCCL_NET is {given!r}, not {network!r}",
-           "" if given else "Without it NCCL takes what a node has, and quietly falls back to TCP.")
-    _selects(name, topology, "NCCL_SOCKET_IFNAME", found, "interfaces", interfaces)
-    gloo = found.get("GLOO_SOCKET_IFNAME", "")
-    expect(gloo and {*gloo.split(",")} <= {*interfaces}, f"{name}: GLOO_SOCKET_IFNAME is "
-           f"{gloo!r}; it should have names of {interfaces}", "Gloo takes plain names, without =.")
+def _see(fn, case):
+    variables, interfaces = fn(case.topology), case.interfaces.split()
+    yield {"what is returned": type(variables).__name__}
+    yield {"what is no text": [f"{name}={value!r}" for name, value in variables.items()
+                               if not isinstance(value, str)]}
+    network, ports = (case.hcas, []) if isinstance(case.hcas, str) else (
+        "IB", [each.label for each in case.hcas if each.up])
+    gloo = str(variables.get("GLOO_SOCKET_IFNAME"))
+    looked_at = {
+        "NCCL_NET": Must(str(variables.get("NCCL_NET")).lower(), network.lower()),
+        "NCCL_SOCKET_IFNAME": _selection(case.topology, variables.get("NCCL_SOCKET_IFNAME"),
+                                         "interfaces", interfaces),
+        "GLOO_SOCKET_IFNAME": finding(
+            "right" if {*gloo.split(",")} <= {*interfaces} else gloo,
+            f"{gloo!r}; it should have names of {interfaces}")}
     if ports:
-        _selects(name, topology, "NCCL_IB_HCA", found, "hcas", ports)
-    for variable, value in others.items():
-        expect(found.get(variable) == value, f"{name}: {variable} is {found.get(variable)!r}, "
-               f"not {value!r}", "See its line in the docstring.")
-    known = {"NCCL_NET", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", *others}
-    more = sorted(found.keys() - known - ({"NCCL_IB_HCA"} if ports else set()))
-    hint = TOO_MUCH.get(next(iter(more), ""), NOT_ASKED)
-    is_wiring = more[:1] == ["NCCL_CROSS_NIC"]  # that hint is about InfiniBand and RoCE
-    expect(not more, f"{name}: {', '.join(f'{each}={found[each]}' for each in more)} is set, and "
-           "must not be", "" if is_wiring and not ports else hint)
+        looked_at["NCCL_IB_HCA"] = _selection(
+            case.topology, variables.get("NCCL_IB_HCA"), "hcas", ports)
+    looked_at |= {name: Must(variables.get(name), value) for name, value in case.others.items()}
+    yield looked_at | {"what else is set": [
+        f"{name}={value}" for name, value in sorted(variables.items())
+        if name not in looked_at and name != "NCCL_DEBUG"]}
 
 
-def _selects(name, topology, variable, found, kind, wanted):
-    """On each node `variable` selects the `wanted` devices of those that are up, and no other."""
-    value = found.get(variable)
-    expect(value, f"{name}: {variable} is not set; it is to select {', '.join(wanted)}",
-           "NCCL's own choice may be another network.")
+def _selection(topology, value, kind, wanted):
+    """Return what is wrong with the devices that `value` selects of those that are up."""
+    if not value:
+        return finding("not set", f"not set; it is to select {', '.join(wanted)}")
+    more, less = [], []
     for node in topology.nodes:
-        devices = {getattr(each, "label", each.name): each for each in getattr(node, kind)}
-        taken = selected(value, [label for label, each in devices.items() if each.up])
-        for label in taken:
-            expect(label in wanted, f"{name}: {variable}={value} also selects {label} on "
-                   f"{node.host}", _why(devices, label, value, wanted))
-        lacks = [label for label in wanted if label not in taken]
-        expect(not lacks, f"{name}: {variable}={value} does not select {', '.join(lacks)} on "
-               f"{node.host}", "Write one = before the whole list, and commas between names. All "
-               "wanted devices carry data.")
+        up = [getattr(each, "label", each.name) for each in getattr(node, kind) if each.up]
+        taken = selected(str(value), up)
+        more += [f"{label} on {node.host}" for label in taken if label not in wanted]
+        less += [f"{label} on {node.host}" for label in wanted if label not in taken]
+    also, lacks = f"which also selects {', '.join(more)}", f"which lacks {', '.join(less)}"
+    return finding(f"{value.count('=')} =, more: {more}, less: {less}" if more or less else "right",
+                   f"{value!r}, {' and '.join([also] * bool(more) + [lacks] * bool(less))}")
 
 
-def _why(devices, label, value, wanted):
-    device, names = devices[label], {each.partition(":")[0] for each in wanted}
-    links = {devices[each].link for each in wanted if isinstance(devices.get(each), Hca)}
-    if device.name in names:
-        return "Name the port, too: mlx5_0:1. The other port belongs to another network."
-    if "=" not in value and (short := [each for each in names if device.name.startswith(each)]):
-        return f"A name is a prefix: {short[0]} also begins {device.name}. Put = before the list."
-    if device.use != "jobs":
-        return f"It is for {device.use}: `use` is not \"jobs\"."
-    if links and device.link not in links:
-        return "InfiniBand and RoCE can't talk to each other: take the link with more Gb/s."
-    return "It is slower than others, or not up everywhere: all nodes must have what one node uses."
+def _see_alone(fn, case):
+    variables = fn(case.topology)
+    yield {"what is returned": type(variables).__name__}
+    yield {"what is set": sorted(variables.keys() - {"NCCL_DEBUG"})}
 
 
-NCCL = (
-    Exercise(nccl.nccl_environment, check_nccl_environment, hints=(
+USABLE, EVERYWHERE = 'if device.up and device.use == "jobs"', "all(name in node for node in usable)"
+FASTEST, JOINED = "if interface.gbit == fastest]", '"=" + ",".join(names)'
+PORTS, SPEED = '"=" + ",".join(port.label for port in ports)', "sum(port.gbit for port in ports)"
+BEST, IB = f"max(by_link.values(), key=lambda ports: {SPEED})", '"NCCL_NET": "IB", '
+DEFAULT, NO_IB = '"NCCL_NET": topology.plugin or "Socket", ', "not by_link or topology.plugin:\n"
+GLOO, CLASS = '"GLOO_SOCKET_IFNAME": names[0]', "str(topology.traffic_class)"
+WIRED = "topology.fabric and len(ports) > 1"
+WIRES = '["rails", "one switch"].index(topology.fabric)'
+WITH_CLASS, UNLESS_IB = "    if topology.traffic_class is not None:", f"    if {NO_IB}"
+NCCL_ENVIRONMENT = Proof(
+    nccl_environment,
+    Stage("one node needs nothing", _see_alone, (ALONE,),
+          note="Return an empty dict: in a node NCCL finds NVLink and PCIe itself."),
+    Stage(f"{len(CASES)} clusters: InfiniBand, RoCE, Ethernet, a plugin; what is down, for storage "
+          "or not on all nodes", _see, CASES),
+    Stage("a ValueError where nodes have no interface in common", _see_alone, (APART,)),
+    mistakes=(
+        Slip("In a node NCCL finds NVLink and PCIe itself: for one node return an empty dict.",
+             ("if len(topology.nodes) == 1:", "if False:")),
+        Slip("Some networks are not for jobs: look at `use`.", (USABLE, "if device.up")),
+        Slip("NCCL can't use what is down: look at `up`.", (USABLE, 'if device.use == "jobs"')),
+        Slip("All nodes must have what one node uses: the variables are the same on each of them.",
+             (f"\n                if {EVERYWHERE}]", "]"),
+             (EVERYWHERE, "any(name in node for node in usable)"),
+             (EVERYWHERE, "name in usable[-1]")),
+        Slip("A port that is InfiniBand on one node and RoCE on another is not common: the link "
+             "must be the same, too.",
+             ("lambda port: (port.label, port.link)", "lambda port: port.label"),
+             ("lambda port: (port.label, port.link)", "lambda port: port.name")),
+        Slip("A name is a prefix: mlx5_1 also begins mlx5_10. Put = before the list.",
+             (PORTS, PORTS.removeprefix('"=" + '))),
+        Slip("A name is a prefix: eth1 also begins eth10. Put = before the list.",
+             (JOINED, JOINED.removeprefix('"=" + '))),
+        Slip("Names are prefixes: eth1 also begins eth10, and mlx5_1 mlx5_10. Put = before the "
+             "lists.", (PORTS, PORTS.removeprefix('"=" + '), JOINED,
+                        JOINED.removeprefix('"=" + '))),
+        Slip("One = before the whole list.", (JOINED, '",".join("=" + name for name in names)'),
+             (PORTS, '",".join("=" + port.label for port in ports)'),
+             (JOINED, '",".join("=" + name for name in names)',
+              PORTS, '",".join("=" + port.label for port in ports)')),
+        Slip("Sockets use all interfaces that are named: name the fastest alone.", (FASTEST, "]")),
+        Slip("All of the fastest interfaces carry data, not one alone.",
+             (JOINED, '"=" + names[0]')),
+        Slip("The fastest interface, not the first one.",
+             (FASTEST, "][:1]"), ("fastest = max(", "fastest = min(")),
+        Slip("Gloo takes plain names, without =.", (GLOO, '"GLOO_SOCKET_IFNAME": "=" + names[0]'),
+             (GLOO, f'"GLOO_SOCKET_IFNAME": {JOINED}')),
+        Slip("Gloo has a variable of its own: GLOO_SOCKET_IFNAME.", (f"{GLOO},\n", "\n")),
+        Slip("NCCL meets over an interface, also where HCA ports carry the data: set "
+             "NCCL_SOCKET_IFNAME.",
+             (WITH_CLASS, f'    del variables["NCCL_SOCKET_IFNAME"]\n{WITH_CLASS}')),
+        Slip("Without NCCL_NET NCCL takes what a node has, and quietly falls back to TCP.",
+             (DEFAULT, ""), (DEFAULT, "", IB, ""), (DEFAULT, '"NCCL_NET": topology.plugin, ')),
+        Slip("Without a plugin it is IB where all nodes have a port in common.", (IB, "")),
+        Slip("RoCE is IB, too: NCCL has one network for all HCA ports.",
+             (IB, '"NCCL_NET": "IB" if ports[0].link == "InfiniBand" else "RoCE", '),
+             (IB, '"NCCL_NET": "IB" if ports[0].link == "InfiniBand" else "Socket", ')),
+        Slip("NCCL_NET is the plugin's name, if there is one.", (DEFAULT, '"NCCL_NET": "Socket", '),
+             (DEFAULT, '"NCCL_NET": "IB", '), (NO_IB, "not by_link:\n")),
+        Slip("The plugin is called topology.plugin.",
+             (DEFAULT, '"NCCL_NET": "OFI" if topology.plugin else "Socket", ')),
+        Slip("Nothing reads NCCL_IB_HCA if no HCA port carries the data.",
+             (UNLESS_IB, '    if topology.plugin:\n        variables["NCCL_IB_HCA"] = "=" + '
+              f'",".join(port.label for port in sum(by_link.values(), []))\n{UNLESS_IB}')),
+        Slip("Take the link with more Gb/s, be it InfiniBand or RoCE.",
+             (BEST, "by_link.get('InfiniBand') or by_link['Ethernet']"),
+             (BEST, "by_link.get('Ethernet') or by_link['InfiniBand']"),
+             (BEST, "next(iter(by_link.values()))")),
+        Slip("More Gb/s, not more ports.", (SPEED, "len(ports)")),
+        Slip("The Gb/s of all ports together, not of one of them.", (SPEED, "ports[0].gbit")),
+        Slip("InfiniBand and RoCE can't talk to each other: the ports of one link.",
+             (BEST, "sum(by_link.values(), [])")),
+        Slip("All ports of the link carry data, not one alone.",
+             (PORTS, '"=" + ports[0].label')),
+        Slip("Name the port, too, as in mlx5_0:1: the other port of the card belongs to another "
+             "network.", (PORTS, PORTS.replace("label", "name"))),
+        Slip("NCCL finds NCCL_IB_GID_INDEX by itself, since 2.21. A number fits only one machine.",
+             (IB, f'"NCCL_IB_GID_INDEX": "3", {IB}')),
+        Slip("NCCL chooses the algorithm by itself.", (IB, f'"NCCL_ALGO": "Ring", {IB}')),
+        Slip("NCCL_IB_DISABLE says the same as NCCL_NET, and the docstring does not list it.",
+             (DEFAULT, f'{DEFAULT}"NCCL_IB_DISABLE": "1", ', IB, f'{IB}"NCCL_IB_DISABLE": "0", '),
+             (IB, f'{IB}"NCCL_IB_DISABLE": "0", ')),
+        Slip("0 is a traffic class, too: ask whether it is None.",
+             (WITH_CLASS, "    if topology.traffic_class:")),
+        Slip("The environment holds text: str(...).", (CLASS, "topology.traffic_class"),
+             (f"str({WIRES})", WIRES)),
+        Slip("No traffic class is known: then set no NCCL_IB_TC.",
+             (WITH_CLASS, "    if True:")),
+        Slip("NCCL_IB_TC is for HCA ports, InfiniBand or RoCE, alone.",
+             (UNLESS_IB, f'{WITH_CLASS}\n        variables["NCCL_IB_TC"] = "3"\n{UNLESS_IB}')),
+        Slip("If a node has only one port, leave NCCL_CROSS_NIC to NCCL.",
+             (WIRED, "topology.fabric")),
+        Slip("If you don't know how switches are wired, leave NCCL_CROSS_NIC to NCCL.",
+             (f"if {WIRED}", "if len(ports) > 1", WIRES,
+              '{"rails": 0, "one switch": 1}.get(topology.fabric, 2)'),
+             (f"if {WIRED}", "if len(ports) > 1", WIRES, '1 - (topology.fabric == "rails")'),
+             (f"if {WIRED}", "if len(ports) > 1", WIRES, 'int(topology.fabric == "one switch")')),
+        Slip("On rails it is 0: other rails are behind slow links. On one switch it is 1.",
+             (WIRES, '["one switch", "rails"].index(topology.fabric)')),
+        Slip("NCCL_CROSS_NIC is about HCA ports.",
+             (UNLESS_IB, '    if topology.fabric:\n        variables["NCCL_CROSS_NIC"] = "0"\n'
+              f"{UNLESS_IB}"),
+             (UNLESS_IB, '    if topology.fabric and not by_link:\n'
+              f'        variables["NCCL_CROSS_NIC"] = "0"\n{UNLESS_IB}')),
+        Slip("Without a common interface nodes can't meet: a ValueError.",
+             ("raise ValueError(", "return {} and ("), ("raise ValueError(", "raise KeyError(")),
+    ), hints=(
         "First find what all nodes share: usable by jobs, up, the same name. Then the fastest.",
         "Make a dict {name: device} for each node, of the devices that are up and for jobs. Common "
         "are the names of the first node that all others have. Group ports by their link.",
         'names = [each.name for each in interfaces if each.gbit == fastest]; {"NCCL_NET": '
         'topology.plugin or "Socket", "NCCL_SOCKET_IFNAME": "=" + ",".join(names), '
-        '"GLOO_SOCKET_IFNAME": names[0]}')),
-    Exercise(nccl_log.read_nccl_log, check_read_nccl_log, hints=(
-        "Each rank prints its own part. Go through all lines, and put together what belongs to a "
-        "channel.",
-        "A dict of (host, pid) -> rank, one of (channel, from, to) -> transport, and one of "
-        "(channel, rank) -> the first rank it opens a link to. A ring list that is "
-        "cut does not match RING as a whole.",
-        "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
-        "ring.append(after)")),
-)
-PREDICTIONS_OF_NCCL = (
-    Prediction(
-        "cluster_fallback_times_slower", solution="8 * 400 / 25", unit="times", tolerance=0,
-        answer=lambda: (nccl.node_bandwidth(Topology(_nodes(COMPUTE)), {"NCCL_NET": "IB"})
-                        / nccl.node_bandwidth(Topology(_nodes(())), {
-                            "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "=eth1"})),
-        hint="How many Gb/s leave a node by all its cards, and how many by the interface?",
-        mistakes={16.0: "a node has eight of the cards; all its GPUs share the one interface",
-                  1 / 128: "turn the fraction over",
-                  1024.0: "both are in bits: no factor of 8 is left"},
-        why="A node sends 3.1 GB/s instead of 400 GB/s. And nothing fails: the run is just slow."),
-    Prediction(
-        "cluster_links_between_nodes", solution="4 * 2", unit="links", tolerance=0,
-        answer=lambda: float(sum(source // 8 != target // 8 for ring in turning(16, 8, 4).values()
-                                 for source, target in zip(ring, ring[1:] + ring[:1]))),
-        hint="How often does one ring leave a node?",
-        mistakes={2.0: "that is for one ring, but there are four",
-                  4.0: "a ring that goes to the other node comes back",
-                  64.0: "those are all links, but most stay inside a node",
-                  16.0: "count each link once, although both of its ends print it"},
-        why="Of 4 x 16 links 8 cross, two of each ring, because a ring runs through all GPUs of a "
-            "node before it leaves the node."),
-)
+        '"GLOO_SOCKET_IFNAME": names[0]}'))

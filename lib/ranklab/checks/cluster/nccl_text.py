@@ -7,8 +7,8 @@ ranklab.cluster.nccl_log.
 import random
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
-from ranklab.cluster.nccl_log import NcclLog, read_log
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.cluster.nccl_log import NcclLog, read_log, read_nccl_log
 
 
 def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA", silent=(),
@@ -202,3 +202,13 @@ def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items() if each not in ({}, (), [])}
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+READ_LOG = Exercise(read_nccl_log, check_read_nccl_log, hints=(
+    "Each rank prints its own part. Go through all lines, and put together what belongs to a "
+    "channel.",
+    "A dict of (host, pid) -> rank, one of (channel, from, to) -> transport, and one of "
+    "(channel, rank) -> the first rank it opens a link to. A ring list that is "
+    "cut does not match RING as a whole.",
+    "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
+    "ring.append(after)"))

@@ -1,16 +1,15 @@
 """The checks of mfu_alert_rule and straggler_rule: series go in, alerts come out."""
 
 import re
-import statistics
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Exercise, Mistake, Prediction
+from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.cluster import rules
 from ranklab.cluster.alerts import alerts, seconds
 from ranklab.cluster.promql import (
     ARITHMETIC, COMPARE, Evaluator, NotCovered, as_vector, missing, parse,
 )
-from ranklab.cluster.stories import FLOPS, PEAK, SCRAPE, stepped, trained
+from ranklab.cluster.stories import SCRAPE, stepped, trained
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
 FOR = ("`for` waits: what is over before then raises no alert. But a long range keeps a long step, "
@@ -221,24 +220,4 @@ RULES = (
         "left side has many ranks, the right side has one value: on (run) group_left.",
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
         "avg_over_time(train_step_seconds[1m])) > {factor}")),
-)
-
-PREDICTIONS_OF_RULES = (
-    Prediction(
-        "cluster_mfu_percent", unit="%", tolerance=0.02,
-        solution="100 * 100_000 * 42e9 / (16 * 989e12)",
-        answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
-        hint="How many FLOPs are done in a second, and how many could be done?",
-        mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
-                  100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs of each parameter, not 1",
-                  100_000 * 42e9 / (16 * 989e12): "that is a share, not percent"},
-        why="A rule with `< 0.3` fires."),
-    Prediction(
-        "cluster_deviations", unit="deviations", tolerance=0.02, solution="math.sqrt(8 - 1)",
-        answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
-        hint="Seven ranks take 0, one takes 1: the mean is 1/8. What is the deviation?",
-        mistakes={7 / 8**0.5: "that is the deviation of a sample, but Prometheus' stddev is that "
-                  "of a population", 3.0: "it can't be reached: compute it",
-                  7.0: "the slow rank also counts in the mean and in the deviation"},
-        why='So "three standard deviations" never fires, however slow the rank is.'),
 )

@@ -1,83 +1,223 @@
-"""The check of sbatch_script: its options are read, and its text is run by a shell."""
+"""sbatch_script: its options are read, and its text is run by a shell."""
 
-import re
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
 from ranklab.checks.cluster import batch_run
-from ranklab.checks.cluster.torchrun import LARGE, SMALL, check_torchrun, compare, variables
+from ranklab.checks.cluster.findings import finding
+from ranklab.checks.cluster.torchrun import LARGE, SMALL, rank_environment, torchrun_options
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.cluster.job import Job
+from ranklab.cluster.sbatch import sbatch_script
 
-READ = "Give it before the first command: sbatch reads no further."
-LIVES = (
-    (LARGE, 3, "Usual reasons: $? holds srun's exit code for the next command only; after set -e "
-               "a script ends when srun fails; the limit is job.requeues, not job.restarts."),
-    (LARGE, None, "In the first life SLURM_RESTART_COUNT is not set: ${SLURM_RESTART_COUNT:-0}."),
-    (LARGE, 4, "Requeue job.requeues times, and no more."), (SMALL, None, "job.requeues may be 0."))
-
-
-def check_options(script, job):
-    found = batch_run.header(script)
-
-    def unread(name):
-        """READ if the option stands in a later #SBATCH line."""
-        return READ * bool(re.search(rf"^#SBATCH.*--{name}\b", script, re.M))
-
-    compare("#SBATCH", found, {f"--{name}": (value, hint) for name, value, hint in (
-        ("job-name", job.name, unread("job-name")), ("nodes", job.nodes, unread("nodes")),
-        ("ntasks-per-node", 1, "A task is a torchrun, which starts all ranks of its node."),
-        ("gpus-per-node", job.gpus, unread("gpus-per-node")),
-        ("cpus-per-task", job.cpus * job.gpus, "The task of a node is all of its ranks."),
-        ("time", job.minutes, "A number alone is minutes."), ("requeue", "", unread("requeue")),
-        ("open-mode", "append", "Without it a requeue truncates the output of the previous life."),
-        ("signal", f"TERM@{job.save_seconds + 60}", "All processes of all tasks must get it, a "
-         "minute earlier than a save needs. With B: the batch shell alone does."))})
-    expect("%j" in found.get("--output", ""), f"#SBATCH: --output is {found.get('--output')!r}",
-           "Without %j all jobs of one name write into one file.")
+SBATCH_OPTIONS = ("job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time",
+                  "requeue", "open-mode", "signal")
+SRUN_OPTIONS = "cpus-per-task", "kill-on-bad-exit", "wait"
+TORCHRUN_OPTIONS = "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-id", "--max-restarts"
 
 
-def check_start(ran, job, number):
-    where = f"job {number} of {job.nodes} x {job.gpus} GPUs"
-    at = [*ran.words, "torchrun"].index("torchrun")
-    asked = batch_run.options(ran.words[:at])
-    expect(at < len(ran.words) and "" not in asked, f"{where}: srun {' '.join(ran.words)}; the "
-           f"shell says {ran.said!r}", "srun OPTIONS torchrun OPTIONS COMMAND" * bool(ran.words))
-    compare(f"{where}: srun", asked, {
-        "--cpus-per-task": (job.cpus * job.gpus, "In Slurm 22.05 to 23.02 srun does not take it "
-                            "over from sbatch, and all ranks of a node would share one CPU."),
-        "--kill-on-bad-exit": (0, "torchrun ends with 1 after a SIGTERM. With 1 the first host "
-                                  "that has saved ends the others while they save."),
-        "--wait": (job.save_seconds + 30, "How long the others may run when one has ended.")})
-    compare(where, ran.variables, variables(job))
-    found = check_torchrun(where, ran.words[at + 1:], job, {
-        "--nnodes": (job.nodes, "All hosts of the job."),
-        "--nproc-per-node": (job.gpus, "A rank for each GPU of the node."),
-        "--rdzv-backend": ("c10d", "Hosts meet at one of them, and again after each restart."),
-        "--rdzv-id": (number, "$SLURM_JOB_ID, which Slurm sets when the job runs.")})
-    host, _, port = found["rdzv_endpoint"].rpartition(":")
-    expect(host == batch_run.HEAD, f"{where}: ranks meet at {host!r}, not at {batch_run.HEAD!r}, "
-           "the first host", 'scontrol show hostnames "$SLURM_JOB_NODELIST"')
-    expect(port.isdigit() and 1024 <= int(port) < 65536, f"{where}: port {port!r}", "From 1024 to "
-           "65535. Job numbers grow beyond that, so take a remainder.")
-    expect((ran.code, ran.requeued) == (0, ""), f"{where}: srun ends with 0, the script with "
-           f"{ran.code}, requeued: {ran.requeued!r}", "All is done: exit with 0, no requeue.")
-    return port
+class Start(NamedTuple):
+    """A script that runs as some jobs, which may share a host; srun ends with 0."""
+
+    job: Job
+    numbers: tuple
+
+    def __str__(self):
+        return (f"{self.job.nodes} x {self.job.gpus} GPUs, job "
+                f"{' and '.join(map(str, self.numbers))}")
 
 
-def check_sbatch_script(sbatch_script):
-    scripts = {job: sbatch_script(job) for job in (LARGE, SMALL)}
-    for job, script in scripts.items():
-        check_options(script, job)
-    yield "#SBATCH lines ask for nodes, one task on each, GPUs, CPUs, time, signal, requeue, output"
-    ports = [check_start(batch_run.run(scripts[job], job, number), job, number)
-             for job, number in ((LARGE, 4711), (LARGE, 59965520), (SMALL, 59949999))]
-    expect(ports[0] != ports[1], f"jobs 4711 and 59965520 meet at one port, {ports[0]}", "They may "
-           "share a host: 20000 + SLURM_JOB_ID % 10000, say.")
-    yield "run by a shell: a torchrun on each host; ranks, command and variables are the job's"
-    for job, restarts, hint in LIVES:
-        ran = batch_run.run(scripts[job], job, restarts=restarts, code=7)
-        where = f"srun ends with 7, after {restarts or 0} requeues of {job.requeues}"
-        right = "4711" if (restarts or 0) < job.requeues else ""
-        expect(ran.requeued == right, f"{where}: it requeues {ran.requeued!r}, not {right!r}; the "
-               f"shell says {ran.said!r}", "" if right and ran.requeued else hint)
-        expect(right or ran.code == 7, f"{where}: the script ends with {ran.code}", "Exit with "
-               "srun's code, taken in the next command: each command changes $?.")
-    yield "srun fails: requeued, 4 times and no more; then the script ends with srun's exit code"
+class Failure(NamedTuple):
+    """A script whose srun ends with 7 after so many requeues; None: the variable is not set."""
+
+    job: Job
+    requeues: int | None
+
+    def __str__(self):
+        return f"srun ends with 7, after {self.requeues or 0} requeues of {self.job.requeues}"
+
+
+def _see_options(fn, case):
+    script = fn(case.job)
+    begins = isinstance(script, str) and script.startswith("#!")
+    yield {"that it is a text which begins with #! and a shell": begins}
+    options = batch_run.header(script)
+    yield {**{f"#SBATCH --{name}": options.get(f"--{name}") for name in SBATCH_OPTIONS},
+           "#SBATCH --output": _output(options.get("--output"))}
+
+
+def _output(name):
+    return finding("%j" in (name or ""), f"{name!r}, without %j: all jobs of one name write into "
+                   "one file")
+
+
+def _see_start(fn, case):
+    script, ports = fn(case.job), []
+    for number in case.numbers:
+        run = batch_run.run(script, case.job, number)
+        at = [*run.words, "torchrun"].index("torchrun")
+        options, words = batch_run.options(run.words[:at]), run.words[at + 1:]
+        is_torchrun = at < len(run.words) and "" not in options
+        by_torchrun, endpoint = torchrun_options(words, TORCHRUN_OPTIONS)
+        host, _, port = endpoint.rpartition(":")
+        yield {"what srun starts on each node": _started(run, is_torchrun),
+               **{f"srun --{name}": options.get(f"--{name}") for name in SRUN_OPTIONS},
+               **rank_environment(case.job, run.variables), **by_torchrun,
+               "the host where ranks meet": host,
+               f"the port of job {number}": _port(port),
+               f"the port of job {number}, which may share a host,": finding(
+                   port not in ports, f"{port}, too"),
+               "the script's exit code": run.code, "the job that is requeued": run.requeued}
+        ports.append(port)
+
+
+def _started(run, is_torchrun):
+    words = run.words or run.alone * ["torchrun, without srun, on this node alone"]
+    return finding("torchrun" if is_torchrun else words,
+                   f"{' '.join(words) or 'nothing'}; the shell says {run.said!r}")
+
+
+def _port(port):
+    is_free = port.isdigit() and 1024 <= int(port) < 65536
+    return finding(is_free, f"{port!r}, not one from 1024 to 65535")
+
+
+def _see_end(fn, case):
+    run = batch_run.run(fn(case.job), case.job, restarts=case.requeues, code=7)
+    is_last = (case.requeues or 0) >= case.job.requeues
+    yield {"the job that is requeued": finding(
+        run.requeued, f"{run.requeued!r}; the shell says {run.said!r}"),
+        **({"the script's exit code": run.code} if is_last else {})}
+
+
+OPEN, HEAD = "#!/bin/bash\n", 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+TASKS, CPUS = "--ntasks-per-node=1 --gpus-per-node={job.gpus}", "--cpus-per-task={cpus}\n#"
+SRUN, QUOTED = "srun --cpus-per-task={cpus} --kill-on-bad-exit=0", "={shlex.quote(text)}"
+WAIT, CODE = "--wait={job.save_seconds + 30} torchrun", "code=$?\n"
+EXPORT, NAMED = "export {name}=", '["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]'
+PORT, LIMIT = "$((20000 + SLURM_JOB_ID % 10000))", '"${{SLURM_RESTART_COUNT:-0}}" -lt'
+SHUTDOWN = '    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.save_seconds)\n'
+SBATCH = Proof(
+    sbatch_script,
+    Stage("#SBATCH lines ask for nodes, one task on each, GPUs, CPUs, time, signal, requeue, "
+          "output", _see_options, (Start(SMALL, (4711,)), Start(LARGE, (4711,))),
+          note="sbatch reads options before the first command only."),
+    Stage("run by a shell: a torchrun on each host; ranks, command and variables are the job's",
+          _see_start, (Start(SMALL, (59999999,)), Start(LARGE, (4711, 59965520)))),
+    Stage("srun fails: requeued, 4 times and no more; then the script ends with srun's exit code",
+          _see_end, (Failure(LARGE, 3), Failure(LARGE, None), Failure(LARGE, 4),
+                     Failure(SMALL, 0))),
+    mistakes=(
+        Slip("sbatch takes only a script that begins with #! and a shell: here a blank line is "
+             "first.", (f'f"""{OPEN}', f'f"""\n{OPEN}')),
+        Slip("Give options before the first command: sbatch reads no further.",
+             (OPEN, f"{OPEN}set -u\n"), (OPEN, f"{OPEN}{{exports}}\n", "{exports}\nhead", "head")),
+        Slip("A task is a torchrun, which starts all ranks of its node.",
+             (TASKS, TASKS.replace("=1", "={job.gpus}"))),
+        Slip("--gpus-per-node is for one node: job.gpus.",
+             (TASKS, TASKS.replace("job.gpus", "job.nodes * job.gpus"))),
+        Slip("The task of a node is all of its ranks: job.cpus for each GPU.",
+             (CPUS, "--cpus-per-task={job.cpus}\n#")),
+        Slip("A number alone is minutes, and job.minutes are minutes.",
+             ("--time={job.minutes}", "--time={60 * job.minutes}"),
+             ("--time={job.minutes}", "--time={job.minutes // 60}")),
+        Slip("Without --requeue Slurm may refuse to start the job again.",
+             ("append --requeue", "append")),
+        Slip("Without append a requeue truncates the output of the previous life.",
+             ("--open-mode=append ", "")),
+        Slip("All processes of all tasks must get the signal. With B: the batch shell alone does.",
+             ("--signal=TERM@{", "--signal=B:TERM@{")),
+        Slip("A minute more: after the longest save srun has to end, and the job to be requeued.",
+             ("TERM@{job.save_seconds + 60}", "TERM@{job.save_seconds}")),
+        Slip("Seconds, and not minutes: job.save_seconds + 60.",
+             ("TERM@{job.save_seconds + 60}", "TERM@{job.save_seconds // 60 + 1}")),
+        Slip("In a name for --output %x is the job's name, %j its number.",
+             ("%x-%j.log", "%x.log"), ("%x-%j.log", "{job.name}.log"), ("--output=%x-%j.log ", "")),
+        Slip("Without srun torchrun runs on the first node alone, and waits for the others.",
+             (f"{SRUN} {WAIT}", "torchrun")),
+        Slip("Since Slurm 22.05 srun does not take --cpus-per-task over from sbatch, so all ranks "
+             "of a node would share one CPU.", (SRUN, "srun --kill-on-bad-exit=0")),
+        Slip("torchrun ends with 1 after a SIGTERM. Without --kill-on-bad-exit=0 the first host "
+             "that has saved may end the others while they save.",
+             (SRUN, SRUN.replace("exit=0", "exit=1")), (SRUN, "srun --cpus-per-task={cpus}")),
+        Slip("--wait says how long the others may run when one has ended: job.save_seconds + 30.",
+             (WAIT, "torchrun"), (WAIT, "--wait=0 torchrun"),
+             (WAIT, "--wait={job.save_seconds} torchrun"),
+             (WAIT, "--wait={job.save_seconds + 60} torchrun")),
+        Slip("Each value of job.environment must be exported, too.",
+             (" | dict(job.environment)", "")),
+        Slip("Without `export` a variable is the script's own, and no rank sees it.",
+             (EXPORT, "{name}=")),
+        Slip("Export each value as it is in job: it may hold blanks, quotes, $ and new lines, so "
+             "shlex.quote it.", (QUOTED, "={text}"), (QUOTED, '=\\"{text}\\"'),
+             (QUOTED, "='{text}'"), (QUOTED, "={text!r}")),
+        Slip("torchrun kills its ranks 30 s after a SIGTERM, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT "
+             "gives them longer.", (SHUTDOWN, "")),
+        Slip("Set neither name if the job has no interface: empty is not the same as not set.",
+             (f"{NAMED} if job.interface else []", NAMED)),
+        Slip("NCCL and Gloo each read their own name: set both.",
+             (NAMED, '["NCCL_SOCKET_IFNAME"]'), (NAMED, '["GLOO_SOCKET_IFNAME"]')),
+        Slip("Without --nnodes torchrun takes one node, without --nproc-per-node one rank.",
+             ("--nnodes={job.nodes} ", ""), (" --nproc-per-node={job.gpus}", ""),
+             ("--nnodes={job.nodes} --nproc-per-node={job.gpus} ", "")),
+        Slip("--nnodes counts nodes; --nproc-per-node are the ranks of one of them.",
+             ("--nnodes={job.nodes}", "--nnodes={job.nodes * job.gpus}"),
+             ("--nproc-per-node={job.gpus}", "--nproc-per-node={job.nodes * job.gpus}"),
+             ("--nnodes={job.nodes} --nproc-per-node={job.gpus}",
+              "--nnodes={job.gpus} --nproc-per-node={job.nodes}")),
+        Slip("With c10d, hosts meet at one of them, and again after each restart.",
+             ("--rdzv-backend=c10d -", "-"), ("--rdzv-backend=c10d -", "--rdzv-backend=static -")),
+        Slip("--rdzv-id is the job's number, $SLURM_JOB_ID, which Slurm sets when the job runs.",
+             ('"$SLURM_JOB_ID" \\\\\n', "{job.name} \\\\\n"),
+             (' --rdzv-id="$SLURM_JOB_ID"', "")),
+        Slip("job.restarts are torchrun's, of the ranks; job.requeues are the scheduler's, of the "
+             "whole job.", ("--max-restarts={job.restarts}", "--max-restarts={job.requeues}"),
+             (f"{LIMIT} {{job.requeues}}", f"{LIMIT} {{job.restarts}}")),
+        Slip("Without --max-restarts torchrun restarts no rank.",
+             (" --max-restarts={job.restarts}", "")),
+        Slip("Each word of job.command must arrive as it is, and a shell splits and expands "
+             "unquoted text: shlex.join.",
+             ("{shlex.join(job.command)}", "{' '.join(job.command)}"),
+             ("{shlex.join(job.command)}", '\\"{" ".join(job.command)}\\"'),
+             ("{shlex.join(job.command)}", "{shlex.quote(' '.join(job.command))}")),
+        Slip("The list is one such as gpu[07,12-13]: `scontrol show hostnames` expands it.",
+             (HEAD, "head=${{SLURM_JOB_NODELIST%%,*}}"), (HEAD, "head=$SLURM_JOB_NODELIST")),
+        Slip("The first host alone: head -n 1.", (" | head -n 1)", ")")),
+        Slip("All hosts must meet at the same one, the first: each would take localhost for its "
+             "own.", (HEAD, "head=localhost"), (HEAD, "head=127.0.0.1")),
+        Slip("All hosts meet at the first of the list.", (" | head -n 1)", " | tail -n 1)")),
+        Slip("Jobs that share a host need two ports: 20000 + SLURM_JOB_ID % 10000, say.",
+             (PORT, "29400"), (PORT, "{20000 + len(job.name)}")),
+        Slip("Ports end at 65535, and job numbers do not: take a remainder.",
+             (PORT, "$((20000 + SLURM_JOB_ID))"), (PORT, "$SLURM_JOB_ID")),
+        Slip("The largest remainder must fit, too: not above 65535.",
+             (PORT, "$((20000 + SLURM_JOB_ID % 50000))"),
+             (PORT, "$((10000 + SLURM_JOB_ID % 60000))")),
+        Slip("Ports below 1024 are the system's.", (PORT, "$((SLURM_JOB_ID % 1000))")),
+        Slip("All is done where srun ends with 0: then nothing is requeued.",
+             ('[ "$code" -ne 0 ] && ', "")),
+        Slip("It ends without a requeue: after set -e a script ends where srun fails, and exec and "
+             "exit end it, too.", ("{exports}\n", "set -e\n{exports}\n"), (SRUN, f"exec {SRUN}"),
+             (CODE, f'{CODE}exit "$code"\n')),
+        Slip("In the first life SLURM_RESTART_COUNT is not set: ${SLURM_RESTART_COUNT:-0}.",
+             ("${{SLURM_RESTART_COUNT:-0}}", "$SLURM_RESTART_COUNT")),
+        Slip("Requeue job.requeues times, and no more.",
+             (LIMIT, LIMIT.replace("-lt", "-le")), (f"{LIMIT} {{job.requeues}}", "0 -lt 1")),
+        Slip("One time more: below job.requeues, and the first life counts as 0.",
+             (f"{LIMIT} {{job.requeues}}", f"{LIMIT} {{job.requeues - 1}}")),
+        Slip("scontrol requeue needs the job's number.",
+             ('requeue "$SLURM_JOB_ID"', "requeue")),
+        Slip("$? holds srun's exit code for the next command only: keep it at once.",
+             (CODE, f'echo "srun has ended"\n{CODE}')),
+        Slip("The script ends with srun's exit code, not with that of its last command.",
+             ('exit "$code"\n', ""), ('exit "$code"\n', "exit 0\n")),
+        Slip("The script ends with srun's exit code, whatever it is.",
+             ('exit "$code"\n', "exit $((code != 0))\n")),
+    ), hints=(
+        "First write it for one job by hand. What changes for another job?",
+        "shlex.quote is for a value, shlex.join for a command. In an f-string { is {{. Only the "
+        "running script knows its host and its number, so let bash compute with them, not Python.",
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); srun .. torchrun .. '
+        '--rdzv-endpoint="$head:$((20000 + SLURM_JOB_ID % 10000))" {shlex.join(job.command)}; '
+        "code=$?; if [ $code -ne 0 ] && [ ${SLURM_RESTART_COUNT:-0} -lt N ]; then scontrol requeue "
+        "$SLURM_JOB_ID; fi; exit $code",
+    ))

@@ -1,74 +1,156 @@
-"""The check of storage_plan: each number is compared with the right one, and with usual slips."""
+"""storage_plan: beside the same in plain formulas."""
 
-from ranklab.checks.beside import expect
-from ranklab.checks.trial import explain
-from ranklab.cluster.storage import EFS, LUSTRE, S3, TECTONIC, FileSystem, Load, StoragePlan
+from typing import NamedTuple
 
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.cluster.storage import (
+    EFS, LUSTRE, S3, TECTONIC, FileSystem, Load, StoragePlan, storage_plan,
+)
+
+# Llama 3 405B: 405.85 billion parameters (planner/published), 2 bytes and 12 of the optimizer
+LLAMA = Load(2048, 8, 25e9, 14 * 405.85e9, 1200.0)
+BIG, SMALL = (2048, 8, 25e9, 5.68e12, 1200.0), (4, 8, 12.5e9, 1e11, 300.0)
 SLOW = FileSystem("a slow server", 2e9, 5e9, 1.5e9, operations=200)
-BOUNDS = "link", "file system", "metadata"
-LLAMA, SMALL = (2048, 8, 25e9, 5.68e12, 1200.0), (4, 8, 12.5e9, 1e11, 300.0)
-CASES = {
-    "Llama 3": (Load(*LLAMA, data=1.1e7), TECTONIC),
-    "Llama 3, one writer": (Load(*LLAMA, sharded=False), TECTONIC),
-    "Llama 3, NFS, in the background": (Load(*LLAMA, background=True), EFS),
-    "copies": (Load(*LLAMA, copies=16, data=4e9), LUSTRE), "objects": (Load(*LLAMA, 2), S3),
-    "few nodes": (Load(*SMALL, 8, data=2e10), LUSTRE),
-    "few nodes, one writer": (Load(*SMALL, 8, sharded=False, data=8e9), EFS),
-    "more data than links take": (Load(*SMALL, data=6e10), TECTONIC),
-    "more data than the server gives": (Load(*SMALL, data=8e9), SLOW),
-    "data and saves": (Load(*SMALL, background=True, data=4.4e9), SLOW),
-    "data, then saves": (Load(*SMALL, data=4.4e9), SLOW),
-    "many files": (Load(256, 8, 1e10, 1e9, 300.0, 64), SLOW),
-    "one file": (Load(256, 8, 5e8, 1e7, 300.0, sharded=False), SLOW),
-}
-HINTS = {"fits": "Data and a background save must fit into an interval.",
-         "lost": "The turn without the interval, as a share of the turn, from 0 to 1."}
 
 
-def expected(load, system):
-    """({field: value}, {field: {slip: (its value, hint)}})"""
-    n, ranks, size, copies = load.nodes, load.nodes * load.gpus, load.checkpoint, load.copies
+class Case(NamedTuple):
+    name: str
+    load: Load
+    system: FileSystem
+
+    def __str__(self):
+        return f"{self.name} on {self.system.name}"
+
+
+CASES = (
+    Case("Llama 3", Load(*BIG, data=1.1e7), TECTONIC),
+    Case("Llama 3, one writer", Load(*BIG, sharded=False), TECTONIC),
+    Case("Llama 3, NFS, in the background", Load(*BIG, background=True), EFS),
+    Case("copies", Load(*BIG, copies=16, data=4e9), LUSTRE),
+    Case("objects", Load(*BIG, 2), S3),
+    Case("few nodes", Load(*SMALL, 8, data=2e10), LUSTRE),
+    Case("few nodes, one writer", Load(*SMALL, 8, sharded=False, data=8e9), EFS),
+    Case("as much data as links take", Load(*SMALL, data=5e10), TECTONIC),
+    Case("more data than links take", Load(*SMALL, data=6e10), TECTONIC),
+    Case("more data than the server gives", Load(*SMALL, data=8e9), SLOW),
+    Case("data and saves", Load(*SMALL, background=True, data=4.4e9), SLOW),
+    Case("data and long saves", Load(4, 8, 12.5e9, 7e11, 300.0, background=True, data=2e9), SLOW),
+    Case("data, then saves", Load(*SMALL, data=4.4e9), SLOW),
+    Case("many files", Load(256, 8, 1e10, 1e9, 300.0, 64), SLOW),
+    Case("one file", Load(256, 8, 5e8, 1e7, 300.0, sharded=False), SLOW),
+)
+FIELDS = "save_seconds", "save_bound", "restart_seconds", "restart_bound", "lost"
+
+
+def _see(fn, case):
+    plan = fn(case.load, case.system)
+    yield {"the type": type(plan).__name__, "fits": bool(getattr(plan, "fits", None)),
+           **{field: getattr(plan, field, None) for field in FIELDS}}
+
+
+def by_formulas(load, system):
+    n, ranks, size = load.nodes, load.nodes * load.gpus, load.checkpoint
     link = min(load.link, system.client)
     writers, files, read, opened = (
-        (n, ranks, copies, ranks * copies) if load.sharded else (1, 1, n, n))
+        (n, ranks, load.copies, ranks * load.copies) if load.sharded else (1, 1, n, n))
     save = size / writers / link, size / system.write, files / system.operations
     restart = read * size / n / link, read * size / system.read, opened / system.operations
-    saving, alone = max(save), max(save) * (not load.background)
-    beside = max(load.data / n / link, load.data / system.read) * load.interval + saving - alone
-    turn = max(load.interval, beside) + alone
-    return dict(save_seconds=saving, save_bound=BOUNDS[save.index(saving)],
-                restart_seconds=max(restart), restart_bound=BOUNDS[restart.index(max(restart))],
-                fits=beside <= load.interval, lost=1 - load.interval / turn), {"save_seconds": {
-        "the sum of three": (sum(save), "They happen at the same time: the slowest counts."),
-        "without metadata": (max(save[:2]), "Creating files takes time: files / operations."),
-        "by load.link": (max(size / writers / load.link, *save[1:]), "At most system.client."),
-        "that of one link": (max(size / link, *save[1:]), "Each rank writes by its node's link."),
-        "that of all links": (max(size / n / link, *save[1:]), "One rank writes, by one link."),
-        "with copies written": (max(copies * save[0], copies * save[1], save[2]), "Each number is "
-                                "written once, however many ranks hold it.")}, "restart_seconds": {
-        "that of reading each byte once": (max(size / n / link, size / system.read, restart[2]),
-                                           "`copies` ranks, or all nodes, read the same bytes."),
-        "at the speed of writing": (max(restart[0], read * size / system.write, restart[2]),
-                                    "A restart reads: system.read.")}, "lost": {
-        "divided by the interval": (turn / load.interval - 1, "Divide by the whole turn."),
-        "with a save that nobody waits for": (1 - load.interval / (turn + saving - alone), "In the "
-                                              "background it takes no time from the job."),
-        "without waiting for data": (1 - load.interval / (load.interval + alone), "If data and "
-                                     "saves take longer than the interval, the job waits.")}}
+    bounds = "link", "file system", "metadata"
+    waited = 0 if load.background else max(save)
+    beside = max(load.data / n / link, load.data / system.read) * load.interval + (
+        max(save) if load.background else 0)
+    turn = max(load.interval, beside) + waited
+    return StoragePlan(max(save), bounds[save.index(max(save))], max(restart),
+                       bounds[restart.index(max(restart))], beside <= load.interval,
+                       (turn - load.interval) / turn)
 
 
-def check_storage_plan(storage_plan):
-    for name, (load, system) in CASES.items():
-        plan, (wanted, slips) = storage_plan(load, system), expected(load, system)
-        expect(isinstance(plan, StoragePlan), f"it returned a {type(plan).__name__}", "")
-        for field, value in wanted.items():
-            got, where = getattr(plan, field), f"{name} on {system.name}: {field}"
-            hint = HINTS.get(field, "Load says what writes and reads; the slowest part counts.")
-            if isinstance(value, (str, bool)):
-                expect(got == value, f"{where} is {got!r}, not {value!r}", hint)
-            else:
-                explain(where, got, value, slips[field], hint)
-    yield "a save and a restart: links, file system, metadata; one writer or all; copies that read"
-    yield "data and checkpoints together: what fits, and the share of the time that is lost"
-    for name in ("Llama 3", "Llama 3, one writer"):
-        yield f"{name}: {storage_plan(*CASES[name])}"
+WRITERS, READERS = "(load.nodes, ranks) if load.sharded else (1, 1)", "(load.nodes, load.nodes)"
+BY_LINK, BY_SYSTEM = "load.checkpoint / writers / link", "load.checkpoint / system.write"
+AGAIN, AT_READ = "read * load.checkpoint / load.nodes / link", "load.checkpoint / system.read"
+DATA = "max(load.data / load.nodes / link, load.data / system.read)"
+LOST, WAITED = "1 - load.interval / turn", "saving * (not load.background)"
+STORAGE = Proof(
+    storage_plan,
+    Stage({"a save and a restart: links, file system, metadata; one writer or all; copies that "
+           "read": (),
+           "data and checkpoints together: what fits, and the share of the time that is lost":
+           ("fits", "lost")}, _see, CASES, oracle=by_formulas),
+    mistakes=(
+        Slip("All nodes write at once, each its part by its own link: divide by those that write.",
+             (BY_LINK, "load.checkpoint / link")),
+        Slip("The ranks of a node share its link: divide by the nodes, not by the ranks.",
+             (WRITERS, WRITERS.replace("(load.nodes,", "(ranks,"))),
+        Slip("If it is not sharded, one rank writes, by the link of one node.",
+             (WRITERS, WRITERS.replace("(1, 1)", "(load.nodes, 1)"))),
+        Slip("If it is not sharded, one rank creates one file.",
+             (WRITERS, WRITERS.replace("(1, 1)", "(1, ranks)")),
+             (WRITERS, WRITERS.replace("(1, 1)", "(1, load.nodes)"))),
+        Slip("Each rank creates a file of its own, not each node.",
+             (WRITERS, WRITERS.replace("ranks", "load.nodes"))),
+        Slip("Each number is written once, however many ranks hold it: `copies` is for reading.",
+             (BY_LINK, f"load.copies * {BY_LINK}"), (BY_SYSTEM, f"load.copies * {BY_SYSTEM}"),
+             (BY_LINK, f"load.copies * {BY_LINK}", BY_SYSTEM, f"load.copies * {BY_SYSTEM}")),
+        Slip("A node gets at most system.client bytes/s, however fast its link is.",
+             ("min(load.link, system.client)", "load.link")),
+        Slip("The slower of the node's link and system.client counts.",
+             ("min(load.link, system.client)", "max(load.link, system.client)"),
+             ("min(load.link, system.client)", "system.client")),
+        Slip("Bytes/s, not bits/s: nothing is divided by 8.",
+             ("min(load.link, system.client)", "min(load.link / 8, system.client)")),
+        Slip("The three parts of a save happen at the same time: the slowest counts, not the sum.",
+             ("saving = max(", "saving = sum(")),
+        Slip("The three parts of a restart happen at the same time: the slowest counts, not the "
+             "sum.", ("max(restart.values())", "sum(restart.values())")),
+        Slip("A bound is the part that takes longest.",
+             ("max(save, key", "min(save, key"), ("max(restart, key", "min(restart, key")),
+        Slip("Creating files takes time, too: files / operations.",
+             ("files / system.operations", "0")),
+        Slip("Opening files takes time, too: files / operations.",
+             ("opened / system.operations", "0")),
+        Slip("A save writes: system.write.", (BY_SYSTEM, AT_READ)),
+        Slip("A restart reads: system.read.", (AT_READ, BY_SYSTEM)),
+        Slip("Numbers that `copies` ranks hold are read `copies` times.",
+             ("(load.copies, ranks * load.copies)", "(1, ranks * load.copies)"),
+             ("(load.copies, ranks * load.copies)", "(1, ranks)")),
+        Slip("Each rank opens `copies` files.",
+             ("(load.copies, ranks * load.copies)", "(load.copies, ranks)")),
+        Slip("If it is not sharded, each node reads the whole file in a restart.",
+             (READERS, "(1, load.nodes)"), (READERS, "(1, 1)")),
+        Slip("If it is not sharded, each node reads the file once, not each rank.",
+             (READERS, "(ranks, ranks)")),
+        Slip("If it is not sharded, each node opens the file.", (READERS, "(load.nodes, 1)")),
+        Slip("If it is not sharded, `copies` says nothing: each node reads the whole file.",
+             (READERS, "(load.copies, load.nodes)")),
+        Slip("In a restart all nodes read at once, each its share by its own link.",
+             (AGAIN, "read * load.checkpoint / link")),
+        Slip("Data come through the nodes' links and through the file system: the slower counts.",
+             (DATA, "load.data / load.nodes / link"), (DATA, "load.data / system.read")),
+        Slip("Each node reads its share of the data by its own link.",
+             (DATA, DATA.replace(" / load.nodes", ""))),
+        Slip("Links and file system pass data on at the same time: the slower counts, not the sum.",
+             (DATA, "(load.data / load.nodes / link + load.data / system.read)")),
+        Slip("A save in the background must fit into the interval, too.",
+             ("    beside += saving * load.background\n", "")),
+        Slip("A save in the background comes after the data: their times add up.",
+             ("beside += saving * load.background", "beside = max(beside, saving * "
+              "load.background)")),
+        Slip("A save that the job waits for is not inside the interval.",
+             ("beside <= load", f"beside + {WAITED} <= load")),
+        Slip("What takes exactly the interval fits.", ("beside <= load", "beside < load")),
+        Slip("In the background a save takes no time from the job.", (WAITED, "saving")),
+        Slip("If data and saves take longer than the interval, the job waits: the turn is longer.",
+             ("max(load.interval, beside)", "load.interval")),
+        Slip("Where the job waits for data, or for a save in the background, time is lost, too.",
+             (LOST, "(turn - max(load.interval, beside)) / turn")),
+        Slip("Divide by the whole turn, not by the interval.", (LOST, "turn / load.interval - 1")),
+        Slip("A share from 0 to 1, not percent.", (LOST, f"100 * ({LOST})")),
+        Slip("That is the share that is not lost.", (LOST, "load.interval / turn")),
+    ), hints=(
+        "Through which three places must each byte or file go, and how fast is each?",
+        "Make a dict of three times for a save and one for a restart; the largest counts, and is "
+        "the bound. A turn is an interval, or longer if data and background saves take longer, and "
+        "a save if the job waits for it.",
+        "beside = interval * max(data / nodes / link, data / system.read) + saving * background; "
+        "turn = max(interval, beside) + saving * (not background); lost = 1 - interval / turn",
+    ))
