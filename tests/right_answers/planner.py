@@ -72,6 +72,30 @@ def memory_per_gpu__by_tensors(model, plan, machine, tool=None, constants=CONSTA
     return GpuMemory(*max(rows, key=torch.sum))
 
 
+def memory_per_gpu__a_table_of_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
+    """numpy's columns over ranks; the row of the largest sum, in numpy's own floats."""
+    tool = plan.tool if tool is None else tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    ranks = range(plan.pp)
+    pairs = [numbers_of(model, plan, rank) for rank in ranks]
+    same = max(plan.dp * plan.cp * plan.tp // plan.ep, 1)
+    held = np.array([states(plan, tool, dense, plan.sharders) for dense, _ in pairs], float)
+    held += np.array([states(plan, tool, experts, same) for _, experts in pairs])
+    held[:, 2] = 0 if plan.offload else held[:, 2]
+    waiting = np.array([in_flight(plan, rank) * n
+                        for rank, n in zip(ranks, plan.stages(model.layers))], float)
+    again = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    activations = waiting * kept_bytes(model, plan, tool) + again
+    logits = np.zeros(plan.pp)
+    logits[-1] = plan.tokens * model.vocab / plan.tp * (12 if tool == "torchtitan" else 8)
+    buffers = [buffer_bytes(model, plan, tool, dense) for dense, _ in pairs]
+    rows = np.column_stack([held, activations, logits, buffers,
+                            np.full(plan.pp, constants.context_bytes),
+                            constants.gaps * (activations + logits)])
+    return GpuMemory(*rows[rows.sum(axis=1).argmax()])
+
+
 def step_time__stage_by_stage(model, plan, machine, constants=CONSTANTS):
     """Each stage's own seconds; the average is their sum by pp, the waiting their largest."""
     layers = layer_seconds(model, plan, machine, constants)

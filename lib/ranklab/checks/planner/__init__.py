@@ -2,7 +2,7 @@
 
 from ranklab import planner
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.planner.memory import check_memory_per_gpu
+from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
 from ranklab.checks.planner.scale import check_cost_per_token, check_scaling_curve
 from ranklab.checks.planner.search import check_search_layouts
@@ -11,15 +11,7 @@ from ranklab.checks.planner.step import check_step_time
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(planner.memory_per_gpu, check_memory_per_gpu, hints=(
-        "What does a GPU hold once, what for each layer, and what for each micro-batch in flight?",
-        "For each pipeline rank add up the states of both kinds of numbers; micro-batches in "
-        "flight times layers times what one layer keeps, and with recompute one layer more; "
-        "logits on the last rank. Then return the fullest by its total.",
-        "dense = states(plan, tool, numbers, plan.sharders); sparse = states(plan, tool, experts, "
-        "max(1, plan.copies * plan.tp // plan.ep)); activations = in_flight(plan, rank) * layers * "
-        "kept + again; the optimizer times (not plan.offload)",
-    )),
+    MEMORY,
     Exercise(planner.step_time, check_step_time, hints=(
         "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
         "busy is M / P times all parts of layers and head. The bubble is given as a part of the "

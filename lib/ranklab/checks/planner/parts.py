@@ -1,11 +1,46 @@
-"""Compares a GpuMemory or a Step with the right one, part by part, and finds the mistake."""
+"""What a GpuMemory or a Step shows: its parts, each a number of its own."""
 
 import math
 from dataclasses import asdict
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import called_with
+from ranklab.checks.prover import Told
+from ranklab.checks.trial import called_with, told_apart
+
+ROUNDING = 1e-9  # of the sum of all parts: less than that is the difference of two equal sums
+
+
+def parts_of(outcome, kind, tell, first=()):
+    """Return {part: Told} of an instance of `kind`; of another thing its type alone.
+
+    kind   GpuMemory or Step
+    tell   what is seen, what is right -> a text: in_gb or in_seconds
+    first  the parts that come before all others
+    """
+    if not isinstance(outcome, kind):
+        return {"what it returns": f"a {type(outcome).__name__}"}
+    names = dict.fromkeys((*first, *kind.__dataclass_fields__))
+    numbers = {name: float(getattr(outcome, name)) for name in names}
+    least = ROUNDING * sum(numbers.values())
+    return {"what it returns": f"a {kind.__name__}"} | {
+        f"`{name}`": Told(number if abs(number) > least else 0.0, tell)
+        for name, number in numbers.items()}
+
+
+def in_gb(got, right):
+    return _told(got, right, 1e9, "GB")
+
+
+def in_seconds(got, right):
+    return _told(got, right, 1, "s")
+
+
+def _told(got, right, unit, name):
+    if right is None or got is None:
+        return ""
+    got, right = told_apart(got / unit, right / unit)
+    return f"{got} {name}, not {right} {name}"
 
 
 def each_is_right(cases, slips, in_units, unit=1.0):
