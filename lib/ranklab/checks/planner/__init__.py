@@ -6,19 +6,13 @@ from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
 from ranklab.checks.planner.scale import check_cost_per_token, check_scaling_curve
 from ranklab.checks.planner.search import check_search_layouts
-from ranklab.checks.planner.step import check_step_time
+from ranklab.checks.planner.step import STEP
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
     MEMORY,
-    Exercise(planner.step_time, check_step_time, hints=(
-        "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
-        "busy is M / P times all parts of layers and head. The bubble is given as a part of the "
-        "whole time. As a part of the rest it is part / (1 - part).",
-        "fullest = max(n * layer + (rank == P - 1) * ends for rank, n in enumerate(plan.stages("
-        "model.layers))); bubble = (busy + sent) * part / (1 - part) + max(0, M * fullest - busy)",
-    )),
+    STEP,
     Exercise(planner.cost_per_token, check_cost_per_token, hints=(
         "How many dollars does a second cost, and how many tokens does a second bring?",
         "mfu * machine.peak_flops FLOPs of each second are the model's own.",

@@ -144,8 +144,8 @@ MEMORY = Proof(
     Stage("right for the course's own trainer", _see, TRAINER, oracle=of_all_ranks,
           note="Keep the line that is given."),
     mistakes=(
-        Slip("Another rank is fuller, here the last one, which has the head and the logits: look at "
-             "each, and return the one with the largest total.",
+        Slip("Another rank is fuller, here the last one, which has the head and the logits: look "
+             "at each, and return the one with the largest total.",
              (RANKS, "{0}"), (MOST, "max(memories, key=lambda memory: memory.activations)"),
              (MOST, "min(memories, key=lambda memory: memory.total)"),
              (MOST, "max(memories, key=lambda memory: memory.weights)")),
@@ -216,8 +216,8 @@ MEMORY = Proof(
              (SPARSE, "(0, 0, 0)")),
         Slip("With plan.offload the optimizer is on the host.", (" * (not plan.offload)", "")),
         Slip("Of gradients and weights nothing is on the host: plan.offload is about the optimizer "
-             "alone.", ("weights, gradients, optimizer *", "weights, gradients * (not plan.offload),"
-                        " optimizer *")),
+             "alone.", ("weights, gradients, optimizer *",
+                        "weights, gradients * (not plan.offload), optimizer *")),
         Slip("The allowance is constants.gaps times (activations + logits).",
              (GAPS, "0.0"), (GAPS, "constants.gaps * activations"),
              (GAPS, "constants.gaps * (weights + activations + logits)")),
