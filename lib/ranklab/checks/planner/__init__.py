@@ -2,9 +2,10 @@
 
 from ranklab import planner
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.planner.cost import COST
 from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
-from ranklab.checks.planner.scale import check_cost_per_token, check_scaling_curve
+from ranklab.checks.planner.scale import check_scaling_curve
 from ranklab.checks.planner.search import check_search_layouts
 from ranklab.checks.planner.step import STEP
 
@@ -13,11 +14,7 @@ __all__ = ["EXERCISES", "PREDICTIONS"]
 EXERCISES = (
     MEMORY,
     STEP,
-    Exercise(planner.cost_per_token, check_cost_per_token, hints=(
-        "How many dollars does a second cost, and how many tokens does a second bring?",
-        "mfu * machine.peak_flops FLOPs of each second are the model's own.",
-        "price / 3600 / (mfu * machine.peak_flops / model.flops_per_token(sequence))",
-    )),
+    COST,
     Exercise(planner.scaling_curve, check_scaling_curve, hints=(
         "Which field of the plan changes with the number of GPUs, and which other one must follow?",
         "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: there are plan.batch / "

@@ -1,4 +1,4 @@
-"""The checks of cost_per_token and scaling_curve."""
+"""The check of scaling_curve."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,50 +9,6 @@ from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.plan import Plan
 from ranklab.planner.step import step_time
 
-
-def check_cost_per_token(cost_per_token):
-    for name, node, sequence, mfu, price in (
-            ("llama2-13b", "a100-dgx", 2048, 0.5, 2.0), ("llama-70b", "h100-dgx", 32768, 0.4, 3.5),
-            ("mixtral-8x7b", "h100-dgx", 4096, 0.3, 6.88), ("gpt2-xl", "l4-pcie", 1024, 1.0, 0.8),
-            ("gpt-oss-120b", "h100-dgx", 16384, 0.35, 2.5)):  # its heads are 4,096 wide, x is 2,880
-        model, machine = MODELS[name], find_node(node)
-        dollars = 1e6 * price / 3600 / (mfu * machine.peak_flops)  # of a FLOP, a million times
-        attention = 12 * model.layers * sequence * model.width
-        right = dollars * (6 * model.active + attention)
-        with called_with(f"{name}, {sequence} tokens, {node}, mfu={mfu}, price={price}"):
-            got = float(1e6 * cost_per_token(model, sequence, machine, mfu, price))
-        of_all = "An embedding is only looked up, and a token meets only some experts: "
-        explain(f"{name} on {node}, MFU {mfu:.0%}, {price} $ an hour: dollars of a million tokens,",
-                got, right, {
-                    "3,600 times too much": (3600 * right, "The price is for an hour."),
-                    "60 times too much": (60 * right, "An hour has 3,600 seconds."),
-                    "as if the MFU were 100%": (right * mfu, "Divide by the MFU."),
-                    "times the MFU": (right * mfu**2, "Divide by the MFU."),
-                    "without attention": (dollars * 6 * model.active,
-                                          "model.flops_per_token(sequence) includes it."),
-                    "that of 6 FLOPs for each of all parameters": (
-                        dollars * 6 * model.parameters, of_all + "model.flops_per_token(sequence)."
-                        " And attention has no parameters for its scores."),
-                    "with all parameters": (dollars * (6 * model.parameters + attention),
-                                            of_all + "model.flops_per_token(sequence)."),
-                    "with attention halved": (dollars * (6 * model.active + attention / 2),
-                                              "This MFU counts attention in full: causal=False."),
-                    "with a forward more": (right * 4 / 3, "MFU counts each forward once."),
-                    "for the forward alone": (right / 3, "Backward counts, too: 3 times as much."),
-                    "a million tokens'": (1e6 * right, "Dollars of one token."),
-                    "tokens for a dollar": (1e12 / right, "Dollars of a token: turn it round."),
-                    "that of a whole node": (right * machine.node, "The price is for one GPU."),
-                    "that of the best matrix product": (right * machine.peak_flops / machine.bf16,
-                                                        "MFU is a part of peak_flops.")},
-                "Divide dollars by tokens of a second: mfu * machine.peak_flops / FLOPs a token.")
-    yield "right dollars of a token, for dense models and experts"
-    for mfu in (40, 1.01, -0.1, 0):
-        refused(f"mfu={mfu}", partial(cost_per_token, MODELS["llama-8b"], 2048,
-                                      find_node("a100-dgx"), mfu, 2.0))()
-    yield "an MFU of 0, below it or above 1 is a ValueError"
-
-
-# --- scaling_curve --------------------------------------------------------------------------------
 
 def curve(model, plan, machine, counts, weak, slip=""):
     """What scaling_curve returns; or what this slip gets."""

@@ -95,8 +95,8 @@ FULLEST = "n * layer + (rank == P - 1) * ends"
 UPDATE = "update_seconds(model, plan, machine, busy / M, c)"
 HEAD = ("head_seconds has products and other. They come on top of the layers', of products and "
         "other alone.")
-STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one has the head on "
-          "top: the fullest is the largest of these sums.")
+STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one has the head "
+          "on top: the fullest is the largest of these sums.")
 OF_SCHEDULE = "bubble_part gives the schedule's bubble: do not leave it out, or write it again."
 ON = "Pass `constants` on to each function that takes them."
 STEP = Proof(
