@@ -1,9 +1,88 @@
 """The exercises and predictions of lab 14, in the order of the lab."""
 
-from ranklab.checks.resilience.policy import TIMES
+from ranklab import resilience
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.resilience.corruption import check_silent_corruption
+from ranklab.checks.resilience.elastic import check_elastic_batch
+from ranklab.checks.resilience.health import check_health_check
+from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
+from ranklab.checks.resilience.policy import check_recovery_policy
 from ranklab.checks.resilience.predictions import PREDICTIONS
-from ranklab.checks.resilience.state import STATE
+from ranklab.checks.resilience.resume import check_resume_exact
+from ranklab.checks.resilience.save import check_atomic_save
+from ranklab.checks.resilience.spike import check_loss_spike
+from ranklab.checks.resilience.straggler import check_find_straggler
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = TIMES[:2] + STATE + TIMES[2:]
+EXERCISES = (
+    INTERVAL,
+    GOODPUT,
+    Exercise(resilience.atomic_save, check_atomic_save, hints=(
+        "Which of the system's calls changes a whole file at once, or not at all?",
+        "Write to another file in the same folder, then os.replace gives it the name. Its bytes "
+        "must be on the disk before that, and the folder's entry after it. What if writing raises?",
+        "part = path.with_name(f'.{path.name}.part'); torch.save, file.flush(), "
+        "os.fsync(file.fileno()); os.replace(part, path); then os.fsync of os.open(path.parent, "
+        "os.O_RDONLY). On any error: part.unlink(missing_ok=True), raise",
+    )),
+    Exercise(resilience.resume_exact, check_resume_exact, hints=(
+        "Read Run.step line by line: what does each line use that an earlier step has changed?",
+        "Three have a state_dict. The loader has an order, a position and a generator. Three "
+        "libraries draw random numbers. Both ways need copies: what is saved must not move on.",
+        "copy.deepcopy({'parts': [p.state_dict() for p in parts], 'loader': (loader.order, "
+        "loader.position, loader.generator.get_state()), 'random': (random.getstate(), "
+        "np.random.get_state(), random_state()), ...}); and set each one again",
+    )),
+    Exercise(resilience.elastic_batch, check_elastic_batch, hints=(
+        "How many positions does the fullest rank have, and how many micro-batches do they need?",
+        "Every rank cuts its part into that many micro-batches, also a rank with one position "
+        "less. The mean of n positions counts n / batch.",
+        "times = ceil(ceil(batch / ranks) / micro_batch); mine = shard_range(batch, rank, ranks); "
+        "part = shard_range(len(mine), i, times); (mine[part.start:part.stop], len(part) / batch)",
+    )),
+    Exercise(resilience.find_straggler, check_find_straggler, hints=(
+        "All ranks may be slow together in a step, and each rank may pause in some steps. What is "
+        "different for a slow rank?",
+        "In each step compute how many times as long as the median rank each rank takes. Then "
+        "take the median of that over the steps.",
+        "seconds[-recent:]; usual = seconds.median(dim=1, keepdim=True).values; slowness = "
+        "(seconds / usual).median(dim=0).values; sort the ranks above the threshold",
+    )),
+    Exercise(resilience.health_check, check_health_check, hints=(
+        "A ring of R links, and each rank talks to one other at a time. Which links can be "
+        "measured at the same time?",
+        "Even links, then odd ones; in an odd ring rank 0 has two even ones. Then one all-gather "
+        "of: right?, and the seconds of the product, of the link to the next rank, and of the link "
+        "to the rank before. All ranks look at the same table.",
+        "for link in sorted((rank, before), key=lambda link: link % 2): probe.message(partner, "
+        "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
+        "between two bad links is slow itself",
+    )),
+    Exercise(resilience.silent_corruption, check_silent_corruption, hints=(
+        "Which few bytes change when any bit of a parameter changes?",
+        "Take a hash of 8 bytes of each parameter, and send them all in one all-gather. In each "
+        "column the most frequent hash is right, if more than half of the ranks have it.",
+        "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy() into "
+        "hashlib.blake2b(..., digest_size=8); int.from_bytes(..., 'big', signed=True); "
+        "Counter(column).most_common(1)",
+    )),
+    Exercise(resilience.loss_spike, check_loss_spike, hints=(
+        "How do you find the usual loss, if some of the last losses are spikes or NaN?",
+        "Take the median of the `window` losses before those that you judge, and 1.4826 times the "
+        "median distance from it, which is a standard deviation if there are no spikes. Judge "
+        "the last `patience` losses by these.",
+        "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
+        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
+        "-patience:]]",
+    )),
+    Exercise(resilience.recovery_policy, check_recovery_policy, hints=(
+        "Begin with the decisions that cost most: how many nodes, and how many spares? Print "
+        "the scores of simple policies on each trace.",
+        "Estimate the mean time until the next failure from state.now and state.failures. For "
+        "each choice compute how much work is done until then, in node-seconds.",
+        "For each choice of nodes now, and each time in state.back at which the job could grow: "
+        "nodes * seconds, less restarts. For the spares: the number of nodes away is a Poisson "
+        "number, with the mean: mean time away / mean time between failures.",
+    )),
+)
