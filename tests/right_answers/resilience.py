@@ -134,6 +134,18 @@ def find_straggler__by_quantiles(seconds, threshold=1.2, recent=32):
     return [r for r in typical.argsort(descending=True).tolist() if typical[r] > threshold]
 
 
+def find_straggler__sorted_in_numpy(seconds, threshold=1.2, recent=32):
+    """Places of sorted arrays for medians; pairs (slowness, rank) for the order."""
+    if len(seconds.shape) != 2 or min(seconds.shape) == 0:
+        raise ValueError(f"seconds of shape {tuple(seconds.shape)}")
+    last = seconds.numpy()[-recent:]
+    steps, ranks = last.shape
+    times = last / np.sort(last, axis=1)[:, (ranks - 1) // 2, None]
+    middle = np.sort(times, axis=0)[(steps - 1) // 2]
+    pairs = sorted(((m, rank) for rank, m in enumerate(middle) if m > threshold), reverse=True)
+    return [rank for _, rank in pairs]
+
+
 def health_check__odd_ranks_answer(probe, group=None, slow=3.0):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     ok, product = probe.product()

@@ -11,7 +11,7 @@ from ranklab.checks.resilience.predictions import PREDICTIONS
 from ranklab.checks.resilience.resume import check_resume_exact
 from ranklab.checks.resilience.save import check_atomic_save
 from ranklab.checks.resilience.spike import check_loss_spike
-from ranklab.checks.resilience.straggler import check_find_straggler
+from ranklab.checks.resilience.straggler import STRAGGLER
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -41,14 +41,7 @@ EXERCISES = (
         "times = ceil(ceil(batch / ranks) / micro_batch); mine = shard_range(batch, rank, ranks); "
         "part = shard_range(len(mine), i, times); (mine[part.start:part.stop], len(part) / batch)",
     )),
-    Exercise(resilience.find_straggler, check_find_straggler, hints=(
-        "All ranks may be slow together in a step, and each rank may pause in some steps. What is "
-        "different for a slow rank?",
-        "In each step compute how many times as long as the median rank each rank takes. Then "
-        "take the median of that over the steps.",
-        "seconds[-recent:]; usual = seconds.median(dim=1, keepdim=True).values; slowness = "
-        "(seconds / usual).median(dim=0).values; sort the ranks above the threshold",
-    )),
+    STRAGGLER,
     Exercise(resilience.health_check, check_health_check, hints=(
         "A ring of R links, and each rank talks to one other at a time. Which links can be "
         "measured at the same time?",
