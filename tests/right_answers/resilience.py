@@ -113,6 +113,37 @@ def elastic_batch__full_ones_first_and_dealt(batch, ranks, micro_batch):
     return plan
 
 
+def elastic_batch__cut_at_rounded_shares(batch, ranks, micro_batch):
+    """Both cuts are at round numbers of equal shares: the longer parts lie anywhere."""
+    if not all(n >= 1 for n in (batch, ranks, micro_batch)):
+        raise ValueError("numbers below 1")
+
+    def cuts(start, stop, parts):
+        ends = [start + (stop - start) * i // parts for i in range(parts + 1)]
+        return [range(a, b) for a, b in zip(ends, ends[1:])]
+
+    shares = cuts(0, batch, ranks)
+    times = math.ceil(max(map(len, shares)) / micro_batch)
+    return tuple(tuple((part, len(part) / batch) for part in cuts(share.start, share.stop, times))
+                 for share in shares)
+
+
+def elastic_batch__one_position_at_a_time(batch, ranks, micro_batch):
+    """Hands out positions from the back, and closes a micro-batch when it is full."""
+    if min(batch, ranks, micro_batch) <= 0:
+        raise ValueError("0 or less")
+    most = -(-batch // ranks)
+    plan = [[] for _ in range(ranks)]
+    for rank in reversed(range(ranks)):
+        stop = batch - sum(len(part) for own in plan for part, _ in own)
+        start = stop - (batch + ranks - 1 - rank) // ranks
+        while len(plan[rank]) < -(-most // micro_batch):
+            part = range(max(start, stop - micro_batch), stop)
+            stop = part.start
+            plan[rank].append((part, len(part) * batch**-1))
+    return plan
+
+
 def find_straggler__by_counting_steps(seconds, threshold=1.2, recent=32):
     if seconds.ndim != 2 or 0 in seconds.shape:
         raise ValueError("(steps, ranks)")

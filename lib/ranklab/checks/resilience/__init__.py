@@ -3,7 +3,7 @@
 from ranklab import resilience
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.resilience.corruption import check_silent_corruption
-from ranklab.checks.resilience.elastic import check_elastic_batch
+from ranklab.checks.resilience.elastic import ELASTIC
 from ranklab.checks.resilience.health import check_health_check
 from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
 from ranklab.checks.resilience.policy import check_recovery_policy
@@ -34,13 +34,7 @@ EXERCISES = (
         "loader.position, loader.generator.get_state()), 'random': (random.getstate(), "
         "np.random.get_state(), random_state()), ...}); and set each one again",
     )),
-    Exercise(resilience.elastic_batch, check_elastic_batch, hints=(
-        "How many positions does the fullest rank have, and how many micro-batches do they need?",
-        "Every rank cuts its part into that many micro-batches, also a rank with one position "
-        "less. The mean of n positions counts n / batch.",
-        "times = ceil(ceil(batch / ranks) / micro_batch); mine = shard_range(batch, rank, ranks); "
-        "part = shard_range(len(mine), i, times); (mine[part.start:part.stop], len(part) / batch)",
-    )),
+    ELASTIC,
     STRAGGLER,
     Exercise(resilience.health_check, check_health_check, hints=(
         "A ring of R links, and each rank talks to one other at a time. Which links can be "
