@@ -224,6 +224,39 @@ def silent_corruption__sha_and_into_one_tensor(parameters, group=None):
     return found
 
 
+def loss_spike__in_torch(losses, window=64, limit=6.0, patience=3):
+    """Tensors, whose medians are the lower ones; counts the bad losses from the end."""
+    x = torch.tensor(losses, dtype=torch.float64)
+    bad = ~x.isfinite()
+    before = x[:-patience][-window:]
+    before = before[before.isfinite()]
+    if len(x) > 20 and len(before):
+        middle = before.median()
+        spread = 1.4826 * (before - middle).abs().median()
+        bad |= x - middle > torch.maximum(limit * spread, middle.abs() / 100)
+    in_a_row = 0
+    while in_a_row < len(x) and bad[-1 - in_a_row]:
+        in_a_row += 1
+    return ("go on", "skip", "roll back")[(in_a_row > 0) + (in_a_row >= patience)]
+
+
+def loss_spike__by_sorting(losses, window=64, limit=6.0, patience=3):
+    """Counts how many of the distances are below a sixth of the rise, instead of a median."""
+    usual = sorted(x for x in losses[-window - patience:-patience] if math.isfinite(x))
+    middle = usual[len(usual) // 2] if usual else 0.0
+
+    def is_bad(x):
+        if not math.isfinite(x) or not usual or len(losses) <= 20:
+            return not math.isfinite(x)
+        near = sum(abs(y - middle) * 1.4826 * limit < x - middle for y in usual)
+        return x > middle and near > len(usual) / 2 and x - middle > abs(middle) * 0.01
+
+    last = [is_bad(x) for x in losses[-patience:]]
+    if last[-1]:
+        return "roll back" if last == [True] * patience else "skip"
+    return "go on"
+
+
 def loss_spike__by_quartiles(losses, window=64, limit=6.0, patience=3):
     def is_bad(x):
         if not math.isfinite(x):

@@ -10,7 +10,7 @@ from ranklab.checks.resilience.policy import check_recovery_policy
 from ranklab.checks.resilience.predictions import PREDICTIONS
 from ranklab.checks.resilience.resume import check_resume_exact
 from ranklab.checks.resilience.save import check_atomic_save
-from ranklab.checks.resilience.spike import check_loss_spike
+from ranklab.checks.resilience.spike import SPIKE
 from ranklab.checks.resilience.straggler import STRAGGLER
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -54,15 +54,7 @@ EXERCISES = (
         "hashlib.blake2b(..., digest_size=8); int.from_bytes(..., 'big', signed=True); "
         "Counter(column).most_common(1)",
     )),
-    Exercise(resilience.loss_spike, check_loss_spike, hints=(
-        "How do you find the usual loss, if some of the last losses are spikes or NaN?",
-        "Take the median of the `window` losses before those that you judge, and 1.4826 times the "
-        "median distance from it, which is a standard deviation if there are no spikes. Judge "
-        "the last `patience` losses by these.",
-        "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
-        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
-        "-patience:]]",
-    )),
+    SPIKE,
     Exercise(resilience.recovery_policy, check_recovery_policy, hints=(
         "Begin with the decisions that cost most: how many nodes, and how many spares? Print "
         "the scores of simple policies on each trace.",
