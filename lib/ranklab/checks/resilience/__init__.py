@@ -2,13 +2,13 @@
 
 from ranklab import resilience
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.resilience.corruption import check_silent_corruption
+from ranklab.checks.resilience.corruption import CORRUPTION
 from ranklab.checks.resilience.elastic import ELASTIC
 from ranklab.checks.resilience.health import check_health_check
 from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
 from ranklab.checks.resilience.policy import check_recovery_policy
 from ranklab.checks.resilience.predictions import PREDICTIONS
-from ranklab.checks.resilience.resume import check_resume_exact
+from ranklab.checks.resilience.resume import RESUME
 from ranklab.checks.resilience.save import check_atomic_save
 from ranklab.checks.resilience.spike import SPIKE
 from ranklab.checks.resilience.straggler import STRAGGLER
@@ -26,14 +26,7 @@ EXERCISES = (
         "os.fsync(file.fileno()); os.replace(part, path); then os.fsync of os.open(path.parent, "
         "os.O_RDONLY). On any error: part.unlink(missing_ok=True), raise",
     )),
-    Exercise(resilience.resume_exact, check_resume_exact, hints=(
-        "Read Run.step line by line: what does each line use that an earlier step has changed?",
-        "Three have a state_dict. The loader has an order, a position and a generator. Three "
-        "libraries draw random numbers. Both ways need copies: what is saved must not move on.",
-        "copy.deepcopy({'parts': [p.state_dict() for p in parts], 'loader': (loader.order, "
-        "loader.position, loader.generator.get_state()), 'random': (random.getstate(), "
-        "np.random.get_state(), random_state()), ...}); and set each one again",
-    )),
+    RESUME,
     ELASTIC,
     STRAGGLER,
     Exercise(resilience.health_check, check_health_check, hints=(
@@ -46,14 +39,7 @@ EXERCISES = (
         "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
         "between two bad links is slow itself",
     )),
-    Exercise(resilience.silent_corruption, check_silent_corruption, hints=(
-        "Which few bytes change when any bit of a parameter changes?",
-        "Take a hash of 8 bytes of each parameter, and send them all in one all-gather. In each "
-        "column the most frequent hash is right, if more than half of the ranks have it.",
-        "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy() into "
-        "hashlib.blake2b(..., digest_size=8); int.from_bytes(..., 'big', signed=True); "
-        "Counter(column).most_common(1)",
-    )),
+    CORRUPTION,
     SPIKE,
     Exercise(resilience.recovery_policy, check_recovery_policy, hints=(
         "Begin with the decisions that cost most: how many nodes, and how many spares? Print "
