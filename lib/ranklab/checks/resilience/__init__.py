@@ -4,7 +4,7 @@ from ranklab import resilience
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.resilience.corruption import CORRUPTION
 from ranklab.checks.resilience.elastic import ELASTIC
-from ranklab.checks.resilience.health import check_health_check
+from ranklab.checks.resilience.health import HEALTH
 from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
 from ranklab.checks.resilience.policy import check_recovery_policy
 from ranklab.checks.resilience.predictions import PREDICTIONS
@@ -29,16 +29,7 @@ EXERCISES = (
     RESUME,
     ELASTIC,
     STRAGGLER,
-    Exercise(resilience.health_check, check_health_check, hints=(
-        "A ring of R links, and each rank talks to one other at a time. Which links can be "
-        "measured at the same time?",
-        "Even links, then odd ones; in an odd ring rank 0 has two even ones. Then one all-gather "
-        "of: right?, and the seconds of the product, of the link to the next rank, and of the link "
-        "to the rank before. All ranks look at the same table.",
-        "for link in sorted((rank, before), key=lambda link: link % 2): probe.message(partner, "
-        "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
-        "between two bad links is slow itself",
-    )),
+    HEALTH,
     CORRUPTION,
     SPIKE,
     Exercise(resilience.recovery_policy, check_recovery_policy, hints=(

@@ -233,7 +233,8 @@ CORRUPTION = Proof(
              ("deviants = [rank for", "deviants = [dist.get_process_group_ranks(group)[rank] for")),
         Slip("All ranks return the same: look at the gathered hashes, not at your own alone.",
              ("deviants = [rank for rank, mark in enumerate(column) if mark != usual]",
-              "deviants = [dist.get_rank(group)] if usual != column[dist.get_rank(group)] else []")),
+              "deviants = [dist.get_rank(group)] if usual != column[dist.get_rank(group)] else "
+              "[]")),
         Slip("Only read the parameters.", ("    marks = []\n", "    marks = []\n    for tensor in "
                                            "parameters.values():\n        "
                                            "tensor.detach().nan_to_num_()\n")),
