@@ -72,6 +72,30 @@ def memory_per_gpu__by_tensors(model, plan, machine, tool=None, constants=CONSTA
     return GpuMemory(*max(rows, key=torch.sum))
 
 
+def memory_per_gpu__a_table_of_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
+    """numpy's columns over ranks; the row of the largest sum, in numpy's own floats."""
+    tool = plan.tool if tool is None else tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    ranks = range(plan.pp)
+    pairs = [numbers_of(model, plan, rank) for rank in ranks]
+    same = max(plan.dp * plan.cp * plan.tp // plan.ep, 1)
+    held = np.array([states(plan, tool, dense, plan.sharders) for dense, _ in pairs], float)
+    held += np.array([states(plan, tool, experts, same) for _, experts in pairs])
+    held[:, 2] = 0 if plan.offload else held[:, 2]
+    waiting = np.array([in_flight(plan, rank) * n
+                        for rank, n in zip(ranks, plan.stages(model.layers))], float)
+    again = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
+    activations = waiting * kept_bytes(model, plan, tool) + again
+    logits = np.zeros(plan.pp)
+    logits[-1] = plan.tokens * model.vocab / plan.tp * (12 if tool == "torchtitan" else 8)
+    buffers = [buffer_bytes(model, plan, tool, dense) for dense, _ in pairs]
+    rows = np.column_stack([held, activations, logits, buffers,
+                            np.full(plan.pp, constants.context_bytes),
+                            constants.gaps * (activations + logits)])
+    return GpuMemory(*rows[rows.sum(axis=1).argmax()])
+
+
 def step_time__stage_by_stage(model, plan, machine, constants=CONSTANTS):
     """Each stage's own seconds; the average is their sum by pp, the waiting their largest."""
     layers = layer_seconds(model, plan, machine, constants)
@@ -113,6 +137,37 @@ def step_time__in_numpy(model, plan, machine, constants=CONSTANTS):
     return Step(*parts, sent, bubble, data, optimizer, constants.step_seconds)
 
 
+def step_time__one_micro_batch_after_the_other(model, plan, machine, constants=CONSTANTS):
+    """Adds up M times; the whole pipeline's time comes first, and the bubble is what is left."""
+    M, P = plan.micro_batches, plan.pp
+    layers = layer_seconds(model, plan, machine, constants)
+    head = head_seconds(model, plan, machine, constants)
+    parts, sent = dict.fromkeys(layers, 0.0), 0.0
+    one = sum(layers.values()) / P + sum(head.values()) / P
+    for _ in range(M):
+        for part, seconds in layers.items():
+            parts[part] += (seconds + head.get(part, 0)) / P
+        sent += sent_seconds(model, plan, machine, one, constants)
+    busy = math.fsum(parts.values())
+    whole = (busy + sent) / (1 - bubble_part(model, plan, machine, constants))
+    of_a_layer, fullest = sum(layers.values()) / model.layers, 0.0
+    for rank, number in enumerate(plan.stages(model.layers)):
+        own = number * of_a_layer + (sum(head.values()) if rank + 1 == P else 0)
+        fullest = max(fullest, own)
+    data, optimizer = update_seconds(model, plan, machine, one, constants)
+    return Step(**parts, pipeline=sent, bubble=whole - busy - sent + M * fullest - busy, data=data,
+                optimizer=optimizer, rest=constants.step_seconds)
+
+
+def cost_per_token__seconds_of_a_token(model, sequence, machine, mfu, price):
+    """The seconds that a token takes at the peak; torch's numbers."""
+    if not (mfu > 0 and mfu <= 1):
+        raise ValueError(f"MFU {mfu:.0%}")
+    seconds = torch.tensor(model.flops_per_token(sequence) / machine.peak_flops / mfu,
+                           dtype=torch.float64)
+    return (seconds * price / 3600).item()
+
+
 def cost_per_token__of_an_hour(model, sequence, machine, mfu, price):
     """The tokens of an hour's FLOPs; attention by hand."""
     if mfu <= 0 or mfu > 1:
@@ -138,6 +193,42 @@ def scaling_curve__two_passes(model, plan, machine, counts, weak=False):
     of_a_gpu = [t / s / each.gpus for t, s, each in zip(tokens, seconds, plans)]
     return [(each.gpus, t / s, rate / of_a_gpu[0])
             for each, t, s, rate in zip(plans, tokens, seconds, of_a_gpu)]
+
+
+def scaling_curve__by_recursion(model, plan, machine, counts, weak=False):
+    """The first count's rate is handed on; a generator makes the list."""
+    def points(counts, first=None):
+        if not counts:
+            return
+        gpus, *rest = counts
+        dp = gpus * plan.dp / plan.gpus
+        pieces = plan.micro_batches * (1 if weak else plan.dp / dp) if dp >= 1 else 0.5
+        if dp != int(dp) or pieces != int(pieces) or pieces < 1:
+            raise ValueError(f"{gpus} GPUs make {dp} data ranks with {pieces} micro-batches")
+        each = replace(plan, dp=int(dp), micro_batches=int(pieces))
+        tokens = each.batch * each.sequence / step_time(model, each, machine).total
+        first = first or tokens / gpus
+        yield gpus, tokens, tokens / gpus / first
+        yield from points(rest, first)
+
+    return list(points(list(counts)))
+
+
+def scaling_curve__arrays(model, plan, machine, counts, weak=False):
+    """numpy for all counts; tuples of numpy's numbers."""
+    counts = np.array(counts)
+    dp = counts // (plan.tp * plan.pp * plan.cp)
+    if (dp * plan.tp * plan.pp * plan.cp != counts).any() or (dp == 0).any():
+        raise ValueError("GPUs that do not divide")
+    pieces = np.full(len(counts), plan.micro_batches)
+    if not weak:
+        pieces = plan.batch // (dp * plan.micro_batch)
+        if (pieces * dp * plan.micro_batch != plan.batch).any():
+            raise ValueError("a batch that does not divide")
+    speed = np.array([step_time(model, each, machine).tokens_per_second(each) for each in (
+        replace(plan, dp=int(d), micro_batches=int(p)) for d, p in zip(dp, pieces))])
+    efficiency = speed * counts[0] / (speed[0] * counts)
+    return [(int(n), s, e) for n, s, e in zip(counts, speed, efficiency)]
 
 
 def search_layouts__fastest_first(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter,

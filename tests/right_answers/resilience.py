@@ -113,6 +113,37 @@ def elastic_batch__full_ones_first_and_dealt(batch, ranks, micro_batch):
     return plan
 
 
+def elastic_batch__cut_at_rounded_shares(batch, ranks, micro_batch):
+    """Both cuts are at round numbers of equal shares: the longer parts lie anywhere."""
+    if not all(n >= 1 for n in (batch, ranks, micro_batch)):
+        raise ValueError("numbers below 1")
+
+    def cuts(start, stop, parts):
+        ends = [start + (stop - start) * i // parts for i in range(parts + 1)]
+        return [range(a, b) for a, b in zip(ends, ends[1:])]
+
+    shares = cuts(0, batch, ranks)
+    times = math.ceil(max(map(len, shares)) / micro_batch)
+    return tuple(tuple((part, len(part) / batch) for part in cuts(share.start, share.stop, times))
+                 for share in shares)
+
+
+def elastic_batch__one_position_at_a_time(batch, ranks, micro_batch):
+    """Hands out positions from the back, and closes a micro-batch when it is full."""
+    if min(batch, ranks, micro_batch) <= 0:
+        raise ValueError("0 or less")
+    most = -(-batch // ranks)
+    plan = [[] for _ in range(ranks)]
+    for rank in reversed(range(ranks)):
+        stop = batch - sum(len(part) for own in plan for part, _ in own)
+        start = stop - (batch + ranks - 1 - rank) // ranks
+        while len(plan[rank]) < -(-most // micro_batch):
+            part = range(max(start, stop - micro_batch), stop)
+            stop = part.start
+            plan[rank].append((part, len(part) * batch**-1))
+    return plan
+
+
 def find_straggler__by_counting_steps(seconds, threshold=1.2, recent=32):
     if seconds.ndim != 2 or 0 in seconds.shape:
         raise ValueError("(steps, ranks)")
@@ -132,6 +163,18 @@ def find_straggler__by_quantiles(seconds, threshold=1.2, recent=32):
     ratio = last / last.quantile(0.5, dim=1, keepdim=True, interpolation="lower")
     typical = ratio.quantile(0.5, dim=0, interpolation="lower")
     return [r for r in typical.argsort(descending=True).tolist() if typical[r] > threshold]
+
+
+def find_straggler__sorted_in_numpy(seconds, threshold=1.2, recent=32):
+    """Places of sorted arrays for medians; pairs (slowness, rank) for the order."""
+    if len(seconds.shape) != 2 or min(seconds.shape) == 0:
+        raise ValueError(f"seconds of shape {tuple(seconds.shape)}")
+    last = seconds.numpy()[-recent:]
+    steps, ranks = last.shape
+    times = last / np.sort(last, axis=1)[:, (ranks - 1) // 2, None]
+    middle = np.sort(times, axis=0)[(steps - 1) // 2]
+    pairs = sorted(((m, rank) for rank, m in enumerate(middle) if m > threshold), reverse=True)
+    return [rank for _, rank in pairs]
 
 
 def health_check__odd_ranks_answer(probe, group=None, slow=3.0):
@@ -179,6 +222,39 @@ def silent_corruption__sha_and_into_one_tensor(parameters, group=None):
             best = max(counts, key=counts.get)
             found[name] = [i for i in range(R) if row[i] != best] if counts[best] > R / 2 else []
     return found
+
+
+def loss_spike__in_torch(losses, window=64, limit=6.0, patience=3):
+    """Tensors, whose medians are the lower ones; counts the bad losses from the end."""
+    x = torch.tensor(losses, dtype=torch.float64)
+    bad = ~x.isfinite()
+    before = x[:-patience][-window:]
+    before = before[before.isfinite()]
+    if len(x) > 20 and len(before):
+        middle = before.median()
+        spread = 1.4826 * (before - middle).abs().median()
+        bad |= x - middle > torch.maximum(limit * spread, middle.abs() / 100)
+    in_a_row = 0
+    while in_a_row < len(x) and bad[-1 - in_a_row]:
+        in_a_row += 1
+    return ("go on", "skip", "roll back")[(in_a_row > 0) + (in_a_row >= patience)]
+
+
+def loss_spike__by_sorting(losses, window=64, limit=6.0, patience=3):
+    """Counts how many of the distances are below a sixth of the rise, instead of a median."""
+    usual = sorted(x for x in losses[-window - patience:-patience] if math.isfinite(x))
+    middle = usual[len(usual) // 2] if usual else 0.0
+
+    def is_bad(x):
+        if not math.isfinite(x) or not usual or len(losses) <= 20:
+            return not math.isfinite(x)
+        near = sum(abs(y - middle) * 1.4826 * limit < x - middle for y in usual)
+        return x > middle and near > len(usual) / 2 and x - middle > abs(middle) * 0.01
+
+    last = [is_bad(x) for x in losses[-patience:]]
+    if last[-1]:
+        return "roll back" if last == [True] * patience else "skip"
+    return "go on"
 
 
 def loss_spike__by_quartiles(losses, window=64, limit=6.0, patience=3):

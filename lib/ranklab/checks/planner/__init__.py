@@ -1,44 +1,30 @@
-"""The exercises and predictions of lab 13, in the order of the lab."""
+"""The exercises and predictions of lab 13, in the order of the lab.
+
+    parts.py    what a GpuMemory or a Step shows
+    memory.py   memory_per_gpu
+    step.py     step_time
+    cost.py     cost_per_token
+    scaling.py  scaling_curve
+    search.py   search_layouts: open, and judged by how fast its first layout is, so it has a check
+                of its own
+"""
 
 from ranklab import planner
 from ranklab.checks.exercise import Exercise
-from ranklab.checks.planner.memory import check_memory_per_gpu
+from ranklab.checks.planner.cost import COST
+from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
-from ranklab.checks.planner.scale import check_cost_per_token, check_scaling_curve
+from ranklab.checks.planner.scaling import SCALING
 from ranklab.checks.planner.search import check_search_layouts
-from ranklab.checks.planner.step import check_step_time
+from ranklab.checks.planner.step import STEP
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(planner.memory_per_gpu, check_memory_per_gpu, hints=(
-        "What does a GPU hold once, what for each layer, and what for each micro-batch in flight?",
-        "For each pipeline rank add up the states of both kinds of numbers; micro-batches in "
-        "flight times layers times what one layer keeps, and with recompute one layer more; "
-        "logits on the last rank. Then return the fullest by its total.",
-        "dense = states(plan, tool, numbers, plan.sharders); sparse = states(plan, tool, experts, "
-        "max(1, plan.copies * plan.tp // plan.ep)); activations = in_flight(plan, rank) * layers * "
-        "kept + again; the optimizer times (not plan.offload)",
-    )),
-    Exercise(planner.step_time, check_step_time, hints=(
-        "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
-        "busy is M / P times all parts of layers and head. The bubble is given as a part of the "
-        "whole time. As a part of the rest it is part / (1 - part).",
-        "fullest = max(n * layer + (rank == P - 1) * ends for rank, n in enumerate(plan.stages("
-        "model.layers))); bubble = (busy + sent) * part / (1 - part) + max(0, M * fullest - busy)",
-    )),
-    Exercise(planner.cost_per_token, check_cost_per_token, hints=(
-        "How many dollars does a second cost, and how many tokens does a second bring?",
-        "mfu * machine.peak_flops FLOPs of each second are the model's own.",
-        "price / 3600 / (mfu * machine.peak_flops / model.flops_per_token(sequence))",
-    )),
-    Exercise(planner.scaling_curve, check_scaling_curve, hints=(
-        "Which field of the plan changes with the number of GPUs, and which other one must follow?",
-        "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: there are plan.batch / "
-        "(dp * micro_batch) of them.",
-        "each = replace(plan, dp=dp, micro_batches=pieces); speed = step_time(model, each, "
-        "machine).tokens_per_second(each); efficiency = speed / gpus / (first / counts[0])",
-    )),
+    MEMORY,
+    STEP,
+    COST,
+    SCALING,
     Exercise(planner.search_layouts, check_search_layouts, hints=(
         "Which test rules out most plans, and is cheap?",
         "Ask for memory first, and ask step_time only about plans that fit. Begin with "

@@ -1,156 +1,249 @@
-"""The check of memory_per_gpu: each part of the fullest rank's memory, for many kinds of plans."""
+"""memory_per_gpu: each part of the fullest rank's memory, for many kinds of plans."""
 
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
+from typing import NamedTuple
 
-from ranklab.checks.planner.parts import each_is_right
-from ranklab.checks.trial import called_with, explain
+from ranklab.checks.planner.parts import in_gb, parts_of
+from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.planner.catalog import MODELS, find_node
-from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.constants import CONSTANTS, Constants
 from ranklab.planner.memory import (
-    GpuMemory, buffer_bytes, in_flight, kept_bytes, numbers_of, ours, states,
+    GpuMemory, buffer_bytes, in_flight, kept_bytes, memory_per_gpu, numbers_of, ours, states,
 )
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
 
 OTHER = replace(CONSTANTS, context_bytes=0.7e9, gaps=0.11)
 PIPED = Plan(dp=2, tp=2, pp=4, micro_batches=16, zero=1, sequence_parallel=True)
-CASES = {
-    "one GPU": ("llama2-7b", Plan(micro_batches=4), CONSTANTS),
-    "two stages, all micro-batches wait": ("llama-1b", Plan(
+SMALL = Model(8, 256, 8, 1024, 512, tied=True)
+
+
+class Case(NamedTuple):
+    """A plan for a model, by its name or itself; tool: what is asked for in place of plan.tool."""
+
+    name: str
+    model: str | Model
+    plan: Plan
+    constants: Constants = CONSTANTS
+    tool: str | None = None
+
+    def __str__(self):
+        tool = f", tool={self.tool!r}" if self.tool else ""
+        return f"{self.name} ({self.plan.tool} {self.plan.words()}{tool})"
+
+
+ONE_GPU = (Case("one GPU", "llama2-7b", Plan(micro_batches=4)),)
+PLANS = (
+    Case("two stages, all micro-batches wait", "llama-1b", Plan(
         dp=2, pp=2, micro_batch=8, micro_batches=6, schedule="gpipe", recompute="full"), OTHER),
-    "4 stages, ZeRO-1": ("llama2-13b", PIPED, CONSTANTS),
-    "two stages, few micro-batches": ("gpt3-175b", Plan(dp=4, tp=8, pp=2, micro_batches=1), OTHER),
-    "a tied head": ("bloom-176b", replace(PIPED, pp=5, micro_batch=2), OTHER),
-    "a large head": ("llama-8b", Plan(dp=2, pp=4, micro_batches=2, micro_batch=8, zero=1,
-                                      recompute="full"), OTHER),
-    "virtual stages": ("llama-70b", replace(PIPED, virtual=5, schedule="interleaved"), CONSTANTS),
-    "126 layers on 4 stages": ("llama-405b", replace(PIPED, tp=8), OTHER),
-    "context ranks": ("llama-70b", Plan(dp=2, cp=4, tp=4, sequence=32768, zero=1), OTHER),
-    "recompute": ("gpt3-175b", replace(PIPED, recompute="full", micro_batches=3), CONSTANTS),
-    "recompute, 96 layers on 10 stages": ("gpt3-175b", replace(
+    Case("126 layers on 4 stages", "llama-405b", replace(PIPED, tp=8), OTHER),
+    Case("experts in stages", "deepseek-v3", Plan(
+        dp=32, tp=2, pp=10, ep=4, micro_batch=4, micro_batches=16, zero=1), OTHER),
+    Case("4 stages, ZeRO-1", "llama2-13b", PIPED),
+    Case("two stages, few micro-batches", "gpt3-175b", Plan(dp=4, tp=8, pp=2), OTHER),
+    Case("a tied head", "bloom-176b", replace(PIPED, pp=5, micro_batch=2), OTHER),
+    Case("a large head", "llama-8b", Plan(dp=2, pp=4, micro_batches=2, micro_batch=8, zero=1,
+                                          recompute="full"), OTHER),
+    Case("virtual stages", "llama-70b", replace(PIPED, virtual=5, schedule="interleaved")),
+    Case("context ranks", "llama-70b", Plan(dp=2, cp=4, tp=4, sequence=32768, zero=1), OTHER),
+    Case("recompute", "gpt3-175b", replace(PIPED, recompute="full", micro_batches=3)),
+    Case("recompute, 96 layers on 10 stages", "gpt3-175b", replace(
         PIPED, pp=10, recompute="full", micro_batches=4), OTHER),
-    "attention's core again": ("llama2-13b", replace(
+    Case("attention's core again", "llama2-13b", replace(
         PIPED, attention="unfused", recompute="selective"), OTHER),
-    "20 layers on 9 stages, recompute": (replace(MODELS["llama2-13b"], layers=20), replace(
+    Case("20 layers on 9 stages, recompute", replace(MODELS["llama2-13b"], layers=20), replace(
         PIPED, pp=9, micro_batches=4, recompute="full"), OTHER),
-    "half of the layers again": ("llama-70b", replace(PIPED, recompute="full", recomputed=0.5),
-                                 OTHER),
-    "half of the products again": ("llama-8b", Plan(dp=8, zero=3, recompute="operators",
-                                                    tool="torchtitan"), OTHER),
-    "FSDP, not compiled": ("llama-8b", Plan(dp=8, zero=3, fused=False, tool="torchtitan"), OTHER),
-    "shards in a node": ("llama-8b", Plan(dp=32, shard=8, zero=3, tool="torchtitan"), CONSTANTS),
-    "DeepSpeed's ZeRO-2": ("llama-8b", Plan(dp=16, zero=2, tool="deepspeed"), OTHER),
-    "DeepSpeed's ZeRO-2, recompute": ("llama-8b", Plan(
+    Case("half of the layers again", "llama-70b", replace(
+        PIPED, recompute="full", recomputed=0.5), OTHER),
+    Case("half of the products again", "llama-8b", Plan(
+        dp=8, zero=3, recompute="operators", tool="torchtitan"), OTHER),
+    Case("FSDP, not compiled", "llama-8b", Plan(dp=8, zero=3, fused=False, tool="torchtitan"),
+         OTHER),
+    Case("shards in a node", "llama-8b", Plan(dp=32, shard=8, zero=3, tool="torchtitan")),
+    Case("DeepSpeed's ZeRO-2", "llama-8b", Plan(dp=16, zero=2, tool="deepspeed"), OTHER),
+    Case("DeepSpeed's ZeRO-2, recompute", "llama-8b", Plan(
         dp=16, zero=2, recompute="full", tool="deepspeed"), OTHER),
-    "the optimizer on the host": ("llama2-7b", Plan(dp=4, zero=3, offload=True, tool="deepspeed"),
-                                  CONSTANTS),
-    "experts": ("mixtral-8x7b", Plan(dp=8, ep=8, zero=1), CONSTANTS),
-    "experts on 32 ranks each": ("mixtral-8x7b", Plan(
+    Case("the optimizer on the host", "llama2-7b", Plan(
+        dp=4, zero=3, offload=True, tool="deepspeed")),
+    Case("experts", "mixtral-8x7b", Plan(dp=8, ep=8, zero=1)),
+    Case("experts on 32 ranks each", "mixtral-8x7b", Plan(
         dp=8, tp=8, ep=2, zero=1, sequence_parallel=True), OTHER),
-    "experts, FSDP": ("qwen3-30b-a3b", Plan(
+    Case("experts, FSDP", "qwen3-30b-a3b", Plan(
         dp=16, cp=2, pp=2, ep=4, zero=3, micro_batches=4, tool="torchtitan"), OTHER),
-    "experts in stages": ("deepseek-v3", Plan(dp=32, tp=2, pp=10, ep=4, micro_batch=4,
-                                              micro_batches=16, zero=1), OTHER),
-}
-SLIPS = {  # name: (what is done instead, hint)
-    "the first stage": "The last stage has the head and the logits: take the fullest.",
-    "the last stage": "The first stage has most micro-batches in flight: take the fullest.",
-    "the first, second and last stage": "Stages need not be even: any of them may be the fullest.",
-    "the largest of each part": "Return the parts of one rank, the one with the largest total.",
-    "all micro-batches": "Not all micro-batches wait: in_flight(plan, rank).",
-    "one micro-batch": "A stage runs forward for more micro-batches before the first comes "
-                       "back: in_flight(plan, rank).",
-    "as many in flight as on the first stage": "Later stages have fewer: in_flight(plan, rank).",
-    "all layers": "A GPU has the layers of its stage: plan.stages(model.layers)[rank].",
-    "as many layers on each stage": "Stages need not be even: plan.stages(model.layers)[rank].",
-    "without what is computed again": "With recompute, one layer has all its activations again "
-                                      "in its backward: kept_bytes(model, plan, tool, 'none').",
-    "activations without their gradients": "In its backward a layer also has gradients, as large as"
-                                           " what it computed again: count it twice.",
-    "again for each micro-batch": "Only one layer of one micro-batch is computed again at a time.",
-    "again with full recompute only": "Count it with each kind of recompute.",
-    "computed again without recompute": "Count it only if plan.recompute is not 'none'.",
-    "no logits": "The last stage has them, 8 bytes each, for one micro-batch.",
-    "logits of all micro-batches": "Count one micro-batch: its loss runs backward at once.",
-    "logits on all stages": "Only the last stage has them.",
-    "whole logits": "Tensor ranks share them: model.vocab / plan.tp.",
-    "8 bytes a logit": "It is 12 in torchtitan: torch's own loss has its gradient in float32.",
-    "sharded over dp": "Context ranks have the same weights, too: use plan.sharders.",
-    "sharded over all copies": "plan.shard may be less: use plan.sharders.",
-    "experts sharded as all else": "An expert is on copies * tp // ep GPUs.",
-    "experts forgotten": "numbers_of gives two numbers. The second one has states, too.",
-    "the optimizer on the GPU": "With plan.offload it is on the host.",
-    "no gaps": "The allowance is constants.gaps times (activations + logits).",
-    "gaps of activations alone": "The allowance is constants.gaps times (activations + logits).",
-    "the constants of the library": "Take them from the argument `constants`.",
-    "the tool of the plan": "The argument `tool` comes first; None means plan.tool.",
-}
+)
+TOOLS = tuple(Case("another tool", "llama-8b", Plan(dp=8, zero=1, tool=of, recompute=recompute),
+                   tool=tool) for tool, of, recompute in (
+    ("deepspeed", "megatron", "none"), ("torchtitan", "deepspeed", "none"),
+    ("torchtitan", "megatron", "full")))
+TRAINER = (Case("the course's trainer", SMALL, Plan(dp=2), OTHER, tool="ours"),
+           Case("the course's trainer", SMALL, Plan(dp=2, micro_batches=2, tool="ours"), OTHER))
 
 
-def right(model, plan, tool, c, slip=""):
-    """The GpuMemory, found by asking every stage; or what this slip gets."""
-    c = CONSTANTS if slip == "the constants of the library" else c
-    tool = plan.tool if slip == "the tool of the plan" else tool
-    is_again = {"without what is computed again": False, "computed again without recompute": True,
-                "again with full recompute only": plan.recompute == "full"}.get(
-                    slip, plan.recompute != "none")
-    again, found = 2 * is_again * kept_bytes(model, plan, tool, "none"), []
-    share = {"sharded over dp": plan.dp, "sharded over all copies": plan.copies}.get(
-        slip, plan.sharders)
-    same = share if slip == "experts sharded as all else" else plan.copies * plan.tp // plan.ep
-    for rank, layers in enumerate(plan.stages(model.layers)):
+def _see(fn, case):
+    model = MODELS.get(case.model, case.model)
+    memory = fn(model, case.plan, find_node("h100-dgx"), case.tool, case.constants)
+    yield parts_of(memory, GpuMemory, in_gb, first=("activations", "logits"))
+
+
+def of_all_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
+    """Ask every stage, whatever it has, and add up its parts one by one."""
+    tool = tool or plan.tool
+    if tool == "ours":
+        return ours(model, plan, constants)
+    stages, memories = plan.stages(model.layers), []
+    for rank in range(plan.pp):
         numbers, experts = numbers_of(model, plan, rank)
-        experts *= slip != "experts forgotten"
-        weights, gradients, optimizer = map(sum, zip(
-            states(plan, tool, numbers, share), states(plan, tool, experts, max(1, same))))
-        waiting = {"all micro-batches": plan.micro_batches, "one micro-batch": 1,
-                   "as many in flight as on the first stage": in_flight(plan, 0)}.get(
-                       slip, in_flight(plan, rank))
-        layers = {"all layers": model.layers, "as many layers on each stage":
-                  model.layers / plan.pp}.get(slip, layers)
-        activations = waiting * layers * kept_bytes(model, plan, tool)
-        activations += again * {"activations without their gradients": 0.5,
-                                "again for each micro-batch": waiting}.get(slip, 1)
-        logits = plan.tokens * model.vocab * (12 if tool == "torchtitan" and slip != (
-            "8 bytes a logit") else 8)
-        logits /= 1 if slip == "whole logits" else plan.tp
-        logits *= waiting if slip == "logits of all micro-batches" else 1
-        logits *= slip != "no logits" and (slip == "logits on all stages" or rank == plan.pp - 1)
-        optimizer *= not plan.offload or slip == "the optimizer on the GPU"
-        gaps = {"no gaps": 0.0, "gaps of activations alone": activations}.get(
-            slip, activations + logits)
-        found.append(GpuMemory(weights, gradients, optimizer, activations, logits, buffer_bytes(
-            model, plan, tool, numbers), c.context_bytes, c.gaps * gaps))
-    if slip == "the largest of each part":
-        return GpuMemory(*(max(getattr(each, field.name) for each in found)
-                           for field in fields(GpuMemory)))
-    asked = {"the first stage": found[:1], "the last stage": found[-1:],
-             "the first, second and last stage": found[:2] + found[-1:]}
-    return max(asked.get(slip, found), key=lambda memory: memory.total)
+        held = states(plan, tool, numbers, min(plan.shard or plan.dp * plan.cp, plan.dp * plan.cp))
+        if experts:
+            of_experts = states(plan, tool, experts, plan.dp * plan.cp * plan.tp // plan.ep)
+            held = [a + b for a, b in zip(held, of_experts)]
+        activations = stages[rank] * in_flight(plan, rank) * kept_bytes(model, plan, tool)
+        if plan.recompute != "none":
+            activations += 2 * kept_bytes(model, plan, tool, "none")
+        logits = 0.0
+        if rank == plan.pp - 1:
+            logits = plan.tokens * model.vocab / plan.tp * {"torchtitan": 12}.get(tool, 8)
+        memories.append(GpuMemory(
+            held[0], held[1], 0.0 if plan.offload else held[2], activations, logits,
+            buffer_bytes(model, plan, tool, numbers), constants.context_bytes,
+            constants.gaps * (activations + logits)))
+    return max(memories, key=lambda memory: memory.total)
 
 
-def check_memory_per_gpu(memory_per_gpu):
-    node = find_node("h100-dgx")
-    cases = {f"{name} ({plan.tool} {plan.words()})": (
-        partial(memory_per_gpu, MODELS.get(model, model), plan, node, None, c),
-        partial(right, MODELS.get(model, model), plan, plan.tool, c)) for name, (model, plan, c)
-        in CASES.items()}
-    for tool, of, recompute in (("deepspeed", "megatron", "none"),
-                                ("torchtitan", "deepspeed", "none"),
-                                ("torchtitan", "megatron", "full")):
-        asked = MODELS["llama-8b"], Plan(dp=8, zero=1, tool=of, recompute=recompute)
-        cases[f"tool={tool!r} for a plan of {of}, {recompute} recompute"] = (
-            partial(memory_per_gpu, *asked, node, tool), partial(right, *asked, tool, CONSTANTS))
-    for number, _ in enumerate(each_is_right(cases, SLIPS, "in GB", 1e9)):
-        if number == 0:
-            yield "right on one GPU"
-    yield "right with stages, virtual stages, context ranks, recompute, a tied head, experts"
-    yield "right for Megatron, torchtitan and DeepSpeed; `tool` overrides the plan's"
-    small = Model(8, 256, 8, 1024, 512, tied=True)
-    for tool, plan in (("ours", Plan(dp=2)), (None, Plan(dp=2, micro_batches=2, tool="ours"))):
-        with called_with(f"tool={tool!r}, a plan of {plan.tool}"):
-            got = memory_per_gpu(small, plan, node, tool, OTHER)
-        explain("the course's trainer: the total", float(got.total),
-                float(ours(small, plan, OTHER).total), hint="Keep the line that is given.")
-    yield "right for the course's own trainer"
+def eighteen_bytes(model, plan, machine, tool=None, constants=CONSTANTS):
+    share = model.parameters / plan.tp / plan.pp
+    return GpuMemory(2 * share, 4 * share, 12 * share / plan.dp, 0, 0, 0, 0, 0)
+
+
+RANKS = "{0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}"
+AGAIN = '2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0'
+HELD = "in_flight(plan, rank) * stages[rank] * layer_bytes + rerun_bytes"
+LOGITS = "        logits *= rank == plan.pp - 1\n"
+BYTES = '(12 if tool == "torchtitan" else 8)'
+SPARSE = "states(plan, tool, experts, max(1, plan.copies * plan.tp // plan.ep))"
+OF_SHARDERS = "numbers, plan.sharders)"
+GAPS = "constants.gaps * (activations + logits)"
+BUFFERS = "buffer_bytes(model, plan, tool, numbers), const"
+MOST = "max(memories, key=lambda memory: memory.total)"
+TOOL = "tool, memories = tool or plan.tool, []"
+UNEVEN = "Stages need not be even, so any of them may be the fullest: look at each rank."
+OF_STAGE = "Stages need not be even: plan.stages(model.layers)[rank] are a rank's layers."
+COUNTED = "kept_bytes counts all tokens of a micro-batch, and one tensor rank: take it as it is."
+EACH_KIND = "Count what is computed again with each kind of recompute, in each tool."
+SOME_LOGITS = "Logits take 8 bytes each: 16 bits, float32, and a gradient in 16 bits."
+CONTEXT = "Take the numbers for context and allowance from the argument `constants`."
+ONE_RANK = "Return the GpuMemory of one rank."
+BY_TOOL = "The argument `tool` comes first, wherever a tool is named; None means plan.tool."
+MEMORY = Proof(
+    memory_per_gpu,
+    Stage("right on one GPU", _see, ONE_GPU, oracle=of_all_ranks),
+    Stage("right with stages, virtual stages, context ranks, recompute, a tied head, experts", _see,
+          PLANS, oracle=of_all_ranks),
+    Stage("right for Megatron, torchtitan and DeepSpeed; `tool` overrides the plan's", _see, TOOLS,
+          oracle=of_all_ranks),
+    Stage("right for the course's own trainer", _see, TRAINER, oracle=of_all_ranks,
+          note="Keep the line that is given."),
+    mistakes=(
+        Slip("Another rank is fuller, here the last one, which has the head and the logits: look "
+             "at each, and return the one with the largest total.",
+             (RANKS, "{0}"), (MOST, "max(memories, key=lambda memory: memory.activations)"),
+             (MOST, "min(memories, key=lambda memory: memory.total)"),
+             (MOST, "max(memories, key=lambda memory: memory.weights)")),
+        Slip("This is the last stage. The first one has most micro-batches in flight: look at each "
+             "rank, and return the fullest.", (RANKS, "{plan.pp - 1}")),
+        Slip(UNEVEN, (RANKS, "{0, min(1, plan.pp - 1), plan.pp - 1}"), (RANKS, "{0, plan.pp - 1}"),
+             (RANKS, "{0, min(1, plan.pp - 1), min(2, plan.pp - 1), plan.pp - 1}")),
+        Slip("Each part is the largest of any rank. Return the parts of one rank, the one with the "
+             "largest total.", (MOST, "GpuMemory(*(max(part) for part in zip(*(vars(each).values() "
+                                "for each in memories))))")),
+        Slip(ONE_RANK, (MOST, f"{MOST}.total"), (MOST, "memories")),
+        Slip("Not all micro-batches wait: in_flight(plan, rank) of them do.",
+             ("in_flight(plan, rank)", "plan.micro_batches")),
+        Slip("A stage runs forward for more micro-batches before the first comes back: "
+             "in_flight(plan, rank) wait.", ("in_flight(plan, rank) * ", "")),
+        Slip("Later stages have fewer micro-batches in flight: in_flight(plan, rank).",
+             ("in_flight(plan, rank)", "in_flight(plan, 0)")),
+        Slip("A GPU has the layers of its stage: plan.stages(model.layers)[rank].",
+             ("* stages[rank]", "* model.layers")),
+        Slip(OF_STAGE, ("* stages[rank]", "* (model.layers / plan.pp)"),
+             ("* stages[rank]", "* (model.layers // plan.pp)"),
+             ("* stages[rank]", "* -(-model.layers // plan.pp)")),
+        Slip(COUNTED, ("in_flight(plan, rank)", "plan.micro_batch * in_flight(plan, rank)"),
+             ("* layer_bytes", "* layer_bytes / plan.tp")),
+        Slip("With recompute one layer has all its activations again in its backward: add "
+             "kept_bytes(model, plan, tool, 'none') and its gradients.",
+             (HELD, HELD.removesuffix(" + rerun_bytes"))),
+        Slip("In its backward a layer also has gradients, as large as what it computed again: "
+             "count it twice.", (AGAIN, AGAIN.removeprefix("2 * "))),
+        Slip("What a layer computes again is what it has without recompute: "
+             "kept_bytes(model, plan, tool, 'none').",
+             (AGAIN, AGAIN.replace(', "none")', ")"))),
+        Slip("Only one layer of one micro-batch is computed again at a time: add it once.",
+             (HELD, "in_flight(plan, rank) * (stages[rank] * layer_bytes + rerun_bytes)"),
+             (HELD, "in_flight(plan, rank) * stages[rank] * (layer_bytes + rerun_bytes)"),
+             (HELD, HELD.replace("+ rerun_bytes", "+ stages[rank] * rerun_bytes"))),
+        Slip("Nothing is computed again if plan.recompute is 'none'.",
+             (AGAIN, '2 * kept_bytes(model, plan, tool, "none")')),
+        Slip(EACH_KIND, (AGAIN, AGAIN.replace('!= "none" else', '== "full" else')),
+             (AGAIN, AGAIN.replace('!= "none" else', 'not in ("none", "selective") else')),
+             (AGAIN, AGAIN.replace('!= "none" else', '!= "none" and tool != "deepspeed" else'))),
+        Slip("The last stage has the logits of one micro-batch.", (LOGITS, "        logits = 0\n")),
+        Slip("Count the logits of one micro-batch: its loss runs backward at once.",
+             (LOGITS, "        logits *= in_flight(plan, rank) * (rank == plan.pp - 1)\n"),
+             (LOGITS, "        logits *= plan.micro_batches * (rank == plan.pp - 1)\n")),
+        Slip("Only the last stage has logits.", (LOGITS, "")),
+        Slip("Tensor ranks share the logits: model.vocab / plan.tp.",
+             (" * model.vocab / plan.tp", " * model.vocab")),
+        Slip("Context ranks share the logits, too: a micro-batch has plan.tokens on each.",
+             ("plan.tokens * model.vocab", "plan.sequence * plan.micro_batch * model.vocab")),
+        Slip("In torchtitan a logit takes 12 bytes: torch's own loss has its gradient in float32.",
+             (BYTES, "8")),
+        Slip(SOME_LOGITS, (BYTES, "4"), (BYTES, "2"), (BYTES, "6")),
+        Slip("Context ranks have the same weights, too, so they share states: plan.sharders.",
+             (OF_SHARDERS, "numbers, plan.dp)")),
+        Slip("plan.shard may be less than all copies: states are shared by plan.sharders.",
+             (OF_SHARDERS, "numbers, plan.copies)")),
+        Slip("Only ranks with the same weights share states: plan.sharders, not all GPUs.",
+             (OF_SHARDERS, "numbers, plan.gpus)")),
+        Slip("An expert is on copies * tp // ep GPUs, and these share its states.",
+             (SPARSE, "states(plan, tool, experts, plan.sharders)"),
+             (SPARSE, SPARSE.replace("max(1, plan.copies * plan.tp // plan.ep)",
+                                     "min(plan.sharders, plan.copies * plan.tp // plan.ep)")),
+             (SPARSE, "states(plan, tool, experts, plan.ep)"),
+             (SPARSE, SPARSE.replace("plan.copies * plan.tp // plan.ep",
+                                     "plan.copies // plan.ep"))),
+        Slip("numbers_of gives two numbers. The second one, the experts', has states, too.",
+             (SPARSE, "(0, 0, 0)")),
+        Slip("With plan.offload the optimizer is on the host.", (" * (not plan.offload)", "")),
+        Slip("Of gradients and weights nothing is on the host: plan.offload is about the optimizer "
+             "alone.", ("weights, gradients, optimizer *",
+                        "weights, gradients * (not plan.offload), optimizer *")),
+        Slip("The allowance is constants.gaps times (activations + logits).",
+             (GAPS, "0.0"), (GAPS, "constants.gaps * activations"),
+             (GAPS, "constants.gaps * (weights + activations + logits)")),
+        Slip(CONTEXT, (GAPS, "CONSTANTS.gaps * (activations + logits)"),
+             ("    layer_bytes = ", "    constants = CONSTANTS\n    layer_bytes = ")),
+        Slip("CUDA and NCCL take some memory, too: constants.context_bytes.",
+             (" constants.context_bytes,", " 0.0,")),
+        Slip("There are buffers, too: buffer_bytes(model, plan, tool, numbers).",
+             (BUFFERS, "0.0, const")),
+        Slip("buffer_bytes takes the numbers outside of experts, and of this rank.",
+             (BUFFERS, "buffer_bytes(model, plan, tool, numbers + experts), const"),
+             (BUFFERS, "buffer_bytes(model, plan, tool, model.parameters), const")),
+        Slip(BY_TOOL, (TOOL, "tool, memories = plan.tool, []"),
+             ("kept_bytes(model, plan, tool)\n", "kept_bytes(model, plan, plan.tool)\n"),
+             (AGAIN, AGAIN.replace("plan, tool,", "plan, plan.tool,")),
+             (BYTES, BYTES.replace("tool ==", "plan.tool ==")),
+             ("dense = states(plan, tool,", "dense = states(plan, plan.tool,"),
+             (BUFFERS, BUFFERS.replace("tool", "plan.tool"))),
+        Slip("It is not 2 + 4 + 12 bytes for each parameter alone: activations, logits, buffers, "
+             "context and gaps take memory, too.", eighteen_bytes),
+    ), hints=(
+        "What does a GPU hold once, what for each layer, and what for each micro-batch in flight?",
+        "For each pipeline rank add up the states of both kinds of numbers; micro-batches in "
+        "flight times layers times what one layer keeps, and with recompute one layer more; "
+        "logits on the last rank. Then return the fullest by its total.",
+        "dense = states(plan, tool, numbers, plan.sharders); sparse = states(plan, tool, experts, "
+        "max(1, plan.copies * plan.tp // plan.ep)); activations = in_flight(plan, rank) * layers * "
+        "kept + again; the optimizer times (not plan.offload)",
+    ))

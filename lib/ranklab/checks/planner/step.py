@@ -1,104 +1,175 @@
-"""The check of step_time: each part of a Step, for many kinds of plans."""
+"""step_time: each part of a Step, for many kinds of plans."""
 
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
-from ranklab.checks.planner.parts import each_is_right
+from ranklab.checks.planner.parts import in_seconds, parts_of
+from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.planner.catalog import MODELS, find_node
-from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.constants import CONSTANTS, Constants
 from ranklab.planner.plan import Plan
 from ranklab.planner.step import (
-    Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
+    Step, bubble_part, head_seconds, layer_seconds, sent_seconds, step_time, update_seconds,
 )
 
 OTHER = replace(CONSTANTS, step_seconds=0.1, product=0.6, product_hopper=0.6, overlap=1.5,
                 link_share=0.5)
 PIPED = Plan(dp=8, tp=4, pp=8, sequence=4096, micro_batches=24, zero=1, sequence_parallel=True)
-CASES = {
-    "one GPU": ("llama-8b", Plan(micro_batches=4), CONSTANTS),
-    "16 data ranks": ("llama-8b", Plan(dp=16, micro_batches=2, zero=1), OTHER),
-    "8 stages": ("llama-70b", PIPED, OTHER),
-    "8 stages, hidden messages": ("llama-70b", replace(PIPED, hides=("data", "pipeline")), OTHER),
-    "one micro-batch": ("llama-70b", replace(PIPED, micro_batches=1), CONSTANTS),
-    "virtual stages": ("llama-70b", replace(PIPED, virtual=5, schedule="interleaved"), OTHER),
-    "7 stages of 80 layers": ("llama-70b", replace(PIPED, pp=7), OTHER),
-    "a large head": ("bloom-176b", replace(PIPED, pp=5, recompute="full"), CONSTANTS),
-    "zero bubble": ("llama-70b", replace(PIPED, schedule="zb-h1"), OTHER),
-    "FSDP": ("llama-8b", Plan(dp=64, micro_batches=2, zero=3, tool="torchtitan"), OTHER),
-    "context ranks": ("llama-70b", Plan(dp=4, cp=4, tp=8, sequence=65536, zero=1), CONSTANTS),
-    "61 layers, experts": ("deepseek-v3", Plan(dp=32, ep=16, pp=2, micro_batches=8, zero=1), OTHER),
-}
-SLIPS = {
-    "one GPU does all stages' work": "pp stages share the layers: divide by plan.pp.",
-    "the head on every stage": "Only one stage has the head, so on average a GPU has 1/pp of it.",
-    "one micro-batch": "A step has plan.micro_batches micro-batches.",
-    "the head forgotten": "head_seconds has products and other, on top of the layers'.",
-    "the head in no part": "head_seconds has products and other, on top of the layers'.",
-    "the bubble as a part of the busy time": "bubble_part is a part of the whole time, the "
-                                             "bubble included: busy * part / (1 - part).",
-    "a bubble without messages": "The time that stages wait for messages belongs to the "
-                                 "pipeline's time, too: (busy + sent) * part / (1 - part).",
-    "no bubble": "Add the schedule's bubble_part, and the waiting for the fullest stage.",
-    "no waiting for the fullest stage": "The average is not enough: all wait for the stage with "
-                                        "the most layers or with the head.",
-    "waiting of one micro-batch": "They wait for the fullest stage in each of M micro-batches.",
-    "the fullest stage without the head": "The last stage has the head on top of its layers.",
-    "the head on the stage with most layers": "The last stage has the head; another may have the "
-                                              "most layers.",
-    "the schedule's part of the fullest stage": "It is a part of (busy + sent + bubble) of the "
-                                                "average; the waiting comes on top.",
-    "messages of one micro-batch": "sent_seconds counts one micro-batch.",
-    "messages beside all micro-batches": "`beside` is the busy time of one micro-batch.",
-    "an update for each micro-batch": "Gradients travel, and the optimizer runs, once a step.",
-    "an update beside all micro-batches": "`beside` is the busy time of one micro-batch.",
-    "no rest": "rest is constants.step_seconds.",
-    "the constants of the library": "Pass `constants` on to each function.",
-}
 
 
-def right(model, plan, machine, c, slip=""):
-    """The right Step; or what this slip gets."""
-    c = CONSTANTS if slip == "the constants of the library" else c
-    M = 1 if slip == "one micro-batch" else plan.micro_batches
-    P = 1 if slip == "one GPU does all stages' work" else plan.pp
-    layers, head = layer_seconds(model, plan, machine, c), head_seconds(model, plan, machine, c)
-    head = {} if slip == "the head forgotten" else head
-    times = {"the head on every stage": plan.pp, "the head in no part": 0}.get(slip, 1)
-    parts = {name: M / P * (layers[name] + times * head.get(name, 0)) for name in layers}
-    busy, each = sum(parts.values()), sum(layers.values()) / model.layers
-    beside = busy if slip == "messages beside all micro-batches" else busy / M
-    sent = sent_seconds(model, plan, machine, beside, c)
-    sent *= 1 if slip == "messages of one micro-batch" else M
-    ends = sum(head.values()) * (slip != "the fullest stage without the head")
-    stages = plan.stages(model.layers)
-    fullest = max(n * each + ends * (rank == plan.pp - 1) for rank, n in enumerate(stages))
-    if slip == "the head on the stage with most layers":
-        fullest = max(stages) * each + ends
-    waits = max(0.0, M * fullest - busy) * (slip != "no waiting for the fullest stage")
-    waits /= M if slip == "waiting of one micro-batch" else 1
-    part = bubble_part(model, plan, machine, c)
-    of = busy + sent * (slip != "a bubble without messages")
-    of += waits * (slip == "the schedule's part of the fullest stage")
-    bubble = of * part / (1 if slip == "the bubble as a part of the busy time" else 1 - part)
-    bubble = 0.0 if slip == "no bubble" else bubble + waits
-    beside = busy if slip == "an update beside all micro-batches" else busy / M
-    data, optimizer = update_seconds(model, plan, machine, beside, c)
-    if slip == "an update for each micro-batch":
-        data, optimizer = M * data, M * optimizer
-    rest = c.step_seconds * (slip != "no rest")
-    return Step(**parts, pipeline=sent, bubble=bubble, data=data, optimizer=optimizer, rest=rest)
+class Case(NamedTuple):
+    """A plan for a model on some nodes."""
+
+    name: str
+    model: str
+    plan: Plan
+    constants: Constants
+    node: str = "h100-dgx"
+
+    def __str__(self):
+        return f"{self.name} ({self.plan.words()}) on {self.node}"
 
 
-def check_step_time(step_time):
-    cases = {}
-    for node in ("h100-dgx", "a100-dgx", "gb200-nvl72"):
-        for name, (model, plan, c) in CASES.items():
-            asked = MODELS[model], plan, find_node(node), c
-            cases[f"{name} ({plan.words()}) on {node}"] = (partial(step_time, *asked),
-                                                           partial(right, *asked))
-    for number, _ in enumerate(each_is_right(cases, SLIPS, "in seconds")):
-        if number == 0:
-            yield "right on one GPU"
-        if number == len(CASES) - 1:
-            yield "right with stages, virtual stages, uneven ones, context ranks, FSDP, experts"
-    yield "right on other machines; parts add up to the total"
+PLANS = (
+    Case("one GPU", "llama-8b", Plan(micro_batches=4), CONSTANTS),
+    Case("7 stages of 80 layers", "llama-70b", replace(PIPED, pp=7), OTHER),
+    Case("16 data ranks", "llama-8b", Plan(dp=16, micro_batches=2, zero=1), OTHER),
+    Case("8 stages", "llama-70b", PIPED, OTHER),
+    Case("8 stages, hidden messages", "llama-70b", replace(PIPED, hides=("data", "pipeline")),
+         OTHER),
+    Case("one micro-batch", "llama-70b", replace(PIPED, micro_batches=1), CONSTANTS),
+    Case("virtual stages", "llama-70b", replace(PIPED, virtual=5, schedule="interleaved"), OTHER),
+    Case("a large head", "bloom-176b", replace(PIPED, pp=5, recompute="full"), CONSTANTS),
+    Case("zero bubble", "llama-70b", replace(PIPED, schedule="zb-h1"), OTHER),
+    Case("FSDP", "llama-8b", Plan(dp=64, micro_batches=2, zero=3, tool="torchtitan"), OTHER),
+    Case("context ranks", "llama-70b", Plan(dp=4, cp=4, tp=8, sequence=65536, zero=1), CONSTANTS),
+    Case("61 layers, experts", "deepseek-v3", Plan(dp=32, ep=16, pp=2, micro_batches=8, zero=1),
+         OTHER),
+)
+ELSEWHERE = tuple(case._replace(node=node) for node in ("a100-dgx", "gb200-nvl72")
+                  for case in PLANS)
+
+
+def _see(fn, case):
+    step = fn(MODELS[case.model], case.plan, find_node(case.node), case.constants)
+    yield parts_of(step, Step, in_seconds)
+
+
+def of_each_stage(model, plan, machine, constants=CONSTANTS):
+    """Make a list of the seconds of each stage for one micro-batch; all else is of its mean and of
+    its largest.
+    """
+    M = plan.micro_batches
+    layers = layer_seconds(model, plan, machine, constants)
+    head = head_seconds(model, plan, machine, constants)
+    stages = [n * sum(layers.values()) / model.layers for n in plan.stages(model.layers)]
+    stages[-1] += sum(head.values())
+    mean = sum(stages) / plan.pp
+    sent = sent_seconds(model, plan, machine, mean, constants)
+    idle = 1 / (1 - bubble_part(model, plan, machine, constants)) - 1  # of the rest
+    data, optimizer = update_seconds(model, plan, machine, mean, constants)
+    parts = {name: M * (seconds + head.get(name, 0)) / plan.pp for name, seconds in layers.items()}
+    return Step(**parts, pipeline=M * sent, bubble=M * (idle * (mean + sent) + max(stages) - mean),
+                data=data, optimizer=optimizer, rest=constants.step_seconds)
+
+
+def mfu_of_a_half(model, plan, machine, constants=CONSTANTS):
+    flops = model.flops_per_token(plan.sequence) * plan.batch * plan.sequence
+    return Step(flops / plan.gpus / machine.peak_flops / 0.5, *12 * [0.0])
+
+
+def the_total_alone(model, plan, machine, constants=CONSTANTS):
+    parts = layer_seconds(model, plan, machine, constants)
+    return plan.micro_batches / plan.pp * sum(parts.values())
+
+
+def a_dictionary(model, plan, machine, constants=CONSTANTS):
+    return layer_seconds(model, plan, machine, constants)
+
+
+COMPUTED = "M / P * (layers[part] + head.get(part, 0))"
+SENT = "M * sent_seconds(model, plan, machine, busy / M, c)"
+BUBBLE = "(busy + sent) * part / (1 - part)"
+WAITS = "max(0.0, M * fullest - busy)"
+FULLEST = "n * layer + (rank == P - 1) * ends"
+UPDATE = "update_seconds(model, plan, machine, busy / M, c)"
+HEAD = ("head_seconds has products and other. They come on top of the layers', of products and "
+        "other alone.")
+STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one has the head "
+          "on top: the fullest is the largest of these sums.")
+OF_SCHEDULE = "bubble_part gives the schedule's bubble: do not leave it out, or write it again."
+ON = "Pass `constants` on to each function that takes them."
+STEP = Proof(
+    step_time,
+    Stage("right on one GPU", _see, PLANS[:1], oracle=of_each_stage),
+    Stage("right with stages, virtual stages, uneven ones, context ranks, FSDP, experts", _see,
+          PLANS[1:], oracle=of_each_stage),
+    Stage("right on other machines; parts add up to the total", _see, ELSEWHERE,
+          oracle=of_each_stage),
+    mistakes=(
+        Slip("pp stages share the layers: divide by plan.pp.", (COMPUTED, COMPUTED.replace(
+            "M / P *", "M *"))),
+        Slip("A step has plan.micro_batches micro-batches: these are the seconds of one.",
+             (COMPUTED, COMPUTED.replace("M / P", "1 / P"))),
+        Slip("M counts micro-batches of one pipeline, whatever the number of data ranks.",
+             ("plan.micro_batches, plan.pp", "plan.micro_batches * plan.dp, plan.pp"),
+             ("plan.micro_batches, plan.pp", "plan.batch, plan.pp")),
+        Slip(HEAD, (COMPUTED, "M / P * layers[part]"),
+             (", head_seconds(model, plan, machine, c)", ", {}"),
+             ("head.get(part, 0)", "sum(head.values())")),
+        Slip("Only one stage has the head, so the average GPU has 1/pp of it.",
+             (COMPUTED, "M / P * layers[part] + M * head.get(part, 0)")),
+        Slip("layer_seconds has all layers already: do not multiply by their number.",
+             (COMPUTED, "M / P * (model.layers * layers[part] + head.get(part, 0))")),
+        Slip("bubble_part is a part of the whole time, the bubble included. Of the rest it is "
+             "part / (1 - part).", (BUBBLE, "(busy + sent) * part")),
+        Slip("Messages between stages are a part of the pipeline's time, too: (busy + sent) * part "
+             "/ (1 - part).", (BUBBLE, "busy * part / (1 - part)")),
+        Slip(OF_SCHEDULE, (f"{BUBBLE} + ", ""),
+             ("bubble_part(model, plan, machine, c)", "(P - 1) / (M + P - 1)"),
+             ("bubble_part(model, plan, machine, c)",
+              "(P - 1) / (plan.virtual * M + P - 1)")),
+        Slip("That is a part of the bubble: all stages also wait for the fullest one, with the "
+             "most layers or with the head.", (f"{BUBBLE} + {WAITS}", BUBBLE)),
+        Slip("Add the schedule's bubble_part, and the waiting for the fullest stage.",
+             (f"bubble = {BUBBLE} + {WAITS}", "bubble = 0.0")),
+        Slip("The schedule's bubble is a part of the average, (busy + sent + bubble); the waiting "
+             "for the fullest comes on top.",
+             (f"{BUBBLE} + {WAITS}", "(M * fullest + sent) * part / (1 - part) + M * fullest - "
+              "busy")),
+        Slip("Stages wait for the fullest one in each of M micro-batches.",
+             (WAITS, "max(0.0, fullest - busy / M)")),
+        Slip(STAGES, (FULLEST, "n * layer"), (FULLEST, "n * layer + ends"),
+             (FULLEST, "n * layer + (rank == 0) * ends"),
+             ("plan.stages(model.layers)", "[model.layers / P] * P"),
+             ("plan.stages(model.layers)", "[-(-model.layers // P)] * P")),
+        Slip("sent_seconds counts one micro-batch: a step sends M of them.",
+             (SENT, SENT.removeprefix("M * "))),
+        Slip("Stages send messages to each other: sent_seconds.", (SENT, "0.0")),
+        Slip("`beside` of sent_seconds is the busy time of one micro-batch.",
+             (SENT, SENT.replace("busy / M", "busy")), (SENT, SENT.replace("busy / M", "0.0"))),
+        Slip("`beside` of update_seconds is the busy time of one micro-batch.",
+             (UPDATE, UPDATE.replace("busy / M", "busy")),
+             (UPDATE, UPDATE.replace("busy / M", "0.0"))),
+        Slip("Gradients travel, and the optimizer runs, once a step.",
+             (f"= {UPDATE}", f"= (M * each for each in {UPDATE})")),
+        Slip("update_seconds returns (data, optimizer), in this order.",
+             (f"data, optimizer = {UPDATE}", f"optimizer, data = {UPDATE}")),
+        Slip("All GPUs update at the same time: nothing of it is shared by stages.",
+             (f"= {UPDATE}", f"= (each / P for each in {UPDATE})")),
+        Slip("rest is constants.step_seconds, once a step.",
+             ("=c.step_seconds", "=0.0"), ("=c.step_seconds", "=M * c.step_seconds")),
+        Slip(ON, ("c, M, P = constants,", "c, M, P = CONSTANTS,"),
+             ("layer_seconds(model, plan, machine, c)", "layer_seconds(model, plan, machine)"),
+             ("head_seconds(model, plan, machine, c)", "head_seconds(model, plan, machine)"),
+             (SENT, SENT.replace(", c)", ")")), (UPDATE, UPDATE.replace(", c)", ")"))),
+        Slip("These are FLOPs at a guessed MFU, and the MFU is what this should tell: add up the "
+             "parts.", mfu_of_a_half),
+        Slip("Return the Step, with all its parts.", the_total_alone, a_dictionary),
+    ), hints=(
+        "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
+        "busy is M / P times all parts of layers and head. The bubble is given as a part of the "
+        "whole time. As a part of the rest it is part / (1 - part).",
+        "fullest = max(n * layer + (rank == P - 1) * ends for rank, n in enumerate(plan.stages("
+        "model.layers))); bubble = (busy + sent) * part / (1 - part) + max(0, M * fullest - busy)",
+    ))

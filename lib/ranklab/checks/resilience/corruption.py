@@ -1,26 +1,21 @@
-"""The check of silent_corruption: bits that differ on some ranks, and which ranks are right."""
+"""silent_corruption: bits that differ on some ranks, and which ranks are right."""
 
+import hashlib
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import GROUP, expect, located, on_groups
-from ranklab.checks.exercise import Mistake
 from ranklab.checks.handles import uses
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
+from ranklab.resilience import silent_corruption
 
-FAILURES = {
-    "RuntimeError: .*invalid output tensor list.*": f"The list needs a tensor for each rank of "
-    f"the group. {GROUP}",
-    "TypeError: Got unsupported ScalarType BFloat16": "numpy has no bfloat16: take the bytes, "
-    "by .view(torch.uint8).",
-    "RuntimeError: .*(self.dim\\(\\) cannot be 0|self.stride\\(-1\\) must be 1|view size is not).*":
-        "A parameter may have no dimension, or be strided: .contiguous().view(-1) first.",
-    "(OverflowError|RuntimeError|ValueError): .*([Oo]verflow|too large).*": "8 bytes as an int64 "
-    'need a sign: int.from_bytes(digest, "big", signed=True).',
-}
+BYTES = 8  # of a hash
 
 
 def _parameters():
@@ -43,92 +38,215 @@ def _swap(tensor):
     tensor[0], tensor[5] = tensor[5].item(), tensor[0].item()
 
 
-# name: (the members that change, as numbers in the group; the parameter; the change; a hint)
-BITS = "Hash the bytes of each parameter. Sums and norms round such a change away, or miss it."
-CHANGES = {
-    "nothing": ((), "half", _flip, "All bits are equal, NaN's too: compare bytes, not numbers."),
-    "the lowest bit of a weight": ((1,), "layer.weight", partial(_flip, bit=0), BITS),
-    "its very last number": ((2,), "layer.weight", partial(_flip, at=-1), "Hash all of it."),
-    "one of a mask": ((2,), "mask", partial(_flip, at=1), BITS),
-    "the highest bit, on the group's first": ((0,), "layer.bias", partial(_flip, bit=31), "The "
-                                              "first may be the wrong one: take the majority."),
-    "a bit of bfloat16": ((2,), "half", _flip, BITS),
-    "the last bit of a float64": ((3,), "precise", _flip, "In float32 a float64 loses half of its "
-                                  "bits: hash the bytes as they are."),
-    "-0.0 for 0.0": ((1,), "layer.weight", lambda w: w[0].mul_(0).neg_(), BITS),
-    "another NaN": ((1,), "layer.weight", partial(_flip, at=33, bit=3), "NaN has many bits: hash "
-                    "the bytes."),
-    "two numbers in each other's place": ((2,), "layer.bias", _swap, "A hash must depend on the "
-                                          "order: a sum of bits does not."),
-    "a scale without dimensions": ((1,), "scale", partial(_flip, at=0), BITS),
-    "a whole number": ((2,), "steps", partial(_flip, at=3), BITS),
-    "the same bit on two": ((0, 1), "strided", lambda w: w[2].add_(1), "Two of four are no "
-                            "majority: [] says that nobody knows. Of three, two are."),
-}
+class Change(NamedTuple):
+    """What is different on some members of the group, by their numbers in it."""
+
+    name: str
+    members: tuple
+    parameter: str
+    change: Callable
+
+    def __str__(self):
+        return self.name
+
+    def parameters_of(self, member):
+        parameters = _parameters()
+        if member in self.members:
+            self.change(parameters[self.parameter])
+        return parameters
 
 
-def _of(member, case):
-    parameters = _parameters()
-    if case == "three different ones":
-        parameters["layer.bias"][0] += member % 3  # of four, two are alike: no majority
+class Three(NamedTuple):
+    """Of four ranks two are alike, and that is no majority."""
+
+    def __str__(self):
+        return "three different ones"
+
+    def parameters_of(self, member):
+        parameters = _parameters()
+        parameters["layer.bias"][0] += member % 3
         parameters["steps"][0] += member > 0
-    elif case == "two parameters on two":
-        _flip(parameters["layer.weight"]) if member == 1 else None
-        _flip(parameters["precise"]) if member == 2 else None
-    elif member in CHANGES[case][0]:
-        CHANGES[case][2](parameters[CHANGES[case][1]])
-    return parameters
+        return parameters
 
 
-def _right(size, case):
+class Two(NamedTuple):
+    """Each parameter has a majority of its own."""
+
+    def __str__(self):
+        return "two parameters on two ranks"
+
+    def parameters_of(self, member):
+        parameters = _parameters()
+        if member in (1, 2):
+            _flip(parameters[("layer.weight", "precise")[member - 1]])
+        return parameters
+
+
+def _see(fn, case, ranks):
+    parameters = {name: tensor.to(device()).requires_grad_(tensor.is_floating_point())
+                  for name, tensor in case.parameters_of(ranks.index).items()}
+    before = {name: _content(tensor) for name, tensor in parameters.items()}
+    with Traffic() as traffic:
+        corrupt = fn(parameters, **ranks.keywords)
+    yield {
+        "what it returns": Must(corrupt, _right(case, ranks.size)),
+        "parameters that have changed": Must(
+            [name for name, tensor in parameters.items() if _content(tensor) != before[name]], []),
+        "collectives": AtMost(len(traffic.ops), 1),
+        "bytes that a rank gives to collectives": AtMost(
+            sum(op.payload_bytes // ranks.size for op in traffic.ops), BYTES * len(parameters)),
+        "calls of hash()": Must(uses(fn, "hash"), False),
+    }
+
+
+def _content(tensor):
+    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist())
+
+
+def _right(case, size):
     """By the bytes of all members, side by side."""
-    found, all_of = {}, [_of(member, case) for member in range(size)]
-    for name in all_of[0]:
-        row = [bytes(p[name].contiguous().view(-1).view(torch.uint8).tolist()) for p in all_of]
+    right, members = {}, [case.parameters_of(member) for member in range(size)]
+    for name in members[0]:
+        row = [_content(parameters[name]) for parameters in members]
         usual, times = Counter(row).most_common(1)[0]
         if times < size:
-            found[name] = [i for i in range(size) if 2 * times > size and row[i] != usual]
-    return found
+            right[name] = [i for i in range(size) if 2 * times > size and row[i] != usual]
+    return right
 
 
-MORE = {"three different ones": "More than half must be equal. If not, return []: nobody knows.",
-        "two parameters on two": "Each parameter has a majority of its own."}
+def sums(parameters, group=None):
+    own = torch.stack([p.detach().double().sum() for p in parameters.values()])
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, own, group=group)
+    return _majorities(parameters, torch.stack(rows, 1).tolist())
 
 
-def _trial(silent_corruption, ranks):
-    for case, hint in ({name: hint for name, (*_, hint) in CHANGES.items()} | MORE).items():
-        given = {name: p.to(device()).requires_grad_(p.is_floating_point())
-                 for name, p in _of(ranks.index, case).items()}
-        before = {name: p.detach().clone() for name, p in given.items()}
-        with Traffic() as traffic:
-            found = silent_corruption(given, **ranks.keywords)
-        kept = all(torch.equal(p.detach().nan_to_num(), before[name].nan_to_num())
-                   for name, p in given.items())
-        yield partial(located, f"{ranks}, {case}", _look, found, _right(ranks.size, case), hint,
-                      [op.payload_bytes // ranks.size for op in traffic.ops], kept)
+def sends_all(parameters, group=None):
+    rows = [None] * dist.get_world_size(group)
+    dist.all_gather_object(rows, [_content(p) for p in parameters.values()], group=group)
+    return _majorities(parameters, zip(*rows))
 
 
-def _look(found, right, hint, sent, kept):
-    least = 8 * len(_parameters())
-    expect(isinstance(found, dict), f"it returns {found!r}", "Return {name: [rank, ...]}.")
-    expect(kept, "a parameter has changed", "Only read the parameters.")
-    expect(sum(sent) <= least, f"a rank gives {sum(sent):,} bytes to collectives; {least} are "
-           "enough", "Send a hash of 8 bytes for each parameter. The tensors stay where they are.")
-    expect(len(sent) <= 1, f"{len(sent)} collectives; one is enough", "Put all hashes into one "
-           "tensor of int64: one all-gather.")
-    for name in sorted(right.keys() ^ found.keys()):
-        raise Mistake(f"{name} differs, and is not named", hint) if name in right else Mistake(
-            f"{name} is named, and does not differ")
-    for name, due in right.items():
-        expect(found[name] == due, f"{name}: {found[name]}, not {due}", f"{hint} List the "
-               "ranks outside the majority, numbered inside the group; [] if no more than half "
-               "are equal.")
+def one_by_one(parameters, group=None):
+    columns = []
+    for p in parameters.values():
+        mark = int.from_bytes(hashlib.sha256(_content(p)).digest()[:7], "big")
+        own = torch.tensor([mark], device=device())
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, own, group=group)
+        columns.append([int(row) for row in rows])
+    return _majorities(parameters, columns)
 
 
-def check_silent_corruption(silent_corruption):
-    expect(not uses(silent_corruption, "hash"), "it calls hash()", "hash() of bytes is different "
-           "in each process (PYTHONHASHSEED), unless it was forked, as here: take hashlib.")
-    on_groups(_trial, silent_corruption, failures=FAILURES)
-    yield "any bit of any type names its parameter and rank, also the first; NaN counts by its bits"
-    yield "[] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks"
-    yield "one all-gather of 8 bytes a parameter; the parameters are unchanged"
+def _majorities(names, columns):
+    corrupt = {}
+    for name, column in zip(names, columns):
+        usual, times = Counter(column).most_common(1)[0]
+        if times < len(column):
+            corrupt[name] = [i for i, mark in enumerate(column)
+                             if mark != usual and 2 * times > len(column)]
+    return corrupt
+
+
+CHANGES = (
+    Change("nothing differs", (), "half", _flip),
+    Change("the lowest bit of a weight on one rank", (1,), "layer.weight", _flip),
+    Change("the very last number of a weight", (2,), "layer.weight", partial(_flip, at=-1)),
+    Change("one of a mask", (2,), "mask", partial(_flip, at=1)),
+    Change("the highest bit, on the group's first rank", (0,), "layer.bias",
+           partial(_flip, bit=31)),
+    Change("a bit of bfloat16", (2,), "half", _flip),
+    Change("the last bit of a float64", (3,), "precise", _flip),
+    Change("-0.0 for 0.0", (1,), "layer.weight", lambda w: w[0, 0].neg_()),
+    Change("another NaN", (1,), "layer.weight", partial(_flip, at=33, bit=3)),
+    Change("two numbers in each other's place", (2,), "layer.bias", _swap),
+    Change("a scale without dimensions", (1,), "scale", partial(_flip, at=0)),
+    Change("a whole number", (2,), "steps", partial(_flip, at=3)),
+    Change("the same bit on two ranks", (0, 1), "strided", lambda w: w[2].add_(1)),
+    Three(), Two(),
+)
+CONTENT = "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()"
+MARK = 'marks.append(int.from_bytes(digest, "big", signed=True))'
+USUAL = "usual, times = Counter(column).most_common(1)[0]"
+MAJORITY = "deviants if 2 * times > len(column) else []"
+GATHER = "dist.all_gather(rows, row, group=group)"
+BITS = "Hash the bytes of each parameter. Sums and norms round such a change away, or miss it."
+ALL_BITS = "Compare bytes, not numbers: -0.0 equals 0.0, and NaN has many bits."
+NARROW = "Another type loses bits: hash the bytes as they are, .view(torch.uint8)."
+NOBODY = ("More than half must be equal, which two of four, or one of two, are not. Else return "
+          "[]: nobody knows.")
+CORRUPTION = Proof(
+    silent_corruption,
+    Stage({"any bit of any type names its parameter and rank, also the first; NaN counts by its "
+           "bits": (), "one all-gather of 8 bytes a parameter; the parameters are unchanged": (
+               "parameters that have changed", "collectives",
+               "bytes that a rank gives to collectives", "calls of hash()")},
+          _see, CHANGES, (4,)),
+    Stage("[] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks", _see,
+          CHANGES, (4,), GROUPS, note="On all ranks it was right. Here are groups, whose ranks are "
+                                      "not 0 .. n-1."),
+    mistakes=(
+        Slip("The group's first rank may be the wrong one: take the majority.",
+             (USUAL, "usual, times = column[0], column.count(column[0])")),
+        Slip(NOBODY, (MAJORITY, "deviants"), (MAJORITY, "deviants if 2 * times >= len(column) else "
+                                              "[]"),
+             (MAJORITY, "deviants if len(column) > 2 else []")),
+        Slip("Name the parameter, also where nobody knows which rank is right: its list is [].",
+             ("        if times < len(column):\n", "        if len(column) > 2 * (len(column) - "
+              "times) > 0:\n")),
+        Slip("The list names the ranks outside the majority, not those in it.",
+             ("if mark != usual", "if mark == usual")),
+        Slip("If all bits are equal the parameter is not named.",
+             ("        if times < len(column):\n", "        if True:\n")),
+        Slip(NARROW, (CONTENT, CONTENT.replace("detach()", "detach().float()")),
+             (CONTENT, CONTENT.replace("detach()", "detach().double()"))),
+        Slip(ALL_BITS, (CONTENT, CONTENT.replace(
+            "tensor.detach()", "(tensor.detach() + 0).nan_to_num()")),
+             (CONTENT, CONTENT.replace("tensor.detach()", "(tensor.detach() + 0)")),
+             (CONTENT, CONTENT.replace("tensor.detach()", "tensor.detach().nan_to_num()"))),
+        Slip("numpy has no bfloat16: take the bytes, by .view(torch.uint8).",
+             (CONTENT, CONTENT.replace(".view(torch.uint8)", ""))),
+        Slip("A parameter may be strided, with bytes that do not lie side by side: .contiguous() "
+             "first.", (CONTENT, CONTENT.replace(".contiguous()", ""))),
+        Slip("A parameter may have no dimension: .view(-1) before .view(torch.uint8).",
+             (CONTENT, CONTENT.replace(".view(-1)", ""))),
+        Slip("Numbers have 1, 2, 4 or 8 bytes: only .view(torch.uint8) takes all.",
+             (CONTENT, CONTENT.replace("uint8", "int16"))),
+        Slip("Hash all of a parameter, to its last number.", (CONTENT, f"{CONTENT}[:1024]"),
+             (CONTENT, f"{CONTENT}[:-4]")),
+        Slip("A parameter may be a part of a larger tensor: hash its own bytes, not the whole "
+             "storage.", (CONTENT, "torch.empty(0, dtype=torch.uint8).set_(tensor.detach().cpu()"
+                          ".untyped_storage()).numpy()")),
+        Slip("A hash must depend on the order: a sum of bytes does not.",
+             (MARK, "marks.append(int(content.astype('int64').sum()))")),
+        Slip('8 bytes as an int64 need a sign: int.from_bytes(digest, "big", signed=True).',
+             (MARK, MARK.replace(", signed=True", ""))),
+        Slip("hash() of bytes is different in each process (PYTHONHASHSEED), unless it was forked, "
+             "as here: take hashlib.", (MARK, "marks.append(hash(content.tobytes()))")),
+        Slip("One byte of a hash is the same by chance, once in 256: send 8.",
+             (MARK, "marks.append(digest[0] % 4)")),
+        Slip("Pass `group` on to every collective, and to get_world_size.",
+             ("dist.get_world_size(group))]", "dist.get_world_size())]"),
+             (GATHER, "dist.all_gather(rows, row)"),
+             (GATHER, "dist.all_gather(rows, row)", "get_world_size(group)", "get_world_size()")),
+        Slip("Ranks are numbered inside the group.",
+             ("deviants = [rank for", "deviants = [dist.get_process_group_ranks(group)[rank] for")),
+        Slip("All ranks return the same: look at the gathered hashes, not at your own alone.",
+             ("deviants = [rank for rank, mark in enumerate(column) if mark != usual]",
+              "deviants = [dist.get_rank(group)] if usual != column[dist.get_rank(group)] else "
+              "[]")),
+        Slip("Only read the parameters.", ("    marks = []\n", "    marks = []\n    for tensor in "
+                                           "parameters.values():\n        "
+                                           "tensor.detach().nan_to_num_()\n")),
+        Slip(BITS, sums),
+        Slip("Send a hash of 8 bytes for each parameter. The tensors stay where they are.",
+             sends_all),
+        Slip("One all-gather is enough: put all hashes into one tensor of int64.", one_by_one),
+    ), hints=(
+        "Which few bytes change when any bit of a parameter changes?",
+        "Take a hash of 8 bytes of each parameter, and send them all in one all-gather. In each "
+        "column the most frequent hash is right, if more than half of the ranks have it.",
+        "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy() into "
+        "hashlib.blake2b(..., digest_size=8); int.from_bytes(..., 'big', signed=True); "
+        "Counter(column).most_common(1)",
+    ))

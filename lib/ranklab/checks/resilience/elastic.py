@@ -1,97 +1,196 @@
-"""The check of elastic_batch: the plan's rules, and its gradients on 1 to 5 ranks."""
+"""elastic_batch: the plan's rules, and its gradients on 1 to 5 ranks, added up in one process."""
 
-from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from ranklab.checks.beside import expect, on_groups, refused
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
+from ranklab.resilience import elastic_batch
 
-# batch, ranks, micro_batch
-CASES = ((24, 1, 4), (25, 4, 3), (24, 4, 3), (24, 5, 2), (7, 2, 8), (23, 3, 3), (5, 4, 1),
-         (2, 3, 4), (9, 4, 2), (1000, 7, 16))
-GROUPINGS = ((0, 1, 2, 3, 4),), ((0,), (1, 2, 3, 4)), ((0, 1), (2, 3, 4))
-WEIGHT = ("In the mean over the batch all positions count the same: a micro-batch of n positions "
-          "has the weight n / batch, whatever the number of ranks.")
-FAILURES = {"(TypeError: cannot unpack|ValueError: .*values to unpack).*": "A rank's plan is a "
-            "list of pairs: (positions, weight).",
-            "TypeError: .*'int' object .*": "positions is a range, not a number."}
+FORM = "lists of (range, float)"
 
 
-def _rules(batch, ranks, micro_batch, plan):
-    def rule(is_so, seen, hint):
-        expect(is_so, f"batch={batch}, ranks={ranks}, micro_batch={micro_batch}: {seen}", hint)
+class Case(NamedTuple):
+    """The arguments."""
 
-    rule(isinstance(plan, (list, tuple)) and len(plan) == ranks and all(
-        isinstance(of, (list, tuple)) for of in plan), "not a list for each rank",
-        "[[(positions, weight), ...] of rank 0, of rank 1, ...]: a list can be read twice.")
-    odd = {type(each).__name__ for of in plan for positions, weight in of for each, kind in
-           ((positions, range), (weight, (int, float))) if not isinstance(each, kind)}
-    rule(not odd, f"there is a {', '.join(odd)}", "positions are a range, weight is a float.")
-    sizes = [[len(positions) for positions, _ in of] for of in plan]
-    there = sorted(p for of in plan for positions, _ in of for p in positions)
-    twice = sorted({a for a, b in pairwise(there) if a == b})
-    rule(not twice, f"positions {twice[:4]} are there more than once", "Each counts once: the "
-         "parts must not overlap.")
-    missing = sorted(set(range(batch)) - set(there))
-    rule(not missing, f"{len(missing)} positions are in no micro-batch", "Without the rest it "
-         "is another batch: let the first ranks take one more.")
-    rule(there == list(range(batch)), "there are positions outside the batch", "")
-    largest = max(map(max, filter(None, sizes)), default=0)
-    rule(largest <= micro_batch, f"a micro-batch has {largest} positions", "More than "
-         "`micro_batch` of them may not fit into memory.")
-    counts, least = {len(of) for of in sizes}, -(-(-(-batch // ranks)) // micro_batch)
-    rule(len(counts) == 1, f"ranks have {sorted(counts)} micro-batches", "Sharded models "
-         "communicate in each one, so a rank with fewer makes the others wait. Cut each rank's "
-         "part into the same number of pieces.")
-    rule(counts == {least}, f"{len(plan[0])} micro-batches a rank; {least} are enough", "As many "
-         "as the fullest rank needs: its positions / micro_batch, rounded up.")
-    shares = [sum(of) for of in sizes]
-    rule(max(shares) - min(shares) <= 1, f"ranks take {shares[:5]} positions", "All ranks wait for "
-         "the fullest one: the numbers may differ by one at most.")
-    weights, right = [w for of in plan for _, w in of], [n / batch for of in sizes for n in of]
-    of_rank = [n / max(1, share) for of, share in zip(sizes, shares) for n in of]
-    for what, wrong in (("alike for all", [1 / len(right)] * len(right)),
-                        ("n / the rank's own number", of_rank),
-                        ("a mean over ranks of means", [w / ranks for w in of_rank]),
-                        ("n", [w * batch for w in right]),
-                        ("n / batch times the ranks", [ranks * w for w in right])):
-        alike = all(abs(a - b) < 1e-12 for a, b in zip(weights, wrong))
-        rule(not alike or wrong == right, f"the weights are {what}", WEIGHT)
-    for a, b in zip(weights, right):
-        rule(abs(a - b) < 1e-9, f"a weight is {a:.4g}, not {b:.4g}", WEIGHT)
+    batch: int
+    ranks: int
+    micro_batch: int
+
+    def __str__(self):
+        return f"batch={self.batch}, ranks={self.ranks}, micro_batch={self.micro_batch}"
 
 
-def _losses(w, x):
-    return (x @ w).tanh() + (x @ w) ** 2
+def _see_plan(fn, case):
+    plan = fn(*case)
+    form = _form(plan, case.ranks)
+    yield {"the form of what it returns": Must(form, FORM)} | (
+        _rules(case, plan) if form == FORM and min(case) > 0 else {})
 
 
-def _trial(elastic_batch, ranks):
-    for batch, micro_batch in ((23, 3), (4, 1), (7, 10)):
-        x = torch.randn(batch, 3, generator=torch.Generator().manual_seed(0)).to(device())
-        x = x * torch.arange(1, batch + 1, device=device())[:, None]
-        w = torch.full((3,), 0.1, device=device(), requires_grad=True)
-        right, = torch.autograd.grad(_losses(w, x).mean(), w)
-        w.grad = torch.zeros_like(w)
-        for positions, weight in elastic_batch(batch, ranks.size, micro_batch)[ranks.index]:
+def _form(plan, ranks):
+    """Return FORM, or what is there instead. (A generator can be read once only.)"""
+    if not isinstance(plan, list | tuple):
+        return f"a {type(plan).__name__}"
+    if other := [each for each in plan if not isinstance(each, list | tuple)]:
+        return f"a list of {_kinds(other)}"
+    if len(plan) != ranks:
+        return f"{len(plan)} lists"
+    pairs = [pair for each in plan for pair in each]
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        return f"lists of {_kinds(pairs)}"
+    if all(isinstance(positions, range) and isinstance(weight, int | float)
+           for positions, weight in pairs):
+        return FORM
+    return "lists of ({}, {})".format(*map(_kinds, zip(*pairs)))
+
+
+def _kinds(values):
+    return " and ".join(sorted({type(value).__name__ for value in values}))
+
+
+def _rules(case, plan):
+    batch, ranks, micro_batch = case
+    sizes = [[len(positions) for positions, _ in each] for each in plan]
+    shares = [sum(each) for each in sizes]
+    times = -(-(-(-batch // ranks)) // micro_batch)
+    places = sorted(place for each in plan for positions, _ in each for place in positions)
+    off, weight, n = max(((abs(weight - len(positions) / batch), weight, len(positions))
+                          for each in plan for positions, weight in each), default=(0.0, 0, 0))
+    return {
+        "the list of positions that come twice": Must(
+            sorted({a for a, b in pairwise(places) if a == b})[:8], []),
+        "the list of positions in no micro-batch": Must(
+            sorted({*range(batch)} - {*places})[:8], []),
+        "the list of positions outside the batch": Must(
+            sorted({*places} - {*range(batch)})[:8], []),
+        "the largest micro-batch": AtMost(max(map(max, filter(None, sizes)), default=0),
+                                          micro_batch, "the largest micro-batch has {:g} "
+                                          "positions; {:g} may not be exceeded"),
+        "the number of micro-batches of each rank": Must(
+            [len(each) for each in sizes][:8], [times] * min(ranks, 8)),
+        "the difference of shares": AtMost(max(shares) - min(shares), 1, f"ranks take {shares[:5]} "
+                                           "positions, which differ by {:g}, not by {:g} at most"),
+        "the weights": AtMost(off, 1e-9, f"the weight of {n} of {batch} positions is {weight:.6g}, "
+                                         f"not {n / batch:.6g}"),
+    }
+
+
+def _see_gradient(fn, case):
+    """Each position has a loss of its own size, so that each weight counts."""
+    x = torch.randn(case.batch, 3, generator=torch.Generator().manual_seed(0))
+    x = (x * torch.arange(1, case.batch + 1)[:, None]).to(device())
+    w = torch.full((3,), 0.1, device=device(), requires_grad=True)
+    w.grad = torch.zeros_like(w)
+    for of_rank in fn(*case):
+        for positions, weight in of_rank:
             if len(positions):
-                (weight * _losses(w, x[list(positions)]).mean()).backward()
-        dist.all_reduce(w.grad, group=ranks.group)
-        yield partial(explain, f"{ranks}, batch={batch}: the gradient", w.grad.cpu(), right.cpu(),
-                      {}, WEIGHT)
+                scores = x[list(positions)] @ w
+                (weight * (scores.tanh() + scores**2).mean()).backward()
+    yield {"the gradient": w.grad}
 
 
-def check_elastic_batch(elastic_batch):
-    for case in CASES:
-        plan = elastic_batch(*case)
-        _rules(*case, plan)
-    yield "each position once, at most micro_batch of them together; ranks differ by one at most"
-    yield "all ranks have the same number of micro-batches, and no more than needed; n / batch"
-    on_groups(_trial, elastic_batch, ranks=5, groupings=GROUPINGS, failures=FAILURES)
-    yield "the gradients of 1 to 5 ranks are those of one process"
-    for case in ((0, 2, 1), (4, 0, 1), (4, 2, 0)):
-        refused(f"(batch, ranks, micro_batch) = {case}", partial(elastic_batch, *case))()
-    yield "numbers below 1 are a ValueError"
+def dealt_like_cards(batch, ranks, micro_batch):
+    if min(batch, ranks, micro_batch) < 1:
+        raise ValueError(f"{batch}, {ranks}, {micro_batch}")
+    hands = [range(rank, batch, ranks) for rank in range(ranks)]
+    return [[(hand[i:i + micro_batch], len(hand[i:i + micro_batch]) / batch)
+             for i in range(0, len(hands[0]), micro_batch)] for hand in hands]
+
+
+def on_one_rank(batch, ranks, micro_batch):
+    return [[(range(batch), 1.0)]]
+
+
+CASES = tuple(Case(*each) for each in (
+    (24, 1, 4), (25, 4, 3), (24, 4, 3), (24, 5, 2), (7, 2, 8), (23, 3, 3), (5, 4, 1), (2, 3, 4),
+    (9, 4, 2), (1000, 7, 16)))
+GRADIENTS = tuple(Case(batch, ranks, micro_batch) for ranks in (5, 1, 4, 2, 3)
+                  for batch, micro_batch in ((23, 3), (4, 1), (7, 10)))
+BELOW = Case(0, 2, 1), Case(4, 0, 1), Case(4, 2, 0), Case(-4, 2, 1), Case(4, -2, 1), Case(4, 2, -1)
+WEIGHT = "len(part) / batch"
+SHARE = "shard_range(batch, rank, ranks)"
+TIMES = "times = -(-largest // micro_batch)"
+PARTS = "[shard_range(len(positions), i, times) for i in range(times)]"
+CUT = "positions[part.start:part.stop]"
+ADDED = "plan.append([(positions[part.start:part.stop], len(part) / batch) for part in parts])"
+CHECK = "    if min(batch, ranks, micro_batch) < 1:"
+EQUAL = ("Sharded models communicate in each micro-batch, so a rank with fewer makes the others "
+         "wait. Cut each rank's part into as many pieces as the fullest rank needs.")
+SAME = ("In the mean over the batch all positions count the same: a micro-batch of n positions has "
+        "the weight n / batch, whatever the number of ranks.")
+ELASTIC = Proof(
+    elastic_batch,
+    Stage({"each position once, at most micro_batch together; ranks differ by one at most": (),
+           "all ranks have the same number of micro-batches, and no more than needed; n / batch":
+           ("the number of micro-batches of each rank", "the weights")},
+          _see_plan, CASES, oracle=dealt_like_cards),
+    Stage("the gradients of 1 to 5 ranks are those of one process", _see_gradient, GRADIENTS,
+          oracle=on_one_rank),
+    Stage("numbers below 1 are a ValueError", _see_plan, BELOW, oracle=dealt_like_cards),
+    mistakes=(
+        Slip("Here each micro-batch has the same weight, but some have fewer positions. " + SAME,
+             (WEIGHT, "1 / times / ranks")),
+        Slip("This divides by the rank's own number of positions, so each rank has a mean of its "
+             "own. " + SAME, (WEIGHT, "len(part) / max(1, len(positions))")),
+        Slip("This is a mean over ranks of the ranks' means, as DDP makes it. " + SAME,
+             (WEIGHT, "len(part) / max(1, len(positions)) / ranks")),
+        Slip("These weights are n, which makes a sum. " + SAME, (WEIGHT, "len(part)")),
+        Slip("All ranks' gradients are added up, nothing divides by their number later. " + SAME,
+             (WEIGHT, "len(part) / batch * ranks")),
+        Slip("Weights need not be those of a full micro-batch. " + SAME,
+             (WEIGHT, "micro_batch / batch"), (WEIGHT, "1 / batch"), (WEIGHT, "1 / micro_batch")),
+        Slip(EQUAL, ("        positions = ", "        times = -(-len(shard_range(batch, rank, "
+                     "ranks)) // micro_batch)\n        positions = "),
+             (PARTS, f"[part for part in {PARTS} if part]")),
+        Slip("There are more micro-batches than the fullest rank needs: its positions / "
+             "micro_batch, rounded up.", (TIMES, "times = largest"), (TIMES, TIMES + " + 1"),
+             (TIMES, "times = largest // micro_batch + 1"),
+             (TIMES, "times = -(-batch // micro_batch)")),
+        Slip("Positions / micro_batch must be rounded up: else more than micro_batch of them are "
+             "together, and these may not fit into memory.",
+             (TIMES, "times = max(1, largest // micro_batch)")),
+        Slip("The fullest rank counts: batch / ranks, rounded up.",
+             ("-(-batch // ranks)", "max(1, batch // ranks)")),
+        Slip("micro_batch is how many positions there are together at most, not how many pieces "
+             "there are.", (TIMES, "times = micro_batch")),
+        Slip("Without the rest it is another batch: let the first ranks take one position more.",
+             (SHARE, "range(rank * (batch // ranks), (rank + 1) * (batch // ranks))")),
+        Slip("All ranks wait for the fullest one, so their numbers may differ by one at most: the "
+             "last one may not take all that is less.",
+             (SHARE, "range(rank * largest, min(batch, (rank + 1) * largest))"),
+             (SHARE, "range(rank * largest, max(rank * largest, min(batch, (rank + 1) * "
+              "largest)))")),
+        Slip("The last rank takes the whole rest here. Ranks' numbers may differ by one at most: "
+             "the first ones take one more.",
+             (SHARE, "range(rank * (batch // ranks), batch if rank == ranks - 1 else (rank + 1) * "
+              "(batch // ranks))")),
+        Slip("These are always the first positions. Each rank has a part of its own, and cuts "
+             "that: positions[part.start:part.stop].",
+             (SHARE, f"range(len({SHARE}))"), (SHARE, "range(largest)"), (CUT, "part")),
+        Slip("Every rank has the whole batch. Each needs a part of its own.",
+             (SHARE, "range(batch)")),
+        Slip("A list can be read twice, and a generator cannot: return a list for each rank.",
+             ("plan.append([(", "plan.append(((", "for part in parts])", "for part in parts))"),
+             ("    return plan", "    return iter(plan)")),
+        Slip("Positions are a range: it takes no memory, whatever the batch.",
+             (f"({CUT}, ", f"(list({CUT}), "), (f"({CUT}, ", f"(tuple({CUT}), "),
+             (f"({CUT}, ", "(len(part), ")),
+        Slip("The plan is of pairs, (positions, weight).",
+             (ADDED, "plan.append([positions[part.start:part.stop] for part in parts])")),
+        Slip("The plan has a list for each rank: [[(positions, weight), ...] of rank 0, ...].",
+             ("plan.append([", "plan.extend(["), ("    return plan", "    return plan[0]")),
+        Slip("Refuse numbers below 1 by a ValueError, each of the three.",
+             (CHECK, "    if batch < 1:"), (CHECK, "    if False:"),
+             (CHECK, "    if min(batch, ranks, micro_batch) < 0:"),
+             (CHECK, "    if min(ranks, micro_batch) < 1:"),
+             (CHECK, "    if min(batch, ranks) < 1:")),
+    ), hints=(
+        "How many positions does the fullest rank have, and how many micro-batches do they need?",
+        "Every rank cuts its part into that many micro-batches, also a rank with one position "
+        "less. The mean of n positions counts n / batch.",
+        "times = ceil(ceil(batch / ranks) / micro_batch); mine = shard_range(batch, rank, ranks); "
+        "part = shard_range(len(mine), i, times); (mine[part.start:part.stop], len(part) / batch)",
+    ))

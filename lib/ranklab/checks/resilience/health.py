@@ -1,44 +1,53 @@
-"""The check of health_check: a probe whose seconds are given, so that no clock decides."""
+"""health_check: a probe whose seconds are given, so that no clock decides."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import GROUP, expect, on_groups
-from ranklab.checks.failures import LEFT, STUCK
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
+from ranklab.resilience import health_check
 from ranklab.resilience.health import Health
 
-MEET = ("Both ranks of a link must call message at the same time: first on links from even ranks "
-        "to the next, then on those from odd ranks. In an odd ring rank 0 has two even links.")
-FAILURES = {"RuntimeError: .*invalid output tensor list.*": GROUP, STUCK: MEET,
-            LEFT: f"{MEET} And all ranks must call the collectives.",
-            "RuntimeError: .*Pair is not connected.*": "A single rank has no link: there is "
-            "nobody to send to."}
-LINK = ("A link is (rank, the next one), (R-1, 0) for the last rank. It is as slow as the slower "
-        "of its two measurements.")
-CARD = ("If both links of a rank are slow (rank 0 has the last link, too), the rank is slow, not "
-        "the links. Name each rank once, in order.")
+FASTEST = 0.01, 0.002  # seconds of a product, of a message
 
 
-class Given:
-    """A probe of a machine with these faults: it really sends, but its seconds are given."""
+class Faults(NamedTuple):
+    """What is wrong with a machine, and what is right to say; ranks are those of the group.
 
-    def __init__(self, ranks, slow=None, products=(), memories=(), links=None):
-        """{rank: product's factor}, wrong products and memories, {(rank, partner): factor}"""
-        self.ranks, self.slow, self.links = ranks, slow or {}, links or {}
-        self.products, self.memories = products, memories
+    ranks      how many there are at least
+    slow       {rank: factor of its product}
+    products   ranks whose product is wrong; memories: whose memory is
+    links      {(rank, partner): factor of its measurement}
+    """
+
+    name: str
+    ranks: int
+    right: Health
+    slow: dict = {}
+    products: tuple = ()
+    memories: tuple = ()
+    links: dict = {}
+    options: dict = {}
+
+
+class Probe:
+    """A probe of a machine with these Faults: it really sends, but its seconds are given."""
+
+    def __init__(self, ranks, faults):
+        self.ranks, self.faults = ranks, faults
         self.depth, self.partners, self.is_in_group, self.calls = 0, [], True, []
 
     def product(self):
         self.calls.append("product")
-        return self.ranks.index not in self.products, 0.01 * self.slow.get(self.ranks.index, 1)
+        is_right = self.ranks.index not in self.faults.products
+        return is_right, FASTEST[0] * self.faults.slow.get(self.ranks.index, 1)
 
     def memory(self):
         self.calls.append("memory")
-        return self.ranks.index not in self.memories
+        return self.ranks.index not in self.faults.memories
 
     def message(self, partner, group=None):
         """`depth`: how many messages came one after the other, up to this one."""
@@ -52,76 +61,166 @@ class Given:
             work.wait()
         self.depth = 1 + max(self.depth, int(into))
         # a few percent of difference between links
-        factor = self.links.get((self.ranks.index, partner), 1 + 0.05 * self.ranks.index)
-        return 0.002 * factor
+        return FASTEST[1] * self.faults.links.get((self.ranks.index, partner),
+                                                  1 + 0.05 * self.ranks.index)
 
 
-def _cases(R):
-    """(name, faults, what is not well, hint) of each case that is possible with R ranks."""
-    last, others = R - 1, [*range(1, R)]
-    for least, name, faults, right, hint in (
-        (1, "all are well", {}, {}, "A little slower is not slow: `slow` times the fastest is."),
-        (1, "a wrong product", {"products": [last]}, {"wrong": [last]}, "The first value "
-         "of product() says whether it is right."),
-        (1, "a wrong memory", {"memories": [0]}, {"wrong": [0]}, "memory() says whether memory "
-         "is right: call it, too."),
-        (2, "a slow product", {"slow": {last: 5.0}}, {"slow": [last]}, "A product is slow if it "
-         "takes more than `slow` times as long as the fastest."),
-        (2, "two faults on one rank", {"slow": {0: 9.0}, "products": [0]}, {"wrong": [0],
-         "slow": [0]}, "This rank is wrong and slow."),
-        (3, "all products slow but one", {"slow": dict.fromkeys(others, 5.0)}, {"slow": others},
-         "Compare with the fastest: most of them may be slow."),
-        (3, "a slow link to rank 0", {"links": {(last, 0): 4.0}}, {"links": [(last, 0)]}, LINK),
-        (3, "a slow link from rank 0", {"links": {(0, last): 4.0}}, {"links": [(last, 0)]}, LINK),
-        *((3, f"both links of rank {r} slow", {"links": {(r, (r + 1) % R): 8.0, (r, (r - 1) % R):
-           9.0}, "slow": {0: 5.0}}, {"slow": sorted({0, r})}, CARD) for r in (1, 0)),
-        (4, "two links slow, apart", {"links": {(1, 0): 9.0, (2, 3): 7.0}},
-         {"links": [(0, 1), (2, 3)]}, "These links share no rank, so no rank is to blame."),
-    ):
-        if R >= least:
-            yield name, faults, Health(**{"wrong": [], "slow": [], "links": []} | right), hint
-    if R == 2:
-        yield ("its one link 9 times as slow", {"links": {(0, 1): 9.0}}, Health([], [], []), "Two "
-               "ranks have one link, so there is no faster one.")
+class Case(NamedTuple):
+    """A machine of R ranks."""
+
+    name: str
+
+    def __str__(self):
+        return self.name
+
+    def faults(self, R):
+        return next((each for each in _machines(R) if each.name == self.name and R >= each.ranks),
+                    None)
 
 
-def _trial(health_check, ranks):
-    for case, faults, right, hint in _cases(ranks.size):
-        yield _look_at(health_check, ranks, case, faults, right, hint)
-    faults = {"slow": {0: 5.0}, "links": {(ranks.size - 1, 0): 8.0}}
-    yield _look_at(health_check, ranks, "slow=10", faults, ([], [], []), "`slow` is an argument.",
-                   slow=10.0)
+def _machines(R):
+    """Return the Faults of each case, where a machine has R ranks."""
+    last, others, ring = R - 1, [*range(1, R)], Health([], [], [(R - 1, 0)])
+    return (
+        Faults("all are well", 1, Health([], [], [])),
+        Faults("a wrong product", 1, Health([last], [], []), products=(last,)),
+        Faults("a wrong memory", 1, Health([0], [], []), memories=(0,)),
+        Faults("a slow product", 2, Health([], [last], []), slow={last: 5.0}),
+        Faults("two faults on one rank", 2, Health([0], [0], []), slow={0: 9.0}, products=(0,)),
+        Faults("all products slow but one", 3, Health([], others, []),
+               slow=dict.fromkeys(others, 5.0)),
+        Faults("three links of four slow", 4, Health([], [1, 2], []), links={
+            link: 9.0 for a in range(3) for link in ((a, a + 1), (a + 1, a))}),
+        Faults("a slow link, measured on the last rank", 3, ring, links={(last, 0): 4.0}),
+        Faults("a slow link, measured on rank 0", 3, ring, links={(0, last): 4.0}),
+        *(Faults(f"both links of rank {r} slow", 3, Health([], sorted({0, r}), []), slow={0: 5.0},
+                 links={(r, (r + 1) % R): 8.0, (r, (r - 1) % R): 9.0}) for r in (1, 0)),
+        Faults("two links slow, apart", 4, Health([], [], [(0, 1), (2, 3)]),
+               links={(1, 0): 9.0, (2, 3): 7.0}),
+        Faults("slow=10", 1, Health([], [], []), slow={0: 5.0}, links={(last, 0): 8.0},
+               options={"slow": 10.0}),
+        *([Faults("its one link 9 times as slow", 2, Health([], [], []), links={(0, 1): 9.0})]
+          if R == 2 else ()),
+    )
 
 
-def _look_at(health_check, ranks, case, faults, right, hint, **more):
-    probe = Given(ranks, **faults)
+def _see(fn, case, ranks):
+    """A case that needs more ranks than there are shows nothing."""
+    faults = case.faults(ranks.size)
+    if faults is None:
+        yield {}
+        return
+    probe = Probe(ranks, faults)
     with Traffic() as traffic:
-        found = health_check(probe, **more, **ranks.keywords)
+        health = fn(probe, **faults.options, **ranks.keywords)
     calls = probe.calls + [op.name for op in traffic.ops if op.name not in ("send", "recv")]
-    return partial(_look, f"{ranks}, {case}", found, right, hint, probe, calls)
+    neighbours = sorted({(ranks.index + 1) % ranks.size, (ranks.index - 1) % ranks.size}
+                        - {ranks.index})
+    is_health = isinstance(health, tuple) and len(health) == 3
+    yield {
+        "what it returns": Must("Health" if is_health else health, "Health"),
+        **{f"the list `{name}`": Must(got, due) for name, got, due in zip(
+            Health._fields, health if is_health else (), faults.right)},
+        "the group of its messages is its own": Must(probe.is_in_group, True),
+        "the list of partners of its messages": Must(sorted(probe.partners), neighbours),
+        "messages, one after the other": AtMost(probe.depth, 3),
+        "the list of what it calls twice": Must(
+            sorted({name for name in calls if calls.count(name) > 1}), []),
+    }
 
 
-def _look(where, found, right, hint, probe, calls):
-    rank, R = probe.ranks.index, probe.ranks.size
-    neighbours = {(rank + 1) % R, (rank - 1) % R} - {rank}
-    expect(probe.is_in_group, f"{where}: message gets another group", GROUP)
-    expect(len(probe.partners) == len(neighbours) and {*probe.partners} == neighbours,
-           f"{where}: it has messages with {probe.partners}, not with {sorted(neighbours)}", "One "
-           "message for each link of the ring; two ranks have one link, one has none.")
-    expect(probe.depth <= 3, f"{where}: {probe.depth} messages come one after the other; 3 are "
-           "enough", f"Measure links without a common rank at the same time. {MEET}")
-    twice = sorted({name for name in calls if calls.count(name) > 1})
-    expect(not twice, f"{where}: {', '.join(twice)} more than once", "Call product and memory "
-           "once on each rank, then send all four numbers in one all-gather.")
-    expect(isinstance(found, tuple) and len(found) == 3, f"{where}: it returns {found!r}",
-           "Return Health(wrong, slow, links), three lists.")
-    for name, got, due in zip(Health._fields, found, right):
-        expect(got == due, f"{where}: {name} is {got}, not {due}", hint)
-
-
-def check_health_check(health_check):
-    # Two ranks are looked at in a group only: what is wrong there need not be the group.
-    on_groups(_trial, health_check, failures=FAILURES, group_hint="")
-    yield "wrong products and memories, slow products, the slow link: named on every rank"
-    yield "a rank with two slow links is slow itself; a link measured slow on one side is slow"
-    yield "one message a link, at most 3 in a row; on 4, 3, 2 and 1 ranks"
+CASES = tuple(map(Case, (
+    "all are well", "a wrong product", "a wrong memory", "a slow product",
+    "two faults on one rank", "all products slow but one",
+    "three links of four slow", "a slow link, measured on the last rank",
+    "a slow link, measured on rank 0",
+    "both links of rank 1 slow", "both links of rank 0 slow", "two links slow, apart", "slow=10",
+    "its one link 9 times as slow")))
+TURN = "key=lambda link: link % 2"
+LINKS = "n_links = R if R > 2 else R - 1"
+RIGHT = "is_right and probe.memory()"
+SIDES = "max(to_next[r], from_before[(r + 1) % R])"
+CARDS = "slow_cards = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= slow_links}"
+SLOW = "r in slow_cards or products[r] > slow * min(products)"
+FAR = "duration > slow * min(durations)"
+NAMED = "(r, (r + 1) % R) for r in sorted(slow_links)"
+SEND = "probe.message(partner, group)"
+GATHER = "dist.all_gather(rows, row, group=group)"
+TWO_SIDES = ("A link is measured on both of its ranks, and it is as slow as the slower of the two: "
+             "rank r's to the next, and the next one's to the rank before.")
+HEALTH = Proof(
+    health_check,
+    Stage({"wrong products and memories, slow products, the slow link: named on every rank": (),
+           "one message a link, at most 3 in a row; product and memory once, one all-gather": (
+               "the group of its messages is its own", "the list of partners of its messages",
+               "messages, one after the other", "the list of what it calls twice")},
+          _see, CASES, (4,)),
+    Stage("a rank with two slow links is slow itself; a link measured slow on one side is slow; on "
+          "4, 3, 2 and 1 ranks", _see, CASES, (4,), GROUPS,
+          note="On all ranks it was right. Here are groups of 1, 2 and 3, whose ranks are not 0 "
+               ".. n-1."),
+    mistakes=(
+        Slip("Both ranks of a link must call message at the same time: first on links from even "
+             "ranks to the next, then on those from odd ranks.",
+             (TURN, "key=lambda link: link != rank"), (TURN, "key=lambda link: link == rank")),
+        Slip("Measure links without a common rank at the same time: even links, then odd ones.",
+             (TURN, "key=lambda link: link")),
+        Slip("Pass `group` on to probe.message.", (SEND, "probe.message(partner)")),
+        Slip("Pass `group` on to the all-gather.", (GATHER, "dist.all_gather(rows, row)")),
+        Slip("A single rank has no link: there is nobody to send to.",
+             (LINKS, "n_links = R")),
+        Slip("Two ranks have one link, not two.", (LINKS, "n_links = R if R > 1 else 0")),
+        Slip("Two ranks have one link: measure it.", (LINKS, "n_links = R if R > 2 else 0")),
+        Slip("The ring is closed: the last rank has a link to rank 0.", (LINKS, "n_links = R - 1")),
+        Slip("memory() says whether memory is right: call it, too.", (RIGHT, "is_right")),
+        Slip("The first value of product() says whether it is right: look at it.",
+             (RIGHT, "probe.memory()")),
+        Slip("A rank is right only if its product and its memory are: and, not or.",
+             (RIGHT, "is_right or probe.memory()")),
+        Slip(TWO_SIDES, (SIDES, "to_next[r]"), (SIDES, "from_before[(r + 1) % R]"),
+             (SIDES, "max(to_next[r], from_before[r])"), (SIDES, SIDES.replace("max", "min")),
+             (SIDES, "(to_next[r] + from_before[(r + 1) % R]) / 2")),
+        Slip("If both links of a rank are slow (rank 0 has the last link, too), the rank is slow, "
+             "not the links.", (CARDS, "slow_cards = set()"),
+             (CARDS, CARDS.replace("range(R)", "range(1, R)"))),
+        Slip("A rank with one slow link is not slow itself: only both make it so.",
+             (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
+        Slip("The links of a slow card are good: name the rank, and not them.",
+             ("                   if not slow_cards & {r, (r + 1) % R}])", "                   ])")),
+        Slip("A slow product makes a rank slow, too: more than `slow` times the fastest.",
+             (SLOW, "r in slow_cards")),
+        Slip("Most ranks may be slow: compare their products with the fastest.",
+             (SLOW, SLOW.replace("min(products)", "sorted(products)[(R - 1) // 2]")),
+             (SLOW, SLOW.replace("min(products)", "sum(products) / R"))),
+        Slip("Most links may be slow: compare with the fastest.",
+             (FAR, "duration > slow * sum(durations) / R"),
+             (FAR, "duration > slow * sorted(durations)[n_links // 2]")),
+        Slip("Name each rank once, in order.",
+             (f"[r for r in range(R) if {SLOW}]", "[*slow_cards] + [r for r in range(R) if "
+              "products[r] > slow * min(products)]"),
+             (f"[r for r in range(R) if {SLOW}]", f"[r for r in reversed(range(R)) if {SLOW}]")),
+        Slip("Call product once: it returns both values.",
+             ("is_right, product = probe.product()",
+              "is_right, product = probe.product()[0], probe.product()[1]")),
+        Slip("Send all four numbers in one all-gather.", (GATHER, f"{GATHER}\n    {GATHER}")),
+        Slip("`slow` is an argument, for products and for links.",
+             (FAR, "duration > 3.0 * min(durations)"),
+             (SLOW, SLOW.replace("slow * min", "3.0 * min"))),
+        Slip("A link is (rank, the next one): (R-1, 0) for the last rank.",
+             (NAMED, NAMED.replace("(r + 1) % R)", "r + 1)")),
+             (NAMED, NAMED.replace("(r, (r + 1) % R)", "((r + 1) % R, r)"))),
+        Slip("All ranks look at the same table: here each names only what it has measured itself.",
+             ("return Health([r for r in range(R) if not right[r]]",
+              "return Health([r for r in [rank] if not right[r]]")),
+        Slip("Return Health(wrong, slow, links): `wrong` are the ranks that are not right.",
+             ("if not right[r]]", "if right[r]]")),
+    ), hints=(
+        "A ring of R links, and each rank talks to one other at a time. Which links can be "
+        "measured at the same time?",
+        "Even links, then odd ones; in an odd ring rank 0 has two even ones. Then one all-gather "
+        "of: right?, and the seconds of the product, of the link to the next rank, and of the link "
+        "to the rank before. All ranks look at the same table.",
+        "for link in sorted((rank, before), key=lambda link: link % 2): probe.message(partner, "
+        "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
+        "between two bad links is slow itself",
+    ))

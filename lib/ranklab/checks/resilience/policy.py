@@ -3,8 +3,7 @@
 from functools import cache
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Exercise, Mistake
-from ranklab.checks.resilience.interval import check_goodput, check_optimal_interval
+from ranklab.checks.exercise import Mistake
 from ranklab.resilience.cluster import BadDecision, Decision, run_policy
 from ranklab.resilience.interval import goodput, optimal_interval
 from ranklab.resilience.policy import daly_policy, oracle, recovery_policy, with_librarys
@@ -63,30 +62,3 @@ def _rivals(name):
     """((the oracle's score, its spares), the score of Daly's interval with waiting)"""
     job, seconds = REGIMES[name].job, REGIMES[name].days * DAY
     return oracle(job, _trace(name), seconds), _score(daly_policy, name)
-
-
-TIMES = (
-    Exercise(optimal_interval, check_optimal_interval, hints=(
-        "What do short intervals cost you, and what do long ones cost you?",
-        "Young: checkpoints cost C / T, lost work costs T / 2 M, and the sum is smallest at "
-        "sqrt(2 C M). Daly adds terms for checkpoints that are not short.",
-        "x = sqrt(C / (2 M)); sqrt(2 C M) * (1 + x / 3 + x**2 / 9) - C; and M where C is 2 M or "
-        "more",
-    )),
-    Exercise(goodput, check_goodput, hints=(
-        "How long does it take on average until a round of work and checkpoint has gone well?",
-        "With random failures, L seconds go well with a chance of e^(-L/M). It takes "
-        "M (e^(L/M) - 1) on average until they do, if you can begin again at once.",
-        "Each failure adds a restart, which takes M (e^(R/M) - 1) itself, so a round takes "
-        "M e^(R/M) (e^((T + C)/M) - 1). Return T divided by that, without a large power of e",
-    )),
-    Exercise(recovery_policy, check_recovery_policy, hints=(
-        "Begin with the decisions that cost most: how many nodes, and how many spares? Print "
-        "the scores of simple policies on each trace.",
-        "Estimate the mean time until the next failure from state.now and state.failures. For "
-        "each choice compute how much work is done until then, in node-seconds.",
-        "For each choice of nodes now, and each time in state.back at which the job could grow: "
-        "nodes * seconds, less restarts. For the spares: the number of nodes away is a Poisson "
-        "number, with the mean: mean time away / mean time between failures.",
-    )),
-)

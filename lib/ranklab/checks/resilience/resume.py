@@ -1,37 +1,36 @@
-"""The check of resume_exact: a run that is put back, beside one that was never stopped."""
+"""resume_exact: a run that is put back, beside one that was never stopped."""
 
 import copy
 import pickle
 import random
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.exercise import Mistake
-from ranklab.resilience import Run
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.resilience import Run, resume_exact
 
 # Five steps an epoch, the last one smaller: of odd numbers numpy keeps one for the next step.
 SAMPLES, BATCH, WIDTH, MORE = 39, 8, 5, 7
-MOMENTS = {0: 3, 5: 0, 7: 11}  # steps: seed; before the first step, at an epoch's end, inside one
-COPY = "state_dict gives the tensors themselves, and the next step changes them: copy.deepcopy."
-TWICE = "load_state_dict may keep the very tensors that it gets, and change them: copy them first."
-KEEP = {
-    "the weights": "model.state_dict() has them.",
-    "what AdamW remembers": "optimizer.state_dict() has its means for each weight.",
-    "the learning rate": "It is in the optimizer's groups: optimizer.state_dict() has it.",
-    "the scheduler's step": "scheduler.state_dict(): without it the warm-up begins again.",
-    "the loader's order": "loader.order: without it some samples come twice, others never.",
-    "the loader's position": "loader.position: without it samples come twice in this epoch.",
-    "the loader's generator": "loader.generator.get_state(): it draws the next epoch's order.",
-    "steps_done": "run.steps_done is a part of the run.",
-    "python's random numbers": "random.getstate(), random.setstate(...): the brightness.",
-    "numpy's random numbers": "np.random.get_state(), np.random.set_state(...): the noise.",
-    "torch's random numbers": "random_state(), set_random_state(...): dropout. Put them back last.",
-}
-FAILURES = {"TypeError: .*NoneType.*not subscriptable.*": "Without `saved` it returns all that "
-            "must be kept."}
+SAME, OTHER, LOST = "as it was", "another value", "lost"
+FRESH, SAVING = "the list of losses in a fresh process", "while it saves"
+PUT_BACK, LATER, TWICE = ("after it is put back", "after it is put back, and the run had gone on",
+                          "after it is put back twice")
+STATES = ("the model's state", "the optimizer's state", "the learning rate", "the scheduler's step",
+          "the loader's order", "the loader's position", "the loader's generator", "steps_done",
+          "Python's random state", "NumPy's random state", "torch's random state")
+
+
+class Moment(NamedTuple):
+    """After how many steps it is saved."""
+
+    steps: int
+    seed: int
+
+    def __str__(self):
+        return f"seed {self.seed}, saved after {self.steps} steps"
 
 
 def _run(seed, steps):
@@ -40,14 +39,14 @@ def _run(seed, steps):
     return run, [run.step() for _ in range(steps)]
 
 
-def _moment(run):
-    """{what: its value now}, for each thing that must be as it was."""
+def _state(run):
+    """Return {what: its value now}, for each thing that must be as it was."""
     loader, numpys = run.loader, np.random.get_state()
     values = (run.model.state_dict(), run.optimizer.state_dict()["state"],
               run.optimizer.param_groups[0]["lr"], run.scheduler.last_epoch, loader.order,
               loader.position, loader.generator.get_state(), run.steps_done, random.getstate(),
               (*numpys[:1], numpys[1].tolist(), *numpys[2:]), torch.get_rng_state())
-    return copy.deepcopy({name: _plain(value) for name, value in zip(KEEP, values)})
+    return copy.deepcopy({name: _plain(value) for name, value in zip(STATES, values)})
 
 
 def _plain(value):
@@ -57,55 +56,150 @@ def _plain(value):
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _same(where, found, right, hint=""):
-    for name, advice in KEEP.items():
-        lost = found[name] == {} or found[name] == []
-        what = "lost" if lost and right[name] != found[name] else "another value"
-        expect(found[name] == right[name], f"{where}: {name}: {what}", f"{hint or advice}")
+def _beside(where, state, right):
+    """Return {what, where: whether it is as it was}."""
+    return {f"{name} {where}": Must(
+        SAME if state[name] == value else LOST if state[name] in ({}, []) else OTHER, SAME)
+        for name, value in right.items()}
 
 
-def _trial(resume_exact, ranks):
-    for steps, seed in MOMENTS.items():
-        where = f"seed {seed}, saved after {steps} steps"
-        run, _ = _run(seed, steps)
-        before = _moment(run)
-        saved = resume_exact(run)
-        yield partial(_same, f"{where}, while it saves", _moment(run), before,
-                      "A save must change nothing, and drawing a random number is a change.")
-        yield partial(expect, saved is not None, "it returns None", "Without `saved` it returns "
-                      "all that must be kept.")
-        try:
-            frozen = pickle.dumps(saved)
-        except Exception as error:
-            raise Mistake(f"what it returns can't be pickled: {error}", "Keep state_dicts, numbers "
-                          "and tensors, not the objects themselves.") from None
-        losses, end = [run.step() for _ in range(MORE)], _moment(run)
+def _names(where):
+    return tuple(f"{name} {where}" for name in STATES)
+
+
+def _losses(run):
+    return [run.step() for _ in range(MORE)]
+
+
+def _see(fn, moment, ranks):
+    """Rank 0 has the run; rank 1 is the fresh process to which the pickled bytes are sent."""
+    shown, sent = {}, [None, None]
+    if ranks.index == 0:
+        run, _ = _run(moment.seed, moment.steps)
+        before = _state(run)
+        saved = fn(run)
+        frozen = _pickled(saved)
+        shown = _beside(SAVING, _state(run), before) | {"what can be pickled": Must(
+            "None" if saved is None else "all" if frozen else "nothing", "all")}
+        losses, end = _losses(run), _state(run)
+        sent = [frozen, losses]
         other, _ = _run(5, 3)
-        for what, given, hint in (("put back", pickle.loads(frozen), ""), ("the run went on, and "
-                                  "what was saved", saved, COPY), ("put back twice", saved, TWICE)):
-            resume_exact(other, given)
-            yield partial(_same, f"{where}, {what}", _moment(other), before, hint)
-            yield partial(_equal, where, [other.step() for _ in range(MORE)], losses)
-            yield partial(_same, f"{where}, {what}, {MORE} steps later", _moment(other), end)
-    yield lambda: (frozen, losses)
+        thawed = frozen and pickle.loads(frozen)
+        for where, kept in ((PUT_BACK, thawed), (LATER, saved), (TWICE, saved)) if frozen else ():
+            fn(other, kept)
+            shown |= _beside(where, _state(other), before)
+            shown[f"the list of losses {where}"] = Must(_losses(other), losses)
+            shown |= _beside(f"{MORE} steps later, {where}", _state(other), end)
+    dist.broadcast_object_list(sent, src=0)
+    if ranks.index == 1:
+        frozen, losses = sent
+        run, _ = _run(9, 0)
+        if frozen:
+            fn(run, pickle.loads(frozen))
+        shown = {FRESH: Must(_losses(run) if frozen else [], losses)}
+    yield shown
 
 
-def _equal(where, found, right):
-    at = next((i for i, (a, b) in enumerate(zip(found, right)) if a != b), None)
-    expect(at is None, f"{where}: the loss of step {at} after it is {found[at or 0]!r}, not "
-           f"{right[at or 0]!r}", "Put everything back, bit for bit, into the run's own objects.")
+def _pickled(saved):
+    """Return the bytes; None for what can't be pickled, and for None itself."""
+    try:
+        return None if saved is None else pickle.dumps(saved)
+    except Exception:
+        return None
 
 
-def _elsewhere(resume_exact, ranks, frozen, losses):
-    run, _ = _run(9, 0)
-    resume_exact(run, pickle.loads(frozen))
-    yield partial(_equal, "in a fresh process", [run.step() for _ in range(MORE)], losses)
+def the_weights_alone(run, saved=None):
+    if saved is None:
+        return copy.deepcopy(run.model.state_dict())
+    run.model.load_state_dict(saved)
 
 
-def check_resume_exact(resume_exact):
-    seen = on_groups(_trial, resume_exact, ranks=1, at_once=True, failures=FAILURES)
-    yield "the next steps are bit-equal: saved before the first step, inside an epoch, at its end"
-    yield "model, optimizer, scheduler, loader, and the random numbers of three libraries"
-    yield "what is saved can be pickled, never changes, and works twice; saving changes nothing"
-    on_groups(_elsewhere, resume_exact, *seen[0][-1], ranks=1, failures=FAILURES)
-    yield "also in a fresh process"
+# Before the first step, at an epoch's end, inside one.
+MOMENTS = tuple(Moment(*each) for each in ((7, 11), (5, 0), (0, 3)))
+PARTS = "parts, loader = (run.model, run.optimizer, run.scheduler)"
+LOADER = "loader.order, loader.position, rng = saved"
+BACK = "    saved = copy.deepcopy(saved)"
+STATE_DICTS = "[part.state_dict() for part in parts]"
+LOAD = "part.load_state_dict(state)"
+ASKED = "    if saved is None:\n"
+ALL_BACK = ("Put back all that changes in a step, and not the weights alone: optimizer, scheduler, "
+            "loader, steps_done, and three libraries' random numbers.")
+RESUME = Proof(
+    resume_exact,
+    Stage({"saving changes nothing, and what is saved can be pickled":
+           ("what can be pickled", *_names(SAVING)),
+           "model, optimizer, scheduler, loader, and the random numbers of three libraries are put "
+           "back": _names(PUT_BACK),
+           "the next steps are bit-equal: saved before the first step, inside an epoch, at its end":
+           (f"the list of losses {PUT_BACK}", *_names(f"{MORE} steps later, {PUT_BACK}")),
+           "what is saved never changes, and works twice; also in a fresh process":
+           (*_names(LATER), *_names(TWICE),
+            *(f"the list of losses {where}" for where in (LATER, TWICE)),
+            *(name for where in (LATER, TWICE) for name in _names(f"{MORE} steps later, {where}")),
+            FRESH)},
+          _see, MOMENTS, (2,)),
+    mistakes=(
+        Slip("model.state_dict() has the weights.", (PARTS, PARTS.replace("run.model, ", ""))),
+        Slip("optimizer.state_dict() has AdamW's means for each weight.",
+             (PARTS, PARTS.replace("run.optimizer, ", ""))),
+        Slip("scheduler.state_dict(): without it the warm-up begins again.",
+             (PARTS, PARTS.replace(", run.scheduler", ""))),
+        Slip("run.steps_done is a part of the run.",
+             ("    run.steps_done = saved[\"steps_done\"]\n", ""),
+             ("    run.steps_done = saved[\"steps_done\"]\n", "    run.steps_done = 0\n")),
+        Slip("loader.order: without it some samples come twice, others never.",
+             (LOADER, LOADER.replace("loader.order", "_"))),
+        Slip("loader.position: without it samples come twice in this epoch.",
+             (LOADER, LOADER.replace("loader.position", "_"))),
+        Slip("loader.generator.get_state(): it draws the next epoch's order.",
+             ("    loader.generator.set_state(rng)\n", ""),
+             ("    loader.generator.set_state(rng)\n", "    loader.generator.manual_seed(0)\n")),
+        Slip("The loader's generator had another seed: keep its state, do not draw again.",
+             ("    loader.generator.set_state(rng)\n",
+              "    loader.generator.manual_seed(0)\n    for _ in range(-(-run.steps_done * "
+              "loader.batch // loader.samples)):\n        torch.randperm(loader.samples, "
+              "generator=loader.generator)\n")),
+        Slip("random.getstate(), random.setstate(...): Python draws the brightness.",
+             ("    random.setstate(pythons)\n", ""),
+             ("    random.setstate(pythons)\n", "    random.seed(0)\n")),
+        Slip("np.random.get_state(), np.random.set_state(...): NumPy draws the noise.",
+             ("    np.random.set_state(numpys)\n", ""),
+             ("    np.random.set_state(numpys)\n", "    np.random.seed(0)\n")),
+        Slip("Of normal numbers NumPy draws two, and keeps one in hand: keep all of "
+             "np.random.get_state().", ("np.random.get_state()", "np.random.get_state()[:3]")),
+        Slip("random_state(), set_random_state(...): torch draws what dropout leaves out.",
+             ("    set_random_state(torchs)\n", ""),
+             ("    set_random_state(torchs)\n", "    torch.manual_seed(0)\n")),
+        Slip("Put random numbers back last: what you do after that draws some.",
+             ("    set_random_state(torchs)\n", "    set_random_state(torchs)\n    "
+              "torch.nn.Linear(2, 2)\n")),
+        Slip("state_dict gives the tensors themselves, and the next step changes them: "
+             "copy.deepcopy.", ("        return copy.deepcopy({", "        return dict({")),
+        Slip("load_state_dict may keep the very tensors that it gets, and change them: copy them "
+             "first.", (BACK, "    saved = saved")),
+        Slip("Keep state_dicts, numbers and tensors, not the objects themselves: these can't be "
+             "pickled.",
+             (STATE_DICTS, "[*parts]", LOAD, "part.load_state_dict(state.state_dict())"),
+             ("loader.generator.get_state())", "loader.generator)", "set_state(rng)",
+              "set_state(rng.get_state())", "        return copy.deepcopy({",
+              "        return dict({")),
+        Slip("Without `saved` it returns all that must be kept.",
+             ("        return copy.deepcopy({", "        run.kept = copy.deepcopy({", BACK,
+              "        return None\n    saved = copy.deepcopy(saved or run.kept)")),
+        Slip("A save must change nothing, and drawing a random number is a change.",
+             (ASKED, f"{ASKED}        torch.manual_seed(run.steps_done)\n"),
+             (ASKED, f"{ASKED}        torch.rand(1)\n"),
+             (ASKED, f"{ASKED}        random.random()\n"),
+             (ASKED, f"{ASKED}        np.random.rand()\n")),
+        Slip("A save must change nothing: do not do a step, or count one.",
+             (ASKED, f"{ASKED}        run.steps_done += 1\n"),
+             (ASKED, f"{ASKED}        run.step()\n")),
+        Slip(ALL_BACK, the_weights_alone),
+    ), hints=(
+        "Read Run.step line by line: what does each line use that an earlier step has changed?",
+        "Three have a state_dict. The loader has an order, a position and a generator. Three "
+        "libraries draw random numbers. Both ways need copies: what is saved must not move on.",
+        "copy.deepcopy({'parts': [p.state_dict() for p in parts], 'loader': (loader.order, "
+        "loader.position, loader.generator.get_state()), 'random': (random.getstate(), "
+        "np.random.get_state(), random_state()), ...}); and set each one again",
+    ))

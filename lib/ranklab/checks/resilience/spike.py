@@ -1,27 +1,47 @@
-"""The check of loss_spike: losses of a real small run, and given ones."""
+"""loss_spike: losses of a small real run, and made ones, whose right answer is known."""
 
 import argparse
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.beside import expect
-from ranklab.checks.trial import called_with
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.resilience import loss_spike
 
 GO, SKIP, BACK = "go on", "skip", "roll back"
-ROBUST = ("Earlier spikes are among the losses, and they pull up a mean and a standard deviation. "
-          "Take the median, and the median distance from it.")
-FAR = "It is above the losses of the last steps by more than `limit` times their spread."
-FEW = "There are too few losses to judge: each finite one is good."
-STAYS = "Skipping has not helped `patience` times in a row: roll back."
-THREE, EACH = "`patience` is 3.", "Each is the last of three."
-IN_A_ROW = "Only those one after the other."
-COUNTS = STAYS, THREE, EACH, IN_A_ROW
-NAN = "A loss that is not finite is never good, and says nothing about what is usual: leave it out."
+INF, NAN = math.inf, math.nan
+
+
+class Run(NamedTuple):
+    """Losses without a spike: at each step of them it must say "go on"."""
+
+    name: str
+    losses: Callable
+
+    def __str__(self):
+        return self.name
+
+
+class Case(NamedTuple):
+    """Losses, the last one of which is to be judged, and what is right.
+
+    begin  a function of no argument, whose losses come first
+    """
+
+    name: str
+    begin: Callable
+    end: tuple
+    right: str
+    options: dict = {}
+
+    def __str__(self):
+        return self.name
 
 
 def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
@@ -57,87 +77,216 @@ def _normal(around=3.0, spread=0.1):
     return [found.inv_cdf((i * 37 % 64 + 0.5) / 64) for i in range(300)]
 
 
-def _says(loss_spike, case, losses, right, hint, **more):
-    given = [*losses]
-    with called_with(case):
-        found = loss_spike(given, **more)
-    if GO not in (found, right):  # it sees the spike: what it counts is wrong
-        hint = hint if hint in COUNTS else ""
-    expect(found in (GO, SKIP, BACK), f"{case}: it returns {found!r}", '"go on", "skip" or '
-           '"roll back".')
-    expect(found == right, f'{case}: it says "{found}", not "{right}"', hint)
-    expect(repr(given) == repr(losses), f"{case}: `losses` is changed", "Look at slices.")
+def calm():
+    return noisy(300)
 
 
-def _quiet(loss_spike):
-    """No alarm at any step of these."""
-    for case, losses, hint in (
-        ("falling from 10 to 3", noisy(300, fall=7.0, noise=0.1), "A fall is no spike."),
-        ("losses about 0.2, with 15% of noise", noisy(400, level=0.2, noise=0.03, seed=3), "Noise "
-         "is no spike: measure its spread. In noisy losses a few percent more is not far."),
-        ("the first steps", [11.0, 10.9, 12.5, 10.0, 9.0, 9.9, 8.0, 7.0], FEW),
-        ("a real run of 1,000 steps", real_losses(), "Its noise is about normal: of a thousand "
-         "steps some are 3 deviations above. `limit` is 6."),
-    ):
-        for step in range(1, len(losses) + 1):
-            _says(loss_spike, f"{case}, step {step}", losses[:step], GO,
-                  FEW if step <= 20 else hint)
+def fallen():
+    return noisy(600, fall=7.0)
 
 
-def _cases():
-    """{what then holds: [(case, losses, right, hint, keywords), ...]}"""
-    calm, fallen, normal, level = noisy(300), noisy(600, fall=7.0), _normal(), [3.0] * 100
-    before, inf, nan = noisy(300), math.inf, math.nan
-    before[250], before[262], before[275], before[285] = 9.0, 12.0, 8.0, 9.5
-    gaps = [nan if i == 270 else inf if i == 280 else x for i, x in enumerate(before)]
-    half = [*calm[:250], *[nan, 3.01] * 24, 3.0, 3.0]
-    return {
-        "one loss far above the last ones is skipped; a low one, or a return, goes on": [
-            ("a loss of 4 after 300 about 3", [*calm, 4.0], SKIP, FAR),
-            ("back at 3 after a loss of 4", [*calm, 4.0, 3.0], GO, "It has "
-             "recovered: the last loss decides."),
-            ("a loss of 1", [*calm, 1.0], GO, "Low is good."),
-            ("from 10 down to 3, then 8", [*fallen, 8.0], SKIP, "8 was usual long ago: the last "
-             "`window` losses count."),
-            ("a loss of 0.004 after 300 about 0.003", [x / 1000 for x in [*calm, 4.0]], SKIP, "No "
-             "fixed number: the losses' own spread tells you what is far."),
-            ("5 standard deviations above", [*normal, 3.5], GO, ""),
-            ("7 standard deviations above", [*normal, 3.7], SKIP, "")],
-        "of calm losses 1% more is no spike; of the first 20 none is": [
-            ("losses of 3, then 3.02", [*level, 3.02], GO, "A spread of 0: up to 1% more is none."),
-            ("losses of -3, then -2.98", [-3.0] * 100 + [-2.98], GO, "1% of abs(middle)."),
-            ("losses of 3, then 3.1", [*level, 3.1], SKIP, "A spread of 0: more than 1% is a "
-             "spike, too. Don't divide by it."),
-            ("the 20th is 4", [*calm[:19], 4.0], GO, FEW),
-            ("the 21st is 4", [*calm[:20], 4.0], SKIP, "Only the first 20 are accepted.")],
-        "earlier spikes hide no new one; a loss that is not finite is skipped": [
-            ("four great spikes, and then 4", [*before, 4.0], SKIP, ROBUST),
-            ("NaN some steps ago, then 4", [*gaps, 4.0], SKIP, NAN),
-            ("NaN in half of the steps, then 4", [*half, 4.0], SKIP, NAN),
-            ("NaN some steps ago, then 3", [*gaps, 3.0], GO, NAN),
-            *((f"a loss of {bad}", [*calm, bad], SKIP, NAN) for bad in (nan, inf, -inf)),
-            *((f"the very first is {bad}", [bad], SKIP, NAN) for bad in (nan, inf, -inf))],
-        "a spike that stays for `patience` steps is rolled back": [
-            ("4 and 4", [*calm, 4.0, 4.0], SKIP, THREE),
-            ("4, 4 and 4", [*calm, *[4.0] * 3], BACK, STAYS),
-            ("five times 4", [*calm, *[4.0] * 5], BACK, EACH),
-            ("4, NaN and 5", [*calm, 4.0, nan, 5.0], BACK, STAYS),
-            ("the first three are NaN", [nan] * 3, BACK, STAYS),
-            ("4, 3, 4, 4", [*calm, 4.0, 3.0, 4.0, 4.0], SKIP, IN_A_ROW),
-            ("NaN, NaN and then 3", [*calm, nan, nan, 3.0], GO, "It has recovered.")],
-        "patience, window and limit are taken as given": [
-            ("patience=5, four of 4", [*calm, *[4.0] * 4], SKIP, STAYS, {"patience": 5}),
-            ("patience=5, five of 4", [*calm, *[4.0] * 5], BACK, STAYS, {"patience": 5}),
-            ("patience=1, a loss of 4", [*calm, 4.0], BACK, STAYS, {"patience": 1}),
-            ("limit=100, a loss of 4", [*calm, 4.0], GO, "`limit` is given.", {"limit": 100.0}),
-            ("window=700: 10 to 3, then 8", [*fallen, 8.0], GO, "As given.", {"window": 700})],
-    }
+def level():
+    return [3.0] * 100
 
 
-def check_loss_spike(loss_spike):
-    _quiet(loss_spike)
-    yield "no false alarm in 1,000 steps of a real run, on falling, calm and noisy losses"
-    for holds, cases in _cases().items():
-        for case, losses, right, hint, *more in cases:
-            _says(loss_spike, case, losses, right, hint, **(more[0] if more else {}))
-        yield holds
+def below():
+    return [-3.0] * 100
+
+
+def small():
+    return [loss / 1000 for loss in calm()]
+
+
+def spiky():
+    losses = calm()
+    losses[250], losses[262], losses[275], losses[285] = 9.0, 12.0, 8.0, 9.5
+    return losses
+
+
+def gaps():
+    losses = spiky()
+    losses[270], losses[280] = NAN, INF
+    return losses
+
+
+def half():
+    return [*calm()[:250], *[NAN, 3.01] * 24, 3.0, 3.0]
+
+
+def _see_alarms(fn, run):
+    losses = run.losses()
+    words = {step: fn(losses[:step]) for step in range(1, len(losses) + 1)}
+    yield {"the list of steps that do not go on": Must(
+        [f"step {step}: {word}" for step, word in words.items() if word != GO][:8], [])}
+
+
+def _see(fn, case):
+    what = next(what for what, cases in CASES.items() if case in cases)
+    losses = [*case.begin(), *case.end]
+    before = repr(losses)
+    word = fn(losses, **case.options)
+    yield {what: Must(word, case.right),
+           "`losses` afterwards": Must("as before" if repr(losses) == before else "changed",
+                                       "as before")}
+
+
+QUIET = (
+    Run("falling from 10 to 3", functools.partial(noisy, 300, fall=7.0, noise=0.1)),
+    Run("losses about 0.2, with 15% of noise", functools.partial(noisy, 400, level=0.2, noise=0.03,
+                                                                 seed=3)),
+    Run("the first steps", lambda: [11.0, 10.9, 12.5, 10.0, 9.0, 9.9, 8.0, 7.0]),
+)
+REAL = (Run("a real run of 1,000 steps", real_losses),)
+FAR = (
+    Case("a loss of 4 after 300 about 3", calm, (4.0,), SKIP),
+    Case("back at 3 after a loss of 4", calm, (4.0, 3.0), GO),
+    Case("a loss of 1 after 300 about 3", calm, (1.0,), GO),
+    Case("from 10 down to 3, then 8", fallen, (8.0,), SKIP),
+    Case("a loss of 0.004 after 300 about 0.003", small, (0.004,), SKIP),
+    Case("5 standard deviations above", _normal, (3.5,), GO),
+    Case("7 standard deviations above", _normal, (3.7,), SKIP),
+    Case("6.2 standard deviations above", _normal, (3.62,), SKIP),
+)
+CALM = (
+    Case("losses of 3, then 3.02", level, (3.02,), GO),
+    Case("losses of -3, then -2.98", below, (-2.98,), GO),
+    Case("losses of 3, then 3.1", level, (3.1,), SKIP),
+    Case("losses of -3, then -2.9", below, (-2.9,), SKIP),
+    Case("the 20th is 4, after 19 about 3", lambda: calm()[:19], (4.0,), GO),
+    Case("the 21st is 4, after 20 about 3", lambda: calm()[:20], (4.0,), SKIP),
+)
+HIDDEN = (
+    Case("four great spikes, and then 4", spiky, (4.0,), SKIP),
+    Case("NaN some steps ago, then 4", gaps, (4.0,), SKIP),
+    Case("NaN in half of the steps, then 4", half, (4.0,), SKIP),
+    Case("NaN some steps ago, then 3", gaps, (3.0,), GO),
+    *(Case(f"a loss of {bad} after 300 about 3", calm, (bad,), SKIP) for bad in (NAN, INF, -INF)),
+    *(Case(f"the very first is {bad}", list, (bad,), SKIP) for bad in (NAN, INF, -INF)),
+)
+STAYS = (
+    Case("4 and 4 after 300 about 3", calm, (4.0, 4.0), SKIP),
+    Case("4, 4 and 4 after 300 about 3", calm, (4.0,) * 3, BACK),
+    Case("five times 4 after 300 about 3", calm, (4.0,) * 5, BACK),
+    Case("4, NaN and 5 after 300 about 3", calm, (4.0, NAN, 5.0), BACK),
+    Case("the first three are NaN", list, (NAN,) * 3, BACK),
+    Case("4, 3, 4, 4 after 300 about 3", calm, (4.0, 3.0, 4.0, 4.0), SKIP),
+    Case("NaN, NaN and then 3, after 300 about 3", calm, (NAN, NAN, 3.0), GO),
+)
+OPTIONS = (
+    Case("patience=5, four of 4", calm, (4.0,) * 4, SKIP, {"patience": 5}),
+    Case("patience=5, five of 4", calm, (4.0,) * 5, BACK, {"patience": 5}),
+    Case("patience=1, a loss of 4", calm, (4.0,), BACK, {"patience": 1}),
+    Case("limit=100, a loss of 4", calm, (4.0,), GO, {"limit": 100.0}),
+    Case("window=700: from 10 to 3, then 8", fallen, (8.0,), GO, {"window": 700}),
+    Case("window=8, patience=6, six of 4", calm, (4.0,) * 6, BACK, {"window": 8, "patience": 6}),
+)
+CASES = {"what it says": FAR, "what it says of calm losses": CALM,
+         "what it says beside spikes and NaN": HIDDEN, "what it says of some in a row": STAYS,
+         "what it says with these arguments": OPTIONS}
+USUAL = "losses[-window - patience:-patience]"
+FINITE = f"[x for x in {USUAL} if math.isfinite(x)]"
+SPREAD = "1.4826 * statistics.median(abs(x - middle) for x in usual)"
+BOUND = "middle + max(limit * spread, 0.01 * abs(middle))"
+BAD = "not math.isfinite(x) or x > bound"
+JUDGED = "[not math.isfinite(x) or x > bound for x in losses[-patience:]]"
+ENOUGH = "len(losses) > 20 and usual"
+LAST = "all(is_bad) and len(is_bad) == patience"
+ROBUST = ("Earlier spikes are among the losses, and they pull up a mean and a standard deviation. "
+          "Take the median, and the median distance from it.")
+NOT_FINITE = ("A loss that is not finite says nothing about what is usual: leave it out before you "
+              "take medians.")
+FLOOR = "Of calm losses the spread is almost 0: up to 1% of abs(middle) above it is no spike."
+SPIKE = Proof(
+    loss_spike,
+    Stage("no false alarm in the first steps, on falling, calm and noisy losses", _see_alarms,
+          QUIET, note="None of these losses is a spike: falls, noise, and the first 20 losses."),
+    Stage(dict(zip((
+        "one loss far above the last ones is skipped; a low one, or a return, goes on",
+        "of calm losses 1% more is no spike; of the first 20 none is",
+        "earlier spikes hide no new one; a loss that is not finite is skipped",
+        "a spike that stays for `patience` steps is rolled back",
+        "patience, window and limit are taken as given"), zip(CASES))), _see,
+        sum(CASES.values(), ())),
+    Stage("no false alarm in 1,000 steps of a real run", _see_alarms, REAL),
+    mistakes=(
+        Slip(ROBUST, (SPREAD, "statistics.pstdev(usual)"),
+             ("statistics.median(usual)", "statistics.fmean(usual)", SPREAD,
+              "statistics.pstdev(usual)")),
+        Slip("This looks at all losses. Those of the last `window` steps count: what was usual "
+             "long ago is a spike now.", (USUAL, "losses[:-patience]")),
+        Slip("One or a few losses don't tell the usual spread: take the `window` before those that "
+             "are judged.", (USUAL, "losses[-patience - 1:-patience]"),
+             (USUAL, "losses[-patience - 4:-patience]")),
+        Slip("The losses that are judged are among the usual ones here. They end before the last "
+             "`patience`: a spike must not be its own measure.", (USUAL, "losses[-window:]"),
+             (USUAL, "losses[-window - 1:-1]")),
+        Slip("A fixed factor knows nothing of the noise: how far is far? Measure the losses' own "
+             "spread.", (BOUND, "1.5 * middle"), (BOUND, "1.2 * middle"), (BOUND, "2 * middle")),
+        Slip("No fixed number: the losses' own spread tells you what is far.",
+             (BOUND, "middle + 0.5"), (BOUND, "middle + max(limit * spread, 1.0)"),
+             (BOUND, "middle + 1.0")),
+        Slip("The distance of the quartiles, or the median distance, is not a standard deviation: "
+             "1.4826 times the median distance is.",
+             (SPREAD, "(lambda q: q[2] - q[0])(statistics.quantiles([*usual, usual[0]], n=4))"),
+             (SPREAD, SPREAD.removeprefix("1.4826 * "))),
+        Slip("Of calm losses the bound is 1% above the middle, and not higher: max(limit * spread, "
+             "0.01 * abs(middle)).",
+             (BOUND, "middle + limit * max(spread, 0.01 * abs(middle))"),
+             (BOUND, BOUND.replace("0.01", "0.1")),
+             (ENOUGH, "len(losses) > 20 and usual and max(usual) > min(usual)")),
+        Slip("The 1% is not added to the spread: take the larger of the two.",
+             (BOUND, "middle + limit * spread + 0.01 * abs(middle)")),
+        Slip("Losses may be below 0: 1% of abs(middle).",
+             (BOUND, BOUND.replace("abs(middle)", "middle")),
+             (BOUND, "max(middle + limit * spread, 1.01 * middle)")),
+        Slip(FLOOR, (BOUND, "middle + limit * spread")),
+        Slip("Only the first 20 losses are too few to judge.",
+             (ENOUGH, "len(losses) > 16 and usual"), (ENOUGH, "len(losses) >= 20 and usual"),
+             (ENOUGH, "len(losses) > window and usual"), (ENOUGH, "len(losses) > 21 and usual"),
+             (ENOUGH, "len(losses) > 24 and usual")),
+        Slip("Among the first 20 losses each finite one is good: they fall steeply.",
+             (ENOUGH, "usual")),
+        Slip("How far is far? `limit` is an argument: 6 times the spread.",
+             (BOUND, BOUND.replace("limit", "2.0")), (BOUND, BOUND.replace("limit", "3.0")),
+             (BOUND, BOUND.replace("limit", "6.0"))),
+        Slip("A loss that is not finite is never good: math.isfinite. (A comparison with NaN is "
+             "False.)", (BAD, "x > bound")),
+        Slip("-inf is not finite, either: math.isfinite.",
+             (BAD, "math.isnan(x) or x > bound or x == math.inf")),
+        Slip("Among the first 20 losses only a finite one is good.",
+             (BAD, "len(losses) > 20 and (not math.isfinite(x) or x > bound)")),
+        Slip("A low loss is good: only what is far above is a spike.",
+             (BAD, "not math.isfinite(x) or abs(x - middle) > bound - middle",
+              "bound = math.inf", "middle, bound = 0.0, math.inf")),
+        Slip(NOT_FINITE, (FINITE, USUAL)),
+        Slip("Roll back only after `patience` of them: the first steps have fewer.",
+             (LAST, "all(is_bad)")),
+        Slip("Only all of the last `patience`, one after the other, make it roll back.",
+             (LAST, "sum(is_bad) > 1"), (LAST, "sum(is_bad) >= patience - 1"),
+             (JUDGED, JUDGED.replace("-patience", "-2 * patience"), LAST,
+              "sum(is_bad) >= patience")),
+        Slip("It has recovered when the last loss is good: the last one decides.",
+             ("    if not is_bad[-1]:\n", "    if not any(is_bad):\n")),
+        Slip("Skipping has not helped `patience` times in a row: roll back.",
+             ('return "roll back" if', 'return "skip" if')),
+        Slip("A first spike is skipped: roll back only if it stays.",
+             (f'"roll back" if {LAST} else "skip"', '"roll back"')),
+        Slip("The three answers are \"go on\", \"skip\" and \"roll back\".",
+             ('return "go on"', "return None"), ('else "skip"', 'else "skip it"'),
+             ('"roll back" if', '"rollback" if'), ('return "go on"', "return True")),
+        Slip("`patience` is an argument.", (JUDGED, JUDGED.replace("-patience", "-3"),
+                                            LAST, "all(is_bad) and len(is_bad) == 3")),
+        Slip("`window` is an argument.", (USUAL, "losses[-64 - patience:-patience]")),
+        Slip("`losses` is changed: look at slices.",
+             ("    usual = ", "    losses[:] = losses[-window - patience:]\n    usual = "),
+             ("    usual = ", "    losses[:-1] = [x for x in losses[:-1] if math.isfinite(x)]\n"
+              "    usual = ")),
+    ), hints=(
+        "How do you find the usual loss, if some of the last losses are spikes or NaN?",
+        "Take the median of the `window` losses before those that you judge, and 1.4826 times the "
+        "median distance from it, which is a standard deviation if there are no spikes. Judge "
+        "the last `patience` losses by these.",
+        "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
+        "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
+        "-patience:]]",
+    ))

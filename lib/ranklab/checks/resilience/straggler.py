@@ -1,106 +1,192 @@
-"""The check of find_straggler: given seconds, with what happens in real runs."""
+"""find_straggler: seconds of what happens in real runs."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect, refused
-from ranklab.checks.trial import called_with
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.resilience import find_straggler
 
-ALL_STEPS = "A rank must be slow in more than half of the steps."
-NOISE = "A slow rank takes 1.2 times as long as the others in most steps. Less than that is noise."
-
-
-def _seconds(steps, ranks, seed=0):
-    """A second each, with 3% of noise."""
-    random = torch.Generator().manual_seed(seed)
-    return 1 + 0.03 * torch.randn(steps, ranks, generator=random)
+EVERY = slice(None)
+PAUSES = tuple((slice(r, None, 8), r, 6.0) for r in range(8))  # one step in eight, each another one
+TURNS = tuple((slice(i, None, 5), EVERY, 4.0) for i in (2, 3, 4))  # three of five steps are long
 
 
-def _with(steps, ranks, *changes):
-    """changes: (steps, ranks, factor), as indices"""
-    seconds = _seconds(steps, ranks)
-    for some_steps, some_ranks, factor in changes:
-        seconds[some_steps, some_ranks] *= factor
-    return seconds
+class Case(NamedTuple):
+    """Seconds of steps and ranks: a second each, with 3% of noise, but for the changes.
+
+    changes  (steps, ranks, factor), as indices
+    options  threshold, recent
+    """
+
+    name: str
+    steps: int
+    ranks: int
+    changes: tuple = ()
+    unit: float = 1.0
+    dtype: torch.dtype = torch.float32
+    options: dict = {}
+
+    def __str__(self):
+        return self.name
+
+    def seconds(self):
+        random = torch.Generator().manual_seed(0)
+        seconds = 1 + 0.03 * torch.randn(self.steps, self.ranks, generator=random)
+        for steps, ranks, factor in self.changes:
+            seconds[steps, ranks] *= factor
+        return (self.unit * seconds).to(self.dtype)
+
+
+class Shape(NamedTuple):
+    """Seconds that are refused."""
+
+    shape: tuple
+
+    def __str__(self):
+        return f"seconds of shape {self.shape}"
+
+    options = {}
+
+    def seconds(self):
+        return torch.ones(self.shape)
 
 
 def _turns(slow):
-    """Two short steps, then three of four times their work; rank 2 is slow in `slow` of five."""
-    return _with(40, 8, *((slice(i, None, 5), 2, 1.5) for i in range(slow)),
-                 *((slice(i, None, 5), EVERY, 4.0) for i in (2, 3, 4)))
+    """Rank 2 is slow in `slow` of five steps."""
+    return tuple((slice(i, None, 5), 2, 1.5) for i in range(slow)) + TURNS
 
 
-EVERY = slice(None)
-PAUSES = [(slice(r, None, 8), r, 6.0) for r in range(8)]  # one step in eight, each rank another one
-# name: (seconds, the ranks, what else it may say and why)
-CASES = {
-    "noise alone": (_seconds(40, 8), [], NOISE),
-    "one of 8 slow by half": (_with(40, 8, (EVERY, 5, 1.5)), [5], "Compare each rank with the "
-                              "median rank of its step. (Of 8 ranks none can be 3 standard "
-                              "deviations away from their mean.)"),
-    "two of 64 slow": (_with(40, 64, (EVERY, 9, 1.4), (EVERY, 40, 1.7)), [40, 9], "Return all slow "
-                       "ranks, the slowest first."),
-    "each rank pauses in one step of eight": (_with(40, 8, *PAUSES), [], ALL_STEPS),
-    "one rank pauses for 100 s, once": (_with(40, 8, (11, 3, 100.0)), [], ALL_STEPS),
-    "a slow rank among pauses": (_with(40, 8, *PAUSES, (EVERY, 2, 1.5)), [2], ALL_STEPS),
-    "all ranks slow in half of the steps": (
-        _with(40, 8, (slice(0, None, 2), EVERY, 3.0)), [], "If all are slow, none is a straggler: "
-        "divide by the median of the same step."),
-    "all ranks slow from step 20 on": (_with(40, 8, (slice(20, None), EVERY, 2.0)), [], "If "
-                                       "all are slow, none is a straggler: compare with the "
-                                       "others, not with the past."),
-    "rank 1 slow in the last 40 of 200 steps": (
-        _with(200, 8, (slice(160, None), 1, 1.5)), [1], "Look at the last `recent` steps."),
-    "rank 1 slow in the first 160 of 200 steps": (
-        _with(200, 8, (slice(160), 1, 1.5)), [], "Look at the last `recent` steps: the rank is "
-        "fast again."),
-    "a slow rank in 3 of 5 steps": (_turns(3), [2], "In each step divide by the median rank of "
-                                    "this step; then it is slow in most of them."),
-    "a slow rank in 2 of 5 steps": (_turns(2), [], ALL_STEPS),
-    "a slow rank in half of the last 32 steps": (
-        _with(32, 8, (slice(0, None, 2), 2, 1.5)), [], "Slow is more than half of the steps."),
-    "one of 2 slow": (_with(40, 2, (EVERY, 1, 1.3)), [1], "Of two ranks the median is the faster "
-                      "one: torch.median takes the lower of two."),
-    "two of 4 slow": (_with(40, 4, (EVERY, 0, 1.7), (EVERY, 3, 1.9)), [3, 0], "Half of the ranks "
-                      "may be slow: torch.median takes the lower of two."),
-    "three of 8 fast": (_with(40, 8, *((EVERY, r, 0.5) for r in (0, 3, 6))), [], "A few fast "
-                        "ranks don't make stragglers of the others: compare with the "
-                        "median, not with the fastest."),
-    "one rank alone": (_seconds(40, 1), [], "One rank waits for nobody."),
-    "3 steps": (_with(3, 8, (EVERY, 4, 1.5)), [4], "There may be fewer than `recent` steps."),
-    "milliseconds": (1000 * _with(40, 8, (EVERY, 5, 1.5)), [5], "Ratios have no unit."),
-}
+def _see(fn, case):
+    seconds = case.seconds()
+    slow = fn(seconds, **case.options)
+    yield {"what it returns": Must(_kind(slow), "a list of int"),
+           "the list of false alarms" if case in QUIET else "the list of slow ranks": slow,
+           "`seconds` afterwards": Must(torch.equal(seconds, case.seconds()) or "changed", True)}
 
 
-def check_find_straggler(find_straggler):
-    for case, (seconds, right, hint) in CASES.items():
-        given = seconds.clone()
-        with called_with(case):
-            found = find_straggler(given)
-        _is(case, found, right, hint)
-        expect(torch.equal(given, seconds), f"{case}: `seconds` is changed", "Divide into a new "
-               "tensor.")
-    yield "a slow rank, two of 64, half of the ranks; the slowest first"
-    yield "no false alarm: noise, pauses, all slow together, one fast rank"
-    yield "only the last steps count"
-    hint = "`threshold` and `recent` are arguments."
-    slow = _with(40, 8, (EVERY, 5, 1.5))
-    _is("threshold=2", find_straggler(slow, threshold=2.0), [], hint)
-    _is("threshold=1.1, slow by 15%", find_straggler(_with(40, 8, (EVERY, 5, 1.15)), threshold=1.1),
-        [5], hint)
-    _is("recent=8, slow in the last 8", find_straggler(_with(40, 8, (slice(32, None), 5, 1.5)),
-                                                       recent=8), [5], hint)
-    yield "threshold and recent are taken as given"
-    for shape in ((0, 4), (4, 0), (4,)):
-        with called_with(where := f"seconds of shape {shape}"):
-            refused(where, partial(find_straggler, torch.ones(shape)))()
-    yield "no steps, no ranks or another shape are a ValueError"
+def _kind(slow):
+    kinds = sorted({type(rank).__name__ for rank in slow}) if isinstance(slow, list) else ()
+    return f"a list of {', '.join(kinds or ['int'])}" if isinstance(slow, list) else (
+        f"a {type(slow).__name__}")
 
 
-def _is(case, found, right, hint):
-    expect(isinstance(found, list) and all(type(rank) is int for rank in found),
-           f"{case}: it returns {found!r}", "A list of ints: .tolist() makes one.")
-    if sorted(found) == sorted(right):
-        expect(found == right, f"{case}: the order is {found}, not {right}", "The slowest first.")
-    expect(found == right, f"{case}: it says {found}, not {right}", hint)
+def by_counting(seconds, threshold=1.2, recent=32):
+    """Count the steps in which a rank is slow, in Python."""
+    if seconds.dim() != 2 or 0 in seconds.shape:
+        raise ValueError(f"{tuple(seconds.shape)}")
+    rows = seconds.tolist()[-recent:]
+    ratios = [sorted(row[rank] / sorted(row)[(len(row) - 1) // 2] for row in rows)
+              for rank in range(len(rows[0]))]
+    slow = [rank for rank, of_rank in enumerate(ratios)
+            if 2 * sum(ratio > threshold for ratio in of_rank) > len(rows)]
+    return sorted(slow, key=lambda rank: -ratios[rank][(len(rows) - 1) // 2])
+
+
+SLOW = (
+    Case("one of 8 slow by half", 40, 8, ((EVERY, 5, 1.5),)),
+    Case("two of 64 slow", 40, 64, ((EVERY, 9, 1.4), (EVERY, 40, 1.7))),
+    Case("a slow rank among pauses", 40, 8, (*PAUSES, (EVERY, 2, 1.5))),
+    Case("a slow rank in 3 of 5 steps", 40, 8, _turns(3)),
+    Case("one of 2 slow", 40, 2, ((EVERY, 1, 1.3),)),
+    Case("two of 4 slow", 40, 4, ((EVERY, 0, 1.7), (EVERY, 3, 1.9))),
+    Case("3 steps", 3, 8, ((EVERY, 4, 1.5),)),
+    Case("milliseconds", 40, 8, ((EVERY, 5, 1.5),), unit=1000),
+    Case("seconds in float64", 40, 8, ((EVERY, 5, 1.5),), dtype=torch.float64),
+)
+QUIET = (
+    Case("noise alone", 40, 8),
+    Case("each rank pauses in one step of eight", 40, 8, PAUSES),
+    Case("one rank pauses for 100 s, once", 40, 8, ((11, 3, 100.0),)),
+    Case("all ranks slow in half of the steps", 40, 8, ((slice(0, None, 2), EVERY, 3.0),)),
+    Case("all ranks slow from step 20 on", 40, 8, ((slice(20, None), EVERY, 2.0),)),
+    Case("a slow rank in 2 of 5 steps", 40, 8, _turns(2)),
+    Case("a slow rank in half of the last 32 steps", 32, 8, ((slice(0, None, 2), 2, 1.5),)),
+    Case("three of 8 fast", 40, 8, tuple((EVERY, r, 0.5) for r in (0, 3, 6))),
+    Case("one rank alone", 40, 1),
+)
+RECENT = (
+    Case("rank 1 slow in the last 40 of 200 steps", 200, 8, ((slice(160, None), 1, 1.5),)),
+    Case("rank 1 slow in the first 160 of 200 steps", 200, 8, ((slice(160), 1, 1.5),)),
+)
+OPTIONS = (
+    Case("threshold=2, slow by half", 40, 8, ((EVERY, 5, 1.5),), options={"threshold": 2.0}),
+    Case("threshold=1.1, slow by 15%", 40, 8, ((EVERY, 5, 1.15),), options={"threshold": 1.1}),
+    Case("recent=8, slow in the last 8", 40, 8, ((slice(32, None), 5, 1.5),),
+         options={"recent": 8}),
+)
+SHAPES = tuple(map(Shape, ((0, 4), (4, 0), (4,), (2, 3, 4))))
+USUAL = "seconds.median(dim=1, keepdim=True).values"
+OVER = "(seconds / usual).median(dim=0).values"
+LAST = "    seconds = seconds[-recent:]\n"
+KEPT = "[rank for rank in order if slowness[rank] > threshold]"
+REFUSED = "seconds.dim() != 2 or not seconds.numel()"
+OF_STEP = ("Steps differ in their work, and all ranks may be slow in one: divide by the median "
+           "rank of the same step, then take the median over the steps.")
+MOST = ("A rank must be slow in more than half of the steps: the median over the steps of how many "
+        "times as long it takes.")
+STRAGGLER = Proof(
+    find_straggler,
+    Stage({"a slow rank, two of 64, half of the ranks; the slowest first": (),
+           "no false alarm: noise, pauses, all slow together, some fast ranks":
+           ("the list of false alarms",)}, _see, (*SLOW, *QUIET), oracle=by_counting),
+    Stage("only the last steps count", _see, RECENT, oracle=by_counting),
+    Stage("threshold and recent are taken as given", _see, OPTIONS, oracle=by_counting),
+    Stage("no steps, no ranks or another shape are a ValueError", _see, SHAPES,
+          oracle=by_counting),
+    mistakes=(
+        Slip("A mean over steps is moved by a few long pauses. Take the median over the steps.",
+             (OVER, "(seconds / usual).mean(dim=0)")),
+        Slip("One long pause is enough for that. " + MOST, (OVER, "(seconds / usual).amax(dim=0)")),
+        Slip("This looks at the last step alone. " + MOST, (OVER, "(seconds / usual)[-1]")),
+        Slip(OF_STEP, (OVER, "seconds.mean(dim=0) / seconds.mean()"),
+             (OVER, "seconds.sum(dim=0) / seconds.sum(dim=0).median()"),
+             (OVER, "seconds.median(dim=0).values / seconds.median(dim=0).values.median()"),
+             (USUAL, "seconds[:8].median()"), (USUAL, "seconds.median()"), (USUAL, "1.0")),
+        Slip("A few fast ranks don't make stragglers of the others: compare with the median rank, "
+             "not with the fastest.", (USUAL, "seconds.amin(dim=1, keepdim=True)")),
+        Slip("A mean over ranks is moved by the slow ones themselves: take the median rank.",
+             (USUAL, "seconds.mean(dim=1, keepdim=True)")),
+        Slip("Compare with the median rank, not with a faster one.",
+             (USUAL, 'seconds.quantile(0.25, dim=1, keepdim=True, interpolation="lower")')),
+        Slip("Half of the ranks may be slow, and then the middle is between fast and slow: of two, "
+             "take the lower median, as torch.median does.",
+             (USUAL, "seconds.quantile(0.5, dim=1, keepdim=True)"),
+             (USUAL, 'seconds.quantile(0.5, dim=1, keepdim=True, interpolation="higher")')),
+        Slip("Slow in less than half of the steps is no straggler: take the median over the steps.",
+             (OVER, "(seconds / usual).quantile(0.7, dim=0)")),
+        Slip("Slow is more than half of the steps, not half of them: of two take the lower median.",
+             (OVER, "(seconds / usual).quantile(0.5, dim=0)"),
+             (OVER, '(seconds / usual).quantile(0.5, dim=0, interpolation="higher")')),
+        Slip("Divide each rank's seconds by those of the others in the same step, not by its own.",
+             (USUAL, "seconds.median(dim=0, keepdim=True).values")),
+        Slip("Only the last `recent` steps count.", (LAST, ""),
+             (LAST, LAST.replace("-recent:", ":recent"))),
+        Slip("The slowest comes first.", ("descending=True", "descending=False"),
+             (f"return {KEPT}", f"return sorted({KEPT})")),
+        Slip("There may be more than one: return all slow ranks.",
+             (f"return {KEPT}", "return order[:1] if slowness.max() > threshold else []")),
+        Slip("`threshold` is an argument.", ("> threshold", "> 1.2")),
+        Slip("`recent` is an argument.", ("[-recent:]", "[-32:]")),
+        Slip("Return a list of ints: .tolist() makes one of a tensor.",
+             ("return [rank", "return [torch.tensor(rank)"),
+             (f"return {KEPT}", "return slowness.gt(threshold).nonzero().flatten()"),
+             (f"return {KEPT}", f"return {KEPT} or None"), torch=torch),
+        Slip("`seconds` is changed: divide into a new tensor.",
+             ("    usual = ", "    seconds /= seconds.median()\n    usual = ")),
+        Slip("Of eight ranks none can be 3 standard deviations away from their mean, however slow "
+             "it is: compare with the median rank.",
+             (KEPT, "[rank for rank in order if seconds.mean(dim=0)[rank] > seconds.mean() + 3 * "
+              "seconds.mean(dim=0).std(correction=0)]")),
+        Slip("Refuse seconds that have not two dimensions, or no step or rank, by a ValueError.",
+             (REFUSED, "False"), (REFUSED, "not seconds.numel()"), (REFUSED, "seconds.dim() != 2"),
+             (REFUSED, "seconds.dim() < 2 or not seconds.numel()"),
+             (REFUSED, "seconds.dim() != 2 or not len(seconds)")),
+    ), hints=(
+        "All ranks may be slow together in a step, and each rank may pause in some steps. What is "
+        "different for a slow rank?",
+        "In each step compute how many times as long as the median rank each rank takes. Then "
+        "take the median of that over the steps.",
+        "seconds[-recent:]; usual = seconds.median(dim=1, keepdim=True).values; slowness = "
+        "(seconds / usual).median(dim=0).values; sort the ranks above the threshold",
+    ))

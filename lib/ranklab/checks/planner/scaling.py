@@ -1,0 +1,149 @@
+"""scaling_curve: from any first number of GPUs, with a batch that stays and one that grows."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.plan import Plan
+from ranklab.planner.scaling import scaling_curve
+from ranklab.planner.step import step_time
+
+LIST = "a list of (GPUs, tokens/s, efficiency)"
+PIPED = Plan(dp=2, tp=8, pp=2, sequence=4096, micro_batch=4, micro_batches=32, zero=1,
+             sequence_parallel=True)
+
+
+class Case(NamedTuple):
+    """A plan on other numbers of GPUs; `why` is said of those that do not divide."""
+
+    model: str
+    plan: Plan
+    counts: tuple
+    weak: bool = False
+    why: str = ""
+
+    def __str__(self):
+        return (f"{self.model}, {self.plan.words()}, {'weak' if self.weak else 'strong'}, counts="
+                f"{self.counts}" + f": {self.why}" * bool(self.why))
+
+
+def _see(fn, case):
+    curve = fn(MODELS[case.model], case.plan, find_node("h100-dgx"), case.counts, weak=case.weak)
+    is_list = isinstance(curve, list) and [3] * len(case.counts) == [
+        len(point) if isinstance(point, tuple | list) else 0 for point in curve]
+    yield {"what it returns": LIST if is_list else curve} | {
+        f"{what} at {gpus} GPUs": float(number)
+        for gpus, point in zip(case.counts, curve if is_list else ())
+        for what, number in zip(("the number of GPUs", "tokens/s", "efficiency"), point)}
+
+
+def by_throughput(model, plan, machine, counts, weak=False):
+    """Tokens of a step by its seconds, and each by the first."""
+    points = []
+    for gpus in counts:
+        dp = gpus / (plan.tp * plan.pp * plan.cp)
+        micro_batches = plan.micro_batches if weak else plan.dp * plan.micro_batches / dp
+        if min(dp, micro_batches) < 1 or dp % 1 or micro_batches % 1:
+            raise ValueError(f"{dp} data ranks with {micro_batches} micro-batches")
+        tokens = dp * plan.micro_batch * micro_batches * plan.sequence
+        plan_here = replace(plan, dp=int(dp), micro_batches=int(micro_batches))
+        points.append((gpus, tokens / step_time(model, plan_here, machine).total))
+    of_a_gpu = points[0][1] / points[0][0]
+    return [(gpus, speed, speed / (of_a_gpu * gpus)) for gpus, speed in points]
+
+
+def linear(model, plan, machine, counts, weak=False):
+    speed = step_time(model, plan, machine).tokens_per_second(plan) / plan.gpus
+    return [(gpus, speed * gpus, 1.0) for gpus in counts]
+
+
+CASES = tuple(Case(name, plan, counts, weak) for name, plan, counts in (
+    ("llama-8b", PIPED, (32, 64, 256, 1024)), ("llama-8b", PIPED, (16, 512)),
+    ("gpt2-xl", Plan(dp=8, micro_batches=4, tool="torchtitan", zero=3), (8, 24, 32)),
+    ("mixtral-8x7b", replace(PIPED, dp=8, tp=2, ep=8), (32, 128)),
+    ("llama-8b", Plan(dp=16, shard=8, micro_batches=8, tool="torchtitan", zero=3), (16, 64)),
+    ("llama-70b", replace(PIPED, cp=2, sequence=32768, tp=4, outermost="data"), (64, 32)),
+    ("llama2-13b", replace(PIPED, tp=2, outermost="data"), (8, 32)),
+    ("llama-8b", replace(PIPED, recompute="full", recomputed=0.5, precision="fp8"), (32, 64)),
+    ("llama2-7b", Plan(dp=8, micro_batches=8, zero=2, offload=True, recompute="full",
+                       attention="tuned", hides=(), tool="deepspeed"), (8, 16)),
+) for weak in ((True,) if 24 in counts else (False, True)))
+REFUSED = tuple(Case("llama-8b", PIPED, *each) for each in (
+    ((64, 72), False, "tp x pp is 16"), ((8,), True, "tp x pp is 16"),
+    ((64, 72), True, "tp x pp is 16"), ((48,), False, "3 data ranks, 256 sequences"),
+    ((2048,), False, "128 data ranks, 64 micro-batches")))
+WHOLE = "plan.gpus // plan.dp"
+PIECES = "(plan.micro_batches, 0) if weak else divmod("
+BATCH = "plan.batch, dp * plan.micro_batch)"
+MADE = "replace(plan, dp=dp, micro_batches=pieces)"
+SPEED = "step_time(model, each, machine).tokens_per_second(each)"
+RATIO = "speed / gpus / (curve[0][1] / counts[0]) if curve else 1.0"
+RETURN = "    return curve"
+SCALING = Proof(
+    scaling_curve,
+    Stage("right if the batch stays and if it grows, from any first number of GPUs", _see, CASES,
+          oracle=by_throughput),
+    Stage("GPUs or data ranks that do not divide are a ValueError", _see, REFUSED,
+          oracle=by_throughput),
+    mistakes=(
+        Slip("With weak=True each pipeline keeps its micro-batches. Otherwise the batch stays, and "
+             "micro-batches become fewer.",
+             (PIECES, PIECES.replace("if weak", "if not weak")),
+             (PIECES, PIECES.replace("if weak", "if True")), (MADE, "replace(plan, dp=dp)")),
+        Slip("With weak=True each pipeline keeps its micro-batches, and nothing but the GPUs need "
+             "divide.", (PIECES, PIECES.replace("if weak", "if False")),
+             ("(plan.micro_batches, 0) if weak",
+              "(plan.micro_batches, plan.batch % (dp * plan.micro_batch)) if weak")),
+        Slip("A micro-batch has plan.micro_batch sequences, so there are batch / (dp * "
+             "micro_batch) of them.", (BATCH, "plan.batch, dp)")),
+        Slip("The batch is plan.batch, of all data ranks: plan.micro_batches is one pipeline's.",
+             (BATCH, "plan.micro_batches, dp)")),
+        Slip("Count the tokens of the new plan: its batch may be larger.",
+             (f"speed = {SPEED}", f"speed = {SPEED.replace('(each)', '(plan)')}")),
+        Slip("Count tokens: a sequence has plan.sequence of them.", (
+            SPEED, f"{SPEED} / plan.sequence")),
+        Slip("The second number counts all GPUs together.", (SPEED, f"{SPEED} / gpus")),
+        Slip("This is the time of a step. Tokens of a second: step.tokens_per_second(each).",
+             (SPEED, "step_time(model, each, machine).total")),
+        Slip("Everything else of the plan stays: replace(plan, dp=..., micro_batches=...).",
+             (MADE, f"{MADE[:-1]}, recompute='none')"), (MADE, f"{MADE[:-1]}, offload=False)"),
+             (MADE, f"{MADE[:-1]}, precision='bf16')"),
+             (MADE, f"{MADE[:-1]}, sequence_parallel=False)"),
+             (MADE, f"{MADE[:-1]}, shard=0)"), (MADE, f"{MADE[:-1]}, hides=('data',))"),
+             (MADE, f"{MADE[:-1]}, outermost='pipeline')"), (MADE, f"{MADE[:-1]}, ep=1)")),
+        Slip("Context ranks are GPUs, too: tp x pp x cp of them share a sequence.",
+             (WHOLE, "plan.tp * plan.pp")),
+        Slip("Stages are GPUs, too: tp x pp x cp of them hold the model once.",
+             (WHOLE, "plan.tp * plan.cp")),
+        Slip("This is speed-up. Efficiency is for one GPU: divide by the GPUs, too.",
+             (RATIO, "speed / curve[0][1] if curve else 1.0")),
+        Slip("Compare with the first of `counts`, which may be another number than the plan's.",
+             (RATIO, "speed / gpus / (step_time(model, plan, machine).tokens_per_second(plan) / "
+              "plan.gpus)")),
+        Slip("Compare with the first of `counts`, not with the one before.",
+             (RATIO, "speed / gpus / (curve[-1][1] / curve[-1][0]) if curve else 1.0")),
+        Slip("An efficiency of 1 is 100%: do not multiply by 100.", (RATIO, f"100 * ({RATIO})")),
+        Slip("Efficiency is what a GPU does now by what it did first: turn it round.",
+             (RATIO, "curve[0][1] / counts[0] / (speed / gpus) if curve else 1.0")),
+        Slip("The first number is that of all GPUs, not of the data ranks.",
+             ("(gpus, speed,", "(dp, speed,")),
+        Slip("Return a list of (GPUs, tokens/s, efficiency).",
+             (RETURN, "    return dict(zip(counts, curve))"),
+             (RETURN, "    return [each[:2] for each in curve]"),
+             (RETURN, "    return [each[1] for each in curve]")),
+        Slip("GPUs that tp x pp x cp does not divide are a ValueError: none may be left over.",
+             ("if rest or not dp:", "if not dp:"), ("if rest or not dp:", "if False:")),
+        Slip("A batch that the data ranks do not divide is a ValueError: no sequence may be left "
+             "over.", ("if remainder or not pieces:", "if not pieces:"),
+             ("if remainder or not pieces:", "if False:")),
+        Slip("tp x pp x cp must divide the GPUs; they need not be a multiple of the plan's.",
+             ("divmod(gpus, replica_gpus)", "divmod(gpus, plan.gpus)")),
+        Slip("It is not linear: ask step_time about each number of GPUs.", linear),
+    ), hints=(
+        "Which field of the plan changes with the number of GPUs, and which other one must follow?",
+        "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: there are plan.batch / "
+        "(dp * micro_batch) of them.",
+        "each = replace(plan, dp=dp, micro_batches=pieces); speed = step_time(model, each, "
+        "machine).tokens_per_second(each); efficiency = speed / gpus / (first / counts[0])",
+    ))
