@@ -8,19 +8,13 @@ from ranklab.checks.fsdp.fully_sharded_block import check_FullyShardedBlock
 from ranklab.checks.fsdp.hybrid_shard_groups import check_hybrid_shard_groups
 from ranklab.checks.fsdp.masked_loss import check_masked_loss
 from ranklab.checks.fsdp.predictions import PREDICTIONS
-from ranklab.checks.fsdp.shard_parameter import check_shard_parameter
+from ranklab.checks.fsdp.shard_parameter import SHARD_PARAMETER
 from ranklab.checks.fsdp.wrap_policy import check_wrap_policy
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    Exercise(fsdp.shard_parameter, check_shard_parameter, hints=(
-        "How many rows must each rank have, so that R times as many are enough?",
-        "length = ceil(n / R), which is -(-n // R). Rank r has the rows from r * length on; a "
-        "slice that goes too far is cut, or empty.",
-        "length = -(-len(parameter) // dist.get_world_size(group)); first = length * "
-        "dist.get_rank(group); return parameter.detach()[first : first + length].clone()",
-    )),
+    SHARD_PARAMETER,
     Exercise(fsdp.FullyShardedBlock, check_FullyShardedBlock, hints=(
         "What does one message hold, seen from the rank that sends it, and from the one that gets "
         "R of them?",
