@@ -9,7 +9,7 @@ from ranklab.engine import device
 from ranklab.fsdp import hybrid_shard_groups
 
 SIZES, BAD = (2, 3, 1, 6, 2), (4, 0, 12)
-SHARDS, REPLICAS = "the ranks that share one copy out", "the ranks with the same rows"
+RANKS = "the pair of shards and replicas"
 KINDS, REACHED = "what is returned", "ranks that an all-reduce over each reaches"
 ERROR = "what it raises"
 
@@ -30,8 +30,7 @@ def _see(fn, case, ranks):
         number = torch.ones(1, device=device())
         dist.all_reduce(number, group=group)
         numbers.append(int(number))
-    yield {**dict(zip((SHARDS, REPLICAS), map(sorted, members))),
-           REACHED: Must(numbers, [*map(len, members)])}
+    yield {RANKS: [*map(sorted, members)], REACHED: Must(numbers, [*map(len, members)])}
 
 
 def _kind(value):
@@ -57,7 +56,7 @@ HYBRID = Proof(
     hybrid_shard_groups,
     Stage({"6 ranks: copies on 1, 2, 3 and 6 of them; all groups work, also made twice": (),
            "neighbours share one copy out; the ranks with the same rows are replicas":
-           (SHARDS, REPLICAS),
+           (RANKS,),
            "a size that does not divide the number of ranks is a ValueError on each rank":
            (ERROR,)},
           _see, tuple(f"shard_ranks={n}" for n in (*SIZES, *BAD)), (6,), oracle=by_mesh),
