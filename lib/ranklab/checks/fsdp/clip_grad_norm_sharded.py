@@ -40,8 +40,8 @@ class Case(NamedTuple):
 
 
 CASES = (
+    Case("a norm below max_norm", LARGE, torch.float64, parameters=list),
     Case("a list of parameters", parameters=list), Case("a generator of them"),
-    Case("a norm below max_norm", LARGE, torch.float64),
     Case("each rank's norm below max_norm", 5), Case("max_norm=inf", math.inf),
     Case("zeros", 1, scale=0), Case("float16", dtype=torch.float16, scale=300),
     Case("bfloat16", dtype=torch.bfloat16, scale=1.1), Case("float64", dtype=torch.float64),
