@@ -300,8 +300,8 @@ BLOCK = Proof(
         Slip("begin_unshard() must send as many as unshard() splits off: p.numbers of "
              "self.parameters.", (SHARDS, SHARDS.replace("parameters", "trained"))),
         Slip("What arrives has the type of what is sent, and is on its device: new_empty().",
-             (ROOM, ROOM.replace("message.new", "torch."))
-             , (ROOM, "torch.zeros(self.ranks * len(message))"), torch=torch),
+             (ROOM, ROOM.replace("message.new_", "torch.")),
+             (ROOM, "torch.zeros(self.ranks * len(message))"), torch=torch),
         Slip("All ranks must send the same lengths: padded_shard() has zeros at the end.",
              (SHARDS, SHARDS.replace("padded_shard()", "shard.detach().flatten()"))),
         Slip("What is gathered has the type used for computing, and padded_shard() has it already.",
