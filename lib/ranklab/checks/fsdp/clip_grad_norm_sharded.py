@@ -1,83 +1,184 @@
-"""The check of clip_grad_norm_sharded: beside the norm of all gradients in one place."""
+"""clip_grad_norm_sharded: beside the norm of all gradients in one place."""
 
 import math
-from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.failures import STUCK
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import ALL, GROUPS, Agree, AtMost, Proof, Slip, Stage
 from ranklab.engine import device
+from ranklab.fsdp import clip_grad_norm_sharded
 from ranklab.meter import Traffic
 
-# name: the type, what all gradients are multiplied with, max_norm
-CASES = {"float32": (torch.float32, 1, 2.0), "a norm below max_norm": (torch.float32, 1, 1e3),
-         "each rank's norm below max_norm": (torch.float32, 1, 5.0),
-         "max_norm=inf": (torch.float32, 1, math.inf), "zeros": (torch.float32, 0, 1.0),
-         "float16": (torch.float16, 300, 2.0), "bfloat16": (torch.bfloat16, 1.1, 2.0),
-         "float64": (torch.float64, 1, 2.0), "infinite on rank 2": (torch.float32, math.inf, 2.0),
-         "NaN on rank 2": (torch.float32, math.nan, 2.0)}
-EMPTY = "A rank may have no gradient: its square is 0, and it takes part in the one all-reduce."
-FAILURES = {"RuntimeError: .*(non-empty|at least one|empty).*": EMPTY, STUCK: EMPTY,
-            r"AttributeError: '(int|NoneType|float)' object has no attribute .*": EMPTY}
+LARGE = 1e3  # a max_norm above all norms
 
 
-def _gradients(rank, dtype, scale):
-    """Two gradients; that of rank 1 has no rows."""
-    torch.manual_seed(rank)
-    scale = scale if math.isfinite(scale) or rank == 2 else 1
-    return [(scale * torch.randn(0 if rank == 1 else 4, *rest)).to(dtype) for rest in ((3,), ())]
+class Case(NamedTuple):
+    """scale: of all gradients; one that is not finite is rank 2's alone."""
+
+    name: str
+    max_norm: float = 2.0
+    dtype: torch.dtype = torch.float32
+    scale: float = 1
+    place: str = ""
+    parameters: type = iter
+
+    def __str__(self):
+        return self.name
+
+    def gradients(self, rank):
+        """Return three gradients, the second one not contiguous; those of rank 1 have no rows."""
+        random = torch.Generator().manual_seed(rank)
+        scale = self.scale if math.isfinite(self.scale) or rank == 2 else 1
+        rows = 0 if rank == 1 else 4
+        gradients = [scale * torch.randn(shape, generator=random, dtype=torch.float64)
+                     for shape in ((rows, 3), (rows, 2), (rows,))]
+        first, second, third = (each.to(self.place or device(), self.dtype) for each in gradients)
+        return [first, second.mT.contiguous().mT, third]
 
 
-def _trial(clip, ranks):
-    for case, (dtype, scale, most) in CASES.items():
-        parameters = [torch.nn.Parameter(torch.ones(1, device=device()))]  # has no gradient
-        for gradient in _gradients(dist.get_rank(), dtype, scale):
-            parameters.append(torch.nn.Parameter(torch.ones_like(gradient, device=device())))
-            parameters[-1].grad = gradient.to(device())
-        given = parameters if math.isfinite(scale) or dist.get_rank() else []
-        with Traffic() as traffic:
-            norm = torch.tensor(float(clip((p for p in given), most, ranks.group)))
-        gradients = [p.grad.cpu() for p in parameters[1:]]
-        sent = [op.payload_bytes for op in traffic.ops]
-        yield partial(_compare, f"{case}, {ranks}", ranks, norm, gradients, dtype, scale,
-                      most)
-        yield partial(expect, len(sent) == 1 and sent[0] <= 8, f"{case}, {ranks}: {len(sent)} "
-                      f"messages of {sum(sent)} bytes, not 1 of 8", "Add this rank's squares up.")
+CASES = (
+    Case("a norm below max_norm", LARGE, torch.float64, parameters=list),
+    Case("a list of parameters", parameters=list), Case("a generator of them"),
+    Case("each rank's norm below max_norm", 5), Case("max_norm=inf", math.inf),
+    Case("zeros", 1, scale=0), Case("float16", dtype=torch.float16, scale=300),
+    Case("bfloat16", dtype=torch.bfloat16, scale=1.1), Case("float64", dtype=torch.float64),
+    Case("gradients on the CPU", place="cpu"),
+    Case("infinite on rank 2", scale=math.inf), Case("NaN on rank 2", scale=math.nan))
+NORM, SAME, CHANGED = "the norm", "the norm on all ranks", "gradients that change, though short"
+GRADIENTS = "the first gradient", "the second gradient", "the third gradient"
+COST = "all-reduces and other calls", "bytes in them"
 
 
-def check_clip_grad_norm_sharded(clip):
-    on_groups(_trial, clip, failures=FAILURES)
-    yield "the norm of all gradients before, alike on 4 ranks and in groups of 1, 2 and 3"
-    yield "longer gradients get length max_norm, shorter ones stay, zeros too; inf or NaN is seen"
-    yield "float64, float16, bfloat16; a rank without rows or gradients; one all-reduce of a number"
+def _see(fn, case, ranks):
+    """Gradients beside a parameter without one. Where rank 2's are not finite, rank 0 has none."""
+    before = case.gradients(dist.get_rank())
+    parameters = [nn.Parameter(torch.ones(1, device=device()))]
+    for gradient in before:
+        parameters.append(nn.Parameter(torch.ones_like(gradient)))
+        parameters[-1].grad = gradient.clone()
+    is_finite = math.isfinite(case.scale)
+    with Traffic() as traffic:
+        norm = fn(case.parameters([p for p in parameters if is_finite or dist.get_rank()]),
+                  case.max_norm, **ranks.keywords)
+    norm = float(norm)
+    gradients = [p.grad for p in parameters[1:]] if is_finite else []
+    changed = [not torch.equal(one, other) for one, other in zip(gradients, before)]
+    yield {NORM: norm if math.isfinite(norm) else "infinite or NaN",
+           **({SAME: Agree(torch.tensor(norm))} if is_finite else {}),
+           **dict(zip(GRADIENTS, gradients)),
+           **({CHANGED: AtMost(sum(changed), 0)} if case.max_norm >= LARGE else {}),
+           COST[0]: AtMost(len(traffic.ops), 1),
+           COST[1]: AtMost(sum(op.payload_bytes for op in traffic.ops), 8)}
 
 
-def _compare(where, ranks, norm, gradients, dtype, scale, most):
-    if not math.isfinite(scale):
-        return expect(2 not in ranks.members or not norm.isfinite(), f"{where}: the norm is "
-                      f"{norm:.6g}", "A gradient of rank 2 is infinite or NaN, and all ranks must "
-                      "know: add up all squares.")
-    norms = torch.stack([torch.cat([x.double().flatten() for x in _gradients(r, dtype, scale)]
-                                   ).norm().float() for r in ranks.members])
-    own, right = norms[ranks.index], norms.norm()
-    explain(f"{where}: the norm", norm, right, {
-        "this rank's own": (own, "Add the squares of all ranks up: all_reduce, before the root."),
-        "the sum of norms": (norms.sum(), "Norms do not add up. Squares do; the root comes last."),
-        "the root of the mean square": (right / len(norms)**0.5, "A sum over ranks, no mean."),
-        "its square": (right.square(), "The root is missing."),
-        "after clipping": (right.clamp(max=most), "Return the norm before."),
-    }, "Squares add up, of all gradients on all ranks; then comes the root. Compute in float32 or "
-       "float64: in float16 a square above 65504 is infinite.")
-    for got, before in zip(gradients, _gradients(dist.get_rank(), dtype, scale)):
-        scaled, by_own, longer = ((before.double() * (factor if right else 0)).to(dtype) for factor
-                                  in (min(1, most / right), min(1, most / own), most / right))
-        explain(f"{where}: a gradient", got, scaled, {
-            "as before": (before, "gradient *= factor, in place, for each, by the norm "
-                          "of all. `parameters` may be a generator: one walk uses it up."),
-            "scaled by this rank's own norm": (by_own, "All scale alike: by the norm of all."),
-            "longer than before": (longer, "What is short enough stays: clamp(max=1.0)."),
-        }, "All gradients times max_norm / norm, where that is below 1; 0 where all are 0.",
-            through=torch.float32)  # the factor may have 32 bits
+def in_one_place(parameters, max_norm, group=None):
+    """Give every rank all gradients, one after another, in one vector."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    own = [x for gradient in gradients for x in gradient.flatten().tolist()]
+    of_ranks = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, own, group=group)
+    norm = torch.tensor(sum(of_ranks, []), dtype=torch.float64).norm().item()
+    for gradient in gradients if norm > max_norm else ():
+        gradient.copy_(gradient.double() * (max_norm / norm))
+    return norm
+
+
+ADD, SQUARES = "    dist.all_reduce(square, group=group)\n", "norm.to(square).square()"
+LISTED = "[p.grad for p in parameters if p.grad is not None]"
+NORMS = "torch._foreach_norm(gradients, 2, torch.float64) if gradients else ()"
+ROOT, FACTOR = "square.sqrt().float()", "(max_norm / (norm + 1e-6)).clamp(max=1.0)"
+SCALE = "gradient *= factor.to(gradient.device)"
+CLIP = Proof(
+    clip_grad_norm_sharded,
+    Stage({"the norm of all gradients before, alike on 4 ranks and in groups of 1, 2 and 3":
+           (NORM, SAME),
+           "longer gradients get length max_norm, shorter ones stay, zeros too; inf or NaN is seen":
+           (*GRADIENTS, CHANGED),
+           "float64, float16, bfloat16; a rank without rows or gradients; one all-reduce of a "
+           "number": COST},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_place,
+          through=torch.float32),  # the factor may have 32 bits
+    mistakes=(
+        Slip("It is this rank's own. Add the squares of all ranks up: all_reduce, before the root.",
+             (ADD, "")),
+        Slip("Norms do not add up. Squares do; the root comes last.",
+             (SQUARES, "norm.to(square)", ROOT, "square.float()"),
+             (ADD, f"    square = square.sqrt()\n{ADD}", ROOT, "square.float()"),
+             (SQUARES, "norm.to(square)", ADD, f"    square = square.square()\n{ADD}")),
+        Slip("The root is missing.", (ROOT, "square.float()")),
+        Slip("A sum over ranks, no mean.", ("group=group)", "op=dist.ReduceOp.AVG, group=group)"),
+             (ROOT, "(square / dist.get_world_size(group)).sqrt().float()")),
+        Slip("Add up over ranks: ReduceOp.SUM, the default.",
+             ("group=group)", "op=dist.ReduceOp.MAX, group=group)")),
+        Slip("The 2-norm adds up squares, not magnitudes.",
+             (NORMS, "torch._foreach_norm(gradients, 1, torch.float64) if gradients else ()",
+              SQUARES, "norm.to(square)", ROOT, "square.float()")),
+        Slip("Pass `group` on to the all-reduce.", ("(square, group=group)", "(square)")),
+        Slip("A gradient that is infinite or NaN must show in the norm, on all ranks.",
+             (SQUARES, f"{SQUARES}.nan_to_num(0, 0, 0)"),
+             (ROOT, f"{ROOT}.nan_to_num(0, 0, 0)")),
+        Slip("A gradient that is NaN must show in the norm, on all ranks.",
+             (SQUARES, f"{SQUARES}.nan_to_num(nan=0, posinf=float('inf'))")),
+        Slip("All scale alike, by the norm of all: this rank's own norm decides nothing.",
+             (ADD, f"    own = square.sqrt()\n{ADD}", "    factor =",
+              "    if own <= max_norm:\n        return norm\n    factor ="),
+             (ADD, f"    own = square.sqrt().float()\n{ADD}",
+              FACTOR, FACTOR.replace("norm +", "own +"))),
+        Slip("All gradients are one vector: one factor for all, by the norm of all.",
+             (SCALE, "gradient *= (max_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)")),
+        Slip("Scale the gradients: to clip each number by itself turns their direction.",
+             (SCALE, "gradient.clamp_(-max_norm, max_norm)")),
+        Slip("These are the parameters: take p.grad.",
+             ("[p.grad for", "[p.detach() for")),
+        Slip("What is short enough stays: clamp(max=1.0).", (FACTOR, "max_norm / (norm + 1e-6)")),
+        Slip("It makes gradients larger that should be smaller: max_norm / norm, at most 1.",
+             (FACTOR, "(norm / max_norm).clamp(min=1.0)"),
+             (FACTOR, "(max_norm / (norm + 1e-6)).clamp(min=1.0)")),
+        Slip("The norm becomes 1, not max_norm: the factor is max_norm / norm.",
+             (FACTOR, "(1 / (norm + 1e-6)).clamp(max=1.0)")),
+        Slip("All gradients may be zero, and 0 / 0 is NaN: max_norm / (norm + 1e-6).",
+             (SCALE, "gradient *= (max_norm / norm).clamp(max=1.0) if norm else norm / norm")),
+        Slip("In float16 a square above 65504 is infinite: add up in float32 or float64.",
+             (NORMS, "[g.square().sum().sqrt() for g in gradients]")),
+        Slip("It is rounded to 16 bits on the way: add up in float32 or float64.",
+             (NORMS, "[g.norm() for g in gradients]")),
+        Slip("No gradient is scaled: gradient *= factor, in place, for each. A new tensor, "
+             "gradient * factor, is not p.grad.", (SCALE, "pass"),
+             (SCALE, "gradient = gradient * factor.to(gradient.device)")),
+        Slip("Return the norm before clipping.", ("    return norm", "    return norm * factor"),
+             ("    return norm", "    return norm.clamp(max=max_norm)")),
+        Slip("A rank may have no gradient: its square is 0, and it takes part in the one "
+             "all-reduce.",
+             (ADD, f"    if not gradients:\n        return square\n{ADD}"),
+             (NORMS, NORMS.replace(" if gradients else ()", "")),
+             (NORMS, "[torch.cat([g.flatten() for g in gradients]).double().norm()]"),
+             (NORMS, "[torch.stack([g.double().norm() for g in gradients]).norm()]")),
+        Slip("A parameter may have no gradient: leave it out.", (" if p.grad is not None", ""),
+             (LISTED, LISTED.replace("p.grad is not None", "p.requires_grad"))),
+        Slip("`parameters` may be a generator: one walk uses it up. Keep a list.",
+             ("    for norm in", "    for p in parameters:\n        assert p is not None\n"
+              f"    gradients = {LISTED}\n    for norm in"),
+             ("for gradient in gradients", f"for gradient in {LISTED}")),
+        Slip("A gradient need not be contiguous, and view() takes no other: flatten().",
+             (NORMS, "[g.view(-1).double().norm() for g in gradients]")),
+        Slip("One all-reduce of one number: add this rank's squares up first.",
+             (f"        square += {SQUARES}\n{ADD}", "        part = norm.square()\n"
+              "        dist.all_reduce(part, group=group)\n        square += part\n"),
+             (ADD, f"{ADD}    dist.barrier(group=group)\n"),
+             (ADD, "    parts = [square.clone() for _ in range(dist.get_world_size(group))]\n"
+                   "    dist.all_gather(parts, square, group=group)\n    square = sum(parts)\n"
+                   "    dist.all_reduce(square.clone(), group=group)\n")),
+        Slip("One number is enough: 8 bytes.",
+             (ADD, "    square = torch.stack([square, square])\n"
+                   "    dist.all_reduce(square, group=group)\n    square = square[0]\n")),
+    ), hints=(
+        "Norms do not add up. What does?",
+        "Add up the squares of this rank's gradients, all-reduce that number, take the root. The "
+        "factor max_norm / norm is 1 at most.",
+        "gradients = [p.grad for p in parameters if p.grad is not None]; square = torch.zeros((), "
+        "dtype=torch.float64, device=device()); add gradient.double().square().sum() of each; "
+        "dist.all_reduce(square, group=group); factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)",
+    ))

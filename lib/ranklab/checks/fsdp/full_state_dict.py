@@ -1,89 +1,214 @@
-"""The check of full_state_dict: beside the state dict of the model before it was sharded."""
+"""full_state_dict: beside rows that are pickled and put one after the other."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.beside import IN_GROUPS, beside, expect, on_groups
-from ranklab.checks.failures import LEFT
 from ranklab.checks.fsdp.shard_parameter import chunk_of
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.zero.toys import Toy, is_there, seeded
-from ranklab.fsdp import FullyShardedBlock, Precision
+from ranklab.fsdp import FullyShardedBlock, Precision, full_state_dict
+from ranklab.fsdp.shards import sharded_modules, sharded_parameters
+from ranklab.fsdp.state import gather_rows
 from ranklab.meter import Traffic
 
-EMPTY = "Only dist.get_rank(block.group) == 0 has the state; all other ranks return {}."
-FAILURES = {
-    LEFT: "All ranks send their rows, also those that return {} in the end.",
-    "KeyError: .*": "Buffers have no shard: they are copied as they are.",
-    "AttributeError: 'NoneType' object has no attribute .*|.* is there": EMPTY,
-    ".* is None": "Take the names of model.state_dict(keep_vars=True): a tied parameter has two, "
-    f"and buffers are there. {EMPTY}",
-    ".*that of the (first|second) call.*": "The model has changed since. tensor.detach().cpu()"
-    ".clone(), buffers as well: .cpu() alone may be no copy.",
-    "ValueError: .*group.*": "Pass block.group on to every collective, and take sizes and "
-                             "ranks from it.",
-}
-ROWS = ("model.state_dict(keep_vars=True) has its `.shard`: gather the rows of all "
-        "parameters of all blocks, and put the whole in its place.")
-SHARDS_TYPE = "Gather the shards in their own type: padded_shard(parameter.shard.dtype)."
-COSTS = {
-    "parameters are whole afterwards": "They do not all fit: gather the rows of one at a time.",
-    "tensors are not on the CPU, or have a graph": "tensor.detach().cpu().clone()",
-    "names too many": "Take those of model.state_dict(keep_vars=True).",
-    "messages too many (below 0: too few)":
-        "Gather each parameter of each block once, also where it has two names.",
-    "bytes more than its rows are sent":
-        "Use dist.gather(): an all-gather sends the rows to every rank, and one needs them.",
-}
+
+class Case(NamedTuple):
+    """root: whether the model is the last block; else some parameters are in none."""
+
+    dtype: str
+    root: bool
+
+    def __str__(self):
+        where = "all parameters in blocks" if self.root else "some parameters in no block"
+        return f"a model in {self.dtype}, computing in bfloat16, {where}"
+
+    def model(self):
+        """Return a model that is tied, frozen and uneven, with buffers: one not in its state."""
+        model = seeded(Toy, 0)
+        model.counted = nn.BatchNorm1d(3)
+        model.register_buffer("left_out", torch.ones(2), persistent=False)
+        return model.to(getattr(torch, self.dtype))
 
 
-def _model(dtype):
-    """Tied, frozen and uneven; with buffers, one of which is not in the state."""
-    model = Toy()
-    model.counted = nn.BatchNorm1d(3)
-    model.register_buffer("left_out", torch.ones(2), persistent=False)
-    return model.to(dtype)
+CASES = Case("float32", True), Case("float64", False)
+KIND, MISSING, OTHERS = "what is returned", "names that are missing", "names that are too many"
+WHOLE, PLACES = ("parameters that are whole afterwards",
+                 "tensors that are not on the CPU, or have a graph")
+MESSAGES, BYTES = "messages", "bytes that this rank sends"
 
 
-def _trial(full_state_dict, ranks):
-    """In groups some parameters are in no block."""
-    in_group, costs = ranks.group is not None, []
-    model = seeded(lambda: _model(torch.float64 if in_group else torch.float32), 0)
+def _see(fn, case, ranks):
+    """Two calls. Between them the model changes, and the first state must not."""
+    model = case.model()
     before = {name: x.cpu().clone() for name, x in model.state_dict().items()}
-    blocks = [FullyShardedBlock(module, ranks.group, precision=Precision(torch.bfloat16))
-              for module in (*model.blocks, *[model] * (not in_group))]
-    parameters = [p for block in blocks for p in block.parameters]
-    rows = sum(p.numbers * p.shard.itemsize for p in parameters)
-
-    def call(turn):
+    for module in (*model.blocks, *[model] * case.root):
+        FullyShardedBlock(module, ranks.group, precision=Precision(torch.bfloat16))
+    parameters = sharded_parameters(model).values()
+    names = before if ranks.index == 0 else {}
+    for turn in (0, 1):
         with Traffic() as traffic:
-            state = full_state_dict(model)
-        costs.append((sum(is_there(p.whole) for p in parameters),
-                      sum(x.requires_grad or not x.is_cpu for x in state.values() if x is not None),
-                      len(state.keys() - before), len(traffic.ops) - len(parameters),
-                      max(0, traffic.sent_bytes - rows)))
+            state = fn(model)
+        costs = {WHOLE: AtMost(sum(is_there(p.whole) for p in parameters), 0)}
         for tensor in (*(p.data for p in model.parameters()), *model.buffers()):
-            tensor += 1 - turn  # between the two calls
-        return state
-
-    def slips(name, turn):
-        x = before[name] + turn
-        return {"this rank's rows": (chunk_of(x, ranks.size, ranks.index) if x.dim() else x, ROWS),
-                "rounded to 16 bits": (x.bfloat16().to(x), SHARDS_TYPE)}
-
-    values = list(beside(str(ranks), ranks, call, lambda turn: {
-        name: [x + turn, *[None] * (ranks.size - 1)] for name, x in before.items()}, slips=slips,
-        advice=lambda name: "Rows of rank 0, rank 1, ..., without the zeros at the end, in the "
-                            "shape of the parameter and the type of its shard."))
-    is_whole, *others = (partial(expect, not cost, f"{ranks}: {cost} {what}", hint)
-                         for (what, hint), cost in zip(COSTS.items(), costs[0]))
-    yield from (is_whole, *values, *others)
+            tensor += 1
+        kind, state = type(state).__name__, state if isinstance(state, dict) else {}
+        tensors = [x for x in state.values() if isinstance(x, torch.Tensor)]
+        yield costs | {
+            KIND: kind, MISSING: Must(sorted(names.keys() - state.keys()), []),
+            OTHERS: Must(sorted(state.keys() - names.keys()), []),
+            **{f"`{name}`": Told(state.get(name), partial(_as_rounded, x + turn, ranks.size,
+                                                          ranks.index))
+               for name, x in before.items()},
+            PLACES: AtMost(sum(x.requires_grad or not x.is_cpu for x in tensors), 0),
+            MESSAGES: Must(len(traffic.ops), len(parameters)),
+            BYTES: AtMost(traffic.sent_bytes, sum(p.numbers * p.shard.itemsize
+                                                  for p in parameters))}
 
 
-def check_full_state_dict(full_state_dict):
-    on_groups(_trial, full_state_dict, ranks=3, failures=FAILURES)
-    on_groups(_trial, full_state_dict, groupings=IN_GROUPS, failures=FAILURES)
-    yield "the whole state on the group's rank 0, {} on the others; in groups of 1 and 3, too"
-    yield "tied, frozen, uneven, in no block; and buffers; in the shards' type; twice in a row"
-    yield "a copy on the CPU; the model stays in shards"
+def _as_rounded(x, R, index, got, due):
+    if not isinstance(got, torch.Tensor) or got.shape == x.shape and torch.equal(got, x):
+        return ""
+    if x.dim() and got.shape == chunk_of(x, R, index).shape != x.shape:
+        return "this rank's rows alone"
+    is_rounded = got.shape == x.shape and torch.equal(got.to(x), x.bfloat16().to(x))
+    return "rounded to 16 bits" * is_rounded
+
+
+def by_objects(model):
+    state, group = {}, sharded_modules(model)[0].group
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        rows = [tensor.detach().cpu().clone()]
+        if tensor in sharded_parameters(model):
+            of_ranks = [None] * dist.get_world_size(group)
+            dist.all_gather_object(of_ranks, rows[0].tolist(), group=group)
+            rows = [torch.tensor(each, dtype=tensor.dtype).view(-1, *tensor.shape[1:])
+                    for each in of_ranks]
+        state[name] = torch.cat(rows) if tensor.dim() else rows[0]
+    return state if dist.get_rank(group) == 0 else {}
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+def gather_everywhere(parameter, group):
+    """Give every rank all rows, and the zeros at the end."""
+    rows = parameter.padded_shard(parameter.shard.dtype)
+    parts = [torch.empty_like(rows) for _ in range(parameter.ranks)]
+    dist.all_gather(parts, rows, group=group)
+    return torch.cat(parts).view(-1, *parameter.shape[1:]).cpu()
+
+
+def gather_rounded(parameter, group):
+    whole = parameter.shard
+    parameter.shard = whole.detach().to(parameter.whole.dtype).to(whole)
+    state = gather_rows(parameter, group)
+    parameter.shard = whole
+    return state
+
+
+def what_computes(model):
+    for block in sharded_modules(model):
+        block.unshard()
+    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    for block in sharded_modules(model):
+        block.reshard()
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+def what_computes_in_its_type(model):
+    shards = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    return {name: tensor.to(shards[name]) for name, tensor in what_computes(model).items()}
+
+
+def tied_twice(model):
+    blocks = {p.shard: (p, block.group) for block in sharded_modules(model)
+              for p in block.parameters}
+    state = {name: gather_rows(*blocks[tensor]) if tensor in blocks
+             else tensor.detach().cpu().clone()
+             for name, tensor in model.state_dict(keep_vars=True).items()}
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+def own_rows(model):
+    state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    return state if sharded_modules(model)[0].rank == 0 else {}
+
+
+GATHER = "gather_rows(parameter, block.group)"
+NAMES = "model.state_dict(keep_vars=True).items()"
+PICK = "tensors[tensor] if tensor in tensors else "
+REST = "tensor.detach().cpu().clone()"
+FIRST = "state if sharded_modules(model)[0].rank == 0 else {}"
+FREE = "for block in sharded_modules(model):\n        block.{}()\n    "
+STATE = Proof(
+    full_state_dict,
+    Stage({"the whole state on the group's rank 0, {} on the others; on 4 ranks, and in groups of "
+           "1 and 3": (),
+           "a copy on the CPU; the model stays in shards": (WHOLE, PLACES),
+           "each rank sends its rows once, in a message for each parameter": (MESSAGES, BYTES)},
+          _see, CASES, (4,), (ALL, *GROUPS[:1]), oracle=by_objects),
+    mistakes=(
+        Slip("Only the group's rank 0 has the state; all other ranks return {}.",
+             (FIRST, "state")),
+        Slip("The other ranks return {}, an empty dict.", (FIRST, FIRST.replace("{}", "None"))),
+        Slip("The first rank is that of the group: block.rank, or dist.get_rank(block.group).",
+             (FIRST, "state if dist.get_rank() == 0 else {}")),
+        Slip("Use gather_rows() or dist.gather(): an all-gather sends the rows to every rank, and "
+             "one needs them.",
+             (GATHER, "gather_everywhere(parameter, block.group)[: len(parameter.whole)]"),
+             gather_everywhere=gather_everywhere),
+        Slip("The zeros at the end of the rows are no part of the parameter.",
+             (GATHER, "gather_everywhere(parameter, block.group)"),
+             gather_everywhere=gather_everywhere),
+        Slip("The whole has the shape of the parameter: view(parameter.shape).",
+             (GATHER, "tensors.get(0, gather_rows(parameter, block.group))\n"
+              "            whole = tensors[parameter.shard]\n"
+              "            tensors[parameter.shard] = None if whole is None else whole.flatten()")),
+        Slip("Gather the shards in their own type, not in that used for computing.",
+             (GATHER, "gather_rounded(parameter, block.group)"), what_computes_in_its_type,
+             gather_rounded=gather_rounded),
+        Slip("These are the parameters used for computing, rounded to 16 bits: gather the shards.",
+             what_computes),
+        Slip("What is a float64 is returned as float32.",
+             (FIRST, FIRST.replace("state if", "{name: x.float() if x.is_floating_point() else x "
+                                               "for name, x in state.items()} if"))),
+        Slip("A parameter in no block is whole: it is copied as it is.",
+             (REST + "\n", f"None if tensor.requires_grad else {REST}\n"),
+             ("        state[name] =", "        if tensor in tensors or not tensor.requires_grad:\n"
+              "            state[name] =")),
+        Slip("Pass block.group on to gather_rows().",
+             (GATHER, GATHER.replace("block.group", "None"))),
+        Slip("model.named_parameters() has a tied parameter once, and no buffers: take the names "
+             "of model.state_dict(keep_vars=True).", (NAMES, "model.named_parameters()")),
+        Slip("Buffers belong to the state: take the names of model.state_dict(keep_vars=True).",
+             (NAMES, "model.named_parameters(remove_duplicate=False)")),
+        Slip("A tied parameter has two names in model.state_dict(keep_vars=True), and two here.",
+             (NAMES, "[*model.named_parameters(), *model.named_buffers()]"),
+             (NAMES, f"{{tensor: (name, tensor) for name, tensor in {NAMES}}}.values()")),
+        Slip("A buffer that is not persistent is not in the state.",
+             (NAMES, "[*model.named_parameters(remove_duplicate=False), *model.named_buffers()]")),
+        Slip("model.state_dict() has copies without keep_vars=True, so no shard is found by it: "
+             "these are this rank's rows.", (NAMES, "model.state_dict().items()"), own_rows),
+        Slip("Parameters are whole afterwards: they do not all fit. Gather the rows of one at a "
+             "time.", (f"return {FIRST}", f"{FREE.format('unshard')}return {FIRST}")),
+        Slip("Buffers are copied, too: tensor.detach().cpu().clone(). .cpu() alone may be no copy.",
+             (REST, "tensor"), (REST, "tensor.detach()"), (REST, "tensor.detach().cpu()")),
+        Slip("Gather each parameter once, also where it has two names.", tied_twice),
+        Slip("Gather the parameters of all blocks, also frozen ones.",
+             ("block.parameters", "block.trained")),
+        Slip("Gather the parameters of all blocks, the root's, too.",
+             ("for block in sharded_modules(model):", "for block in sharded_modules(model)[:-1]:")),
+        Slip("All ranks send their rows, also those that return {}.",
+             ("    tensors, state", "    if sharded_modules(model)[0].rank:\n        return {}\n"
+              "    tensors, state")),
+    ), hints=(
+        "Which names has the plain model, and which tensor stands behind each in the sharded one?",
+        "model.state_dict(keep_vars=True) has the shards themselves, so a dict from shard to "
+        "whole tensor finds them. All ranks gather each parameter; buffers are whole already.",
+        "tensors = {parameter.shard: gather_rows(parameter, block.group) for block in "
+        "sharded_modules(model) for parameter in block.parameters}; state[name] = tensors[tensor] "
+        "if tensor in tensors else tensor.detach().cpu().clone(); {} unless the group's rank is 0",
+    ))

@@ -1,194 +1,395 @@
-"""The check of FullyShardedBlock: each method by hand, then training beside one process."""
+"""FullyShardedBlock: each method by hand, and training, beside one process."""
 
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.beside import IN_GROUPS, TURNS, beside, expect, on_groups
-from ranklab.checks.failures import LEFT, MISMATCH
 from ranklab.checks.fsdp.shard_parameter import chunk_of
-from ranklab.checks.handles import Waits
+from ranklab.checks.handles import HeldWork, Waits
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.checks.zero.toys import ADAMW, SGD, Block, Toy, loss_of, seeded
-from ranklab.checks.zero.training import OneProcess
-from ranklab.fsdp import Precision
+from ranklab.fsdp import FullyShardedBlock, Precision
 from ranklab.meter import Traffic
 from ranklab.meter.storage import tensors_in
 
-MODULES = {  # what each case is about: the module, its precision
-    "float64, half of it frozen": (lambda: Block(1).double(), Precision()),
-    "bfloat16, reduced in float32": (lambda: Block(0), Precision(torch.bfloat16, torch.float32)),
-    "all frozen": (lambda: Block(0).requires_grad_(False), Precision()),
-    "without parameters": (nn.Tanh, Precision()),
-}
-# The optimizer, of each backward before a step whether it communicates, the kind of checkpoint.
-RUNS = ((ADAMW, (True,), None), (SGD, (False, True, True), None),
-        (ADAMW, (True,), "reentrant"), (ADAMW, (True,), "non-reentrant"))
-FULL = ("unshard() waits, and fills every parameter. All that rank 0 has sent comes first: view "
-        "the message as (R, numbers of all), and split its columns.")
-ROWS = ("Row r of the message is for rank r: torch.cat(..., dim=1) of each padded_gradient(). "
-        "Divide the message: p.whole.grad may have 16 bits.")
-MESSAGES = ("One all-gather of all padded_shard(), in their type; none where all is whole "
-            "(self.is_whole) or on its way (self.work). One reduce-scatter of what is trained, in "
-            "the type of padded_gradient(); an all-reduce sends twice as much.")
-ALIKE = "All ranks send the same lengths, padded_shard() and padded_gradient(), in the same calls."
-FAILURES = {
-    "(Runtime|Value)Error: .*expected a non-empty list.*":
-        "A block may have no parameters, or no trained ones: nothing to do then.",
-    "RuntimeError: .*([Ii]nvalid (scalar|tensor) type|same d?type|Float and BFloat16).*":
-        "Messages have the type of what is sent: new_empty(), not torch.empty().",
-    "RuntimeError: .*(size mismatch|cannot be multiplied|of size 0|for input of size).*"
-    "|IndexError: index out of range in self|was killed by SIGSEGV": FULL,
-    "AttributeError: .* has no attribute '(view|split|wait)'":
-        "async_op=True gives a handle. unshard() may be called when all is whole already, or when "
-        "there is nothing to gather: then it does nothing. After it has waited, it sets self.work "
-        "to None.",
-    "RuntimeError: split_with_sizes .*":
-        "begin_unshard() must send as many as unshard() splits off: p.numbers of self.parameters.",
-    "RuntimeError: Sizes of tensors must match.*": ROWS, LEFT: ALIKE, MISMATCH: ALIKE,
-    ".*never waited for": "unshard() waits for self.work before it reads the message.",
-    ".*the gradient of .* is (None|zeros)":
-        "p.whole.grad = None once it is in the message, not before.",
-}
-OF_GROUP = "All messages and sizes are those of self.group: group=self.group, self.ranks."
-EARLY = ("Its message must travel while others compute: async_op=True, and keep the handle: "
-         "self.work = ..., and self.reduction = (where it arrives, the handle).")
-FAULTS = {
-    "begin_unshard() waits": EARLY, "reduce_gradients() waits": EARLY,
-    "after unshard() self.is_whole is not set":
-        "It begins the gather if nothing has begun it, fills every parameter, and sets "
-        "self.is_whole.",
-    "after unshard() the message is still there":
-        "It takes as much memory as the parameters: self.work, self.gathered = None, None.",
-    "after reduce_gradients() there are whole gradients":
-        "They would be added to in the next backward: parameter.whole.grad = None for each.",
-    "in the end self holds a message, or what was whole": "Free both when they are used.",
-}
+TURNS = 0, 1
+VERBS = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
+         "reduce_scatter_tensor")
+
+# --- messages -------------------------------------------------------------------------------------
+
+class Held:
+    """Inside, what a message brings is there once somebody has waited for it; before, NaN is there.
+
+    rehearsed  nothing travels: ranks that send different lengths would crash, or wait
+    """
+
+    def __init__(self, rehearsed=False):
+        self.rehearsed, self.sent, self.ranks, self.changed = rehearsed, [], set(), 0
+        self.patch = mock.patch.multiple(dist, **{
+            verb: partial(self._call, getattr(dist, verb)) for verb in VERBS})
+
+    def __enter__(self):
+        self.patch.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.patch.__exit__(*error)
+
+    def _call(self, collective, out, tensor, *args, **kwargs):
+        arguments = inspect.signature(collective).bind(out, tensor, *args, **kwargs).arguments
+        verb = "all_gather" if "gather" in collective.__name__ else "reduce_scatter"
+        self.sent.append((verb, _length(tensor.numel(), tensor.dtype)))
+        self.ranks |= {*dist.get_process_group_ranks(arguments.get("group"))}
+        result, copy = torch.full_like(out, torch.nan), tensor.detach().clone()
+        work = Rehearsed() if self.rehearsed else collective(result, copy, *args, **kwargs)
+        shares = tensor.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+        if not arguments.get("async_op"):
+            out.detach().copy_(result)
+            return None
+
+        def arrives():
+            self.changed += not (shares or torch.equal(tensor, copy))
+
+        out.detach().fill_(torch.nan)
+        return HeldWork(work, out, result, arrives)
 
 
-def check_FullyShardedBlock(block_class):
-    on_groups(_trial, block_class, RUNS, ranks=3, failures=FAILURES, at_once=True)
-    yield "begin_unshard() does not wait, unshard() makes all parameters whole, after a step too"
-    yield "gradients become means, each row on its owner; none is left whole"
-    yield "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block"
-    yield "trains as one process: AdamW, SGD, several backwards, no_sync, activation checkpointing"
-    yield "tied, uneven, a block that is used twice, also in a row"
-    on_groups(_trial, block_class, RUNS[:1], groupings=IN_GROUPS, at_once=True, group_hint=OF_GROUP,
-              failures={r"(hang|\w+Error): .*|was killed .*": OF_GROUP})
-    yield "in groups of 1 and 3 it talks to nobody outside"
+class Rehearsed:
+    """The handle of a message that nobody sends."""
+
+    def wait(self, *_):
+        return True
 
 
-def _trial(block_class, ranks, runs):
-    for case, given in MODULES.items():
-        yield from _by_hand(f"{ranks}, a block: {case}", block_class, ranks, *given)
-    for run in runs:
-        yield from _trained(block_class, ranks, *run)
+def _length(numbers, dtype):
+    return f"{numbers} numbers in {dtype}"
 
 
-def _by_hand(where, block_class, ranks, new_module, precision):
+def _travels(handle, waits):
+    if isinstance(handle, HeldWork):
+        return not handle.is_here
+    return bool(handle) and not waits.is_over(handle)
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+LENGTHS = "messages of another length or type than padded_shard() and padded_gradient()"
+OUTSIDE = "ranks outside the group that it sends to"
+GATHERS, REDUCES = "begin_unshard() is under way", "reduce_gradients() is under way"
+WHOLE, LEFT = "self.is_whole after unshard()", "does self hold a message after unshard()?"
+GRADIENTS, HELD = "whole gradients after reduce_gradients()", "tensors that self holds in the end"
+CHANGED, UNENDED = "messages changed under way", "handles that nobody waited for"
+MESSAGES = "calls and their bytes"
+LAYERS = [f"{layer}.{kind}" for layer in ("up", "down") for kind in ("weight", "bias")]
+OF_LAYERS = tuple(f"the gradient of `{name}`" for name in LAYERS)
+IN_TRAINING = tuple(f"in training, the gradient of `{name}`" for name in (
+    "embedding.weight", "norm.weight", "norm.bias",
+    *(f"blocks.{n}.{name}" for n in range(4) for name in LAYERS)))
+
+
+class Rounds(NamedTuple):
     """Two rounds of all methods, with a step between; in the second one rank 0 lacks a gradient."""
-    module, R, faults = seeded(new_module, 0), ranks.size, []
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    trained = {name: before[name] for name, p in module.named_parameters() if p.requires_grad}
-    block = block_class(module, ranks.group, precision=precision)
 
-    def right(turn):
-        found = {f"`{name}` after unshard()": [(x + turn).to(precision.compute or x.dtype)] * R
-                 for name, x in before.items()}
-        for number, (name, x) in enumerate(trained.items()):
-            given = [_gradient(x, r) for r in ranks.members if r or turn <= number]
-            found[f"the gradient of `{name}`"] = _rows(sum(given) / R if given else None, R)
-        return found
+    name: str
+    new_module: Callable
+    precision: Precision = Precision()
 
-    owns = {f"the gradient of `{name}`": _rows(_gradient(x, dist.get_rank()), R)[ranks.index]
-            for name, x in trained.items()}
-    with Traffic() as traffic:
-        values = list(beside(
-            where, ranks, lambda turn: _round(module, block, turn, faults), right,
-            own=lambda turn: owns, slips=lambda name, turn: {} if name not in owns else {
-                f"this rank's own, divided by {R}": (owns[name] / R, "Reduce-scatter into it.")},
-            advice=lambda name: FULL if "unshard" in name else ROWS))
-    for fault in faults:  # the first in time
-        yield partial(expect, False, f"{where}: {fault}", FAULTS[fault])
-    seen = sorted((op.name, int(op.sent_bytes)) for op in traffic.ops)
-    its = {"all_gather": [p.numbers * p.whole.itemsize for p in block.parameters],
-           "reduce_scatter": [p.numbers * p.reduce_in.itemsize for p in block.trained]}
-    due = [(name, (R - 1) * sum(nbytes)) for name, nbytes in its.items() for _ in TURNS if nbytes]
-    yield partial(expect, seen == due, f"{where}: bytes of two rounds {seen}, not {due}", MESSAGES)
-    yield from values
+    def __str__(self):
+        return f"a block: {self.name}"
+
+    def see(self, block_class, ranks):
+        module, block = self._sharded(block_class, ranks)
+        with Held(rehearsed=True) as held, Waits() as waits, suppress(Exception):
+            _round(module, block, 1, waits)  # what it raises, it raises again
+        due = {"all_gather": [_length(sum(q.numbers for q in block.parameters), p.whole.dtype)
+                              for p in block.parameters[:1]],
+               "reduce_scatter": [_length(ranks.size * sum(q.numbers for q in block.trained),
+                                          p.reduce_in) for p in block.trained[:1]]}
+        yield {LENGTHS: Must([f"{verb} of {sent}, not {due[verb]}" for verb, sent in held.sent
+                              if sent not in due[verb]], []),
+               OUTSIDE: Must(sorted(held.ranks - {*ranks.members}), [])}
+        module, block = self._sharded(block_class, ranks)
+        for turn in TURNS:
+            with Held() as held, Traffic() as traffic, Waits() as waits:
+                values = _round(module, block, turn, waits)
+            nbytes = {"all_gather": sum(p.numbers * p.whole.itemsize for p in block.parameters),
+                      "reduce_scatter": sum(p.numbers * p.reduce_in.itemsize
+                                            for p in block.trained)}
+            yield values | {
+                CHANGED: AtMost(held.changed, 0),
+                MESSAGES: Must(sorted([op.name, int(op.sent_bytes)] for op in traffic.ops), [
+                    [name, (ranks.size - 1) * each] for name, each in nbytes.items() if each]),
+                UNENDED: AtMost(waits.missing(traffic.calls.total()), 0)}
+
+    def _sharded(self, block_class, ranks):
+        module = seeded(self.new_module, 0)
+        return module, block_class(module, ranks.group, precision=self.precision)
+
+    def right(self, ranks):
+        before = dict(seeded(self.new_module, 0).named_parameters())
+        trained = {name: x for name, x in before.items() if x.requires_grad}
+        yield {LENGTHS: Must([], []), OUTSIDE: Must([], [])}
+        for turn in TURNS:
+            values = {GATHERS: Must(0, 0)} if turn == 0 else {}
+            values |= {f"`{name}` after unshard()": (x + turn).to(self.precision.compute or x.dtype)
+                       for name, x in before.items()}
+            values |= dict.fromkeys((WHOLE, LEFT, REDUCES), Must(0, 0))
+            values |= dict.fromkeys((GRADIENTS, HELD), AtMost(0, 0))
+            for number, (name, x) in enumerate(trained.items()):
+                of_ranks = [_gradient(x, r) for r in ranks.members if r or turn <= number]
+                values[f"the gradient of `{name}`"] = chunk_of(
+                    sum(of_ranks) / ranks.size, ranks.size, ranks.index) if of_ranks else None
+            yield values | {CHANGED: AtMost(0, 0), MESSAGES: Must(0, 0), UNENDED: AtMost(0, 0)}
 
 
-def _round(module, block, turn, faults):
-    """What was whole, and the gradients of this rank's rows."""
-    def note(fault, is_seen):
-        faults.extend([fault] * bool(is_seen))
-
-    with Waits() as waits:
-        if turn == 0:  # else unshard() begins it
-            block.begin_unshard()
-            block.begin_unshard()
-            note("begin_unshard() waits",
-                 block.parameters and (block.work is None or waits.is_over(block.work)))
-        block.unshard()
-        block.unshard()
-        found = {f"`{name}` after unshard()": p.detach().clone()
-                 for name, p in module.named_parameters()}
-        note("after unshard() self.is_whole is not set", block.parameters and not block.is_whole)
-        note("after unshard() the message is still there", block.gathered is not None or block.work)
-        for number, p in enumerate(block.trained):
-            if dist.get_rank() or turn <= number:
-                p.whole.grad = _gradient(p.whole.detach(), dist.get_rank())
-        block.reduce_gradients()
-        note("after reduce_gradients() there are whole gradients",
-             any(p.whole.grad is not None for p in block.trained))
-        note("reduce_gradients() waits",
-             block.trained and (not block.reduction or waits.is_over(block.reduction[1])))
-        block.end_reduction()
-        block.reshard()
-        note("in the end self holds a message, or what was whole", tensors_in(vars(block)))
+def _round(module, block, turn, waits):
+    values = {}
+    if turn == 0:  # else unshard() begins it
+        block.begin_unshard()
+        block.begin_unshard()
+        values[GATHERS] = Must(_travels(block.work, waits), bool(block.parameters))
+    block.unshard()
+    block.unshard()
+    values |= {f"`{name}` after unshard()": p.detach().clone()
+               for name, p in module.named_parameters()}
+    values |= {WHOLE: Must(bool(block.is_whole) or not block.parameters, True),
+               LEFT: Must(block.gathered is not None or bool(block.work), False)}
+    for number, p in enumerate(block.trained):
+        if dist.get_rank() or turn <= number:
+            p.whole.grad = _gradient(p.whole.detach(), dist.get_rank())
+    block.reduce_gradients()
+    values |= {GRADIENTS: AtMost(sum(p.whole.grad is not None for p in block.trained), 0),
+               REDUCES: Must(bool(block.reduction) and _travels(block.reduction[1], waits),
+                             bool(block.trained))}
+    block.end_reduction()
+    block.reshard()
+    values[HELD] = AtMost(len(tensors_in(vars(block))), 0)
     for name, p in module.named_parameters():
         if p.requires_grad:
-            found[f"the gradient of `{name}`"] = p.grad
+            values[f"the gradient of `{name}`"] = p.grad
         p.data += 1  # as an optimizer would
         p.grad = None
-    return found
+    return values
 
 
 def _gradient(tensor, rank):
     return torch.arange(1.0, tensor.numel() + 1).view(tensor.shape).to(tensor) * 2**rank
 
 
-def _rows(gradient, ranks):
-    """Those of each rank; None where no rank has a gradient."""
-    return [None if gradient is None else chunk_of(gradient, ranks, rank) for rank in range(ranks)]
+class Training(NamedTuple):
+    """Two steps. The model is tied, half frozen, uneven; blocks are used twice, one in a row.
+
+    pieces  of each backward before a step: does it communicate?
+    """
+
+    new_optimizer: Callable
+    pieces: tuple = (True,)
+    recompute: str | None = None
+
+    def __str__(self):
+        return f"training, {len(self.pieces)} backwards, recompute={self.recompute}"
+
+    def see(self, block_class, ranks):
+        model = self._model()
+        for module in (*model.blocks[:3], model):
+            root = block_class(module, ranks.group)
+        optimizer = self.new_optimizer(model.parameters())
+        for turn in TURNS:
+            for piece, root.unit.hooks.sync in enumerate(self.pieces):
+                loss_of(model, _seed(turn, piece, dist.get_rank())).backward()
+            yield {name: p.grad for name, p in _trained(model)}
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def right(self, ranks):
+        model, R = self._model(), ranks.size
+        optimizer = self.new_optimizer(model.parameters())
+        for turn in TURNS:
+            for piece in range(len(self.pieces)):
+                for rank in ranks.members:
+                    (loss_of(model, _seed(turn, piece, rank)) / R).backward()
+            yield {name: chunk_of(p.grad, R, ranks.index) for name, p in _trained(model)}
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _model(self):
+        model = seeded(lambda: Toy(order=(0, 1, 2, 2, 3, 0)).float(), 0)
+        model.recompute = self.recompute
+        return model
 
 
-def _trained(block_class, ranks, new_optimizer, pieces, recompute):
-    """Two steps. The model is tied, half frozen, uneven; blocks are used twice, one in a row."""
-    model, one = (seeded(lambda: Toy(order=(0, 1, 2, 2, 3, 0)).float(), 0) for _ in range(2))
-    model.recompute, one = recompute, OneProcess(one, new_optimizer)
-    for module in (*model.blocks[:3], model):
-        root = block_class(module, ranks.group)
-    optimizer = new_optimizer(model.parameters())
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+def _seed(turn, piece, rank):
+    return 100 * turn + 10 * piece + rank
 
-    def seeds(turn, rank):
-        return [100 * turn + 10 * piece + rank for piece in range(len(pieces))]
 
-    def call(turn):
-        for seed, root.unit.hooks.sync in zip(seeds(turn, dist.get_rank()), pieces):
-            loss_of(model, seed).backward()
-        found = {f"the gradient of `{name}`": p.grad for name, p in trained.items()}
-        optimizer.step()
-        optimizer.zero_grad()
-        return found
+def _trained(model):
+    return [(f"in training, the gradient of `{name}`", p) for name, p in model.named_parameters()
+            if p.requires_grad]
 
-    def right(turn):
-        mean = one.gradients(sum((seeds(turn, rank) for rank in ranks.members), []), ranks.size)
-        one.step(mean)
-        return {f"the gradient of `{name}`": _rows(gradient, ranks.size)
-                for name, gradient in zip(trained, mean)}
 
-    yield from beside(f"{ranks}, {len(pieces)} backwards, recompute={recompute}", ranks, call,
-                      right, advice=lambda name: ROWS)
+def in_one_process(module, group=None):
+    """Stand in a block's place: each case knows what is right, without blocks."""
+
+
+def _see(fn, case, ranks):
+    return case.right(ranks) if fn is in_one_process else case.see(fn, ranks)
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+ROUNDS = (
+    Rounds("float64, half of it frozen", lambda: Block(1).double()),
+    Rounds("bfloat16, reduced in float32", lambda: Block(0),
+           Precision(torch.bfloat16, torch.float32)),
+    Rounds("all frozen", lambda: Block(0).requires_grad_(False)),
+    Rounds("without parameters", nn.Tanh))
+TRAININGS = (Training(SGD, (False, True, True)), Training(ADAMW, recompute="reentrant"),
+             Training(ADAMW, recompute="non-reentrant"))
+
+GUARD = "if not self.parameters or self.is_whole or self.work:"
+SHARDS = "p.padded_shard() for p in self.parameters"
+ROOM = "message.new_empty(self.ranks * len(message))"
+GATHER = ("self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
+          "async_op=True)")
+BEGIN, WAIT = "        self.begin_unshard()\n", "        self.work.wait()\n"
+VIEW = "parts = self.gathered.view(self.ranks, -1).split([p.numbers for p in self.parameters], 1)"
+FILL = "parameter.fill(part)"
+END = "self.work, self.gathered, self.is_whole = None, None, True"
+UNTRAINED = "        if not self.trained:\n            return\n"
+OWNED = "p.padded_gradient() for p in self.trained"
+CAT, DIVIDE = f"grads = torch.cat([{OWNED}], dim=1)", "        grads /= self.ranks\n"
+REDUCE = ("work = dist.reduce_scatter_single(shard, grads.flatten(), group=self.group, "
+          "async_op=True)")
+KEEP = "        self.reduction = shard, work"
+FREE = "            parameter.whole.grad = None\n"
+BLOCK = Proof(
+    FullyShardedBlock,
+    Stage({"begin_unshard() does not wait, unshard() makes all parameters whole, after a step too":
+           (),
+           "gradients become means, each row on its owner; none is left whole":
+           (GRADIENTS, REDUCES, *OF_LAYERS, CHANGED, HELD),
+           "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block":
+           (MESSAGES, UNENDED),
+           "trains as one process, on 4 ranks and in groups of 1 and 3": IN_TRAINING},
+          _see, (*ROUNDS, Training(ADAMW)), (4,), (ALL, *GROUPS[:1]), oracle=in_one_process),
+    Stage("so it does with SGD, several backwards, no_sync, activation checkpointing; tied, "
+          "uneven, a block that is used twice, also in a row", _see, TRAININGS, (3,),
+          oracle=in_one_process),
+    mistakes=(
+        Slip("A block may have no parameters: nothing to gather then.",
+             (GUARD, "if self.is_whole or self.work:")),
+        Slip("It gathers once more what is on its way: nothing to do where self.work is there.",
+             (GUARD, "if not self.parameters or self.is_whole:")),
+        Slip("It gathers once more what is whole: nothing to do where self.is_whole.",
+             (GUARD, "if not self.parameters or self.work:")),
+        Slip("begin_unshard() begins the gather, and does not wait for it, so that others compute "
+             "meanwhile: async_op=True, and keep the handle, self.work = ...",
+             (GATHER, f"{GATHER}\n{WAIT}"),
+             (GATHER, GATHER.replace(", async_op=True", "")),
+             (GATHER, f"{GATHER.replace('self.work', 'work')}\n        work.wait()\n"
+                      "        self.work = None"),
+             (GATHER, "pass", WAIT, f"        {GATHER}\n{WAIT}")),
+        Slip("begin_unshard() must send as many as unshard() splits off: p.numbers of "
+             "self.parameters.", (SHARDS, SHARDS.replace("parameters", "trained"))),
+        Slip("What arrives has the type of what is sent, and is on its device: new_empty().",
+             (ROOM, ROOM.replace("message.new_", "torch.")),
+             (ROOM, "torch.zeros(self.ranks * len(message))"), torch=torch),
+        Slip("All ranks must send the same lengths: padded_shard() has zeros at the end.",
+             (SHARDS, SHARDS.replace("padded_shard()", "shard.detach().flatten()"))),
+        Slip("What is gathered has the type used for computing, and padded_shard() has it already.",
+             (SHARDS, SHARDS.replace("padded_shard()", "padded_shard(p.shard.dtype)"))),
+        Slip("It goes through float32: messages have the type of padded_shard().",
+             (f"torch.cat([{SHARDS}])", f"torch.cat([{SHARDS}]).float()")),
+        Slip("Free what was gathered once all parameters are filled, self.gathered = None: it "
+             "takes as much memory as they do.", (END, "self.work, self.is_whole = None, True")),
+        Slip("Keep nothing else of what was gathered: it takes as much memory as the parameters.",
+             (WAIT, f"{WAIT}        self.message = self.gathered\n"),
+             (f"self.gathered = {ROOM}", f"self.gathered = self.message = {ROOM}")),
+        Slip("After it has waited, unshard() sets self.work to None.",
+             (END, "self.gathered, self.is_whole = None, True")),
+        Slip("unshard() begins the gather where nothing has begun it.", (BEGIN, "")),
+        Slip("unshard() waits for self.work before it reads the message.",
+             (WAIT, ""), (WAIT, "", END, f"self.work.wait()\n        {END}")),
+        Slip("All that rank 0 has sent comes first: view the message as (R, numbers of all), and "
+             "split its columns.",
+             (VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])"
+              ), (VIEW, "parts = [part.view(self.ranks, -1) for part in self.gathered.split([self."
+                        "ranks * p.numbers for p in self.parameters])]"),
+             (VIEW, VIEW.replace("view(self.ranks, -1)", "view(-1, self.ranks).T"))),
+        Slip("unshard() fills every parameter.", (FILL, f"{FILL}\n            break"),
+             (FILL, f"{FILL} if parameter in self.trained else None")),
+        Slip("unshard() sets self.is_whole.", (END, "self.work, self.gathered = None, None")),
+        Slip("Keep the message of whole gradients no longer than it travels.",
+             (KEEP, f"{KEEP}\n        self.whole_gradients = grads")),
+        Slip("It is the sum over ranks: divide the message by self.ranks, before it is sent.",
+             (DIVIDE, ""), (DIVIDE, "", KEEP, f"        shard /= self.ranks\n{KEEP}")),
+        Slip("Reduce-scatter into the tensor that self.reduction keeps: this is the rank's own.",
+             (KEEP, "        self.reduction = grads[self.rank].clone(), work"),
+             (DIVIDE, "", KEEP, "        self.reduction = grads[self.rank].clone(), work")),
+        Slip("Divide by self.ranks, the ranks of the group, not by all.",
+             ("grads /= self.ranks", "grads /= dist.get_world_size()")),
+        Slip("It is divided twice.", (DIVIDE, DIVIDE + DIVIDE)),
+        Slip("Row r of the message is for rank r: torch.cat(..., dim=1) of each padded_gradient().",
+             (CAT, "grads = torch.cat([p.padded_gradient().flatten() for p in self.trained])",
+              "grads.new_empty(grads.shape[1])", "grads.new_empty(len(grads) // self.ranks)"),
+             (CAT, f"{CAT}.T.contiguous()", "grads.new_empty(grads.shape[1])",
+              "grads.new_empty(len(grads))")),
+        Slip("Each parameter's part of the message is in the order of self.trained.",
+             (OWNED, "p.padded_gradient() for p in self.trained[::-1]")),
+        Slip("Reduce in the type of padded_gradient(): in 16 bits a sum of many ranks is rounded.",
+             ("grads /= self.ranks",
+              "grads = grads.to(self.trained[0].whole.dtype) / self.ranks")),
+        Slip("Gradients go through float32: their message has the type of padded_gradient().",
+             (CAT, f"{CAT}.float()")),
+        Slip("p.whole.grad = None once it is in the message, not before.",
+             (CAT, f"for p in self.trained:\n            p.whole.grad = None\n        {CAT}")),
+        Slip("A block may have no trained parameters: nothing to reduce then.", (UNTRAINED, "")),
+        Slip("Backward must go on while it travels: async_op=True, and keep the handle: "
+             "self.reduction = (where it arrives, the handle).",
+             (REDUCE, f"{REDUCE}\n        work.wait()"),
+             (REDUCE, f"{REDUCE}\n        work.wait()\n        work = None"),
+             (REDUCE, REDUCE.replace(", async_op=True", ""))),
+        Slip("The ranks that share the rows are self.group: group=self.group, in the gather and in "
+             "the reduce-scatter.", (GATHER, GATHER.replace("group=self.group, ", "")),
+             (REDUCE, REDUCE.replace("group=self.group, ", ""))),
+        Slip("Whole gradients would be added to in the next backward: parameter.whole.grad = None "
+             "for each.", (FREE, "            pass\n"),
+             (FREE, f"{FREE}            break\n")),
+        Slip("One reduce-scatter is enough: an all-reduce sends twice as much.",
+             (REDUCE, "work = dist.all_reduce(grads, group=self.group, async_op=True)\n"
+                      "        shard = grads[self.rank]")),
+        Slip("Only what is trained has gradients to send: self.trained.",
+             (OWNED, OWNED.replace("trained", "parameters"))),
+        Slip("Divide the message: p.whole.grad may have 16 bits.",
+             (DIVIDE, "", CAT, "for p in self.trained:\n            if p.whole.grad is not None:\n"
+                               f"                p.whole.grad /= self.ranks\n        {CAT}")),
+        Slip("The message is on its way when it is divided: divide before it is sent.",
+             (DIVIDE, "", "grads.flatten()", "grads.view(-1)", KEEP, f"{DIVIDE}{KEEP}")),
+        Slip("All ranks must send the same: padded_gradient() of all that is trained, with zeros "
+             "where this rank has no gradient.",
+             (OWNED, f"{OWNED} if p.whole.grad is not None")),
+        Slip("One all-gather, one reduce-scatter, and no other message: each pays a latency.",
+             (GATHER, f"{GATHER}\n        dist.barrier(group=self.group)"),
+             (REDUCE, f"{REDUCE}\n        dist.barrier(group=self.group)")),
+    ), hints=(
+        "What does one message hold, seen from the rank that sends it, and from the one that gets "
+        "R of them?",
+        "padded_shard() of all parameters, one after the other, is what a rank sends; so what "
+        "arrives is (R, numbers), and a parameter is some of its columns. Gradients go the same "
+        "way back: padded_gradient() is (R, numbers), row r for rank r.",
+        "begin_unshard(): message = torch.cat([p.padded_shard() for p in self.parameters]); "
+        "self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
+        "async_op=True). unshard(): self.begin_unshard(); wait; "
+        "self.gathered.view(self.ranks, -1).split([p.numbers ...], 1), and "
+        "parameter.fill(part). reduce_gradients(): torch.cat([p.padded_gradient() "
+        "...], dim=1) / self.ranks; dist.reduce_scatter_single(shard, grads.flatten(), ...); "
+        "self.reduction = shard, work; p.whole.grad = None",
+    ))

@@ -1,102 +1,187 @@
-"""The check of masked_loss: beside the mean over all answer tokens in one process."""
+"""masked_loss: beside the mean over all answer tokens in one process."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
+import torch.nn.functional as F
 
 from ranklab.basics.targets import IGNORE
-from ranklab.checks.beside import beside, expect, on_groups, refused
-from ranklab.checks.failures import LEFT
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
 from ranklab.engine import device
+from ranklab.fsdp import masked_loss
 from ranklab.meter import Traffic
 
-T = 151  # tokens in a row
+T, V = 151, 7  # tokens in a row, and words
 # Of each rank, in 2 x T tokens; and the first label of a row, which is none. They are 281, which
-# is rounded in bfloat16, and too much for 8 bits.
-ANSWERS = 5, 0, 263, 13
-CASES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
-         "micro-batches with count": torch.float32}
-KEEP = "The caller needs its logits and labels again: write nothing into them."
-FAILURES = {
-    "(RuntimeError: element 0 of tensors does not require grad|.*the loss is nan).*":
-        "Without answers the loss is a sum of nothing, with a graph and without NaN.",
-    LEFT: "All ranks must call the all-reduce, also one that has no answer.",
-    "RuntimeError: view size is not .*": "logits[:, :-1] is not contiguous: flatten(0, 1).",
-    ".*(LongTensor|the logits is|the labels is).*": KEEP,
-    "ValueError: .*": "It is an error only where no rank has an answer: look at the count over all "
-    "ranks, or the `count` that is given.",
-    ".*with count.* is 1/. of what is right": "`count` counts all ranks already: don't add it up "
-                                              "over ranks again.",
-    ".* is 1/. of what is right": "The ranks are averaged later, so return R times this rank's "
-                                  "share.",
-    ".*its gradient is .*": "The sum must stay in the graph.",
-}
-LOSS = ("R * the sum over this rank's answers / the count of all, added up in float32. In each row "
-        "logits[:, :-1] are for labels[:, 1:]. A count is an integer of 64 bits.")
+# is rounded in bfloat16, and too much for 8 bits. In another turn there are others.
+ANSWERS = (5, 0, 263, 13), (9, 0, 100, 30)
 
 
-def _batch(rank, dtype):
-    torch.manual_seed(rank)
-    logits, labels = 3 * torch.randn(2, T, 7), torch.randint(7, (2, T))
-    labels[:, 1:][torch.arange(2 * T - 2).view(2, T - 1) >= ANSWERS[rank]] = IGNORE
-    return logits.to(dtype).to(device()).requires_grad_(), labels.to(device())
+class Case(NamedTuple):
+    """pieces: micro-batches, of which `count` is told; 0: a whole batch, without."""
+
+    dtype: str = "float32"
+    pieces: int = 0
+    turn: int = 0
+
+    def __str__(self):
+        return f"logits in {self.dtype}" + f", {self.pieces} micro-batches, `count` given" * bool(
+            self.pieces)
+
+    def batch(self, rank):
+        random = torch.Generator().manual_seed(rank + 9 * self.turn)
+        logits = 3 * torch.randn(2, T, V, generator=random)
+        labels = torch.randint(V, (2, T), generator=random)
+        counts = torch.arange(2 * T - 2).view(2, T - 1) < self.answers(rank)
+        labels[:, 1:] = torch.where(counts, labels[:, 1:], IGNORE)
+        return (logits.to(device(), getattr(torch, self.dtype)).requires_grad_(),
+                labels.to(device()))
+
+    def answers(self, rank):
+        return ANSWERS[self.turn][rank]
 
 
-def _trained(loss_of, rank, dtype, pieces=1):
-    """What comes out of the rank's batch in so many micro-batches, and the batch itself."""
-    logits, labels = _batch(rank, dtype)
-    loss = sum(loss_of(*piece).float() for piece in zip(logits.chunk(pieces), labels.chunk(pieces)))
-    loss.backward()
-    return {"the loss": loss.detach(), "its gradient": logits.grad, "the logits": logits,
-            "the labels": labels}
+class Nothing(NamedTuple):
+    """No label of the batch counts."""
+
+    count: int | None
+
+    def __str__(self):
+        return "no label of the batch counts" + f", count={self.count}" * (self.count is not None)
 
 
-def _trial(masked_loss, ranks):
-    rank, R, count = dist.get_rank(), ranks.size, sum(ANSWERS[r] for r in ranks.members)
-    for case, dtype in CASES.items():
-        given, pieces = (count, 2) if "count" in case else (None, 1)
-        learner_loss = partial(masked_loss, count=given, group=ranks.group)
-        each = [_trained(lambda x, y: R * _total(x[:, :-1], y[:, 1:]) / count, r, dtype)
-                for r in ranks.members]
-        right = {name: [of_rank[name] for of_rank in each] for name in each[0]}
-        slips = _slips(right["the loss"][ranks.index] * count / R, rank, R, dtype, count)
-        yield from beside(f"{case}, {ranks}", ranks, lambda turn: _trained(
-            learner_loss, rank, dtype, pieces), lambda turn: right, advice=lambda name: LOSS,
-            slips=lambda name, turn: slips, sends=(pieces % 2, 8 * (pieces % 2)))
-    logits, labels = _batch(0, dtype)
-    for given in (None, 0):
+CASES = (Case(), Case(turn=1), Case("float16"), Case("bfloat16"), Case(pieces=2), Nothing(None),
+         Nothing(0))
+LOSS, GRADIENT, ERROR = "the loss", "the gradient of the logits", "what it raises"
+CALLS, BYTES = "all-reduces and other calls", "bytes in them"
+
+
+def _see(fn, case, ranks):
+    if isinstance(case, Nothing):
+        logits, labels = Case().batch(dist.get_rank())
         with Traffic() as traffic:
-            look = refused(f"no label of the batch counts, count={given}, {ranks}", partial(
-                masked_loss, logits, torch.full_like(labels, IGNORE), given, ranks.group))
-        yield look
-    yield partial(expect, not traffic.ops, f"with count=0 it sends {len(traffic.ops)} messages",
-                  "Ask the ranks only `if count is None`: 0 is a count that is given, too.")
+            is_error = refuses(lambda: fn(logits, torch.full_like(labels, IGNORE), case.count,
+                                          **ranks.keywords))
+        yield {ERROR: Must("a ValueError" if is_error else "nothing", "a ValueError"),
+               CALLS: AtMost(len(traffic.ops), int(case.count is None))}
+        return
+    logits, labels = case.batch(dist.get_rank())
+    count = sum(map(case.answers, ranks.members)) if case.pieces else None
+    with Traffic() as traffic:
+        losses = [fn(*piece, count, **ranks.keywords) for piece in zip(
+            logits.chunk(case.pieces or 1), labels.chunk(case.pieces or 1))]
+    loss = sum(each.float() for each in losses)
+    if loss.requires_grad:  # ranks need not wait for each other
+        loss.sum().backward()
+    yield {LOSS: loss, GRADIENT: logits.grad, "the logits afterwards": logits,
+           "the labels afterwards": labels, CALLS: AtMost(len(traffic.ops), int(not case.pieces)),
+           BYTES: AtMost(sum(op.payload_bytes for op in traffic.ops), 8 * (not case.pieces))}
 
 
-def _slips(total, rank, R, dtype, count):
-    unshifted = _total(*_batch(rank, dtype)).detach()
-    return {
-        "the mean of this rank's own tokens": (
-            total / max(ANSWERS[rank], 1), "A mean of means: divide by the count of all ranks."),
-        "the mean over all places": (
-            total / (2 * T - 2), "Masked ones do not count: labels != IGNORE."),
-        "without the shift": (R * unshifted / (count + 2 * R), "Logits are for the token after: "
-                              "logits[:, :-1] and labels[:, 1:]."),
-        "divided by a wrong count": (R * total / (count + 2 * R), "The first label of a row does "
-                                     "not count: no logits are for it."),
-    }
+def in_one_place(logits, labels, count=None, group=None):
+    """Take each label's logarithm of a probability by itself, and count on one rank."""
+    at, after = (labels[:, 1:] != IGNORE).nonzero(as_tuple=True)
+    if count is None:
+        counts = [None] * dist.get_world_size(group)
+        dist.all_gather_object(counts, len(at), group=group)
+        count = sum(counts)
+    if not count:
+        raise ValueError("no answer")
+    logs = logits.float().log_softmax(-1)[at, after, labels[at, after + 1]]
+    return -logs.sum() * dist.get_world_size(group) / count
 
 
-def _total(logits, labels):
-    return cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE,
-                         reduction="sum")
-
-
-def check_masked_loss(masked_loss):
-    on_groups(_trial, masked_loss, failures=FAILURES)
-    yield "R times each rank's share of the mean over all answer tokens; one rank has none"
-    yield "the gradients too; logits of float16 and bfloat16 are summed in float32"
-    yield "micro-batches by `count`, which sends nothing; in groups of 1, 2 and 3"
-    yield "a batch without any answer is a ValueError on every rank"
+SUM, COUNTED = "dist.all_reduce(count, group=group)", "(targets != IGNORE).sum()"
+TARGETS, LOGITS = "labels[:, 1:].flatten()", "logits[:, :-1].flatten(0, 1).float()"
+RETURN = "return dist.get_world_size(group) * total / count"
+ASKS, EMPTY, TOTAL = "    if count is None:\n", "if count == 0:", "    total = F"
+NO_ANSWER = "    if not (targets != IGNORE).any():\n"
+KEEP = "The caller needs its labels again: write nothing into them."
+OWN = "(targets != IGNORE).sum().clamp(min=1)"
+MASKED = Proof(
+    masked_loss,
+    Stage({"R times each rank's share of the mean over all answer tokens; one rank has none; its "
+           "gradients, too; logits of float16 and bfloat16 are summed in float32": (),
+           "micro-batches by `count`, which sends nothing; in groups of 1, 2 and 3": (CALLS, BYTES),
+           "a batch without any answer is a ValueError on every rank": (ERROR,)},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_place),
+    mistakes=(
+        Slip("A mean over ranks of means over tokens: divide by the count of all ranks, not by "
+             "this rank's.", (SUM, "count = count.clamp(min=1)", RETURN, "return total / count"),
+             ('"sum"', '"mean"', RETURN, "return total.nan_to_num()"),
+             (RETURN, f"return total / {OWN}")),
+        Slip("This rank's count alone: dist.all_reduce(count) adds up all ranks'.",
+             (SUM, "count = count.clamp(min=1)")),
+        Slip("The mean over no answers is NaN: take the sum, and divide by the count of all ranks.",
+             ('"sum"', '"mean"', RETURN, RETURN.replace("total", f"total * {COUNTED}")),
+             ('"sum"', '"mean"', RETURN, "return total"), ('"sum"', '"mean"')),
+        Slip("Ranks are averaged later, so return R times this rank's share.",
+             (RETURN, "return total / count"), (RETURN, "return total / int(count)")),
+        Slip("All ranks' losses are added up: each returns its own share, and the mean over ranks "
+             "comes later.",
+             (RETURN, "of_all = total.detach().clone()\n    dist.all_reduce(of_all, group=group)\n"
+                      "    return of_all / count + (total - total.detach()) / count")),
+        Slip("Logits are for the token after: logits[:, :-1] beside labels[:, 1:].",
+             (TARGETS, "labels.flatten()", "logits[:, :-1]", "logits"),
+             ("logits[:, :-1]", "logits[:, 1:]"),
+             (TARGETS, "labels[:, :-1].flatten()", "logits[:, :-1]", "logits[:, 1:]"),
+             (TARGETS, "labels[:, :-1].flatten()")),
+        Slip("Rows do not go on in each other: shift inside each row, then flatten().",
+             (TARGETS, "labels.flatten()[1:]", LOGITS, "logits.flatten(0, 1)[:-1].float()")),
+        Slip("The first label of a row does not count: no logits are for it.",
+             (COUNTED, "(labels != IGNORE).sum()")),
+        Slip("Masked labels do not count: labels != IGNORE.",
+             (COUNTED, "(targets == targets).sum()"), (COUNTED, "targets.new_tensor(len(targets))"),
+             (COUNTED, "targets.new_tensor(labels.numel())")),
+        Slip("The word 0 is a word like all others: only IGNORE is masked.",
+             (COUNTED, "(targets > 0).sum()")),
+        Slip("The masked labels are in the sum: ignore_index=IGNORE.",
+             ("ignore_index=IGNORE", "ignore_index=-1", TOTAL, f"    targets = targets.clamp(min=0)"
+                                                              f"\n{TOTAL}")),
+        Slip("The count is rounded: it is an integer of 64 bits, not a number in the type of the "
+             "logits.", (COUNTED, "(targets != IGNORE).to(logits.dtype).sum()"),
+             (SUM, f"count = count.to(logits.dtype)\n        {SUM}")),
+        Slip(KEEP, (TOTAL, f"    labels[labels == IGNORE] = 0\n{TOTAL}"),
+             ("    targets =", "    labels[:, 0] = IGNORE\n    targets =")),
+        Slip("The caller needs its logits again: write nothing into them.",
+             ("    targets =", "    logits.data[labels == IGNORE] = 0\n    targets =")),
+        Slip("`count` counts all ranks already: do not add it up over ranks again.",
+             (ASKS, "    if count is not None:\n        count = torch.tensor(count)\n"
+                    f"        {SUM}\n{ASKS}")
+             , torch=torch),
+        Slip("Where `count` is given, divide by that: it counts all micro-batches.",
+             (ASKS, "    if True:\n")),
+        Slip("It is rounded to 16 bits on the way: logits.float(), before the loss.",
+             (LOGITS, LOGITS.removesuffix(".float()")),
+             (RETURN, f"{RETURN[:7]}({RETURN[7:]}).to(logits.dtype)")),
+        Slip("Pass `group` on to the all-reduce.", ("(count, group=group)", "(count)")),
+        Slip("R is the size of the group: dist.get_world_size(group).",
+             ("dist.get_world_size(group)", "dist.get_world_size()")),
+        Slip("Without any answer there is nothing to learn from: raise a ValueError.",
+             (EMPTY, "if False:"),
+             (EMPTY, "if False:", RETURN, f"{RETURN[:7]}({RETURN[7:]}).nan_to_num()")),
+        Slip("A rank without answers returns a loss of 0 with a graph, the sum of nothing: its "
+             "backward must run.", (TOTAL, f"{NO_ANSWER}        return 0.0 * count\n{TOTAL}")),
+        Slip("The sum must stay in the graph.", (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach()"),
+             (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach() + 0 * total"),
+             (LOGITS, LOGITS.replace("logits", "logits.detach()"))),
+        Slip("It is an error only where no rank has an answer: look at the count of all.",
+             (TOTAL, f"{NO_ANSWER}        raise ValueError('no')\n{TOTAL}")),
+        Slip("All ranks must call the all-reduce, also one without an answer.",
+             (ASKS, f"{NO_ANSWER}        return 0 * logits.float().sum()\n{ASKS}")),
+        Slip("0 is a count that is given, too: `if count is None`.", (ASKS, "    if not count:\n")),
+        Slip("logits[:, :-1] is not contiguous, and view() takes no other: flatten(0, 1).",
+             (LOGITS, "logits[:, :-1].view(-1, logits.shape[-1]).float()")),
+        Slip("One number is all that is sent: the count.",
+             (SUM, f"{SUM}\n        dist.barrier(group=group)"),
+             (SUM, f"count = count.repeat(2)\n        {SUM}\n        count = count[0]")),
+    ), hints=(
+        "Ranks have different numbers of answers. What must all of them divide by?",
+        "Sum the losses of this rank's answers, divide by the count of all ranks, and multiply by "
+        "R, because the mean over ranks follows. Shift first: logits[:, :-1] and labels[:, 1:].",
+        "targets = labels[:, 1:].flatten(); count = (targets != IGNORE).sum(); dist.all_reduce("
+        "count, group=group); F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, "
+        "ignore_index=IGNORE, reduction=\"sum\") * dist.get_world_size(group) / count",
+    ))

@@ -1,71 +1,189 @@
-"""The check of shard_parameter: the rows of every rank, beside torch.chunk."""
+"""shard_parameter: the rows of every rank, beside torch.chunk."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from ranklab.checks.beside import expect, on_groups, refused
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
 from ranklab.engine import device
+from ranklab.fsdp import shard_parameter
 from ranklab.meter import Traffic
 
-CASES = [(shape, dtype) for shape in ((10, 3), (8, 2), (2, 3), (1,), (7, 2, 3), (0, 4))
-         for dtype in (torch.float32, torch.float64, torch.bfloat16)]
-FAILURES = {
-    "RuntimeError: view size is not compatible.*": "A parameter need not be contiguous: "
-    "parameter[a:b], or reshape.",
-    "IndexError: too many indices for tensor of dimension 1":
-        "A bias is cut like a matrix; its rows are numbers: parameter[a:b].",
-    "ValueError: .*": "Only the shape () is an error: (1,) is a row, and a rank may have none.",
-}
+FINE = {"float64": 1 + 2.0**-26}  # times whole numbers: lost in float32
+
+
+class Case(NamedTuple):
+    """A parameter; `first` is its first number."""
+
+    shape: tuple
+    dtype: str = "float32"
+    strided: bool = False
+    frozen: bool = False
+    first: int = 1
+
+    def __str__(self):
+        how = ", not contiguous" * self.strided + ", frozen" * self.frozen
+        return f"a parameter of shape {self.shape}, {self.dtype}{how}"
+
+    def tensor(self):
+        n = torch.Size(self.shape).numel()
+        numbers = (torch.arange(n, device=device()) + self.first).to(getattr(torch, self.dtype))
+        tensor = (numbers * FINE.get(self.dtype, 1)).view(self.shape)
+        if not self.strided:
+            return tensor
+        return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor.repeat_interleave(2)[::2]
+
+    def parameter(self):
+        """Return it with a gradient, unless it is frozen."""
+        parameter = nn.Parameter(self.tensor(), not self.frozen)
+        if not self.frozen:
+            parameter.grad = torch.ones_like(parameter)
+        return parameter
+
+
+CASES = (
+    *(Case((10, 3), dtype) for dtype in ("float32", "float64", "bfloat16")),
+    Case((10, 3), first=9), *map(Case, ((8, 2), (2, 3), (1,), (9,), (7, 2, 3), (0, 4), ())),
+    Case((10, 3), "float64", strided=True), Case((7, 2, 3), strided=True),
+    Case((20,), "bfloat16", strided=True), Case((5, 2), frozen=True))
+SHARD, REFUSED = "the shard", "what the shape () raises"
+STAYS = ("the parameter afterwards", "its gradient afterwards",
+         "does it need a gradient afterwards?")
+COST = ("the shard's gradient", "messages", "has the shard a graph?",
+        "memory that the shard shares with the parameter", "bytes that the shard keeps in memory",
+        REFUSED)
+
+
+def _see(fn, case, ranks):
+    parameter = case.parameter()
+    if not case.shape:
+        is_error = refuses(lambda: fn(parameter, **ranks.keywords))
+        yield {REFUSED: Must("a ValueError" if is_error else "nothing", "a ValueError")}
+        return
+    with Traffic() as traffic:
+        shard = fn(parameter, **ranks.keywords)
+    if not isinstance(shard, torch.Tensor):
+        yield {SHARD: shard}
+        return
+    memory = shard.untyped_storage()
+    is_view = bool(len(shard)) and memory.data_ptr() == parameter.untyped_storage().data_ptr()
+    rows = -(-len(parameter) // ranks.size)
+    yield {
+        SHARD: shard, "the parameter afterwards": parameter,
+        "its gradient afterwards": parameter.grad,
+        "does it need a gradient afterwards?": Must(parameter.requires_grad, not case.frozen),
+        "the shard's gradient": shard.grad if shard.is_leaf else None,
+        "messages": AtMost(len(traffic.ops), 0),
+        "has the shard a graph?": Must(shard.grad_fn is not None, False),
+        "memory that the shard shares with the parameter": Must(is_view, False),
+        "bytes that the shard keeps in memory": AtMost(
+            memory.nbytes(), rows * parameter.shape[1:].numel() * parameter.itemsize),
+    }
 
 
 def chunk_of(tensor, ranks, rank):
-    """The rank's chunk as torch.chunk cuts; empty where there are fewer chunks than ranks."""
+    """Return the rank's chunk as torch.chunk cuts; empty where there are fewer than ranks."""
     chunks = tensor.chunk(ranks)
     return chunks[rank] if rank < len(chunks) else tensor[:0]
 
 
-def _trial(shard_parameter, ranks):
-    for shape, dtype in CASES:
-        yield partial(_compare, shard_parameter, shape, dtype, ranks)
-    yield refused("a parameter of shape ()", partial(shard_parameter,
-                                                     torch.ones((), device=device())))
+def by_chunk(parameter, group=None):
+    if not parameter.shape:
+        raise ValueError("shape ()")
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    return chunk_of(parameter.detach(), R, rank).contiguous().clone()
 
 
-def check_shard_parameter(shard_parameter):
-    on_groups(_trial, shard_parameter, failures=FAILURES)
-    yield "ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk, on 4 ranks"
-    yield "in groups of 1, 2 and 3 as well; any shape and strides, 3 types"
-    yield "a copy, without a graph; nothing is sent; a parameter without rows is a ValueError"
-
-
-def _compare(shard_parameter, shape, dtype, ranks):
-    R, place, floor = ranks.size, ranks.index, shape[0] // ranks.size
-    where = f"shape {shape}, {dtype}: {ranks}"
-    tensor = torch.arange(1.0, torch.Size(shape).numel() + 1, device=device()).view(shape).to(dtype)
-    given = tensor.mT.contiguous().mT if dtype == torch.float64 and tensor.dim() > 1 else tensor
-    parameter = torch.nn.Parameter(given.clone())
-    parameter.grad = gradient = torch.ones_like(parameter)
-    with Traffic() as traffic:
-        shard = shard_parameter(parameter, ranks.group)
-    expect(torch.equal(parameter, tensor) and parameter.requires_grad
-           and parameter.grad is gradient, f"{where}: the parameter is changed",
-           "Copy its rows. Its numbers, gradient and requires_grad stay: the caller may "
-           "need them.")
-    expect(getattr(shard, "grad", None) is None, f"{where}: the shard has a gradient", "Only "
-           "numbers are copied: gradients come by a backward.")
-    explain(f"{where}: the shard", shard, chunk_of(tensor, R, place), {
-        "as tensor_split cuts": (tensor.tensor_split(R)[place], "Each rank has ceil(n/R) rows, "
-                                 "as long as there are some. So it is in FSDP2, too."),
-        "n // R rows": (tensor[place * floor:][:floor], "Rows are left over: round up, "
-                        "-(-n // R), and the last ranks have fewer."),
-        "every R-th row": (tensor[place::R], "Take rows that lie one after the other."),
-    }, "Rank r has the rows from r * ceil(n/R) on, all other dims whole. Padding is for messages.")
-    expect(not traffic.ops, f"{where} sends something", "Every rank has the parameter.")
-    memory, its = (x.untyped_storage() for x in (shard, parameter))
-    is_view = shard.numel() and memory.data_ptr() == its.data_ptr()
-    rows = -(-len(tensor) // R) * tensor.itemsize * tensor.shape[1:].numel()
-    expect(not is_view and memory.nbytes() <= rows and shard.grad_fn is None,
-           f"{where}: the shard keeps the whole parameter in memory", "It is a view of it or of "
-           "its copy, or has a graph. First cut, then copy: parameter.detach()[...].clone().")
+UP, BEYOND = "-(-len(parameter) // R)", "  # the last ones may lie beyond the end"
+TAKE = "parameter.detach()[first:stop].clone()"
+CUT = f"return {TAKE}"
+RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
+SHAPELESS = "if parameter.dim() == 0:"
+SHARD_PARAMETER = Proof(
+    shard_parameter,
+    Stage({"ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk; on 4 ranks, and "
+           "in groups of 1, 2 and 3; any shape and strides, 3 types": (SHARD,),
+           "the parameter stays as it is": STAYS,
+           "a copy, without a graph; nothing is sent; a parameter without rows is a ValueError":
+           COST},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=by_chunk),
+    mistakes=(
+        Slip("Rows are left over: round up, -(-n // R), and the last ranks have fewer.",
+             (UP, "len(parameter) // R"),
+             (UP, "len(parameter) // R",
+              BEYOND, "\n    stop = len(parameter) if rank == R - 1 else stop")),
+        Slip("Where R divides n, this is a row too many: round up, -(-n // R).",
+             (UP, "len(parameter) // R + 1")),
+        Slip("Each rank has ceil(n/R) rows, as long as there are some, as torch.chunk cuts. "
+             "tensor_split gives the first ranks what is left over.",
+             (TAKE, "parameter.detach().tensor_split(R)[rank].clone()")),
+        Slip("Take rows that lie one after the other.",
+             (TAKE, "parameter.detach()[rank::R].clone()")),
+        Slip("torch.chunk gives fewer chunks than ranks where there are few rows: the ranks after "
+             "them get none, parameter[:0].",
+             (TAKE, "parameter.detach().chunk(R)[rank].clone()"),
+             (TAKE, "parameter.detach().split(max(length, 1))[rank].clone()")),
+        Slip("Rank r has the rows from r * ceil(n/R) on: rank 0 the first ones.",
+             ("first, stop = rank", "rank = R - 1 - rank\n    first, stop = rank")),
+        Slip("It is a view: the parameter could not be freed. Copy the rows: clone().",
+             (TAKE, TAKE.replace(".clone()", "")),
+             (TAKE, "parameter.detach()[first:stop].contiguous()"),
+             (TAKE, "parameter.data[first:stop]")),
+        Slip("A slice of a copy keeps all of the copy in memory. First cut, then copy.",
+             (TAKE, "parameter.detach().clone()[first:stop]")),
+        Slip("The parameter stays trainable: detach() cuts the graph, and leaves it as it is.",
+             ("parameter.detach()[", "parameter.requires_grad_(False)[")),
+        Slip("A parameter need not be contiguous, and view() takes no other: parameter[a:b], or "
+             "reshape.", (TAKE, "parameter.detach().view(-1).view(parameter.shape)[first:stop]"
+                                ".clone()")),
+        Slip("Only numbers are copied: a gradient comes by a backward.",
+             (CUT, f"rows = {TAKE}\n    if parameter.grad is not None:\n"
+                   "        rows.grad = parameter.grad[first:stop]\n    return rows"),
+             (CUT, f"rows = {TAKE}\n    rows.grad = parameter.grad[first:stop]\n    return rows")),
+        Slip("The parameter keeps its gradient: the caller may need it.",
+             (CUT, f"rows = {TAKE}\n    parameter.grad = None\n    return rows")),
+        Slip("The parameter keeps its numbers: the caller frees it.",
+             (CUT, f"rows = {TAKE}\n    parameter.data.zero_()\n    return rows"),
+             (CUT, f"rows = {TAKE}\n    parameter.data = rows\n    return rows"),
+             (CUT, f"rows = {TAKE}\n    parameter.data = parameter.data[:0]\n    return rows")),
+        Slip("The shard has a graph, which keeps the parameter: cut parameter.detach().",
+             (TAKE, TAKE.replace(".detach()", ""))),
+        Slip("Pass `group` on: get_rank(group), get_world_size(group).",
+             (RANK, "dist.get_rank()", RANKS, "dist.get_world_size()"), (RANK, "dist.get_rank()"),
+             (RANKS, "dist.get_world_size()")),
+        Slip("Padding is for messages: the last ranks have fewer rows, or none.",
+             (CUT, f"rows = {TAKE}\n    padding = rows.new_zeros(length - len(rows), "
+                   "*rows.shape[1:])\n    return torch.cat([rows, padding])"), torch=torch),
+        Slip("A shard keeps all other dims of the parameter: (rows, ...).",
+             (TAKE, f"{TAKE}.flatten()")),
+        Slip("Cut between rows, not in the middle of one.",
+             (TAKE, "parameter.detach().flatten()[-(-parameter.numel() // R) * rank :]"
+                    "[: -(-parameter.numel() // R)].clone()")),
+        Slip("Cut the first dim: a bias has no second one.",
+             (UP, "-(-parameter.shape[-1] // R)", TAKE, TAKE.replace("[first", "[..., first"))),
+        Slip("The shard has the type of the parameter.", (TAKE, f"{TAKE}.float()")),
+        Slip("It goes through float32, which rounds a float64.",
+             (TAKE, f"{TAKE}.float().to(parameter)")),
+        Slip("Something is kept from another call: a parameter of the same shape may hold other "
+             "numbers.", ("group=None", "group=None, kept={}", TAKE, "kept.setdefault((rank, R, "
+                          f"parameter.shape, parameter.dtype), {TAKE}).clone()")),
+        Slip("Every rank has the whole parameter: nothing need be sent.",
+             (CUT, "whole = parameter.detach().clone(memory_format=torch.contiguous_format)\n"
+                   "    dist.broadcast(whole, group=group, group_src=0)\n"
+                   "    return whole[first:stop].clone()"), torch=torch),
+        Slip("Only the shape () is an error: (1,) is a row, and a rank may have none.",
+             (SHAPELESS, "if len(parameter) < dist.get_world_size(group):"),
+             (SHAPELESS, "if parameter.numel() <= 1:")),
+        Slip("Keep the stub's ValueError for the shape ().", (SHAPELESS, "if False:"),
+             (SHAPELESS, "if parameter.dim() == 0:\n        return parameter.detach().clone()\n"
+                         "    if False:")),
+    ), hints=(
+        "How many rows must each rank have, so that R times as many are enough?",
+        "length = ceil(n / R), which is -(-n // R). Rank r has the rows from r * length on; a "
+        "slice that goes too far is cut, or empty.",
+        "length = -(-len(parameter) // dist.get_world_size(group)); first = length * "
+        "dist.get_rank(group); return parameter.detach()[first : first + length].clone()",
+    ))
