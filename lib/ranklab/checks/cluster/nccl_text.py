@@ -1,13 +1,17 @@
-"""The check of read_nccl_log: logs that it writes itself, as NCCL would, and captured ones.
+"""read_nccl_log: logs that are written here, as NCCL would, and captured ones.
 
 The lines of all processes are mixed, with other text between them; their forms are those of
 ranklab.cluster.nccl_log.
 """
 
+import functools
 import random
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.cluster.nccl_log import NcclLog, read_log, read_nccl_log
 
 
@@ -119,96 +123,189 @@ CAPTURED = {  # name: what is known of it
         (None, "Failed to initialize any NET plugin"),)),
     "same_gpu": dict(hosts={"vm": (0, 1)}, rings={}, links={}),
 }
-HINTS = {  # of each field of NcclLog
-    "network": '"Using network" says what is used: all that follows is its name. "NET/IB : Using" '
-               "is there even if no device was found.",
-    "hosts": "Ranks in order, from each process that tells its rank in a comm line. Its host, pid "
-             "and thread come before the text; [0] is a GPU, and pids repeat on other hosts.",
-    "rings": "A ring has all ranks, from 0 on, left to right. If the list is cut, take the first "
-             "link that each rank opens in the channel; later ones belong to trees.",
-    "trees": "Each rank prints its own part of each channel: [0], [1]. Children stand on the left, "
-             "1/3/-1, and the parent on the right.",
-    "links": 'The key is (channel, from, to), the transport is all that follows "via". On a '
-             "network the sender's line counts; if only the receiver printed one, take that.",
-    "warnings": "Every NCCL WARN in the log's order, (rank, text), each one once. The rank is that "
-                "of its process, by host and pid; None if it is not known.",
-    "entered": 'For each rank the number after the last "last enqueued" that torch printed, not '
-               'after "last completed".'}
 
 
-TYPES = {"network": {str}, "hosts": {str, int}, "rings": {int}, "trees": {int},
-         "links": {int, str}, "warnings": {int, str, type(None)}, "entered": {int}}
+class Case(NamedTuple):
+    """A log, and what it tells.
+
+    make    () -> (text, its NcclLog)
+    fields  of NcclLog that are looked at
+    """
+
+    name: str
+    make: Callable
+    fields: tuple = tuple(field.name for field in fields(NcclLog))
+
+    def __str__(self):
+        return self.name
 
 
-def check_read_nccl_log(read_nccl_log):
-    for seed, (name, run) in enumerate(RUNS.items()):
-        text, right = written(*run, seed=seed)
-        _is(name, read_nccl_log(text), right, HINTS)
-        yield f"{name}: hosts, rings, trees, links"
-    for name, known in CAPTURED.items():
-        _is(f"logs/{name}.txt", read_nccl_log(read_log(name)), NcclLog(**known), known)
-        yield f"logs/{name}.txt: {', '.join(known)}"
-    text = "\n".join(f"gpu-00:1{rank}:2{rank} [{rank}] NCCL {line}" for rank, line in ODD)
-    right = NcclLog("IB", rings={}, warnings=((1, "early"),))
-    _is("paths that are no rings", read_nccl_log(text), right, ["network", "rings", "warnings"])
-    _is("an empty log", read_nccl_log(""), NcclLog(), HINTS)
-    text = "[rank1]:[E1] [PG 0 Rank 1] last enqueued NCCL work: 7, last completed NCCL work: 6.\n"
-    _is("torch's line twice", read_nccl_log(text + text.replace("7", "9")),
-        NcclLog(entered={1: 9}), ["entered"])
-    yield "an empty log; torch's numbers, the last of a rank"
+@functools.cache
+def _run(name):
+    return written(*RUNS[name], seed=[*RUNS].index(name))
 
 
-def _is(name, got, right, fields):
-    expect(isinstance(got, NcclLog), f"{name}: {got!r:.60} is returned", "Return an NcclLog.")
-    for field in fields:
-        theirs, known = _plain(getattr(got, field)), _plain(getattr(right, field))
-        if theirs == known:
+def _captured(name):
+    return read_log(name), NcclLog(**CAPTURED[name])
+
+
+def _odd():
+    lines = [f"gpu-00:1{rank}:2{rank} [{rank}] NCCL {line}" for rank, line in ODD]
+    return "\n".join(lines), NcclLog("IB", rings={}, warnings=((1, "early"),))
+
+
+def _torchs_line_twice():
+    line = "[rank1]:[E1] [PG 0 Rank 1] last enqueued NCCL work: {}, last completed NCCL work: 6.\n"
+    return line.format(7) + line.format(9), NcclLog(entered={1: 9})
+
+
+WRITTEN = tuple(Case(name, partial(_run, name)) for name in RUNS)
+FROM_FILES = tuple(Case(f"logs/{name}.txt", partial(_captured, name), (*known,))
+                   for name, known in CAPTURED.items())
+OTHERS = (Case("paths that are no rings", _odd, ("network", "rings", "warnings")),
+          Case("an empty log", lambda: ("", NcclLog())),
+          Case("torch's line twice", _torchs_line_twice, ("entered",)))
+
+
+def _see(fn, case):
+    text, known = case.make()
+    log = fn(text)
+    yield {"what is returned": type(log).__name__}
+    looked_at = {}
+    for field in case.fields:
+        value, right = _plain(getattr(log, field)), _plain(getattr(known, field))
+        if not isinstance(right, dict) or not isinstance(value, dict):
+            looked_at[field] = value
             continue
-        if isinstance(known, dict) and isinstance(theirs, dict):  # the first key that differs
-            keys = [*(known if field == "trees" else theirs), *known]
-            key = next(key for key in keys if theirs.get(key) != known.get(key))
-            field_key, theirs, known = f"{field}[{key!r}]", theirs.get(key), known.get(key)
-        else:
-            key, field_key = None, field
-        is_typed = _types(getattr(got, field)) <= TYPES[field]
-        raise Mistake(f"{name}: {field_key} is {theirs!r:.150}, not {known!r:.150}", _slip(
-            field, key, theirs, known, right) or HINTS[field] * is_typed)
-
-
-def _slip(field, key, theirs, known, right):
-    """A hint if a value proves what went wrong, otherwise ""."""
-    if field == "rings" and isinstance(theirs, tuple) and known:
-        if len(theirs) < len(known) and theirs == known[:len(theirs)]:
-            return ('It is only a part of the ring: a list that NCCL cut ends with "...". Match '
-                    "the whole line, and follow the links if it is cut.")
-        return "It is turned round." * (theirs[1:] == known[:0:-1])
-    if field == "links" and isinstance(key, tuple) and (*key[:1], *key[:0:-1]) in right.links:
-        return ("It is turned round: an arrow goes from left to right in [receive] lines, too."
-                if key not in right.links else "")
-    return ""
-
-
-def _types(value):
-    """Return the types of all numbers and texts in it: a channel as a text is no wrong ring."""
-    if isinstance(value, dict):
-        return {kind for pair in value.items() for each in pair for kind in _types(each)}
-    if isinstance(value, (list, tuple)):
-        return {kind for each in value for kind in _types(each)}
-    return {type(value)}
+        looked_at |= {f"{field}[{key}]": value.get(key) for key in right}
+        if field == "rings":
+            looked_at |= {f"the ranks in rings[{key}]": len(value.get(key, ())) for key in right}
+        looked_at[f"{field} of which the log tells nothing"] = [
+            each for each in value.items() if each[0] not in right][:4]
+    yield looked_at
 
 
 def _plain(value):
-    """Lists as tuples, and no channels without anything in them."""
+    """Return lists as tuples, keys in order, and no channels without anything in them."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items() if each not in ({}, (), [])}
+        return {key: _plain(value[key]) for key in sorted(value, key=str)
+                if value[key] not in ({}, (), [])}
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-READ_LOG = Exercise(read_nccl_log, check_read_nccl_log, hints=(
-    "Each rank prints its own part. Go through all lines, and put together what belongs to a "
-    "channel.",
-    "A dict of (host, pid) -> rank, one of (channel, from, to) -> transport, and one of "
-    "(channel, rank) -> the first rank it opens a link to. A ring list that is "
-    "cut does not match RING as a whole.",
-    "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
-    "ring.append(after)"))
+def as_written(text):
+    """Return what the text was written from."""
+    logs = (case.make() for case in (*WRITTEN, *FROM_FILES, *OTHERS))
+    return next(log for each, log in logs if each == text)
+
+
+RING_OF = "re.fullmatch(RING, line.text)"
+IS_RING = "if ranks_of and after == 0 and len(ring) == ranks:"
+NETWORK = '"Using network (.*\\S)"'
+COMPLETED = r"'Rank (\d+)\].*?[Ll]ast completed (?:NCCL )?work: (\d+)'"
+LINK_OF = "link = int(match[1]), int(match[2]), int(match[3])"
+RECEIVED, SENT = 'links.setdefault(link, match["via"])', 'links[link] = match["via"]'
+OPENED = "opened.setdefault(link[:2], link[2])"
+TREE_OF = "trees.setdefault(int(channel), {})[int(rank)] = int(parent)"
+WARNING = "(ranks_of.get((line.host, line.pid)), line.text)"
+WARNINGS = f"    warnings = [{WARNING} for line in lines if line.warns]\n"
+LOOP, WARNS = "    for line in lines:\n", "tuple(dict.fromkeys(warnings))"
+READ_LOG = Proof(
+    read_nccl_log,
+    Stage("logs of 8 to 64 ranks: hosts, rings, trees, links, warnings", _see, WRITTEN,
+          oracle=as_written),
+    Stage(f"logs that were captured: {', '.join(CAPTURED)}", _see, FROM_FILES, oracle=as_written),
+    Stage("an empty log; paths that are no rings; torch's numbers, the last of a rank", _see,
+          OTHERS, oracle=as_written),
+    mistakes=(
+        Slip('"Using network" says what is used. "NET/IB : Using" is there even if no device was '
+             "found.", (NETWORK, '"NET/(\\w+) : Using"')),
+        Slip('The name is all that follows "Using network", and may have blanks in it.',
+             (NETWORK, '"Using network (\\w+)"')),
+        Slip('The last "Using network" counts, not the first.',
+             ("*_, network =", "network, *_ =")),
+        Slip("Ranks of a host are in order: lines come as they come.",
+             ("tuple(sorted([*hosts.get(host, ()), rank]))", "(*hosts.get(host, ()), rank)")),
+        Slip("All ranks of a host, not one alone.",
+             ("tuple(sorted([*hosts.get(host, ()), rank]))", "(rank,)")),
+        Slip("pids repeat on other hosts: a process is a host and a pid.",
+             ("ranks_of[line.host, line.pid], ranks", "ranks_of[0, line.pid], ranks",
+              WARNING, "(ranks_of.get((0, line.pid)), line.text)",
+              "(host, _), rank in ranks_of", "(host, _), rank in {(line.host, line.pid): ranks_of"
+              "[0, line.pid] for line in lines if (0, line.pid) in ranks_of}")),
+        Slip('It is only a part of the ring: a list that NCCL cut ends with "...". Match the whole '
+             "line, and follow the links if it is cut.",
+             (RING_OF, 're.match(RING, line.text) if "via" not in line.text else None')),
+        Slip("If NCCL cut the list, follow the first link that each rank opens in the channel, not "
+             "[receive] lines, and not later links: those belong to trees.",
+             ("in {channel for channel, _ in opened} - rings.keys():", "in ():"),
+             (OPENED, "opened[link[:2]] = link[2]"),
+             (RECEIVED, f"{RECEIVED}\n                {OPENED}")),
+        Slip("It is a ring only if the path meets all ranks once and comes back to 0.",
+             (IS_RING, "if ranks_of:"), (IS_RING, "if ranks_of and after == 0:"),
+             (IS_RING, "if ranks_of and len(ring) == ranks:")),
+        Slip("A ring has each rank once: it does not end with 0 again.",
+             ("= tuple(ring)", "= (*ring, 0)")),
+        Slip("A ring goes from left to right, 0 first: it is turned round.",
+             ("tuple(map(int, match[2].split()))",
+              "(lambda ring: (*ring[:1], *ring[:0:-1]))([*map(int, match[2].split())])")),
+        Slip("Ranks are numbers: int(...).",
+             ("tuple(map(int, match[2].split()))", "tuple(match[2].split())"),
+             ("ranks_of[line.host, line.pid], ranks = int(match[1])",
+              "ranks_of[line.host, line.pid], ranks = match[1]"),
+             (TREE_OF, TREE_OF.replace("int(rank)", "rank")),
+             (TREE_OF, TREE_OF.replace("int(parent)", "parent")),
+             ("{int(rank): int(work)", "{rank: int(work)")),
+        Slip("Channels are numbers: int(...).", ("rings[int(match[1])]", "rings[match[1]]"),
+             (TREE_OF, TREE_OF.replace("int(channel)", "channel"))),
+        Slip("Children stand on the left, 1/3/-1, and the parent on the right.",
+             (TREE_OF, TREE_OF.replace("rank", "?").replace("parent", "rank").replace(
+                 "?", "parent")),
+             ("re.findall(TREE, line.text)",
+              "[(a, c, b) for a, b, c in re.findall(r'\\[(\\d+)\\] (-?\\d+)[-\\d/]*->(\\d+)', "
+              "line.text)]")),
+        Slip("The root's parent is -1: it is in the tree, too.",
+             (TREE_OF, f"if int(parent) >= 0:\n                    {TREE_OF}")),
+        Slip("A rank prints its part of all channels in one line: [0] .. [1] ..",
+             ("re.findall(TREE, line.text):", "re.findall(TREE, line.text)[:1]:")),
+        Slip("Each rank prints its own part of a tree: put all parts together.",
+             (TREE_OF, "trees[int(channel)] = {int(rank): int(parent)}")),
+        Slip("An arrow goes from left to right, in all lines: the key is (channel, from, to).",
+             (LINK_OF, "link = int(match[1]), int(match[3]), int(match[2])")),
+        Slip("An arrow goes from left to right in [receive] lines, too.",
+             (LINK_OF, "link = int(match[1]), *((int(match[2]), int(match[3])) if match['side'] != "
+              "'receive' else (int(match[3]), int(match[2])))")),
+        Slip("Over a network the sender's line counts, also where the receiver's came first.",
+             (SENT, 'links.setdefault(link, match["via"])')),
+        Slip("Over a network the sender's line counts, also where the receiver's comes last.",
+             (RECEIVED, SENT)),
+        Slip("If only the receiver printed a link, take that.", (RECEIVED, "pass")),
+        Slip('The transport is all that follows "via".',
+             (SENT, 'links[link] = match["via"].rpartition("/")[0]'),
+             (SENT, 'links[link] = match["via"].split("/")[0]'),
+             (SENT, 'links[link] = match["via"].removesuffix("/GDRDMA")'),
+             (SENT, 'links[link] = match["via"].split()[0]')),
+        Slip("Every NCCL WARN in the log, not the first alone.", (WARNS, "tuple(warnings[:1])")),
+        Slip("The same warning of the same rank counts once.", (WARNS, "tuple(warnings)")),
+        Slip("Two ranks may warn of the same: (rank, text) is there once, not the text.",
+             (WARNS, "tuple({text: (rank, text) for rank, text in warnings}.values())")),
+        Slip("Warnings are in the log's order: a set has none.",
+             (WARNS, "tuple(sorted({*warnings}, key=str))")),
+        Slip("A warning of a process whose rank is not known counts, too: its rank is None.",
+             ("if line.warns]", "if line.warns and (line.host, line.pid) in ranks_of]")),
+        Slip("A process may warn before it tells its rank: look up ranks when all lines are read.",
+             (WARNINGS, "", LOOP, f"    warnings = []\n{LOOP}        if line.warns:\n"
+              f"            warnings.append({WARNING})\n")),
+        Slip("A rank's last number counts.",
+             ("re.findall(ENQUEUED, text)}", "re.findall(ENQUEUED, text)[::-1]}")),
+        Slip('The number after "last enqueued", not the one after "last completed".',
+             ("re.findall(ENQUEUED, text)", f"re.findall({COMPLETED}, text)")),
+        Slip('An empty log tells nothing: then all stays empty.', (' or [""]', "")),
+    ), hints=(
+        "Each rank prints its own part. Go through all lines, and put together what belongs to a "
+        "channel.",
+        "A dict of (host, pid) -> rank, one of (channel, from, to) -> transport, and one of "
+        "(channel, rank) -> the first rank it opens a link to. A ring list that is "
+        "cut does not match RING as a whole.",
+        "ring = [0]; while (after := opened.get((channel, ring[-1]))) not in (None, *ring): "
+        "ring.append(after)"))
