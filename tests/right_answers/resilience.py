@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import tempfile
+import zlib
 from collections import Counter
 
 import numpy as np
@@ -99,6 +100,34 @@ def resume_exact__vars_of_the_loader(run, saved=None):
     random.setstate(p)
     np.random.set_state(n)
     torch.random.set_rng_state(t)
+
+
+def resume_exact__one_part_after_the_other(run, saved=None):
+    """A dictionary of bytes, each made by torch.save; parts are put back in another order."""
+    def frozen(value):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue()
+
+    def thawed(name):
+        return torch.load(io.BytesIO(saved[name]), weights_only=False)
+
+    parts = {"schedule": run.scheduler, "adam": run.optimizer, "net": run.model}
+    if saved is None:
+        kept = {name: frozen(part.state_dict()) for name, part in parts.items()}
+        kept["loader"] = frozen([run.loader.position, list(run.loader.order),
+                                 run.loader.generator.get_state()])
+        kept["steps"], kept["libraries"] = frozen(run.steps_done), frozen(
+            [random.getstate(), np.random.get_state(), torch.get_rng_state()])
+        return kept
+    run.loader.position, run.loader.order, drawn = thawed("loader")
+    run.loader.generator.set_state(drawn)
+    run.steps_done = thawed("steps")
+    for name, part in parts.items():
+        part.load_state_dict(thawed(name))
+    for put_back, state in zip((random.setstate, np.random.set_state, torch.set_rng_state),
+                               thawed("libraries")):
+        put_back(state)
 
 
 def elastic_batch__full_ones_first_and_dealt(batch, ranks, micro_batch):
@@ -206,6 +235,32 @@ def health_check__odd_ranks_answer(probe, group=None, slow=3.0):
         links=[(a, (a + 1) % R) for a in bad if a not in cards and (a + 1) % R not in cards])
 
 
+def health_check__colours(probe, group=None, slow=3.0):
+    """Three turns: even links, odd ones, and the last link of an odd ring; a table of doubles that
+    each rank fills for itself and all sum up.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    links = [] if R == 1 else [(0, 1)] if R == 2 else [(a, (a + 1) % R) for a in range(R)]
+    colour = {link: 2 if R % 2 and link[0] == R - 1 else link[0] % 2 for link in links}
+    correct, seconds = probe.product()
+    intact = probe.memory()
+    own = torch.zeros(4, dtype=torch.float64)
+    own[0], own[1] = float(correct and intact), seconds
+    for turn in range(3):
+        for number, link in enumerate(links):
+            if colour[link] == turn and rank in link:
+                own[2 + (rank != link[0])] = probe.message(link[rank == link[0]], group)
+    table = torch.zeros(R * 4, dtype=torch.float64, device=device())
+    dist.all_gather(list(table.split(4)), own.to(device()), group=group)
+    table = table.view(R, 4).cpu().numpy()
+    taken = {link: max(table[link[0], 2], table[link[1], 3]) for link in links}
+    bad = {link for link in links if taken[link] > slow * min(taken.values())}
+    cards = {r for r in range(R) if R > 2 and sum(r in link for link in bad) == 2}
+    late = {r for r in range(R) if table[r, 1] > slow * table[:, 1].min()}
+    return Health([r for r in range(R) if not table[r, 0]], sorted(cards | late),
+                  [link for link in links if link in bad and not cards & {*link}])
+
+
 def silent_corruption__sha_and_into_one_tensor(parameters, group=None):
     R = dist.get_world_size(group)
     mine = torch.zeros(len(parameters), dtype=torch.int64)
@@ -222,6 +277,25 @@ def silent_corruption__sha_and_into_one_tensor(parameters, group=None):
             best = max(counts, key=counts.get)
             found[name] = [i for i in range(R) if row[i] != best] if counts[best] > R / 2 else []
     return found
+
+
+def silent_corruption__crc_and_adler(parameters, group=None):
+    """Two checksums of 4 bytes side by side; one row of all_gather's list for each rank."""
+    marks = []
+    for p in parameters.values():
+        p = p.detach().cpu().clone(memory_format=torch.contiguous_format)
+        raw = p.flatten().view(torch.uint8).numpy().tobytes()
+        marks.append(zlib.crc32(raw) << 31 | zlib.adler32(raw[::-1]) >> 1)
+    rows = list(torch.empty(dist.get_world_size(group), len(marks), dtype=torch.int64,
+                            device=device()).unbind())
+    dist.all_gather(rows, torch.tensor(marks, device=device()), group=group)
+    ranks, corrupt = range(len(rows)), {}
+    for name, column in zip(parameters, torch.stack(rows).T.cpu().numpy()):
+        alike = (column[:, None] == column).sum(axis=1)
+        if alike.min() < len(column):
+            usual = alike > len(column) / 2
+            corrupt[name] = [r for r in ranks if not usual[r]] if usual.any() else []
+    return corrupt
 
 
 def loss_spike__in_torch(losses, window=64, limit=6.0, patience=3):

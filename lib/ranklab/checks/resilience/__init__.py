@@ -1,4 +1,15 @@
-"""The exercises and predictions of lab 14, in the order of the lab."""
+"""The exercises and predictions of lab 14, in the order of the lab.
+
+    interval.py    optimal_interval, goodput
+    save.py        atomic_save: processes are killed in the middle, so it has a check of its own
+    resume.py      resume_exact
+    elastic.py     elastic_batch
+    straggler.py   find_straggler
+    health.py      health_check
+    corruption.py  silent_corruption
+    spike.py       loss_spike
+    policy.py      recovery_policy: open, and judged by its score, so it has a check of its own
+"""
 
 from ranklab import resilience
 from ranklab.checks.exercise import Exercise
