@@ -157,6 +157,57 @@ def top_k_compress__subtracts(gradient, error, k):
     return values, places, whole - sent.view_as(whole)
 
 
+def power_sgd__projects_by_svd(matrix, q, error, group=None):
+    """Means and not sums; another orthonormal basis."""
+    R = dist.get_world_size(group)
+    target = torch.add(matrix, error)
+    p = torch.matmul(target, q) / R
+    dist.all_reduce(p, group=group)
+    basis = torch.linalg.svd(p, full_matrices=False).U
+    q = torch.einsum("...nm,...nr->...mr", target, basis).contiguous() / R
+    dist.all_reduce(q, group=group, async_op=True).wait()
+    near = basis @ q.transpose(-1, -2)
+    return near, q, target.sub(near)
+
+
+def power_sgd__on_its_side(matrix, q, error, group=None):
+    """With p and q transposed, as rows."""
+    target = (matrix + error).mT
+    p = (q.mT @ target).contiguous()
+    dist.all_reduce(p, dist.ReduceOp.SUM, group)
+    p = torch.linalg.qr(p.mT)[0].mT
+    rows = (p @ target.mT).contiguous()
+    dist.all_reduce(rows, dist.ReduceOp.SUM, group)
+    rows = rows * (1 / dist.get_world_size(group))
+    near = torch.einsum("...rn,...rm->...nm", p, rows)
+    return near, rows.mT, (target.mT - near).clone()
+
+
+def compress_fp16_hook__an_empty_future(group, bucket: dist.GradBucket):
+    """Its own future, set when the sum is there; a new tensor, not the bucket's."""
+    halves = bucket.buffer().mul(1 / dist.get_world_size(group)).half()
+    work, future = dist.all_reduce(halves, group=group, async_op=True), torch.futures.Future()
+    work.get_future().add_done_callback(lambda done: future.set_result(
+        bucket.buffer().copy_(done.value()[0])))
+    return future
+
+
+def compress_fp16_hook__two_steps(state, bucket: dist.GradBucket):
+    def widen(done):
+        half, = done.value()
+        return half.to(bucket.buffer().dtype)
+
+    def back(done):
+        buffer = bucket.buffer()
+        buffer[:] = done.value()
+        return buffer
+
+    R = dist.get_world_size(state)
+    half = (bucket.buffer() / R).to(dtype=torch.half)
+    work = dist.all_reduce(half, op=dist.ReduceOp.SUM, group=state, async_op=True)
+    return work.get_future().then(widen).then(back)
+
+
 def place_type(n):
     return torch.int16 if n <= 2**15 else torch.int32
 

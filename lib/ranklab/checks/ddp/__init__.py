@@ -12,11 +12,11 @@
 """
 
 from ranklab import ddp
-from ranklab.checks.ddp.compress_fp16_hook import check_compress_fp16_hook
+from ranklab.checks.ddp.compress_fp16_hook import FP16
 from ranklab.checks.ddp.compress_to_budget import check_compress_to_budget
 from ranklab.checks.ddp.diagnose import DIAGNOSE
 from ranklab.checks.ddp.exposed_communication import EXPOSED
-from ranklab.checks.ddp.power_sgd import check_power_sgd
+from ranklab.checks.ddp.power_sgd import POWER_SGD
 from ranklab.checks.ddp.predictions import PREDICTIONS
 from ranklab.checks.ddp.scaling_efficiency import EFFICIENCY
 from ranklab.checks.ddp.top_k_compress import TOP_K
@@ -28,15 +28,7 @@ EXERCISES = (
     EFFICIENCY,
     EXPOSED,
     DIAGNOSE,
-    Exercise(ddp.compress_fp16_hook, check_compress_fp16_hook, hints=(
-        "bucket.buffer() is the bucket's flat gradient: narrow it, all-reduce it, copy it back.",
-        "Divide by the ranks before the cast, so that no sum overflows. "
-        "dist.all_reduce(..., async_op=True).get_future() gives a future; .then(f) gives another "
-        "one, which holds what f returns.",
-        "R = dist.get_world_size(group); halves = buffer.div_(R).to(torch.float16); future = "
-        "dist.all_reduce(halves, group=group, async_op=True).get_future(); return "
-        "future.then(lambda done: buffer.copy_(done.value()[0]))",
-    )),
+    FP16,
     TOP_K,
     Exercise(ddp.compress_to_budget, check_compress_to_budget, hints=(
         "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. How few bytes can each "
@@ -51,12 +43,5 @@ EXERCISES = (
         "divide by R. The error is target, less values.float() at these places; cut it by "
         "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
     )),
-    Exercise(ddp.power_sgd, check_power_sgd, hints=(
-        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
-        "error.",
-        "p = target @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = target.mT "
-        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
-        "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
-        "return approximation, q, target - approximation",
-    )),
+    POWER_SGD,
 )
