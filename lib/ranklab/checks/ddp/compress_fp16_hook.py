@@ -84,12 +84,12 @@ THEN = "lambda result: buffer.copy_(result.value()[0])"
 RETURN, ASYNC = f"return future.then({THEN})", ", async_op=True).get_future()"
 FP16 = Proof(
     compress_fp16_hook,
-    Stage({"in torch's DDP every rank ends with the mean, to float16's precision; 1 to 4 ranks, "
-           "and in groups": (),
+    Stage({"in torch's DDP every rank ends with the mean, to float16's precision; 1 to 4 ranks": (),
            f"nothing overflows: {LARGE:,.0f} on each of 4 ranks, or all of it on one of them, is "
            f"{LARGE:,.0f} in the mean": OVERFLOWS,
            "one all-reduce of half the bytes for each bucket, and backward does not wait for it":
-           COST}, _see, ("five steps in torch's DDP",), (4,), (ALL, *GROUPS), oracle=by_gathering),
+           COST, "inside a group it talks to nobody outside": ()},
+          _see, ("five steps in torch's DDP",), (4,), (ALL, *GROUPS), oracle=by_gathering),
     mistakes=(
         Slip("float16 ends at 65,504. Divide by the number of ranks before the all-reduce, not "
              "after.", (DIVIDED, "buffer", THEN, f"{THEN}.div_({R})")),
