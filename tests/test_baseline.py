@@ -44,7 +44,7 @@ def test_flops_are_what_torch_counts(shape, batch, seq):
 @pytest.mark.parametrize("batch, seq", [(2, 19), (3, 20)])
 def test_activations_are_what_autograd_saves(shape, dtype, batch, seq):
     predicted = baseline.activation_bytes(shape, batch, seq, dtype.itemsize)
-    assert predicted == counted_activations(shape, batch, seq, dtype)
+    assert predicted == counted_activations(shape, batch, seq, dtype.itemsize)
 
 
 @pytest.mark.parametrize("checkpoint_with", [

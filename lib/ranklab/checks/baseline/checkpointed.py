@@ -1,33 +1,29 @@
-"""The check of checkpointed: against the same layers run plainly."""
+"""checkpointed, beside the same layers run plainly."""
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from ranklab.checks.baseline.whole_batch import gradients
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hint_of
-from ranklab.checks.trial import explain
+from ranklab.baseline import checkpointed
+from ranklab.baseline.checkpointing import set_random_state
+from ranklab.checks.baseline.whole_batch import one_thread, told_gradients, times_right
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.meter import SavedActivations
 
+KEPT, CALLS = "bytes that are kept for backward", "the number of times that function ran"
+GOES_ON = "torch.rand(4) afterwards"
+INPUTS = 2 * (8 * 16 + 2 * 8) * 4  # bytes of x, shift and mask, of two layers
 
-RAISED = {  # what autograd says, and what it means here
-    "RuntimeError: One of the differentiated Tensors does not require grad": "One input, `mask`, "
-    "needs no gradient, and torch.autograd.grad can't be asked for it; "
-    "torch.autograd.backward(outputs, gradients) can.",
-    "RuntimeError: element 0 of tensors does not require grad.*": "Autograd is off inside forward "
-    "and backward of a Function: run function again inside torch.enable_grad(), on inputs that "
-    "require a gradient where the originals did.",
-    "RuntimeError: Trying to backward through the graph a second time.*": "The kept inputs still "
-    "hang on the graph that they came from. Detach them first: "
-    "x.detach().requires_grad_(x.requires_grad).",
-    "RuntimeError: .* incorrect number of gradients .*": "backward must return one gradient for "
-    "each input, in a tuple; None where none is needed.",
-    "RuntimeError: .* can require gradients": "`mask` holds whole numbers, and can't require a "
-    "gradient: ask only where the input did.",
-}
-TWO_OUTPUTS = {".*": "function may return a tuple. backward then receives a gradient for each "
-               "output: torch.autograd.backward(outputs, gradients) takes both as they are."}
+
+class Layers(NamedTuple):
+    """Two layers in a row."""
+
+    dropout: float = 0.0
+    two_outputs: bool = False
+
+    def __str__(self):
+        return f"dropout {self.dropout:g}" + ", a function with two outputs" * self.two_outputs
 
 
 class Layer(nn.Module):
@@ -46,72 +42,119 @@ class Layer(nn.Module):
         return (x, hidden.square()) if self.two_outputs else x
 
 
-def _two_layers(run, dropout, two_outputs):
-    """({name: value or gradient}, bytes kept, calls of a layer, random numbers afterwards)"""
+def _see(fn, case):
     torch.manual_seed(3)
-    layers = nn.ModuleList([Layer(dropout, two_outputs) for _ in range(2)])
+    layers = nn.ModuleList([Layer(*case) for _ in range(2)])
     start, shift = torch.randn(8, 16, requires_grad=True), torch.rand(8, 1, requires_grad=True)
     mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1], dtype=torch.int32)[:, None]  # has no gradient
     out = (start * 1.0,)
-    with SavedActivations(layers) as saved:
-        for layer in layers:
-            out = run(layer, out[0], shift, mask)
-            out = out if two_outputs else (out,)
-    # Random numbers are used between forward and backward. The last output is used alone.
-    (out[-1] * torch.randn(out[-1].shape)).sum().backward()
-    values = {"value": out[-1].detach()} | gradients(layers)
-    values |= {"second input, shift": shift.grad, "input": start.grad}
-    return values, saved.bytes, layers[0].calls, torch.rand(4)
+    with one_thread():
+        with SavedActivations(layers) as saved:
+            for layer in layers:
+                out = fn(layer, out[0], shift, mask)
+                out = out if case.two_outputs else (out,)
+        # Random numbers are used between forward and backward. The last output is used alone:
+        # what the others are made of has a gradient of zeros then, or none.
+        (out[-1] * torch.randn(out[-1].shape)).sum().backward()
+        for parameter in layers.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    yield {
+        "the value": out[-1],
+        **told_gradients(layers),
+        "the gradient of the second input": Told(shift.grad, times_right),
+        "the gradient of the first input": Told(start.grad, times_right),
+        KEPT: AtMost(saved.bytes, INPUTS),
+        CALLS: Must(layers[0].calls, 2),
+        GOES_ON: torch.rand(4),
+    }
 
 
-def check_checkpointed(checkpointed):
-    kept, calls, _, plain = _compare(checkpointed, "dropout 0")
-    yield "same value, same gradients of input and weights, through two layers in a row"
-    least = 2 * (8 * 16 + 2 * 8) * 4  # x, shift, mask; two are shared, so a bit less
-    expect(kept <= least, f"{kept:,} bytes are kept; the inputs have at most {least:,}", "Keep the "
-           "inputs only: ctx.save_for_backward(*inputs), and run function inside forward, where "
-           "autograd records nothing.")
-    expect(calls == 2, f"function ran {calls} times; twice is right", "Once in forward, and once "
-           "again in backward.")
-    yield f"{kept:,} bytes are kept instead of {plain:,}"
-    _, _, goes_on, _ = _compare(checkpointed, "dropout 0.5", 0.5)
-    yield "same gradients with dropout: the second forward draws the same random numbers"
-    expect(goes_on, "after backward, torch.rand repeats itself", "Put the random state back after "
-           "the second forward: random_replayed does.")
-    yield "afterwards random numbers go on as if nothing had been computed twice"
-    _compare(checkpointed, "a function with two outputs", failures=TWO_OUTPUTS)
-    yield "the same of a function with two outputs"
+def plainly(function, *inputs):
+    return function(*inputs)
 
 
-def _compare(checkpointed, case, dropout=0.0, failures=RAISED):
-    """(bytes kept, calls of a layer, whether random numbers go on, bytes that plain layers keep)"""
-    settings = dropout, failures is TWO_OUTPUTS
-    right, plain, _, random = _two_layers(lambda layer, *inputs: layer(*inputs), *settings)
-    try:
-        got, kept, calls, goes_on = _two_layers(checkpointed, *settings)
-    except Exception as error:
-        mistake = Mistake(f"{case}: {str(error).partition('. ')[0]}",
-                          cause=f"{type(error).__name__}: {error}")
-        mistake.hint = hint_of(failures, mistake)
-        raise mistake if mistake.hint else error from None
-    for name, value in right.items():
-        if value is not None:
-            hint = failures.get(".*") or _why_off(name, got[name], value, dropout)
-            explain(f"{case}: the value or gradient of {name}", got[name], value, hint=hint)
-    return kept, calls, torch.equal(goes_on, random), plain
-
-
-def _why_off(name, seen, grad, dropout):
-    if dropout:
-        return ("It is wrong only with dropout: the second forward drops other numbers than the "
-                "first. Run it inside random_replayed(ctx.random).")
-    if name == "value":
-        return "forward returns function(*inputs) as it is."
-    if "shift" in name and seen is None:
-        return "Return the gradients of all inputs: tuple(x.grad for x in kept)."
-    if seen is None or (not seen.any() and grad.any()):
-        return ("Weights inside function are not among its inputs: torch.autograd.backward("
-                "outputs, gradients) fills their .grad, but torch.autograd.grad of the inputs "
-                "alone does not. And kept inputs must require a gradient if the originals did.")
-    return ("Use the gradients that backward receives, not ones; detach the kept inputs, or "
-            "backward goes on into the layer before and counts it twice.")
+FORWARD = "return function(*inputs)"
+CUT_OFF = "[x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]"
+AGAIN = "with torch.enable_grad(), random_replayed(ctx.random):"
+BACKWARD = "torch.autograd.backward(outputs, gradients)"
+GRAD, RETURN = "torch.autograd.grad(outputs, leaves, gradients)", "tuple(x.grad for x in leaves)"
+NEEDED = GRAD.replace("leaves", "[x for x in leaves if x.requires_grad]")
+CHECKPOINTED = Proof(
+    checkpointed,
+    Stage({"same value, same gradients of input and weights, through two layers in a row": (),
+           f"only the inputs are kept, {INPUTS:,} bytes; function runs once more": (KEPT, CALLS)},
+          _see, (Layers(),), oracle=plainly),
+    Stage({"same gradients with dropout: the second forward draws the same random numbers": (),
+           "afterwards random numbers go on as if nothing had been computed twice": (GOES_ON,)},
+          _see, (Layers(dropout=0.5),), oracle=plainly),
+    Stage("the same of a function with two outputs", _see, (Layers(two_outputs=True),),
+          oracle=plainly),
+    mistakes=(
+        Slip("Keep the inputs only: ctx.save_for_backward(*inputs), and run function inside "
+             "forward, where autograd records nothing.",
+             ("Recompute.apply(*inputs)", "function(*inputs)")),
+        Slip("Do not keep what function returns: it is computed again.",
+             (f"            ctx.save_for_backward(*inputs)\n            {FORWARD}",
+              f"            outputs = function(*inputs)\n"
+              f"            ctx.save_for_backward(*inputs, outputs * 1)\n"
+              f"            return outputs",
+              "in ctx.saved_tensors]", "in ctx.saved_tensors[:-1]]")),
+        Slip("function runs once in forward, and once again in backward.",
+             ("outputs = function", "function(*leaves); outputs = function"),
+             (FORWARD, f"function(*inputs); {FORWARD}")),
+        Slip("It is wrong only with dropout: the second forward drops other numbers than the "
+             "first. Run it inside random_replayed(ctx.random).",
+             (", random_replayed(ctx.random)", "")),
+        Slip("Note the random state before function runs: afterwards dropout has drawn already.",
+             (FORWARD, "outputs = function(*inputs)\n            ctx.random = random_state()\n"
+                       "            return outputs")),
+        Slip("Put the random state back after the second forward: random_replayed does.",
+             (AGAIN, "set_random_state(ctx.random)\n            with torch.enable_grad():"),
+             set_random_state=set_random_state),
+        Slip("Autograd is off inside forward and backward of a Function: run function again inside "
+             "torch.enable_grad(), on inputs that require a gradient where the originals did.",
+             ("torch.enable_grad(), ", "")),
+        Slip("The kept inputs still hang on the graph that they came from. Detach them first: "
+             "x.detach().requires_grad_(x.requires_grad).", (CUT_OFF, "ctx.saved_tensors")),
+        Slip("Kept inputs must require a gradient where the originals did: "
+             "x.detach().requires_grad_(x.requires_grad).",
+             (CUT_OFF, "[x.detach() for x in ctx.saved_tensors]")),
+        Slip("`mask` holds whole numbers, and can't require a gradient: ask only where the input "
+             "did.", (CUT_OFF, CUT_OFF.replace("x.requires_grad)", ")"))),
+        Slip("One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it; "
+             "torch.autograd.backward(outputs, gradients) can.", (BACKWARD, f"return {GRAD}")),
+        Slip("Weights inside function are not among its inputs: torch.autograd.backward(outputs, "
+             "gradients) fills their .grad, but torch.autograd.grad of the inputs alone does not.",
+             (BACKWARD, f"grads = iter({NEEDED})",
+              RETURN, "tuple(next(grads) if x.requires_grad else None for x in leaves)")),
+        Slip("Use the gradients that backward receives, not ones.",
+             (BACKWARD, BACKWARD.replace("gradients", "torch.ones_like(outputs)"))),
+        Slip("Hand the gradients that backward receives on to torch.autograd.backward.",
+             (BACKWARD, "torch.autograd.backward(outputs)"), (BACKWARD, "outputs.backward()")),
+        Slip("outputs must go backward: torch.autograd.backward(outputs, gradients).",
+             (BACKWARD, "pass")),
+        Slip("function may return a tuple. backward then receives a gradient for each output: "
+             "torch.autograd.backward(outputs, gradients) takes both as they are.",
+             (BACKWARD, "outputs.backward(*gradients)"),
+             (BACKWARD, "outputs.backward(gradients[0])")),
+        Slip("Each output has its own gradient: hand on all of them, not the first alone.",
+             (BACKWARD, "first = outputs[0] if isinstance(outputs, tuple) else outputs\n"
+                        "            first.backward(gradients[0])")),
+        Slip("backward must return one gradient for each input, in a tuple; None where none is "
+             "needed.", (RETURN, "leaves[0].grad"), (RETURN, "gradients"),
+             (RETURN, "tuple(x.grad for x in leaves if x.requires_grad)"),
+             (f"return {RETURN}", "pass")),
+        Slip("Return the gradients of all inputs, not of the first alone: tuple(x.grad for x in "
+             "leaves).", (RETURN, "(leaves[0].grad, *[None] * (len(leaves) - 1))")),
+        Slip("Return the gradients in the order of the inputs.",
+             (RETURN, "(leaves[1].grad, leaves[0].grad, None)")),
+    ), hints=(
+        "backward gets the gradients of the outputs. What has to exist again before it can use "
+        "them?",
+        "Detach the inputs, run function on them with autograd on and the old random state, then "
+        "torch.autograd.backward.",
+        "leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]; outputs "
+        "= function(*leaves) inside torch.enable_grad() and random_replayed(ctx.random); "
+        "torch.autograd.backward(outputs, gradients); return tuple(x.grad for x in leaves).",
+    ))

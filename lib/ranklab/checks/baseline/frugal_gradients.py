@@ -8,8 +8,10 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
-from ranklab.checks.baseline.whole_batch import batch, compare_step
+from ranklab.basics.targets import IGNORE
+from ranklab.checks.baseline.whole_batch import batch, gradients
 from ranklab.checks.beside import expect
+from ranklab.checks.trial import explain, is_near
 from ranklab.meter.curve import MemoryPeak
 from ranklab.meter.watcher import Watcher
 from ranklab.models.gpt import GPT, GPTConfig
@@ -48,7 +50,7 @@ def check_frugal_gradients(frugal_gradients):
     torch.set_num_threads(1)  # for matrices as small as these a second one costs more than it gives
     try:
         for case, rows, tokens, ignored, is_frozen in CASES:
-            compare_step(case, partial(_step, frugal_gradients), partial(_model, TINY, is_frozen),
+            _compare_step(case, partial(_step, frugal_gradients), partial(_model, TINY, is_frozen),
                          *batch(TINY, rows, tokens, ignored), lambda grad, count: {
                              f"{n} times too large": (n * grad, WEIGHTS) for n in (count, rows)},
                          lambda got: LOST if got is None else WEIGHTS)
@@ -58,6 +60,41 @@ def check_frugal_gradients(frugal_gradients):
             yield f"{name}: {_score(frugal_gradients, name, config, rows, library_peak)}"
     finally:
         torch.set_num_threads(threads)
+
+
+def _compare_step(case, step, make_model, inputs, targets, slips, hint):
+    """step(model, inputs, targets), twice, did what one backward does, and changed nothing else.
+
+    slips  gradient, targets that count -> {what a mistake gets: (tensor, hint)}
+    hint   the gradient that was found -> the hint for all else
+    """
+    model, oracle, x, y = make_model(), make_model(), inputs.clone(), targets.clone()
+    right, weights = oracle(inputs, targets), [p.detach().clone() for p in model.parameters()]
+    right.backward()
+    loss = step(model, x, y)
+    once = gradients(model)
+    for name, grad in gradients(oracle).items():
+        if grad is None:
+            expect(once[name] is None, f"{case}: {name} is frozen, and yet it has a gradient",
+                   "A frozen parameter gets no gradient.")
+        else:
+            explain(f"{case}: the gradient of {name}", once[name], grad,
+                    slips(grad, int((targets != IGNORE).sum())), hint(once[name]))
+    expect(loss is not None, f"{case}: it returned None", "Return the mean loss of the batch.")
+    expect(not getattr(loss, "requires_grad", False), f"{case}: the loss it returned holds its "
+           "graph", "Add up loss.detach(), or the graph of every piece stays in memory.")
+    explain(f"{case}: the loss that it returned", float(loss), right.item(), through=torch.float32,
+            hint="Return the mean over all targets that count, in the whole batch.")
+    expect(torch.equal(x, inputs) and torch.equal(y, targets), "inputs or targets have changed",
+           "Split them; do not write into them.")
+    step(model, x, y)
+    expect(all(grad is None or is_near(grad, 2 * once[name])
+               for name, grad in gradients(model).items()),
+           f"{case}: a second call did not add the same gradient again", "Leave .grad as you find "
+           "it: setting it to zero is the caller's business. And leave the model as it was: put "
+           "back what you replaced in it.")
+    expect(all(map(torch.equal, model.parameters(), weights)), "the weights have changed",
+           "Only .grad may change; the step comes later.")
 
 
 def _step(frugal_gradients, model, inputs, targets):

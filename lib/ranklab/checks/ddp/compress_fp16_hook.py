@@ -1,40 +1,20 @@
-"""The check of compress_fp16_hook: registered in torch's DDP."""
+"""compress_fp16_hook, registered in torch's DDP."""
 
-from functools import partial
+import inspect
 
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.beside import expect
-from ranklab.checks.ddp.hooks import BACK, COUNT, Given, hook_on_groups, steps_in_ddp
-from ranklab.checks.trial import explain
+from ranklab.checks.ddp.hooks import BACK, COUNT, FUNCTION, LIST, Given, steps_in_ddp
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.ddp import compress_fp16_hook, finished
 
 LARGE = 36_864.0  # 9 * 2**12: float16 holds it, and a half, third and quarter, but not the double
-OVERFLOW = "float16 ends at 65,504. Divide by the number of ranks before the all-reduce, not after."
-STEPS = {  # what the gradients are: the hint where the mean is nothing known
-    "step 1": BACK, "step 2": BACK, "step 3": BACK, f"{LARGE:,.0f} on each rank": OVERFLOW,
-    f"{LARGE:,.0f} R on the first rank": "What float16 can't hold is infinite after the cast: "
-    "divide before the cast.",
-}
-
-
-def check_compress_fp16_hook(fn):
-    hook_on_groups(_trial, fn)
-    yield "in torch's DDP every rank ends with the mean, to float16's precision; 1 to 4 ranks"
-    yield (f"nothing overflows: {LARGE:,.0f} on each of 4 ranks, or all of it on one of them, is "
-           f"{LARGE:,.0f} in the mean")
-    yield "one all-reduce of half the bytes for each bucket, and backward does not wait for it"
-    yield "inside a group it talks to nobody outside"
-
-
-def _trial(hook, ranks):
-    given = [[_gradient(index, ranks.size, rank, step) for index, rank in enumerate(ranks.members)]
-             for step in range(len(STEPS))]
-    seen = steps_in_ddp(ranks.group, hook, Given(), [each[ranks.index] for each in given],
-                        ranks.group)
-    for what, gradients, step in zip(STEPS, given, seen):
-        yield partial(_is_mean, f"{ranks}, {what}", *step, gradients, ranks.index, STEPS[what])
-    yield partial(_sent_once, f"{ranks}", [call for _, calls in seen for call in calls])
+OVERFLOWS = (f"the gradient of step 4, {LARGE:,.0f} on each rank,",
+             f"the gradient of step 5, {LARGE:,.0f} R on the first rank,")
+GRADIENTS = tuple(f"the gradient of step {step}" for step in (1, 2, 3)) + OVERFLOWS
+COST = ("the list of what is called for a bucket", "bytes sent",
+        "whether the hook waits for the all-reduce before it returns")
 
 
 def _gradient(index, R, rank, step):
@@ -48,35 +28,116 @@ def _gradient(index, R, rank, step):
     return 96.0 * torch.randint(-7, 8, (COUNT,), generator=draw)
 
 
-def _is_mean(where, got, calls, gradients, index, hint):
-    expect(all(call.ops for call in calls), f"{where}: of {len(calls)} buckets not all are sent",
-           "From its second step on DDP has several buckets, and calls the hook for each.")
-    sent = [x.data_ptr() for call in calls for x in call.sent]
-    expect(len(sent) == len(set(sent)), f"{where}: two buckets travel in the same memory", "The "
-           "next one comes while this one is under way: .to(...) makes a new tensor for each.")
-    R, right, mine = len(gradients), sum(gradients) / len(gradients), gradients[index]
-    explain(f"{where}: the gradient", got, right, {
-        f"{R} times what is right": (
-            R * right, "It is the sum. DDP averages by itself only without a hook: divide by "
-            "dist.get_world_size(group)."),
-        f"1/{R} of what is right": (right / R, "Divided by the ranks twice? Once is the mean."),
-        "divided by the number of all ranks": (right * R / dist.get_world_size(), ""),
-        "bfloat16's": (sum(each.bfloat16().float() for each in gradients) / R, "Use torch.float16, "
-                       "which has three bits more."),
-        "this rank's own": (mine, BACK), "this rank's own / R": (mine / R, BACK),
-        "the mean + this rank's own / R": (right + mine / R, "copy_ the mean, don't add it."),
-    }, hint)
+def _see(fn, case, ranks):
+    _, *names = inspect.signature(fn).parameters
+    if names != ["bucket"]:  # DDP would raise a KeyError
+        yield {"the name of its second parameter": ", ".join(names)}
+        return
+    inputs = [_gradient(ranks.index, ranks.size, dist.get_rank(), step)
+              for step in range(len(GRADIENTS))]
+    means, of_steps = zip(*steps_in_ddp(ranks.group, fn, Given(), inputs, ranks.group))
+    calls = [call for each in of_steps for call in each]
+    sent = [[x.data_ptr() for call in each for x in call.sent] for each in of_steps]
+    nbytes = sum(op.payload_bytes for call in calls for op in call.ops)
+    yield {
+        "the name of its second parameter": "bucket",
+        "whether two buckets travel in the same memory": Must(
+            any(len(each) > len({*each}) for each in sent), False),
+        **dict(zip(GRADIENTS, means)),
+        **dict(zip(COST, (
+            Must(sorted({", ".join(op.name for op in call.ops) for call in calls}),
+                 ["all_reduce"]),
+            AtMost(100 * nbytes / sum(call.nbytes for call in calls), 50,
+                   "sends {:.1f} bytes for each 100 bytes of gradients; {:.0f} are enough"),
+            # One rank alone has nobody to wait for.
+            Must(ranks.size > 1 and any(call.waited for call in calls), False)))),
+    }
 
 
-def _sent_once(where, calls):
-    for call in calls:
-        names = [op.name for op in call.ops]
-        expect(names == ["all_reduce"], f"{where}: for 1 bucket it calls {', '.join(names)}", "One "
-               "all_reduce for the whole bucket: narrow bucket.buffer(), not each gradient.")
-        sent = call.ops[0].payload_bytes
-        expect(2 * sent == call.nbytes, f"{where}: a bucket of {call.nbytes} bytes travels as "
-               f"{sent}", "Cast before the all-reduce, once, and cast back after it.")
-        expect(not call.waited, f"{where}: the hook waits for the all-reduce before it returns",
-               "So backward stands still until the network is done. dist.all_reduce(..., "
-               "async_op=True).get_future() does not wait; put what comes after the all-reduce "
-               "into .then(...).")
+def by_gathering(group, bucket: dist.GradBucket):
+    buffer = bucket.buffer()
+    of_ranks = [torch.empty_like(buffer) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, buffer, group=group)
+    return finished(buffer.copy_(torch.stack(of_ranks).double().mean(0)))
+
+
+def one_by_one(group, bucket: dist.GradBucket):
+    halves = [g.div(dist.get_world_size(group)).half() for g in bucket.gradients()]
+    futures = [dist.all_reduce(each, group=group, async_op=True).get_future() for each in halves]
+
+    def back(_):
+        return bucket.buffer().copy_(torch.cat([each.flatten() for each in halves]))
+
+    return torch.futures.collect_all(futures).then(back)
+
+
+def only_the_last_bucket(group, bucket: dist.GradBucket):
+    buffer = bucket.buffer()
+    if bucket.is_last():
+        dist.all_reduce(buffer.div_(dist.get_world_size(group)), group=group)
+    return finished(buffer)
+
+
+R = "dist.get_world_size(group)"
+DIVIDED, CAST = f"buffer.div_({R})", "to(torch.float16)"
+THEN = "lambda result: buffer.copy_(result.value()[0])"
+RETURN, ASYNC = f"return future.then({THEN})", ", async_op=True).get_future()"
+FP16 = Proof(
+    compress_fp16_hook,
+    Stage({"in torch's DDP every rank ends with the mean, to float16's precision; 1 to 4 ranks": (),
+           f"nothing overflows: {LARGE:,.0f} on each of 4 ranks, or all of it on one of them, is "
+           f"{LARGE:,.0f} in the mean": OVERFLOWS,
+           "one all-reduce of half the bytes for each bucket, and backward does not wait for it":
+           COST, "inside a group it talks to nobody outside": ()},
+          _see, ("five steps in torch's DDP",), (4,), (ALL, *GROUPS), oracle=by_gathering),
+    mistakes=(
+        Slip("float16 ends at 65,504. Divide by the number of ranks before the all-reduce, not "
+             "after.", (DIVIDED, "buffer", THEN, f"{THEN}.div_({R})")),
+        Slip("What float16 can't hold is infinite after the cast: divide before the cast.",
+             (f"{DIVIDED}.{CAST}", f"buffer.{CAST} / {R}"),
+             (f"{DIVIDED}.{CAST}", f"buffer.{CAST}.div_({R})")),
+        Slip("It is the sum. DDP averages by itself only without a hook: divide by "
+             "dist.get_world_size(group).", (DIVIDED, "buffer")),
+        Slip("Divided by the ranks twice? Once is the mean.", (THEN, f"{THEN}.div_({R})")),
+        Slip(BACK, (THEN, "lambda result: buffer"), (f".then({THEN})", ""),
+             (THEN, "lambda result: None"),
+             (DIVIDED, f"(buffer / {R})", THEN, "lambda result: buffer")),
+        Slip("copy_ the mean, don't add it.", ("buffer.copy_", "buffer.add_")),
+        Slip("Cast before the all-reduce, once, and cast back after it.",
+             (CAST, "half().float()"), (f".{CAST}", "")),
+        Slip("Use torch.float16, which has three bits more than bfloat16.", (CAST, "bfloat16()")),
+        Slip("Backward stands still until the network is done. dist.all_reduce(..., "
+             "async_op=True).get_future() does not wait; put what comes after the all-reduce into "
+             ".then(...).",
+             ("future = ", "future = torch.futures.Future()\n    ", "return future.then",
+              "future.set_result([halves])\n    return future.then", ASYNC, ")"),
+             (RETURN, f"future.wait()\n    {RETURN}")),
+        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+             ("(group)", "()")),
+        Slip("Hand `group` on to the all-reduce.", ("halves, group=group", "halves")),
+        Slip("register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes "
+             "None, which has no size().", (R, "group.size()")),
+        Slip("The second parameter must be called bucket, and annotated dist.GradBucket.",
+             ("group, bucket: dist.GradBucket", "group, gradients", "bucket.b", "gradients.b"),
+             ("bucket: dist.GradBucket", "bucket: torch.Tensor")),
+        Slip("dist.all_reduce(..., async_op=True).get_future() is a future, and so is what its "
+             ".then(...) returns. DDP wants one, and goes on with backward meanwhile.",
+             (RETURN, "return buffer"),
+             (RETURN, "future.wait()\n    return buffer.copy_(halves)")),
+        Slip(LIST, ("value()[0]", "value()"), (THEN, "lambda result: result.value()")),
+        Slip("With async_op=True it returns a Work at once, and that has get_future().",
+             (", async_op=True", "")),
+        Slip(FUNCTION, (THEN, "buffer.copy_(future.value()[0])"), (THEN, "buffer.copy_(halves)")),
+        Slip("One all_reduce for the whole bucket: narrow bucket.buffer(), not each gradient.",
+             one_by_one),
+        Slip("From its second step on DDP has several buckets, and calls the hook for each.",
+             only_the_last_bucket),
+    ), hints=(
+        "bucket.buffer() is the bucket's flat gradient: narrow it, all-reduce it, copy it back.",
+        "Divide by the ranks before the cast, so that no sum overflows. "
+        "dist.all_reduce(..., async_op=True).get_future() gives a future; .then(f) gives another "
+        "one, which holds what f returns.",
+        "R = dist.get_world_size(group); halves = buffer.div_(R).to(torch.float16); future = "
+        "dist.all_reduce(halves, group=group, async_op=True).get_future(); return "
+        "future.then(lambda done: buffer.copy_(done.value()[0]))",
+    ))

@@ -1,59 +1,140 @@
-"""The check of diagnose, on timelines that are made up: causes and numbers are known exactly."""
+"""diagnose, on timelines that are made up: causes and numbers are known exactly."""
 
 from statistics import mean
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.ddp.calls import called, refuses
 from ranklab.checks.ddp.jobs import JOBS
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.ddp import diagnose
 
-ADVICE = {
-    "loader-bound": "The mean over ranks of loading that no computing hides, over the step.",
-    "communication-bound": "The smallest exposed communication of all ranks, over the step. "
-    "Exposed is what no computing hides. (Events of kind wait are something else: gaps of the main "
-    "thread.)",
-    "straggler": "The busiest rank's computing and loading, less the mean of the *other* ranks'."}
-MEDIAN = "Take the median step of each rank: it ignores one step that went wrong."
-EARLY = "Ranks that are ready early only wait for the last one. Take the min over the ranks."
-WORK = "A rank works when it computes or loads: compare the two together."
-OTHERS = {"(ZeroDivision|Statistics)Error: .*": "Ranks may be equally busy: the others are all but "
-          "one, not all that are less busy. With one rank there are no others: its share is 0."}
+NAMES = "loader-bound", "communication-bound", "straggler"
 
 
-def check_diagnose(fn):
-    for job in JOBS:  # in the first one ranks are unequal: an error there is a slip
-        _compare(fn, job, OTHERS if job is not JOBS[0] else {})
-    yield "each cause is named; a hidden transfer is none, and neither is waiting for a straggler"
-    yield "of two causes the larger one, from a quarter on; one rank alone; hiccups change nothing"
-    events = JOBS[0].timelines()[0]
-    refuses(fn, {"no timeline": ([],), "a rank that only loads": ([events, events[:1]],)})
-    yield "a ValueError where a rank has no step in which anything was computed"
+class NoStep(NamedTuple):
+    """Timelines of which one has no step in which anything was computed."""
+
+    name: str
+    ranks: int
+
+    def __str__(self):
+        return self.name
+
+    def timelines(self):
+        events = JOBS[0].timelines()[0]
+        return [events, events[:1]][:self.ranks]
 
 
-def _compare(fn, job, failures):
+def _see(fn, case):
+    timelines = case.timelines()
+    result = fn(timelines)
+    is_pair = (isinstance(result, tuple) and [*map(type, result)] == [str, dict]
+               and {*result[1]} == {*NAMES})
+    if not is_pair:
+        yield {"what it returns": str(result)[:60]}
+        return
+    verdict, shares = result
+    # Rounded: shares that are 0 differ by rounding, too.
+    yield {"what it returns": "a verdict and its three shares",
+           **{f"the share {name}": round(float(shares[name]), 9) for name in NAMES},
+           "the verdict": verdict,
+           "whether timelines are as before": Must(timelines == case.timelines(), True)}
+
+
+def by_the_job(timelines):
+    """Return what follows from how long the ranks of that job load, compute and send."""
+    job = next((each for each in JOBS if each.timelines() == timelines), None)
+    if job is None:
+        raise ValueError("no step")
     works = [load + compute for load, compute in zip(job.loads, job.computes)]
-    length = max(works) + job.transfer
-    exposed = [length - work for work in works]
-    result = called(job.name, failures, fn, {"timelines": job.timelines()})
-    expect(isinstance(result, tuple) and [*map(type, result)] == [str, dict]
-           and set(result[1]) == set(ADVICE), f"it returns {str(result)[:60]}",
-           f"Return a verdict and its shares: a string, and a dict of {', '.join(ADVICE)}.")
-    ms = {"loader-bound": mean(job.loads), "communication-bound": min(exposed),
-          "straggler": _more_than_others(works)}
-    slips = {"communication-bound": {"that of the rank with most": (max(exposed), EARLY)},
-             "straggler": {"computing alone": (_more_than_others(job.computes), WORK)}}
-    for name, right in ms.items():
-        named = slips.get(name, {}) | {
-            "per cent": (100 * right, "These are shares of a step: a whole step is 1."),
-            "in seconds": (job.unit * length * right, "Divide by the length of a step."),
-            "a share of all steps": (right / len(job.hiccups), "Divide by one step's length.")}
-        explain(f"{job.name}: {name}", round(result[1][name], 9), round(right / length, 9),
-                {what: (wrong / length, hint) for what, (wrong, hint) in named.items()},
-                MEDIAN if any(job.hiccups) else ADVICE[name])
-    expect(result[0] == job.verdict, f"{job.name}: the verdict is {result[0]}, not {job.verdict}",
-           "The verdict is the largest of them, from a quarter on; below that it is healthy.")
+    length, others = max(works) + job.transfer, len(works) - 1
+    ms = {"loader-bound": mean(job.loads), "communication-bound": job.transfer,
+          "straggler": max(works) - (sum(works) - max(works)) / others if others else 0.0}
+    return job.verdict, {name: each / length for name, each in ms.items()}
 
 
-def _more_than_others(works):
-    """What the busiest has more than the mean of the others; 0 where there are none."""
-    return max(works) - (sum(works) - max(works)) / (len(works) - 1) if len(works) > 1 else 0.0
+MEDIAN = "median(measure(step) for step in rank_steps) for"
+DURATION = "max(medians(lambda step: max(e.end for e in step) - min(e.start for e in step)))"
+REST = "(sum(working) - max(working)) / max(len(working) - 1, 1)"
+TOTAL = "medians(lambda step: sum(e.end - e.start for e in step if e.kind == '{}'))"
+EXPOSED, LOADING = "medians(exposed_communication)", (
+    'medians(lambda step: exposed_communication(step, kind="loader"))')
+VERDICT, LARGEST = "verdict if shares[verdict] >= 0.25", "max(shares, key=shares.get)"
+SHARES = '(verdict if shares[verdict] >= 0.25 else "healthy"), shares'
+DIAGNOSE = Proof(
+    diagnose,
+    Stage({"each cause is named; a hidden transfer is none, and neither is waiting for a straggler":
+           (), "of two causes the larger one, from a quarter on; one rank alone; hiccups change "
+           "nothing": ()}, _see, JOBS, oracle=by_the_job),
+    Stage("a ValueError where a rank has no step in which anything was computed", _see,
+          (NoStep("no timeline", 0), NoStep("a rank that only loads", 2)), oracle=by_the_job),
+    mistakes=(
+        Slip("Ranks that are ready early only wait for the last one. Take the min over the ranks.",
+             ("min(exposed)", "max(exposed)"), ("min(exposed)", "exposed[0]"),
+             ("min(exposed)", "mean(exposed)"), mean=mean),
+        Slip("Exposed is what no computing hides: not all communication.",
+             (EXPOSED, TOTAL.format("communication"))),
+        Slip("Events of kind wait are something else: gaps of the main thread.",
+             (EXPOSED, TOTAL.format("wait"))),
+        Slip("Count the loading that no computing hides: exposed_communication(step, "
+             "kind=\"loader\").", (LOADING, TOTAL.format("loader"))),
+        Slip("Loading: the mean over ranks of what no computing hides, over the step.",
+             ("sum(loading) / len(loading)", "max(loading)"),
+             ("sum(loading) / len(loading)", "min(loading)"),
+             ("sum(loading) / len(loading)", "sum(loading)"),
+             ("sum(loading) / len(loading)", "loading[0]")),
+        Slip("kind=\"loader\": without it you count communication.",
+             (LOADING, "medians(exposed_communication)")),
+        Slip("The verdict is the largest of them from a quarter on, 0.25 itself too.",
+             (VERDICT, VERDICT.replace(">=", ">"))),
+        Slip("Compare the share itself with a quarter; do not round it.",
+             (VERDICT, "verdict if round(shares[verdict], 2) >= 0.25")),
+        Slip("Below a quarter it is healthy.", (VERDICT, "verdict if True")),
+        Slip("The verdict is the largest of them, not the first that is large enough.",
+             (LARGEST, f"([x for x in shares if shares[x] >= 0.25] or [{LARGEST}])[0]")),
+        Slip("The verdict is the largest share, not the smallest.",
+             (LARGEST, LARGEST.replace("max", "min"))),
+        Slip("Take the median step of each rank: it ignores one step that went wrong.",
+             (MEDIAN, "mean([measure(step) for step in rank_steps]) for"),
+             (MEDIAN, "max(measure(step) for step in rank_steps) for"),
+             (MEDIAN, "min(measure(step) for step in rank_steps) for"), mean=mean),
+        Slip("Those are seconds: divide by the length of a step.",
+             (DURATION, "1.0", VERDICT, VERDICT.replace("0.25", "0.015")), (DURATION, "1.0")),
+        Slip("Divide by one step's length, not by that of the whole timeline.",
+             (DURATION, "max(max(e.end for e in events) - min(e.start for e in events)\n"
+                        "                   for events in timelines)")),
+        Slip("These are shares of a step: a whole step is 1, not 100.",
+             ("duration = ", "duration = 0.01 * ", VERDICT, VERDICT.replace("0.25", "25")),
+             ("duration = ", "duration = 0.01 * ")),
+        Slip("A rank works when it computes or loads: compare the two together.",
+             ("[a + b for", "[a for")),
+        Slip("Straggler: what the busiest rank has more than the mean of the *other* ranks.",
+             (REST, "sum(working) / len(working)"), (REST, "min(working)"),
+             (REST, "median(working)"),
+             (REST, "mean([w for w in working if w < max(working)] or [max(working)])"), mean=mean),
+        Slip("Straggler: less the mean of the other ranks' work.", (REST, "0.0"),
+             (REST, "sum(working) - max(working)")),
+        Slip("Ranks may be equally busy: the others are all but one, not all that are less busy.",
+             (REST, "mean([w for w in working if w < max(working)])"), mean=mean),
+        Slip("With one rank there are no others: its share is 0.",
+             (" if len(working) > 1 else 0.0", "")),
+        Slip(f"Return a verdict and its shares: a string, and a dict of {', '.join(NAMES)}.",
+             (SHARES, "verdict"), (SHARES, "shares"), (f"return {SHARES}", SHARES),
+             (f"return {SHARES}", 'return shares, (verdict if shares[verdict] >= 0.25 else '
+                                  '"healthy")')),
+        Slip("Keep the first lines of the stub: timelines without a step must raise a ValueError, "
+             "and not give a verdict.",
+             ("raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
+              '"communication-bound", "straggler"), 0.0), ('),
+             ("raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
+              '"communication-bound", "straggler"), 0.0)\n        ('),
+             ("not steps or not all(steps)", "not steps")),
+    ), hints=(
+        "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
+        "loading, exposed communication, computing. Take the median step of each rank.",
+        "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
+        "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
+        "others. Divide each by the length of a step.",
+        "medians(measure) = [median(measure(step) for step in s) for s in steps]; "
+        "loading = medians(lambda s: exposed_communication(s, kind='loader')); the verdict is "
+        "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",
+    ))

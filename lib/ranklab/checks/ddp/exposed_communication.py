@@ -1,9 +1,12 @@
-"""The check of exposed_communication, against a count of whole milliseconds, one by one."""
+"""exposed_communication, beside a sum over all pairs of neighbouring moments."""
 
 import random
+from typing import NamedTuple
 
-from ranklab.checks.ddp.calls import called
-from ranklab.checks.trial import explain
+import torch
+
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
+from ranklab.ddp import exposed_communication
 from ranklab.meter import Event
 
 
@@ -11,42 +14,49 @@ def event(kind, start, end, lane="main"):
     return Event(kind, kind, start, end, lane)
 
 
-def exposed_by_hand(events, kind):
-    """The oracle: ticks in which `kind` runs and nothing is computed."""
-    running = [{e.kind for e in events if e.start <= tick < e.end} for tick in range(200)]
-    return sum(kind in kinds and "compute" not in kinds for kinds in running)
+class Events(NamedTuple):
+    """Events at whole ticks; a tick is so many seconds, and the clock began so long ago."""
+
+    name: str
+    events: list
+    kind: str = "communication"
+    tick: float = 1e-3
+    offset: float = 0.0
+
+    def __str__(self):
+        return self.name + ', kind="loader"' * (self.kind == "loader")
+
+
+def _see(fn, case):
+    events = [each._replace(start=case.offset + case.tick * each.start,
+                            end=case.offset + case.tick * each.end) for each in case.events]
+    before, unit = list(events), "ticks" if case.offset else "ms"
+    seconds = fn(events, **({} if case.kind == "communication" else {"kind": case.kind}))
+    is_number = isinstance(seconds, int | float)
+    yield {f"the exposed {case.kind}": Told(
+        round(seconds / case.tick, 3) if is_number else seconds, lambda got, due: (
+            f"{got:.9g} {unit}, not {due:.9g}" if isinstance(got, float) else "")),
+           "whether `events` is as before": Must(events == before, True)}
+
+
+def by_gaps(events, kind="communication"):
+    times = sorted({time for each in events for time in (each.start, each.end)})
+    total = 0.0
+    for start, end in zip(times, times[1:]):
+        kinds = {each.kind for each in events if each.start <= start and end <= each.end}
+        total += (end - start) * (kind in kinds and "compute" not in kinds)
+    return total
 
 
 WORK, SEND = event("compute", 10, 20), event("communication", 15, 40, "gloo 1")
-CASES = {  # what is seen, and the events, in ms
+BY_HAND = tuple(Events(name, events) for name, events in {
     "a transfer that begins inside a kernel and ends after it": [WORK, SEND],
     "two transfers at the same time": [WORK, SEND, event("communication", 18, 30, "gloo 2")],
     "a kernel inside another one": [event("compute", 0, 30), event("compute", 5, 10, "b"), SEND],
     "the main thread waits meanwhile": [event("wait", 20, 40), WORK, SEND],
     "a batch is loaded meanwhile": [event("loader", 22, 28), WORK, SEND],
     "computing on another lane": [event("compute", 16, 39, "stream 7"), SEND],
-}
-MUCH = "Too much: some moments count twice, or a kernel is forgotten."
-LITTLE = "Too little: a kernel that ends inside a longer one does not end the computing."
-CLOCK = ("Times are any numbers: go from one edge to the next, not from tick to tick, and keep "
-         "all digits: Python's floats have enough, float32 has not.")
-OTHER_KINDS = {"KeyError: '(compute|communication|loader|wait)'": "Other kinds are not counted: "
-               "`if what in running`. And don't call the loop variable `kind`: that is the "
-               "argument."}
-
-
-def check_exposed_communication(fn):
-    for name, events in CASES.items():
-        _compare(fn, name, events)
-    yield "overlapping and nested events count once; only computing hides, on any lane"
-    for seed in range(20):
-        for kind in ("communication", "loader"):
-            _compare(fn, f"random events, seed {seed}", _random(seed), kind)
-    yield 'right for 20 random timelines, in any order; for kind="loader" as well'
-    for seed in range(20, 24):
-        _compare(fn, f"a clock that began long ago, seed {seed}", _random(seed), tick=1.37e-5,
-                 offset=100.0)
-    yield "on any clock: it need not begin at 0, nor tick in milliseconds"
+}.items())
 
 
 def _random(seed):
@@ -57,29 +67,82 @@ def _random(seed):
             for kind, start in zip(kinds, starts)]
 
 
-def _compare(fn, name, events, kind="communication", tick=1e-3, offset=0.0):
-    def renamed(kinds, new):
-        return exposed_by_hand([e._replace(kind=new) if e.kind in kinds else e for e in events],
-                               kind)
+def difference_of_sums(events, kind="communication"):
+    both = [sum(e.end - e.start for e in events if e.kind == k) for k in (kind, "compute")]
+    return max(0.0, both[0] - both[1])
 
-    given = {"events": [e._replace(start=offset + tick * e.start, end=offset + tick * e.end)
-                        for e in events]}
-    options = {} if kind == "communication" else {"kind": kind}
-    got = round(called(name, OTHER_KINDS, fn, given, **options) / tick, 3)
-    right = exposed_by_hand(events, kind)
-    on_main = [e for e in events if e.kind != "compute" or e.lane == "main"]
-    whole, hiding = (sum(e.end - e.start for e in events if e.kind == what)
-                     for what in (kind, "compute"))
-    others = {"wait", "loader", "communication"} - {kind}
-    explain(f"{name}: exposed {kind}, in {'ticks' if offset else 'ms'},", got, right, {
-        "counted without other lanes": (exposed_by_hand(on_main, kind), "Computing on other lanes "
-                                        "hides as well: streams, backward's thread."),
-        "1000 times what is right": (1000 * right, "Those are milliseconds; return seconds."),
-        "all of it": (whole, "Leave out the time in which a compute event runs, on any lane."),
-        "the difference of two sums": (max(0, whole - hiding), "A kernel hides what runs with it."),
-        "as if waiting and loading hid it": (renamed({"wait", "loader"} - {kind}, "compute"),
-                                             "Waiting and loading don't count as computing."),
-        "exposed communication": (exposed_by_hand(events, "communication"), "`kind` says which "
-                                  "events to look for."),
-    } | {f"with {other} events counted as well": (renamed({other}, kind), "")
-         for other in sorted(others)}, CLOCK if offset else MUCH if got > right else LITTLE)
+
+def tick_by_tick(events, kind="communication"):
+    ticks = range(*(round(1000 * time) for time in (min(e.start for e in events),
+                                                    max(e.end for e in events))))
+    running = [{e.kind for e in events if e.start <= (t + 0.5) / 1000 < e.end} for t in ticks]
+    return sum(kind in kinds and "compute" not in kinds for kinds in running) / 1000
+
+
+BARE, EVENTS = 'running[kind] and not running["compute"]', "for event in events\n"
+ADDS = f"        if {BARE}:\n            exposed += time - last_time\n"
+MOVES = "        last_time = time\n"
+COUNTS = "        if edge_kind in running:\n            running[edge_kind] += change\n"
+EXPOSED = Proof(
+    exposed_communication,
+    Stage("overlapping and nested events count once; only computing hides, on any lane", _see,
+          BY_HAND, oracle=by_gaps),
+    Stage('right for 20 random timelines, in any order; for kind="loader" as well', _see,
+          tuple(Events(f"random events, seed {seed}", _random(seed), kind) for seed in range(20)
+                for kind in ("communication", "loader")), oracle=by_gaps),
+    Stage("on any clock: it need not begin at 0, nor tick in milliseconds", _see,
+          tuple(Events(f"a clock that began long ago, seed {seed}", _random(seed), tick=1.37e-5,
+                       offset=100.0) for seed in range(20, 24)), oracle=by_gaps),
+    mistakes=(
+        Slip("Leave out the time in which a compute event runs, on any lane.",
+             (BARE, "running[kind]")),
+        Slip("That is the part that computing hides. Exposed is the other one.",
+             (BARE, 'running[kind] and running["compute"]')),
+        Slip("Both must hold: something of `kind` runs, and no computing does.",
+             (BARE, 'running[kind] or not running["compute"]'), (BARE, 'not running["compute"]')),
+        Slip("Computing on other lanes hides as well: streams, backward's thread.",
+             (EVENTS, 'for event in events if event.lane == "main" or event.kind == kind\n')),
+        Slip("Two transfers at the same time are one moment, which counts once.",
+             ("+= time - last_time", "+= running[kind] * (time - last_time)")),
+        Slip("A kernel that ends inside a longer one does not end the computing: count how many "
+             "run.", ("running[edge_kind] += change", "running[edge_kind] = change > 0")),
+        Slip("First add the time up to this edge, then count what begins or ends there.",
+             (ADDS + MOVES + COUNTS, COUNTS + ADDS + MOVES)),
+        Slip("last_time moves on at every edge, also where nothing is added, and at edges of other "
+             "kinds.", (MOVES + COUNTS, f"{COUNTS}            last_time = time\n"),
+             (ADDS + MOVES, f"{ADDS}            last_time = time\n"),
+             (MOVES, "")),
+        Slip("Loading is no communication: count events of `kind` alone.",
+             (COUNTS, '        if edge_kind != "wait":\n            running[kind if edge_kind == '
+                      '"loader" else edge_kind] += change\n')),
+        Slip("Waiting is no communication: count events of `kind` alone.",
+             (COUNTS, '        if edge_kind in running or edge_kind == "wait":\n            '
+                      'running[kind if edge_kind == "wait" else edge_kind] += change\n')),
+        Slip("Waiting and loading don't count as computing.",
+             (COUNTS, '        running[edge_kind if edge_kind == kind else "compute"] += '
+                      "change\n")),
+        Slip("`kind` says which events to look for.",
+             ("edges =", 'kind = "communication"\n    edges =')),
+        Slip("Those are milliseconds; return seconds.",
+             ("return exposed", "return 1000 * exposed")),
+        Slip("Return the seconds.", ("return exposed", "exposed")),
+        Slip("Keep all digits: Python's floats have enough, float32 has not.",
+             ("time - last_time", "float(torch.tensor(time) - torch.tensor(last_time))"),
+             torch=torch),
+        Slip("Times are any numbers: go from one edge to the next, not from tick to tick.",
+             tick_by_tick),
+        Slip("Do not round: times are any numbers.",
+             ("return exposed", "return round(exposed, 3)")),
+        Slip("A sum less another sum: but a kernel hides only what runs at the same time.",
+             difference_of_sums),
+        Slip("`events` is the caller's: sort a copy, sorted(events).",
+             ("    edges =", "    events.sort(key=lambda event: event.start)\n    edges =")),
+    ), hints=(
+        "Walk along the time axis and keep count of what is running. Things change only where an "
+        "event starts or ends.",
+        "Sort all starts (+1) and ends (-1) by time. Between two of them: if transfers run, one or "
+        "more, and computing none, add the time between the two.",
+        "edges = sorted((time, change, event.kind) for event in events for time, change in "
+        "((event.start, 1), (event.end, -1))); running = {kind: 0, 'compute': 0}; for each edge: "
+        "first add time - last_time if running[kind] and not running['compute'], then count.",
+    ))

@@ -21,6 +21,9 @@ class Job:
     hiccups: tuple = (0, 0, 0)  # ms that rank 1 computes longer in each step; their median is 0
     unit: float = 1e-3  # seconds
 
+    def __str__(self):
+        return self.name
+
     def timelines(self):
         """[[Event] of each rank]"""
         events, now = [[] for _ in self.loads], 0.0

@@ -1,99 +1,171 @@
-"""The check of power_sgd, against a projection that is worked out in one process."""
+"""power_sgd, beside a projection that is worked out in one process."""
 
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import TURNS, beside, on_groups
-from ranklab.checks.ddp.hooks import alike
+from ranklab.checks.handles import Waits
+from ranklab.checks.prover import ALL, GROUPS, Agree, AtMost, Proof, Slip, Stage
+from ranklab.ddp import power_sgd
 from ranklab.engine import device
+from ranklab.meter import Traffic
 
-CASES = {  # n, m, r, and the rank of each matrix
-    "12 x 8, r=2": (12, 8, 2, 8), "7 x 15, r=3": (7, 15, 3, 7), "zeros, r=3": (7, 15, 3, 0),
-    "a matrix of rank 2, r=2": (12, 8, 2, 2), "a matrix of rank 1, r=3": (7, 15, 3, 1),
-    "6 x 6 in float64, r=4": (6, 6, 4, 6), "three matrices at once, r=2": (12, 8, 2, 8)}
-ADVICE = {
-    "the approximation": "p = wanted @ q, summed over ranks, then orthonormal; q = wanted.mT @ p, "
-    "the mean over ranks; the approximation is p @ q.mT. All in the matrix's dtype. torch.linalg."
-    "qr(p).Q is orthonormal even where columns of p are nearly alike, or zero.",
-    "matrix - error": "error = (matrix + error) - approximation.",
-    "the change of its inputs": "matrix + error is a new tensor; all-reduce p and the new q only."}
-FAILURES = {r"RuntimeError: The size of tensor a \(8\) must match the size of tensor b \(3\).*":
-            ".T turns the order of all three dimensions around; .mT transposes each matrix."}
-NEW_Q = "Return the new q, wanted.mT @ p, averaged: the next call goes on from there."
-ALIKE = "All-reduce both p and q, so that all ranks go on with the same. Return the averaged q."
+COST = "calls of collectives", "bytes that it gives to them", "handles that nobody waited for"
+SAME = "the approximation on all ranks", "q on all ranks"
 
 
-def check_power_sgd(fn):
-    on_groups(_trial, fn, failures=FAILURES)
-    yield "the mean over ranks of matrix + error, projected; on 1 to 4 ranks and in groups"
-    yield "twice in a row, from the q and the error that it returned; nothing is lost"
-    yield "two all-reduces of r (n + m) numbers instead of n m; as many for three matrices at once"
+class Matrix(NamedTuple):
+    """Matrices (n, m) of so high a rank, to be approximated with rank r."""
+
+    n: int
+    m: int
+    r: int
+    rank: int  # of the matrix; where it is less than full there is no error before
+    dtype: torch.dtype = torch.float32
+    many: tuple = ()
+    is_strided: bool = False
+
+    def __str__(self):
+        kind = {0: ", zeros", 1: ", of rank 1", 2: ", of rank 2"}.get(self.rank, "")
+        dtype = ", float64" * (self.dtype == torch.float64)
+        return (f"{self.n} x {self.m}, r={self.r}{kind}{dtype}" + ", three at once" * bool(
+            self.many) + ", transposed" * self.is_strided)
+
+    def inputs(self, rank):
+        """Return (matrix, q, error) of a rank; q is equal on all."""
+        own, shared = (torch.Generator().manual_seed(seed) for seed in (rank, 99))
+        q, right = (torch.randn(*self.many, *shape, generator=shared)
+                    for shape in ((self.m, self.r), (self.rank, self.m)))
+        left, error = (torch.randn(*self.many, self.n, columns, generator=own)
+                       for columns in (self.rank, self.m))
+        inputs = left @ right, q, error * (self.rank == min(self.n, self.m))
+        inputs = [x.to(device(), self.dtype) for x in inputs]
+        return [x.mT.contiguous().mT if self.is_strided else x for x in inputs]
 
 
-def _trial(power_sgd, ranks):
-    for case in CASES:
-        where, given = f"{case}, {ranks}", [_inputs(case, rank) for rank in ranks.members]
-        turns = list(_one_process(given, ranks.index))
-        matrix, q, error = given[ranks.index]
-        results = [(None, q, error)]  # of all calls: each goes on from the one before
-
-        def call(turn):
-            before = matrix, *results[-1][1:]
-            after = [x.clone() for x in before]
-            results.append(power_sgd(*after, ranks.group))
-            return {"the approximation": results[-1][0], "matrix - error": matrix - results[-1][2],
-                    "the change of its inputs": torch.stack([(x - y).norm()
-                                                             for x, y in zip(after, before)])}
-
-        looks = list(beside(where, ranks, call, lambda turn: {
-            name: right for name, (right, _) in turns[turn].items()}, advice=ADVICE.get,
-            slips=lambda name, turn: turns[turn][name][1],
-            sends=(2, torch.cat([matrix @ q, q], -2).nbytes)))
-        _, (near, new_q, _), _ = results
-        yield alike(f"{where}: the approximation", near, ranks, ALIKE)
-        yield alike(f"{where}: q", new_q, ranks, ALIKE)
-        yield from looks
-
-
-def _inputs(case, rank):
-    """(matrix, q, error) of a rank; q is equal on all. Only matrices of full rank have an error."""
-    n, m, r, width = CASES[case]
-    mine, shared = (torch.Generator().manual_seed(seed) for seed in (rank, 99))
-    many = (3,) if "three" in case else ()
-    q, right = (torch.randn(*many, *shape, generator=shared) for shape in ((m, r), (width, m)))
-    left, error = (torch.randn(*many, n, columns, generator=mine) for columns in (width, m))
-    dtype = torch.float64 if "float64" in case else torch.float32
-    return [x.to(device(), dtype) for x in (left @ right, q, error * (width == min(n, m)))]
+def _see(fn, case, ranks):
+    matrix, q, error = case.inputs(dist.get_rank())
+    limit = (case.n + case.m) * case.r * case.dtype.itemsize * (3 if case.many else 1)
+    for _ in range(2):  # each call goes on from the one before
+        before = matrix, q, error
+        inputs = [x.clone() for x in before]
+        with Traffic() as traffic, Waits() as waits:
+            result = fn(*inputs, *([ranks.group] if ranks.group else []))
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            yield {"what it returns": str(result)[:60]}
+            return
+        near, q, error = result
+        yield {
+            "what it returns": "three tensors",
+            "the approximation": near,
+            "matrix - error": matrix - error,
+            # Its numbers depend on the basis that p is: any is right.
+            "the shape and type of q": [*q.shape, str(q.dtype)],
+            "the list of changes of its inputs": [(x - y).norm().item()
+                                                  for x, y in zip(inputs, before)],
+            SAME[0]: Agree(near), SAME[1]: Agree(q),
+            **dict(zip(COST, (
+                AtMost(len(traffic.ops), 2),
+                AtMost(sum(op.payload_bytes for op in traffic.ops), limit),
+                AtMost(waits.missing(traffic.calls.total()), 0)))),
+        }
 
 
-def _one_process(given, index):
-    """The oracle: of each call {name: ([what each rank must have], slips of rank `index`)}."""
-    dtype, R, first = given[0][0].dtype, len(given), given[index][1].double()
-    matrices, _, errors = zip(*([x.double() for x in of_rank] for of_rank in given))
-    q, matrix = first, matrices[index]
-    for _ in TURNS:
-        wanted = [matrix + error for matrix, error in zip(matrices, errors)]
-        mean, p, mine = sum(wanted) / R, sum(wanted) @ q, wanted[index]
-        near, basis = _projected(mean, q)
-        errors = [each - near for each in wanted]
-        expected = {"the approximation": ([near] * R, {
-            "that of the matrix alone": (_projected(sum(matrices) / R, q)[0], "Compress matrix + "
-                                         "error."),
-            "made of a p that is not orthonormal": (p @ (p.mT @ mean), "qr comes after the sum."),
-            "made of the first call's q": (_projected(mean, first)[0], NEW_Q),
-        }), "matrix - error": ([m - error for m, error in zip(matrices, errors)], {
-            "the matrix": (matrix, "The error is 0: keep what the approximation leaves out."),
-            "the approximation": (near, "The old error is lost."),
-            "made of this rank's own q": (matrix - mine + basis @ (basis.mT @ mine), "The approx"
-                                          "imation is made of q after its all-reduce, not before."),
-        }), "the change of its inputs": ([torch.zeros(3, device=near.device)] * R, {})}
-        yield {name: ([x.to(dtype) for x in right],
-                      {what: (wrong.to(dtype), hint) for what, (wrong, hint) in slips.items()})
-               for name, (right, slips) in expected.items()}
-        q = mean.mT @ basis
+def in_one_place(matrix, q, error, group=None):
+    """Average matrix + error whole, and project it on what it makes of q."""
+    target = (matrix + error).double()
+    mean = target.contiguous().clone()
+    dist.all_reduce(mean, group=group)
+    mean /= dist.get_world_size(group)
+    basis = torch.linalg.svd(mean @ q.double(), full_matrices=False).U
+    near = basis @ (basis.mT @ mean)
+    return tuple(x.to(matrix.dtype) for x in (near, mean.mT @ basis, target - near))
 
 
-def _projected(mean, q):
-    """(`mean`, projected on what it makes of q; an orthonormal basis of that)."""
-    basis = torch.linalg.svd(mean @ q, full_matrices=False).U
-    return basis @ (basis.mT @ mean), basis
+SUM_P, SUM_Q = "dist.all_reduce(p, group=group)", "dist.all_reduce(q, group=group)"
+QR, DIVIDE = "p = torch.linalg.qr(p).Q", "q /= dist.get_world_size(group)"
+TARGET, LEFT = "target = matrix + error", "target - approximation"
+RETURN = "return approximation, q"
+POWER_SGD = Proof(
+    power_sgd,
+    Stage({"the mean over ranks of matrix + error, projected; on 1 to 4 ranks and in groups": (),
+           "twice in a row, from the q and the error that it returned; nothing is lost": SAME,
+           "two all-reduces of r (n + m) numbers instead of n m; as many for three matrices at "
+           "once": COST},
+          _see, (Matrix(12, 8, 2, 8), Matrix(7, 15, 3, 7), Matrix(7, 15, 3, 0),
+                 Matrix(12, 8, 2, 2), Matrix(7, 15, 3, 1), Matrix(6, 6, 4, 6, torch.float64),
+                 Matrix(12, 8, 2, 8, many=(3,)), Matrix(8, 5, 2, 5, is_strided=True)),
+          (4,), (ALL, *GROUPS), oracle=in_one_place),
+    mistakes=(
+        Slip("All-reduce both p and q, so that all ranks go on with the same.",
+             (SUM_P, ""), (SUM_Q, "")),
+        Slip("qr comes after the sum: p must be orthonormal when target.mT @ p is taken.",
+             (QR, ""), (f"{SUM_P}\n    {QR}", f"{QR}\n    {SUM_P}")),
+        Slip("The sum over ranks is in q: divide it by their number.", (DIVIDE, "")),
+        Slip("Compress matrix + error.", ("p = target", "p = matrix", "target.mT", "matrix.mT")),
+        Slip("Both products are of target, matrix + error.", ("p = target", "p = matrix"),
+             ("target.mT", "matrix.mT")),
+        Slip("error = (matrix + error) - approximation: the old error is lost.",
+             (LEFT, "matrix - approximation")),
+        Slip("The error is what the approximation leaves out; you keep nothing.",
+             (LEFT, "0 * target")),
+        Slip("You keep all of matrix + error, also what the approximation has sent.",
+             (LEFT, "target")),
+        Slip("The error has the wrong sign: (matrix + error) - approximation.",
+             (LEFT, "approximation - target")),
+        Slip("Return the new q, target.mT @ p, averaged: the next call goes on from there.",
+             (RETURN, "return approximation, was", "p = target", "was = q\n    p = target")),
+        Slip("Return the averaged q, the same on all ranks.",
+             (SUM_Q, f"own = q.clone()\n    {SUM_Q}", RETURN, "return approximation, own")),
+        Slip("The approximation that is taken off is made of q after its all-reduce, not before.",
+             (SUM_Q, f"own = q.clone()\n    {SUM_Q}", LEFT, "target - p @ own.mT")),
+        Slip("This sends whole matrices. All-reduce p and the new q, which are thin.",
+             ("p = target @ q", "mean = target.clone()", SUM_P,
+              "dist.all_reduce(mean, group=group)", QR, "mean /= dist.get_world_size(group); "
+              "p = torch.linalg.qr(mean @ q).Q", "target.mT", "mean.mT", SUM_Q, "", DIVIDE, "")),
+        Slip("matrix + error is a new tensor: do not write into the inputs.",
+             (TARGET, "target = matrix.add_(error)"), (TARGET, "target = error.add_(matrix)")),
+        Slip("Make a new q: the one that was given is the caller's.",
+             ("q = target.mT @ p  # (m, r)", "q.copy_(target.mT @ p)")),
+        Slip(".T turns the order of all three dimensions around; .mT transposes each matrix.",
+             ("target.mT", "target.T"), ("p @ q.mT", "p @ q.T")),
+        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+             ("get_world_size(group)", "get_world_size()")),
+        Slip("Pass `group` on to both all-reduces.",
+             (SUM_P, "dist.all_reduce(p)", SUM_Q, "dist.all_reduce(q)"),
+             (SUM_P, "dist.all_reduce(p)"), (SUM_Q, "dist.all_reduce(q)")),
+        Slip("All in the matrix's type: in float32 a double loses digits.",
+             (TARGET, "target = (matrix + error).float()", "p = target @ q",
+              "p = target @ q.float()"),
+             (TARGET, "target = (matrix + error).float()", "p = target @ q",
+              "p = target @ q.float()", RETURN,
+              "approximation, q = approximation.to(matrix.dtype), q.to(matrix.dtype)\n    "
+              f"{RETURN}", LEFT, "target.to(matrix.dtype) - approximation")),
+        Slip("p and q travel in the matrix's own type: float64 has twice the bytes.",
+             (SUM_P, "p = p.double()\n    dist.all_reduce(p, group=group)\n    "
+                     "p = p.to(matrix.dtype)"),
+             (SUM_Q, "q = q.double()\n    dist.all_reduce(q, group=group)\n    "
+                     "q = q.to(matrix.dtype)")),
+        Slip("Columns of p may be zero, and 0 / 0 is NaN. torch.linalg.qr(p).Q is orthonormal "
+             "even there, and where columns are nearly alike.",
+             (QR, "p = torch.linalg.qr(p / p.norm(dim=-2, keepdim=True)).Q")),
+        Slip("A column divided by its length is not orthogonal to the others: "
+             "torch.linalg.qr(p).Q.", (QR, "p = p / p.norm(dim=-2, keepdim=True).clamp(1e-9)")),
+        Slip("All matrices go through one product and one all-reduce together: matmul, .mT and qr "
+             "take several at once.",
+             (TARGET, "if matrix.dim() == 3:\n        every = [power_sgd(*one, group) for one in "
+              "zip(matrix, q, error)]\n        return tuple(torch.stack(parts) for parts in "
+              f"zip(*every))\n    {TARGET}")),
+        Slip("Return (approximation, q, error), in this order.",
+             (RETURN, "return q, approximation"), (f"{RETURN}, {LEFT}", f"return approximation, "
+                                                   f"{LEFT}, q"),
+             (f"{RETURN}, {LEFT}", RETURN)),
+    ), hints=(
+        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
+        "error.",
+        "p = target @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = target.mT "
+        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
+        "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
+        "return approximation, q, target - approximation",
+    ))

@@ -1,11 +1,12 @@
-"""The check of scaling_efficiency, against throughput per rank."""
+"""scaling_efficiency, beside the throughput of each rank."""
 
-import torch
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.ddp.calls import called, refuses
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.ddp import scaling_efficiency
+from ranklab.engine.report import count_ranks
 
+KINDS = "strong", "weak"
 FROM_ONE = (  # {ranks: seconds per step}
     {1: 0.8, 2: 0.5, 4: 0.25},
     {1: 1.0, 2: 1.0, 8: 1.25},
@@ -16,56 +17,100 @@ OTHERS = (
     {3: 2.0},
 )
 NO_MEASUREMENTS = {}, {0: 1.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 1.0, 2: -0.5}
-BASE = {"KeyError: 1": "Nobody measured on one rank here: take the fewest ranks there are, "
-        "min(seconds), as the base."}
-KINDS = {"strong": "Strong: the same batch for all together, so R ranks should need base/R of the "
-         "base's time. Efficiency = that time / the measured one.",
-         "weak": "Weak: the same batch on each rank, so the time should stay: base / measured."}
 
 
-def check_scaling_efficiency(fn):
-    for cases, sentence in (
-            (FROM_ONE, "right for strong and weak scaling from one rank"),
-            (OTHERS, "right where nobody measured on one rank: against the fewest there are")):
-        for kind in KINDS:
-            for seconds in cases:
-                _compare(fn, seconds, kind)
-        yield sentence
-    refuses(fn, {"kind='string'": ({1: 1.0, 2: 1.0}, "string")}
-            | {f"seconds={seconds}": (seconds, "strong") for seconds in NO_MEASUREMENTS})
-    yield "a ValueError for a kind that it does not know, and for what is no measurement"
+class Measured(NamedTuple):
+    seconds: dict
+    kind: str
+
+    def __str__(self):
+        return f"{self.kind} scaling, {self.seconds}"
 
 
-def _compare(fn, seconds, kind):
-    where, ranks = f"{kind} scaling, {seconds}", sorted(seconds)
-    got = called(where, BASE, fn, {"seconds": seconds, "kind": kind})
-    expect(isinstance(got, dict) and set(got) == set(ranks), f"{where}: it returns {got!r}",
-           "Return a dict: {ranks: efficiency}, with all the ranks that were given.")
-    expect(list(got) == ranks, f"{where}: the ranks come out as {list(got)}",
-           "In the order of ranks, for tables and curves: go through sorted(seconds).")
-    R, times, values = torch.tensor([(each, seconds[each], got[each]) for each in ranks],
-                                    dtype=torch.float64).T
-    speed = (1 if kind == "strong" else R) / times / R  # of each rank
-    right = speed / speed[0]
-    explain(f"{where}: the efficiency on {ranks} ranks", values, right,
-            _slips(right, R, times[0] / times), KINDS[kind])
+def _see(fn, case):
+    seconds = dict(case.seconds)
+    shares = fn(seconds, case.kind)
+    if not isinstance(shares, dict):
+        yield {"what it returns": shares}
+        return
+    yield {"what it returns": "a dict", "the list of ranks in it": list(shares),
+           **{f"the efficiency on {count_ranks(R)}": float(share) for R, share in shares.items()},
+           "`seconds` afterwards": seconds}
 
 
-def _slips(right, ranks, speed_up):
-    base = int(ranks[0])
-    return {
-        "per cent": (100 * right, "Return the fraction: 1 is perfect."),
-        "the speed-up": (speed_up, "Efficiency is the speed-up per rank that was added."),
-        "that of strong scaling": (base * speed_up / ranks, "In weak scaling each rank keeps its "
-                                   "batch, so perfect is the same time, whatever the ranks."),
-        "the speed-up / R": (speed_up / ranks, f"Perfect would be {base}/R of the time on {base} "
-                             "ranks, not 1/R of it."),
-        "upside down": (1 / right, "Slower steps must give a smaller efficiency."),
-        "1 at most": (right.clamp(max=1), "More than 1 can be right: each rank's part got smaller, "
-                      "and may fit into a cache now. Do not cut it off."),
-        "rounded": (right.round(decimals=2), "Do not round: leave that to the line that prints "
-                                             "it."),
-    } | {"measured against that on "
-         f"{R:g}": (right / right[i], f"The base is {R:g} here, but it is the "
-                                        f"fewest ranks: min(seconds), which is {base}.")
-         for i, R in enumerate(ranks)}
+def by_throughput(seconds, kind):
+    if kind not in KINDS or not seconds or any(R < 1 or s <= 0 for R, s in seconds.items()):
+        raise ValueError(f"{kind}, {seconds}")
+    speed = {R: (1 if kind == "strong" else R) / seconds[R] / R for R in sorted(seconds)}
+    fewest, *_ = speed
+    return {R: each / speed[fewest] for R, each in speed.items()}
+
+
+def _cases(*measurements):
+    return tuple(Measured(seconds, kind) for kind in KINDS for seconds in measurements)
+
+
+SHARE, BASE = 'base / ranks if kind == "strong" else 1', "base = min(seconds)"
+EACH, RANKS = "perfect[ranks] * seconds[base] / seconds[ranks]", "for ranks in sorted(seconds)"
+KNOWN, TIMES = 'kind not in ("strong", "weak")', " or min(seconds.values()) <= 0"
+EFFICIENCY = Proof(
+    scaling_efficiency,
+    Stage("right for strong and weak scaling from one rank", _see, _cases(*FROM_ONE),
+          oracle=by_throughput),
+    Stage("right where nobody measured on one rank: against the fewest there are", _see,
+          _cases(*OTHERS), oracle=by_throughput),
+    Stage("a ValueError for a kind that it does not know, and for what is no measurement", _see,
+          (Measured({1: 1.0, 2: 1.0}, "string"),
+           *(Measured(seconds, "strong") for seconds in NO_MEASUREMENTS)), oracle=by_throughput),
+    mistakes=(
+        Slip("Return the fraction: 1 is perfect.", (EACH, f"100 * {EACH}")),
+        Slip("Strong scaling: that is the speed-up. The efficiency is the speed-up per rank that "
+             "was added.", (EACH, "seconds[base] / seconds[ranks]")),
+        Slip("In weak scaling each rank keeps its batch, so perfect is the same time, whatever the "
+             "ranks.", (SHARE, "base / ranks")),
+        Slip("The two kinds are swapped: in strong scaling R ranks should need base/R of the time, "
+             "in weak scaling the same time.", (SHARE, '1 if kind == "strong" else base / ranks')),
+        Slip("Slower steps must give a smaller efficiency: it is upside down.",
+             (EACH, "seconds[ranks] / (perfect[ranks] * seconds[base])")),
+        Slip("More ranks should take less time, base/R of it, and not R times as long.",
+             (SHARE, 'ranks / base if kind == "strong" else 1')),
+        Slip("More than 1 can be right: each rank's part got smaller, and may fit into a cache "
+             "now. Do not cut it off.", (EACH, f"min(1.0, {EACH})")),
+        Slip("Do not round: leave that to the line that prints it.",
+             (EACH, f"round({EACH}, 2)"), (EACH, f"round({EACH}, 3)")),
+        Slip("The base is there, too, with an efficiency of 1.", (RANKS, f"{RANKS}[1:]")),
+        Slip("Return a dict: {ranks: efficiency}, with all the ranks that were given.",
+             ("return {ranks: ", "return {"), (f"return {{ranks: {EACH}", f"return [{EACH}",
+                                               "sorted(seconds)}", "sorted(seconds)]")),
+        Slip("Nobody measured on one rank here: take the fewest ranks there are, min(seconds), as "
+             "the base.", (BASE, "base = 1")),
+        Slip("The base is the fewest ranks, min(seconds), whatever the order.",
+             (BASE, "base = next(iter(seconds))")),
+        Slip("The base is the fewest ranks, min(seconds), not the most.",
+             (BASE, "base = max(seconds)")),
+        Slip("Perfect would be base/R of the time on the fewest ranks, not 1/R of it.",
+             ("base / ranks if", "1 / ranks if")),
+        Slip("R need not be a multiple of the base: base / R, and no whole numbers.",
+             ("base / ranks if", "1 / (ranks // base) if"), ("base / ranks if",
+                                                             "1 / round(ranks / base) if")),
+        Slip("In the order of ranks, for tables and curves: go through sorted(seconds).",
+             ("in sorted(seconds)", "in seconds"),
+             ("in sorted(seconds)", "in sorted(seconds, key=seconds.get)")),
+        Slip("`seconds` is the caller's: make a new dict.",
+             ("    perfect =", "    start = seconds[base]\n    perfect =",
+              f"return {{ranks: {EACH} {RANKS}}}",
+              f"for ranks in seconds:\n        seconds[ranks] = perfect[ranks] * start / "
+              f"seconds[ranks]\n    return dict(sorted(seconds.items()))"),
+             ("    perfect =", "    start = seconds.pop(base)\n    seconds = seconds | {base: "
+              "start}\n    perfect =")),
+        Slip("Keep the first lines of the stub: a call that makes no sense must raise a "
+             "ValueError, and not return a number.",
+             (KNOWN, "kind is None"), (TIMES, ""), ("min(seconds) < 1 or ", ""),
+             ("<= 0", "< 0")),
+    ), hints=(
+        "Efficiency is what you got over what would be perfect. What would be perfect?",
+        "Strong: base/R of the base's time. Weak: the base's time. The base is min(seconds), the "
+        "fewest ranks that anybody measured.",
+        "base = min(seconds); perfect = base / ranks if kind == 'strong' else 1; the efficiency is "
+        "perfect * seconds[base] / seconds[ranks]. Raise a ValueError for another kind, first.",
+    ))

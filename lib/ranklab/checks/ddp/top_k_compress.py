@@ -1,78 +1,179 @@
-"""The check of top_k_compress: nothing is lost, and what is sent is the largest."""
+"""top_k_compress: nothing is lost, and what is sent is the largest."""
+
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect
-from ranklab.checks.ddp.calls import called
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.ddp import top_k_compress
 
-CASES = {  # what is said of the inputs: shape and k of each
-    "": (((8,), 3), ((1000,), 10), ((2, 3, 4), 5), ((), 1), ((6,), 50)),
-    ", transposed": (((4, 5), 6),), ", float64": (((9,), 3),), ", zeros": (((6,), 2),)}
-FAILURES = {
-    "RuntimeError: view size is not compatible.*": "A gradient may be transposed: .flatten() "
-    "copies where .view can't.",
-    "RuntimeError: .*out of range.*": "Take the largest of the flattened tensor; and never more "
-    "than there are: min(k, n)."}
-VECTORS = ("Two vectors of min(k, n) entries in the flattened tensor, each index once. topk gives "
-           "that many also where entries are 0, or equally large.")
+LOST, INPUTS = "what is lost", ("`gradient` afterwards", "`error` afterwards")
 
 
-def check_top_k_compress(fn):
-    for kind, cases in CASES.items():
-        for shape, k in cases:
-            _compare(fn, *_inputs(shape, kind), k, kind)
-    yield "values, indices and error: the k largest in size of gradient + error, in any shape"
-    yield "sent + error left = gradient + error, to the last bit; the inputs are unchanged"
+class Gradient(NamedTuple):
+    """A gradient and the error before it; none of their sums are equally large."""
+
+    shape: tuple
+    k: int
+    change: str = ""  # "transposed", "with steps", or the name of a type
+
+    def __str__(self):
+        return f"k={self.k}, shape {self.shape}" + f", {self.change}" * bool(self.change)
+
+    def inputs(self):
+        generator = torch.Generator().manual_seed(len(self.shape) + sum(self.shape[:1]))
+        gradient, error = (torch.randn(self.shape, generator=generator) for _ in range(2))
+        gradient.view(-1)[0] = -5.0  # the largest in size is negative
+        error.view(-1)[-1] = 7.0  # and one is large only with what was left before
+        return [self._changed(x) for x in (gradient, error)]
+
+    def _changed(self, x):
+        if self.change == "transposed":
+            return x.t()
+        if self.change == "with steps":
+            return x.repeat_interleave(2)[::2]
+        return x.to(getattr(torch, self.change)) if self.change else x
+
+
+class Equal(NamedTuple):
+    """Zeros: any places are right, each once."""
+
+    n: int
+    k: int
+
+    def __str__(self):
+        return f"k={self.k}, {self.n} zeros"
+
+    def inputs(self):
+        return [torch.zeros(self.n), torch.zeros(self.n)]
+
+
+def _see(fn, case):
+    gradient, error = case.inputs()
+    whole = gradient + error
+    sent, values = _shown(fn, gradient, error, case.k, whole)
+    if sent is not None and isinstance(case, Gradient):
+        values |= {"what is sent, at its places": sent}
+    yield values | dict(zip(INPUTS, (gradient, error)))
+
+
+def _shown(fn, gradient, error, k, whole):
+    """Return (what is sent at its places, what one call shows)."""
+    result = fn(gradient, error, k)
+    count, n = min(k, whole.numel()), whole.numel()
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        return None, {"what it returns": str(result)[:60]}
+    values, places, left = result
+    shapes = [tuple(each.shape) for each in (values, places, left)]
+    due = [(count,), (count,), tuple(whole.shape)]
+    shown = {"what it returns": "three tensors", "the list of shapes of values, indices and error":
+             Must(shapes, due)}
+    if shapes != due:
+        return None, shown
+    inside = {*places.tolist()} & {*range(n)}
+    shown |= {"the number of different indices in the flattened tensor": Must(len(inside), count)}
+    if len(inside) < count:
+        return None, shown
+    sent = values.new_zeros(n).scatter(0, places.long(), values).view(whole.shape)
+    sizes, largest = (x.abs().double().sort().values[-count:].tolist()
+                      for x in (values, whole.flatten()))
+    return sent, shown | {"the list of sizes of what is sent": Must(sizes, largest),
+                          "the error": left, LOST: whole - sent - left}
+
+
+def _see_steps(fn, case):
     error = torch.zeros(40)
     for step in range(50):  # whole numbers, so that sums are exact
         gradient = ((torch.arange(40) * 7 + step * 5) % 13 - 6).float()
-        error = _compare(fn, gradient, error, 2, f", step {step}")
-    yield "over 50 steps all that is not sent is still there"
+        whole = gradient + error
+        sent, values = _shown(fn, gradient, error, 2, whole)
+        values.pop("the error", None)  # of equal sizes any may stay
+        yield values
+        if sent is None:
+            return
+        error = whole - sent
 
 
-def _inputs(shape, kind):
-    generator = torch.Generator().manual_seed(len(shape) + sum(shape[:1]))
-    gradient, error = (torch.randn(shape, generator=generator) for _ in range(2))
-    gradient.view(-1)[0] = -5.0  # the largest in size is negative
-    error.view(-1)[-1] = 7.0  # and one is large only with what was left before
-    change = {", transposed": torch.t, ", float64": torch.Tensor.double,
-              ", zeros": torch.zeros_like}.get(kind, torch.clone)
-    return change(gradient), change(error)
+def by_sorting(gradient, error, k):
+    whole = (gradient + error).flatten()
+    numbers = whole.tolist()
+    places = sorted(range(len(numbers)), key=lambda i: -abs(numbers[i]))[:k]
+    places = torch.tensor(places, dtype=torch.int64)
+    return whole[places], places, whole.index_fill(0, places, 0).view(gradient.shape)
 
 
-def _compare(fn, gradient, error, k, kind):
-    """The error that fn returned, which is right, and so is all else."""
-    whole = gradient + error
-    wanted, only, count = whole.flatten(), gradient.flatten(), min(k, whole.numel())
-    case = f"{k} of {len(wanted)} entries, shape {tuple(gradient.shape)}{kind}"
-    values, indices, left = called(case, FAILURES, fn,
-                                   {"gradient": gradient, "error": error, "k": k})
-    expect(indices.shape == values.shape == (count,) and len(indices.unique()) == count
-           and set(indices.tolist()) <= set(range(len(wanted))), f"{case}: values have shape "
-           f"{tuple(values.shape)}, indices {tuple(indices.shape)}", VECTORS)
-
-    def by_size(indices):
-        return wanted[indices].abs().sort().values
-
-    explain(f"{case}: the size of what is sent", by_size(indices),
-            by_size(wanted.abs().topk(count).indices), {
-        "that of the largest in the gradient": (by_size(only.abs().topk(count).indices), "Add the "
-                                                "error first, and choose then."),
-        "that of the largest above zero": (by_size(wanted.topk(count).indices), "Largest in size: "
-                                           "-5 counts as 5. Take topk of .abs()."),
-    })
-    explain(f"{case}: what is sent", values, wanted[indices], {
-        "without its sign": (wanted[indices].abs(), "abs() is for choosing only."),
-        "that of the gradient alone": (only[indices], "What was left before must be sent as well."),
-    }, "Take it from gradient + error at those indices, in its type, or bits are lost.")
-    right = wanted.index_fill(0, indices, 0).view(gradient.shape)
-    explain(f"{case}: the error", left, right, {
-        "zeros": (0 * right, "What is not sent must be kept."),
-        "all of gradient + error": (whole, "What is sent must not be kept as well. (flatten() of a "
-                                    "tensor that is not contiguous is a copy.)"),
-        "what is left of the gradient alone": (right - error, "The old error is lost."),
-    }, "The error has the gradient's shape: it is gradient + error, with 0 where it is sent.")
-    expect(torch.equal(values, wanted[indices]) and torch.equal(left, right), f"{case}: sent + "
-           "error left is near gradient + error, but not the same to the last bit", "Don't round.")
-    return left
+FLAT, LEFT = "target = (gradient + error).flatten()", "target.view(gradient.shape)"
+CHOICE = "target.abs().topk(min(k, target.numel())).indices"
+VALUES, ZEROS = "values = target[indices]", "    target[indices] = 0\n"
+RETURN = f"return values, indices, {LEFT}"
+TOP_K = Proof(
+    top_k_compress,
+    Stage({"values, indices and error: the k largest in size of gradient + error, in any shape": (),
+           "sent + error left = gradient + error, to the last bit; the inputs are unchanged":
+           (LOST, *INPUTS)},
+          _see, (Gradient((8,), 3), Gradient((1000,), 10), Gradient((2, 3, 4), 5), Gradient((), 1),
+                 Gradient((6,), 50), Gradient((4, 5), 6, "transposed"),
+                 Gradient((9,), 4, "with steps"), Gradient((9,), 3, "float64"),
+                 Gradient((7,), 3, "bfloat16"), Equal(6, 2)), oracle=by_sorting),
+    Stage("over 50 steps all that is not sent is still there", _see_steps, ("50 steps",),
+          oracle=by_sorting),
+    mistakes=(
+        Slip("Largest in size: -5 counts as 5. Take topk of .abs().", (".abs()", "")),
+        Slip("Largest in size, not smallest: topk without largest=False.",
+             ("target.numel()))", "target.numel()), largest=False)")),
+        Slip("Add the error first, and choose then.",
+             ("target.abs().topk", "gradient.flatten().abs().topk")),
+        Slip("Choose from gradient + error, not from the error alone.",
+             ("target.abs().topk", "error.flatten().abs().topk")),
+        Slip("abs() is for choosing only: what is sent has its sign.",
+             (VALUES, "values = target.abs()[indices]")),
+        Slip("What was left before must be sent as well: values of gradient + error.",
+             (VALUES, "values = gradient.flatten()[indices]")),
+        Slip("What is sent must not be kept as well. (flatten() of a tensor that is not contiguous "
+             "is a copy.)", (ZEROS, ""),
+             (FLAT, "whole = gradient + error\n    target = whole.flatten()", LEFT, "whole")),
+        Slip("What is not sent must be kept.", (LEFT, "torch.zeros_like(error)"),
+             torch=torch),
+        Slip("The old error is lost: the new one is gradient + error, with 0 where it is sent.",
+             (LEFT, f"{LEFT} - error"), (LEFT, "gradient.flatten().index_fill(0, indices, 0)"
+                                               ".view(gradient.shape)")),
+        Slip("The gradient is lost: the new error is gradient + error, with 0 where it is sent.",
+             (LEFT, "error.flatten().index_fill(0, indices, 0).view(gradient.shape)")),
+        Slip("values are a copy only if you index with indices; read them before you write zeros.",
+             (f"{VALUES}\n{ZEROS}", f"{ZEROS[4:]}    {VALUES}\n")),
+        Slip("gradient + error is a new tensor: do not write into the inputs.",
+             ("(gradient + error)", "gradient.add_(error)"),
+             ("(gradient + error)", "error.add_(gradient)")),
+        Slip("Never more than there are: min(k, n).", ("min(k, target.numel())", "k")),
+        Slip("The error has the gradient's shape.", (LEFT, "target")),
+        Slip("A gradient may be transposed, or have steps: .flatten() or .reshape() copies where "
+             ".view can't.", ("(gradient + error).flatten()", "gradient.view(-1) + error.view(-1)"),
+             ("(gradient + error).flatten()", "(gradient + error).view(-1)")),
+        Slip("Keep the type: in float32 bits of float64 are lost, and 16 bits become 32.",
+             ("(gradient + error).flatten()", "(gradient + error).float().flatten()")),
+        Slip("values and error have the gradient's type: cast back what you computed in another "
+             "one.", ("(gradient + error).flatten()", "(gradient.double() + error.double())"
+                                                      ".flatten()")),
+        Slip("topk gives k entries also where entries are 0, or equally large; a threshold does "
+             "not.", (CHOICE, "(target.abs() >= target.abs().sort().values[-min(k, target.numel())"
+                              "]).nonzero().flatten()"),
+             (CHOICE, "(target.abs() > target.abs().sort(descending=True).values[min(k, "
+                      "target.numel() - 1)]).nonzero().flatten()")),
+        Slip("Take the largest of the flattened tensor, not of each row.",
+             (FLAT, "target = gradient + error", CHOICE, "target.abs().topk(k).indices",
+              "target[indices]\n", "target.gather(-1, indices)\n", ZEROS, "",
+              LEFT, "target.scatter(-1, indices, 0)"),
+             (FLAT, "target = gradient + error", CHOICE, "target.abs().topk(min(k, "
+              "target.shape[-1] if target.dim() else 1)).indices", "target[indices]\n",
+              "target.gather(-1, indices)\n", ZEROS, "", LEFT, "target.scatter(-1, indices, 0)")),
+        Slip("Return (values, indices, error), in this order.",
+             (RETURN, f"return indices, values, {LEFT}"), (RETURN, f"return {LEFT}, values, "
+                                                                   "indices"),
+             (RETURN, "return values, indices")),
+    ), hints=(
+        "First add what was left before. Then choose, send, and keep the others.",
+        "target = (gradient + error).flatten(); the places come from target.abs().topk(k).indices, "
+        "the values from target. k may be more than there is.",
+        "indices = target.abs().topk(min(k, target.numel())).indices; values = target[indices]; "
+        "target[indices] = 0; return values, indices, target.view(gradient.shape)",
+    ))
