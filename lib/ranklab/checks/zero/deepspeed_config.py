@@ -33,7 +33,7 @@ GOALS = (
     Goal(4, 0.1, 0, "fp16", (3, True, True)),
 )
 WAYS = {goal[:3]: goal.way for goal in GOALS}
-JSON = "that JSON gives it back unchanged"
+JSON, AT_TOP = "that JSON gives it back unchanged", "keys that belong into zero_optimization"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
                 for kind in ("reduce", "allgather", "stage3_prefetch"))
@@ -47,7 +47,8 @@ def _see_config(fn, goal):
     config = fn(PARAMETERS, goal.ranks, goal.gb * 1e9, BATCH, MICRO_BATCH, goal.other_gb * 1e9,
                 lr=0.125, precision=goal.precision, bucket=10**6)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
-    yield {JSON: Must(is_json, True)} | {
+    at_top = {path.split(".")[1] for path in READ if "zero" in path} & {*(config if is_json else ())}
+    yield {JSON: Must(is_json, True), AT_TOP: Must(sorted(at_top), [])} | {
         path: Told(_as_text(config, path), "{}, not {}".format) for path in READ
         if path != BUCKETS[2] or goal.way[0] == 3}
 

@@ -35,15 +35,14 @@ OPTIONS = "the option `are_matrices` of the groups"
 STATE = "whether `place` got a state after each step"
 
 
-class Place(CpuMemory):
-    """Another place than CpuMemory(): it notes the shards' copies, and what state came each time.
-    """
+class Place:
+    """Another place than CpuMemory: it notes the shards' copies, and what state came each time."""
 
     def __init__(self):
         self.copies, self.states = [], []
 
     def copy(self, tensor):
-        self.copies.append(super().copy(tensor))
+        self.copies.append(CpuMemory().copy(tensor))
         return self.copies[-1]
 
     def take_state(self, optimizer):
@@ -122,7 +121,7 @@ OFFLOAD = Proof(
               "bucket.shard.dtype, torch.float32), copy=True))"),
              (SET, "bucket.set_master(place.copy(bucket.shard).clone())")),
         Slip("CpuMemory() is only for where no place is given.", (PLACE, "place = CpuMemory()"),
-             (PLACE, "place = place if type(place) is CpuMemory else CpuMemory()")),
+             (PLACE, "place = place if isinstance(place, CpuMemory) else CpuMemory()")),
         Slip("Without a place it is offloaded, too: to CpuMemory().",
              (PLACE, "if place is None:\n        return model.make_optimizer(new_optimizer, groups)"
               )),
