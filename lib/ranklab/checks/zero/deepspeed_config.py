@@ -1,74 +1,196 @@
 """The check of deepspeed_config: what DeepSpeed reads, key by key, for several goals."""
 
 import json
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect
-from ranklab.checks.zero.formulas import refuses_all
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
+from ranklab.zero import deepspeed_config
 
-# ranks, GB of each GPU, GB beside the states, precision; stage, optimizer and parameters offloaded
+PARAMETERS, BATCH, MICRO_BATCH = 1.3e9, 256, 4
+
+
+class Goal(NamedTuple):
+    """GPUs, GB of each, GB of it beside the states; the fastest way that fits: a stage, optimizer
+    and parameters offloaded.
+    """
+
+    ranks: int
+    gb: float
+    other_gb: float
+    precision: str
+    way: tuple
+
+    def __str__(self):
+        return (f"1.3 billion parameters on {self.ranks} GPUs of {self.gb} GB, {self.other_gb} GB "
+                f"taken, {self.precision}")
+
+
 GOALS = (
-    (4, 100, 0, "bf16", 0, False, False), (4, 13, 0, "fp16", 1, False, False),
-    (4, 8, 0, "fp32", 2, False, False), (4, 13, 5, "bf16", 2, False, False),
-    (4, 6, 0, "bf16", 3, False, False), (16, 1.5, 0, "fp32", 3, False, False),
-    (4, 4, 0, "fp16", 2, True, False), (4, 2, 0, "bf16", 3, True, False),
-    (4, 0.1, 0, "fp16", 3, True, True),
+    Goal(4, 100, 0, "bf16", (0, False, False)), Goal(4, 13, 0, "fp16", (1, False, False)),
+    Goal(4, 8, 0, "fp32", (2, False, False)), Goal(4, 13, 5, "bf16", (2, False, False)),
+    Goal(4, 6, 0, "bf16", (3, False, False)), Goal(16, 1.5, 0, "fp32", (3, False, False)),
+    Goal(4, 4, 0, "fp16", (2, True, False)), Goal(4, 2, 0, "bf16", (3, True, False)),
+    Goal(4, 0.1, 0, "fp16", (3, True, True)),
 )
-REFUSED = {  # each with its arguments
-    "a batch of 100 on 3 ranks": (1e8, 3, 8e9, 100, 4),
-    "a batch smaller than one micro batch for each rank": (1e8, 4, 8e9, 8, 4),
-    "a GPU that its activations fill": (1e9, 4, 8e9, 16, 4, 9e9),
-}
-DIVIDES = ("Say what is wrong, before any GPU starts: raise ValueError(...) unless micro_batch x "
-           "ranks divides the batch. What fastest_way() raises goes on to the caller.")
+WAYS = {goal[:3]: goal.way for goal in GOALS}
+JSON, AT_TOP = "that JSON gives it back unchanged", "keys that belong into zero_optimization"
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
+                for kind in ("reduce", "allgather", "stage3_prefetch"))
+CHOSEN = "bf16.enabled", "fp16.enabled", "optimizer.type", "optimizer.params.lr"
+READ = ("zero_optimization.stage", "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_param.device", *SIZES, *BUCKETS, *CHOSEN)
 MISSING = {"device": "none", "enabled": False}  # what DeepSpeed takes where a key is not there
-SIZES = ("train batch = micro batch x accumulation steps x ranks, all of them whole numbers (//). "
-         "DeepSpeed refuses any other.")
-STAGE = "fastest_way(parameters, ranks, gpu_bytes, other_bytes) says which; other_bytes count, too."
-BUCKET = ("It is the `bucket` that was asked for; DeepSpeed's own bucket, 500 million numbers, is "
-          "a gigabyte of bf16 in each message.")
-PRECISION = ('config[precision] = {"enabled": True}; and nothing for "fp32", which is DeepSpeed\'s '
-             "own default.")
 
 
-def check_deepspeed_config(deepspeed_config):
-    for ranks, gb, other_gb, precision, *way in GOALS:
-        config = deepspeed_config(1.3e9, ranks, gb * 1e9, 256, 4, other_gb * 1e9, lr=0.125,
-                                  precision=precision, bucket=10**6)
-        _compare(f"1.3 billion parameters on {ranks} GPUs of {gb} GB, {other_gb} GB taken, "
-                 f"{precision}", config, _wanted(ranks, precision, *way))
-    yield "the fastest way that fits, for nine goals: stage, and what is offloaded"
-    yield "train batch = micro batch x accumulation steps x ranks; all of it is JSON"
-    yield "buckets of the size that was asked for"
-    yield "the precision and the learning rate that were asked for; AdamW"
-    refuses_all(deepspeed_config, REFUSED, DIVIDES)
-    yield "a batch that does not divide, and a model that does not fit, are a ValueError"
-
-
-def _wanted(ranks, precision, stage, *offloaded):
-    """{key: (value, hint)} for a batch of 256 in micro batches of 4."""
-    wanted = {"train_batch_size": (256, SIZES), "train_micro_batch_size_per_gpu": (4, SIZES),
-              "gradient_accumulation_steps": (64 // ranks, SIZES),
-              "zero_optimization.stage": (stage, STAGE)}
-    for key, is_away in zip(("offload_optimizer", "offload_param"), offloaded):
-        wanted[f"zero_optimization.{key}.device"] = (
-            ("cpu", f'This goal needs it on the CPU: "{key}": {{"device": "cpu"}}.') if is_away else
-            ("none", f"It fits without {key}, which would cost time: leave it out."))
-    for kind in ["reduce", "allgather"] + ["stage3_prefetch"] * (stage == 3):
-        wanted[f"zero_optimization.{kind}_bucket_size"] = (10**6, BUCKET)
-    for kind in ("bf16", "fp16"):
-        wanted[f"{kind}.enabled"] = (kind == precision, PRECISION)
-    return wanted | {"optimizer.type": ("AdamW", 'It is {"type": "AdamW", "params": {...}}.'),
-                     "optimizer.params.lr": (0.125, "It is the `lr` that was asked for.")}
-
-
-def _compare(where, config, wanted):
+def _see_config(fn, goal):
+    config = fn(PARAMETERS, goal.ranks, goal.gb * 1e9, BATCH, MICRO_BATCH, goal.other_gb * 1e9,
+                lr=0.125, precision=goal.precision, bucket=10**6)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
-    expect(is_json, f"{where}: it returned {str(config)[:60]}", "Return a dict that JSON gives "
-           "back unchanged: its keys are strings, and it holds only numbers, strings, lists and "
-           "dicts.")
-    for path, (right, hint) in wanted.items():
-        got = config
-        for key in path.split("."):
-            got = (got or {}).get(key, MISSING.get(key))
-        expect(got == right and type(got) is type(right),
-               f"{where}: {path} is {got!r}, not {right!r}", hint)
+    at_top = {path.split(".")[1] for path in READ if "zero" in path} & {*(config if is_json else ())}
+    yield {JSON: Must(is_json, True), AT_TOP: Must(sorted(at_top), [])} | {
+        path: Told(_as_text(config, path), "{}, not {}".format) for path in READ
+        if path != BUCKETS[2] or goal.way[0] == 3}
+
+
+def _as_text(config, path):
+    """Return as JSON what DeepSpeed reads at this path: true is not 1, 8 is not 8.0."""
+    for key in path.split("."):
+        config = (config if isinstance(config, dict) else {}).get(key, MISSING.get(key))
+    return json.dumps(config, default=str)
+
+
+def by_hand(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0, precision="bf16",
+            lr=3e-4, bucket=50_000_000):
+    stage, *offloaded = WAYS[ranks, gpu_bytes / 1e9, other_bytes / 1e9]
+    device = {True: {"device": "cpu"}, False: {"device": "none"}}
+    return {
+        "train_batch_size": batch, "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": {4: 16, 16: 4}[ranks],
+        "bf16": {"enabled": precision == "bf16"}, "fp16": {"enabled": precision == "fp16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+        "zero_optimization": {
+            "stage": stage, "offload_optimizer": device[offloaded[0]],
+            "offload_param": device[offloaded[1]], "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket}}
+
+
+class Refused(NamedTuple):
+    what: str
+    arguments: tuple
+
+    def __str__(self):
+        return self.what
+
+
+REFUSED = (
+    Refused("a batch of 100 on 3 ranks", (1e8, 3, 8e9, 100, 4)),
+    Refused("a batch smaller than one micro batch for each rank", (1e8, 4, 8e9, 8, 4)),
+    Refused("a batch of 6 on 3 ranks in micro batches of 4", (1e8, 3, 8e9, 6, 4)),
+    Refused("a GPU that its activations fill", (1e9, 4, 8e9, 16, 4, 9e9)),
+)
+
+
+def _see_refused(fn, case):
+    yield {"what it returns": fn(*case.arguments)}
+
+
+def refused(*_):
+    raise ValueError
+
+
+STEPS = "batch // (micro_batch * ranks)"
+WAY = "strategy = fastest_way(parameters, ranks, gpu_bytes, other_bytes)"
+REDUCE, GATHER = '"reduce_bucket_size": bucket, ', '"allgather_bucket_size": bucket'
+PREFETCH = '"stage3_prefetch_bucket_size": bucket'
+OPTIMIZER, PARAMS = 'zero["offload_optimizer"] = {"device": "cpu"', 'zero["offload_param"]'
+IF_OPTIMIZER, IF_PARAMS = "if strategy.offload_optimizer:", "if strategy.offload_parameters:"
+PRECISION, ENABLED = 'precision != "fp32"', 'config[precision] = {"enabled": True}'
+ADAMW, MICRO = '"type": "AdamW"', '"train_micro_batch_size_per_gpu": micro_batch'
+DIVIDES = "if batch % (micro_batch * ranks)"
+PRODUCT = "train batch = micro batch x accumulation steps x ranks. DeepSpeed refuses any other."
+CONFIG = Proof(
+    deepspeed_config,
+    Stage({"the fastest way that fits, for nine goals: stage, and what is offloaded": (),
+           "train batch = micro batch x accumulation steps x ranks; all of it is JSON": SIZES,
+           "buckets of the size that was asked for": BUCKETS,
+           "the precision and the learning rate that were asked for; AdamW": CHOSEN},
+          _see_config, GOALS, oracle=by_hand),
+    Stage("a batch that does not divide, and a model that does not fit, are a ValueError",
+          _see_refused, REFUSED, oracle=refused, note="Say what is wrong, before any GPU starts."),
+    mistakes=(
+        Slip(PRODUCT, (STEPS, "batch // micro_batch"), (STEPS, "batch // ranks"), (STEPS, "batch"),
+             ('"train_batch_size": batch', '"train_batch_size": micro_batch * ranks'),
+             ('"train_batch_size": batch', '"train_batch_size": batch * ranks')),
+        Slip("The three sizes are whole numbers: divide by //.", (STEPS, STEPS.replace("//", "/"))),
+        Slip("DeepSpeed's micro batch is that of one GPU.",
+             (MICRO, f"{MICRO} * ranks"),
+             (MICRO, MICRO.replace(": micro_batch", ": batch // ranks"))),
+        Slip("other_bytes count, too: fastest_way(parameters, ranks, gpu_bytes, other_bytes).",
+             (WAY, WAY.replace(", other_bytes", ""))),
+        Slip("fastest_way() wants the number of ranks, which share the states.",
+             (WAY, WAY.replace("ranks", "1"))),
+        Slip("The stage is strategy.stage, that of the fastest way that fits.",
+             ('"stage": strategy.stage', '"stage": 3'), ('"stage": strategy.stage', '"stage": 2'),
+             ('"stage": strategy.stage', '"stage": max(1, strategy.stage)')),
+        Slip("The optimizer goes to the CPU only where strategy.offload_optimizer says so: it "
+             "costs time.", (IF_OPTIMIZER, "if strategy.stage >= 2:"), (IF_OPTIMIZER, "if True:"),
+             (IF_OPTIMIZER, "if strategy.stage == 3:")),
+        Slip("Where strategy.offload_optimizer is True DeepSpeed must know: "
+             '"offload_optimizer": {"device": "cpu"}.', (IF_OPTIMIZER, "if False:"),
+             (OPTIMIZER, OPTIMIZER.replace("offload_", ""))),
+        Slip('The parameters\' key is "offload_param": {"device": "cpu"}.',
+             (PARAMS, 'zero["offload_params"]'), (PARAMS, 'zero["offload_parameters"]')),
+        Slip("Parameters go to the CPU only where strategy.offload_parameters says so: it costs "
+             "time.", (IF_PARAMS, IF_OPTIMIZER), (IF_PARAMS, "if strategy.stage == 3:")),
+        Slip('They go to the CPU\'s memory: the device is "cpu".',
+             ('zero["offload_optimizer"] = {"device": "cpu"',
+              'zero["offload_optimizer"] = {"device": "nvme"')),
+        Slip("What is offloaded stands in zero_optimization, not at the top.",
+             ("    if precision", "    for key in {'offload_optimizer', 'offload_param'} & {*zero}:"
+              "\n        config[key] = zero.pop(key)\n    if precision")),
+        Slip("The stage stands in zero_optimization, not at the top.",
+             ('zero = {"stage": strategy.stage, ', "zero = {", '"zero_optimization": zero',
+              '"stage": strategy.stage, "zero_optimization": zero')),
+        Slip("Return a dict that JSON gives back unchanged: its keys are strings, and it holds "
+             "only numbers, strings, lists and dicts.",
+             ('"stage": strategy.stage', '"stage": strategy'),
+             ("return config", "return json.dumps(config)")),
+        Slip("DeepSpeed's own reduce bucket, 500 million numbers, is a gigabyte of bf16 in each "
+             "message: set reduce_bucket_size to `bucket`.", (REDUCE, "")),
+        Slip("DeepSpeed's own allgather bucket, 500 million numbers, is a gigabyte of bf16 in each "
+             "message: set allgather_bucket_size to `bucket`.", (REDUCE + GATHER, REDUCE)),
+        Slip("In stage 3 parameters are gathered ahead: set stage3_prefetch_bucket_size to "
+             "`bucket`.", (f"{PREFETCH},\n", "\n")),
+        Slip("`bucket` counts numbers, as DeepSpeed does, and not bytes.",
+             (REDUCE + GATHER, REDUCE.replace(", ", " * 2, ") + GATHER + " * 2",
+              PREFETCH, PREFETCH + " * 2")),
+        Slip("The buckets have the size that was asked for: `bucket`.",
+             (REDUCE + GATHER, (REDUCE + GATHER).replace(": bucket", ": 50_000_000"),
+              PREFETCH, PREFETCH.replace(": bucket", ": 50_000_000"))),
+        Slip('"fp32" is DeepSpeed\'s own default, and has no key: the others are switched on by '
+             'their own name, config[precision] = {"enabled": True}.',
+             (PRECISION, "True", "config[precision]", 'config["bf16"]'),
+             ("config[precision]", 'config["bf16"]')),
+        Slip('config[precision] = {"enabled": True} switches it on.',
+             (ENABLED, "config[precision] = {}"), (ENABLED, "config[precision] = True"),
+             (ENABLED, "pass"), (ENABLED, 'config["precision"] = precision')),
+        Slip("It is the `lr` that was asked for.", ('"lr": lr', '"lr": 3e-4')),
+        Slip('The learning rate is one of the optimizer\'s "params".',
+             (f'{ADAMW}, "params": {{"lr": lr, ', f'{ADAMW}, "lr": lr, "params": {{')),
+        Slip('The optimizer is {"type": "AdamW", "params": {...}}.',
+             (ADAMW, '"type": "Adam"'), (ADAMW, '"name": "AdamW"')),
+        Slip("micro_batch x ranks must divide the batch: else raise ValueError(...).",
+             (DIVIDES, "if batch % micro_batch"), (DIVIDES, "if batch % ranks"),
+             (DIVIDES, "if False"), (DIVIDES, "if batch % micro_batch or batch % ranks"),
+             (DIVIDES, "if batch < micro_batch * ranks")),
+        Slip("Where nothing fits, fastest_way() raises a ValueError, which goes on to the caller.",
+             (f"    {WAY}", f"    try:\n        {WAY}\n    except ValueError:\n"
+              "        strategy = STRATEGIES[-1]")),
+    ), hints=(
+        "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
+        "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
+        "zero_optimization has the stage, the bucket sizes and what is offloaded.",
+        'if strategy.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", '
+        '"pin_memory": True}; config[precision] = {"enabled": True} unless it is "fp32"',
+    ))

@@ -3,97 +3,212 @@
 That a real step holds and sends as much, section 7 of the lab shows by the learner's own formulas.
 """
 
-from ranklab.checks.beside import expect
-from ranklab.checks.trial import explain, refuses
+import math
+from typing import NamedTuple
+
+from ranklab.checks.prover import Must, Proof, Slip, Stage
 from ranklab.engine.report import count_ranks
+from ranklab.zero import zero_memory, zero_traffic
+from ranklab.zero.memory import States
 
-FROM = {"parameters": 3, "gradients": 2, "optimizer_state": 1}  # the first stage that shards them
-NO_STAGE = {f"stage={stage}": (stage, 12, 2) for stage in (4, -1)}
+STAGES = (0, 1, 2, 3)
+REFUSED = "another stage than 0 to 3 is refused with a ValueError"
 SAY = "Say what is wrong: raise ValueError(...)."
-# What is shown; then parameters, ranks, and the bytes of each number where they are not the default
-MEMORY = (
-    ("7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB, as in the paper",
-     (7.5e9, 64)),
-    ("float32 with Adam: 16 bytes for each number, on 3 ranks", (138, 3, 4, 4, 8)),
-    ("the same on 1 rank, in every stage", (138, 1, 4, 4, 8)),
-    ("where R does not divide: the fullest rank", (9, 4, 3, 5, 7)),
-)
-# What is shown; then bytes of parameters, ranks, and bytes that are resident
-TRAFFIC = (
-    ("on 64 ranks, with nothing resident: 1x, 1x, 1x and 1.5x an all-reduce", (6.4e9, 64, 0)),
-    ("what is resident in stage 3 is gathered once a step, on 3 ranks", (552, 3, 48)),
-    ("one rank sends nothing", (552, 1, 48)),
-)
+CHECKED = "if stage not in range(4)"
+REFUSE = Slip("Keep the check of `stage`, which raises a ValueError.", (CHECKED, "if False"),
+              (CHECKED, "if stage > 3"), (CHECKED, "if stage < 0"))
 
 
-def check_zero_memory(zero_memory):
-    for holds, case in MEMORY:
-        for stage in range(4):
-            _compare_states(zero_memory(stage, *case), stage, *case)
-        yield holds
-    refuses_all(zero_memory, NO_STAGE, SAY)
-    yield "another stage than 0 to 3 is refused with a ValueError"
+class Memory(NamedTuple):
+    """A model, and the bytes of each number where they are not the default."""
+
+    stage: int
+    parameters: float
+    ranks: int
+    nbytes: tuple = ()
+
+    def __str__(self):
+        each = " + ".join(map(str, self.nbytes or (2, 2, 12)))
+        return (f"stage {self.stage}, {self.parameters:,.10g} parameters on "
+                f"{count_ranks(self.ranks)}, {each} bytes for each")
 
 
-def _compare_states(got, stage, parameters, ranks, *nbytes):
-    nbytes = nbytes or (2, 2, 12)
-    where = (f"stage {stage}, {parameters:g} parameters on {count_ranks(ranks)}, {nbytes} bytes "
-             "a number")
-    expect(all(hasattr(got, kind) for kind in FROM), f"{where}: it returned {got!r}",
-           "Return States(parameters, gradients, optimizer_state).")
-    for (kind, first), width in zip(FROM.items(), nbytes):
-        name, own = kind.replace("_", " "), parameters
-        hint = (f"Stage {stage} keeps the {name} whole on each rank; stage {first} is the first "
-                f"that shards them. They take {width} bytes for each number.")
-        if stage >= first:
-            own = -(-parameters // ranks)
-            hint = (f"From stage {first} on each rank holds 1/R of the {name}, {width} bytes for "
-                    "each number. A number is whole: round up, the fullest rank has "
-                    f"ceil({parameters:g} / {ranks}).")
-        explain(f"{where}: {name} in bytes", getattr(got, kind), own * width, {
-            "one byte for each number": (own, f"One takes {width} bytes."),
-            "4 bytes for each number": (4 * own, f"By default this is mixed precision: {width} "
-                                        f"bytes for each of the {name}, not float32's 4."),
-            "8 bytes for each number": (8 * own, "Adam has two moments, and mixed precision keeps "
-                                        "float32 master weights too: 12 bytes."),
-        }, hint)
+MODELS = (7.5e9, 64), (138, 3, (4, 4, 8)), (138, 1, (4, 4, 8)), (9, 4, (3, 5, 7)), (10, 4)
 
 
-def check_zero_traffic(zero_traffic):
-    for holds, case in TRAFFIC:
-        for stage in range(4):
-            _compare_sent(zero_traffic(stage, *case), stage, *case)
-        yield holds
-    refuses_all(zero_traffic, NO_STAGE, SAY)
-    yield "another stage than 0 to 3 is refused with a ValueError"
+def _see_states(fn, case):
+    states = fn(case.stage, case.parameters, case.ranks, *case.nbytes)
+    names = [name for name in States._fields if hasattr(states, name)]
+    yield {"the list of its names": Must(names, [*States._fields])} | {
+        f"{name}, in bytes,": getattr(states, name, None) for name in States._fields}
 
 
-def _compare_sent(got, stage, nbytes, ranks, resident):
-    once, has_own = (ranks - 1) / ranks, "A rank has its own R-th part already: (R-1)/R."
-    right = once * (3 * nbytes - resident if stage == 3 else 2 * nbytes)
-    where = f"stage {stage}, {nbytes:,.10g} bytes on {count_ranks(ranks)}, {resident} resident"
-    explain(f"{where}: sent", got, right, {
-        "what an all-reduce sends": (2 * once * nbytes, "Stage 3 sends more than an all-reduce: "
-                                     "parameters travel twice, for forward and for backward, and "
-                                     "gradients once."),
-        "what stage 3 sends": (once * (3 * nbytes - resident), "Only stage 3 gathers parameters "
-                               "for backward once more."),
-        "three collectives": (3 * once * nbytes, "Only stage 3 makes three, and what is resident "
-                              "is gathered once in a step, not twice."),
-        "too little": (once * (3 * nbytes - 2 * resident), "What is resident is gathered once in a "
-                       "step, too: take resident_bytes off once."),
-        "1.5 collectives": (1.5 * once * nbytes, "1.5 times an all-reduce, which sends 2 (R-1)/R "
-                            "of the bytes."),
-        "one collective": (once * nbytes, "That is the reduce-scatter alone. An all-gather of the "
-                           "stepped parameters follows."),
-        "what all ranks send": (right * ranks, "That is all ranks together; each of them sends the "
-                                "R-th part."),
-        "two whole ones": (2 * nbytes, has_own), "three whole ones": (3 * nbytes, has_own),
-    }, "A reduce-scatter or an all-gather sends (R-1)/R of the whole bytes. How many of each does "
-       "the stage make in a step?")
+def states_of_a_rank(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2,
+                     optimizer_bytes=12):
+    """Deal the numbers out to the ranks, as evenly as it goes."""
+    each, left = divmod(parameters, ranks)
+    fullest = each + (left > 0)
+    held = {0: (parameters,) * 3, 1: (parameters, parameters, fullest),
+            2: (parameters, fullest, fullest), 3: (fullest,) * 3}[stage] if stage in STAGES else ()
+    if not held:
+        raise ValueError(stage)
+    return States(*(n * width for n, width in zip(
+        held, (parameter_bytes, gradient_bytes, optimizer_bytes))))
 
 
-def refuses_all(fn, bad, hint):
-    """Each of {what is wrong: the arguments} makes `fn` raise a ValueError; else a Mistake."""
-    for what, arguments in bad.items():
-        expect(refuses(fn, *arguments), f"{what}: no ValueError", hint)
+def rounds_bytes(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
+    each = (3, parameter_bytes), (2, gradient_bytes), (1, optimizer_bytes)
+    return States(*(math.ceil(n * parameters / ranks) if stage >= first else n * parameters
+                    for first, n in each))
+
+
+SHARD, RETURN = "math.ceil(parameters / ranks)", "return States("
+WHOLE = "{} keeps the {} whole on each rank; stage {} is the first that shards them."
+CUT = "From stage {} on each rank holds 1/R of the {}."
+WIDTH = "Each kind has its own number of bytes: parameter_bytes, gradient_bytes, optimizer_bytes."
+MEMORY = Proof(
+    zero_memory,
+    Stage({"7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB, as in the paper": (),
+           "float32 with Adam: 16 bytes for each number; on 1 rank the same in every stage": (),
+           "where R does not divide: the fullest rank": ()},
+          _see_states, tuple(Memory(stage, *model) for model in MODELS for stage in STAGES),
+          oracle=states_of_a_rank),
+    Stage(REFUSED, _see_states, (Memory(4, 12, 2), Memory(-1, 12, 2)), oracle=states_of_a_rank,
+          note=SAY),
+    mistakes=(
+        Slip("A number is whole: round up, the fullest rank has ceil(parameters / R).",
+             (SHARD, "parameters // ranks"), (SHARD, "math.floor(parameters / ranks + 0.5)"),
+             (SHARD, "parameters / ranks"), (SHARD, "round(parameters / ranks)")),
+        Slip("Where R divides, ceil(parameters / R) is parameters / R, and no number more.",
+             (SHARD, "parameters // ranks + 1")),
+        Slip("A shard is 1/R: divide by the number of ranks.", (SHARD, "parameters")),
+        Slip("Round the numbers up, then multiply by the bytes of each: a number is not cut.",
+             rounds_bytes),
+        Slip(WHOLE.format("Stage 0", "optimizer state", 1), ("stage >= 1", "True")),
+        Slip(CUT.format(1, "optimizer state"), ("stage >= 1", "stage >= 2"),
+             ("stage >= 1", "stage >= 3"), ("stage >= 1", "stage == 1")),
+        Slip(WHOLE.format("Stage 1", "gradients", 2), ("stage >= 2", "stage >= 1")),
+        Slip(CUT.format(2, "gradients"), ("stage >= 2", "stage >= 3"),
+             ("stage >= 2", "stage == 2")),
+        Slip(WHOLE.format("Stage 2", "parameters", 3), ("stage >= 3", "stage >= 2")),
+        Slip(CUT.format(3, "parameters"), ("stage >= 3", "False")),
+        Slip("The first state that is sharded is the optimizer's, the largest; the parameters come "
+             "last.", ("parameter_bytes * (shard if stage >= 3",
+                       "parameter_bytes * (shard if stage >= 1",
+                       "optimizer_bytes * (shard if stage >= 1",
+                       "optimizer_bytes * (shard if stage >= 3")),
+        Slip("By default this is mixed precision: parameters and gradients have 2 bytes, not "
+             "float32's 4.", ("parameter_bytes=2", "parameter_bytes=4"),
+             ("gradient_bytes=2", "gradient_bytes=4"),
+             ("parameter_bytes=2, gradient_bytes=2", "parameter_bytes=4, gradient_bytes=4")),
+        Slip("Adam has two moments, and mixed precision keeps float32 master weights too: 12 "
+             "bytes.", ("optimizer_bytes=12", "optimizer_bytes=8")),
+        Slip("Masters and both of Adam's moments are in float32: 3 x 4 bytes.",
+             ("optimizer_bytes=12", "optimizer_bytes=6")),
+        Slip(WIDTH, ("gradient_bytes * (shard", "parameter_bytes * (shard"),
+             ("parameter_bytes * (shard", "gradient_bytes * (shard"),
+             ("optimizer_bytes * (shard", "gradient_bytes * (shard")),
+        Slip("These are bytes: multiply the numbers by the bytes of each.",
+             ("parameter_bytes * (", "("), ("gradient_bytes * (", "("),
+             ("optimizer_bytes * (", "(")),
+        Slip("Return States(parameters, gradients, optimizer_state).",
+             (RETURN, "return sum((", "stage >= 1 else parameters))",
+              "stage >= 1 else parameters)))")),
+        Slip("The order of States is parameters, gradients, optimizer_state.",
+             (RETURN, "return (lambda a, b, c: States(c, b, a))("),
+             (RETURN, "return (lambda a, b, c: States(a, c, b))(")),
+        REFUSE,
+    ), hints=(
+        "Which of parameters, gradients and optimizer state does each stage shard?",
+        "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is sharded "
+        "the fullest rank holds ceil(parameters / ranks) numbers.",
+        "shard = math.ceil(parameters / ranks); States(parameter_bytes * (shard if stage >= 3 else "
+        "parameters), ...)",
+    ))
+
+
+# --- zero_traffic ---------------------------------------------------------------------------------
+
+class Bytes(NamedTuple):
+    """A step on so many bytes of parameters, of which some are resident."""
+
+    stage: int
+    nbytes: float
+    ranks: int
+    resident: float
+
+    def __str__(self):
+        return (f"stage {self.stage}, {self.nbytes:,.10g} bytes on {count_ranks(self.ranks)}, "
+                f"{self.resident} resident")
+
+
+STEPS = (6.4e9, 64, 0), (552, 3, 48), (552, 1, 48), (1000, 2, 1000)
+
+
+def _see_sent(fn, case):
+    stage, nbytes, ranks, resident = case
+    yield {"the number of bytes that a rank sends": fn(stage, nbytes, ranks, resident)
+           if resident else fn(stage, nbytes, ranks)}
+
+
+def sent_in_rings(stage, nbytes, ranks, resident_bytes=0):
+    """Send the R-th part to the next rank, R-1 times in each of the collectives."""
+    collectives = {0: 2, 1: 2, 2: 2, 3: 3}
+    if stage not in collectives:
+        raise ValueError(stage)
+    again = nbytes - resident_bytes
+    messages = [n / ranks for n in [nbytes, nbytes, again][:collectives[stage]]]
+    return sum(message for message in messages for _ in range(ranks - 1))
+
+
+SHARE, STAGE_3 = "(ranks - 1) / ranks", "share * (3 * nbytes - resident_bytes)"
+HAS_OWN = "A rank has its own R-th part already: it sends (R-1)/R of the bytes."
+TRAFFIC = Proof(
+    zero_traffic,
+    Stage({"on 64 ranks, with nothing resident: 1x, 1x, 1x and 1.5x an all-reduce": (),
+           "what is resident in stage 3 is gathered once a step, on 3 ranks": (),
+           "one rank sends nothing": ()},
+          _see_sent, tuple(Bytes(stage, *step) for step in STEPS for stage in STAGES),
+          oracle=sent_in_rings),
+    Stage(REFUSED, _see_sent, (Bytes(4, 12, 2, 0), Bytes(-1, 12, 2, 0)), oracle=sent_in_rings,
+          note=SAY),
+    mistakes=(
+        Slip(HAS_OWN, (SHARE, "1")),
+        Slip("That is all ranks together; each of them sends the R-th part.",
+             (SHARE, "ranks - 1")),
+        Slip("1/R is what a rank has already. It sends the rest, (R-1)/R.", (SHARE, "1 / ranks")),
+        Slip("That is the reduce-scatter alone. An all-gather of the stepped parameters follows.",
+             ("return 2 * share", "return share")),
+        Slip("Stage 0 sends as much as stages 1 and 2: an all-reduce is both of their collectives.",
+             ("return 2 * share", "return (2 if stage else 1) * share"),
+             ("if stage < 3:", "if stage == 0:\n        return share * nbytes\n    if stage < 3:")),
+        Slip("An all-reduce sends the bytes twice, 2 (R-1)/R; stages 0 to 2 send no more than one.",
+             ("2 * share", "4 * share")),
+        Slip("Stage 3 sends more than an all-reduce: parameters travel twice, for forward and for "
+             "backward, and gradients once.", ("stage < 3", "stage < 4")),
+        Slip("Only stage 3 gathers parameters for backward once more.",
+             ("stage < 3", "stage < 2"), ("stage < 3", "stage < 1")),
+        Slip("What is resident is gathered once in a step, not twice.",
+             ("(3 * nbytes - resident_bytes)", "3 * nbytes")),
+        Slip("What is resident is gathered once in a step, too: take resident_bytes off once.",
+             ("3 * nbytes - resident_bytes", "3 * nbytes - 2 * resident_bytes")),
+        Slip("The gradients of what is resident are reduced as all others: take resident_bytes off "
+             "once.", ("3 * nbytes - resident_bytes", "3 * (nbytes - resident_bytes)")),
+        Slip("What is resident saves its second gather: take resident_bytes off, do not add them.",
+             ("nbytes - resident_bytes", "nbytes + resident_bytes")),
+        Slip("Of what is resident, too, a rank would have sent (R-1)/R: take it off before you "
+             "multiply.", (STAGE_3, "share * 3 * nbytes - resident_bytes")),
+        Slip("Only stage 3 gathers twice: in the others there is no second gather to save.",
+             ("return 2 * share * nbytes", "return share * (2 * nbytes - resident_bytes)")),
+        Slip("1.5 times an all-reduce, which sends 2 (R-1)/R of the bytes.",
+             ("(3 * nbytes - resident_bytes)", "1.5 * nbytes"),
+             ("(3 * nbytes - resident_bytes)", "(1.5 * nbytes - resident_bytes)")),
+        Slip("1.5 times an all-reduce is three collectives, of (R-1)/R each.",
+             ("3 * nbytes", "4 * nbytes")),
+        REFUSE,
+    ), hints=(
+        "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
+        "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
+        "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
+        "share = (ranks - 1) / ranks; share * (3 * nbytes - resident_bytes) for stage 3",
+    ))

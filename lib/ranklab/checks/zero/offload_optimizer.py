@@ -1,26 +1,41 @@
 """The check of offload_optimizer: the same weights, and the state is where it belongs."""
 
 from functools import partial
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect, located
+import torch
+
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage
 from ranklab.checks.zero.stage3 import Units
 from ranklab.checks.zero.stages import Buckets, FreedBuckets
 from ranklab.checks.zero.toys import storages
-from ranklab.checks.zero.training import RUNS, on_ranks_together, train
-from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage2, ZeroStage3
+from ranklab.checks.zero.training import RUNS, InOneProcess, InUnits, Run, see_training
+from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage2, ZeroStage3, offload_optimizer
 
-STAGES = (ZeroStage1, Buckets), (ZeroStage2, FreedBuckets), (ZeroStage3, Units)
-STEPS = 2  # of RUNS[2]
-FAILURES = {
-    ".*the step: bytes sent.*":
-        "make_optimizer() has registered step_ends(): don't remove it, and don't register it "
-        "again.",
-    "AttributeError: 'NoneType' object has no attribute 'zero_grad'": "Return the optimizer.",
-    ".*, step .*": "Masters are set first; then model.make_optimizer(new_optimizer, groups).",
-}
+STAGES = ((ZeroStage1, Buckets, InOneProcess), (ZeroStage2, FreedBuckets, InOneProcess),
+          (ZeroStage3, Units, InUnits))
 
 
-class _Place:
+class Case(NamedTuple):
+    """A run of one stage; with groups and a place of its own, or without."""
+
+    stage: int
+    run: Run
+    has_place: bool
+
+    def __str__(self):
+        return f"stage {self.stage}, {self.run}" + ", `groups` and `place` given" * self.has_place
+
+
+CASES = tuple(Case(stage, *case) for stage in (1, 2, 3)
+              for case in ((RUNS[2], True), (RUNS[3], False), (RUNS[0], False)))
+IN_MODEL, NARROW = "masters that lie in the model's own memory", "masters of 16 bits, or on a GPU"
+ELSEWHERE, COPIES = "masters that are not copies of `place`", "shards that `place` has copied"
+OPTIONS = "the option `are_matrices` of the groups"
+STATE = "whether `place` got a state after each step"
+
+
+class Place:
     """Another place than CpuMemory: it notes the shards' copies, and what state came each time."""
 
     def __init__(self):
@@ -31,53 +46,115 @@ class _Place:
         return self.copies[-1]
 
     def take_state(self, optimizer):
-        self.states.append(len(optimizer.state))
+        self.states.append(len(optimizer.state) > 0)
 
 
-def _trial(offload_optimizer, ranks):
-    for stage, (wrapped_class, watch) in enumerate(STAGES, 1):
-        for run, place in (RUNS[2], _Place()), (RUNS[3], None), (RUNS[0], None):
-            make = partial(_offloaded, offload_optimizer, place)
-            made = yield from train(wrapped_class, ranks, watch, runs=[run], make_optimizer=make)
-            yield partial(located, f"{ranks}, stage {stage}", _compare_places, *made, place)
+def _see(fn, case, ranks):
+    new, watch, oracle = STAGES[case.stage - 1]
+    place = Place() if case.has_place else None
+    wrapped, optimizer = yield from see_training(
+        oracle if fn is without_offload else new, case.run, ranks, watch,
+        partial(_made_by, fn, place))
+    yield _places(wrapped, optimizer) | (
+        _of_place(place, wrapped, optimizer, case.run.steps) if place else {})
 
 
-def _offloaded(offload_optimizer, place, wrapped, new_optimizer):
+def _made_by(fn, place, wrapped, new_optimizer):
     """With groups where there is a place: an option that no optimizer reads tells them apart."""
+    if not place:
+        return fn(wrapped, new_optimizer)
     named = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
     groups = [{"params": [each for each in named if (each[1].dim() > 1) == are_matrices],
                "are_matrices": are_matrices} for are_matrices in (True, False)]
-    return offload_optimizer(wrapped, new_optimizer, groups if place else None, place)
+    return fn(wrapped, new_optimizer, groups, place)
 
 
-def _compare_places(wrapped, optimizer, place):
-    masters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
-    of_model = [x for bucket in wrapped.buckets for x in (bucket.shard, bucket.weights)]
-    expect(not storages(of_model) & storages(masters), "the optimizer's parameters are the model's "
-           "own memory", "Each bucket gets a master elsewhere, before the optimizer is made: "
-           "bucket.set_master(place.copy(bucket.shard)).")
-    expect(all(p.itemsize >= 4 and p.device.type == "cpu" for p in masters), "the optimizer's "
-           "parameters have 16 bits, or lie on a GPU", "Use what place.copy() returns, unchanged.")
-    if not place:
-        return
-    expect(storages(masters) <= storages(place.copies), "the optimizer's parameters are not what "
-           "`place` has copied", "CpuMemory() is only for where no place is given.")
-    copies, buckets, groups = len(place.copies), len(wrapped.buckets), optimizer.param_groups
-    expect(copies <= buckets, f"the place has copied {copies} shards, and there are {buckets} "
-           "buckets", "One master for each bucket. A second copy takes as much memory again.")
-    expect([group.get("are_matrices") for group in groups] == [True, False], f"the optimizer has "
-           f"{len(groups)} groups, not the two that were given with their options",
-           "model.make_optimizer(new_optimizer, groups): the groups go with it.")
-    taken = sum(n > 0 for n in place.states)
-    expect(taken == len(place.states) == STEPS, "the place got the optimizer's state after "
-           f"{taken} of {STEPS} "
-           "steps", "The first step makes the state, so the place takes it after "
-           "each: optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer)).")
+def _masters(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
 
 
-def check_offload_optimizer(offload_optimizer):
-    on_ranks_together(_trial, offload_optimizer, ranks=2, failures=FAILURES)
-    yield "masters lie at the place, apart from the model's memory: stages 1, 2 and 3"
-    yield "all weights are those of one process; no byte more travels between ranks"
-    yield "groups keep their options; in bfloat16 the masters are float32"
-    yield "the place takes the state after every step"
+def _places(wrapped, optimizer):
+    masters = _masters(optimizer)
+    of_model = storages(x for bucket in wrapped.buckets for x in (bucket.shard, bucket.weights))
+    return {IN_MODEL: AtMost(len(of_model & storages(masters)), 0),
+            NARROW: AtMost(sum(p.itemsize < 4 or p.device.type != "cpu" for p in masters), 0)}
+
+
+def _of_place(place, wrapped, optimizer, steps):
+    return {ELSEWHERE: AtMost(len(storages(_masters(optimizer)) - storages(place.copies)), 0),
+            COPIES: AtMost(len(place.copies), len(wrapped.buckets)),
+            OPTIONS: Must([group.get("are_matrices") for group in optimizer.param_groups],
+                          [True, False]),
+            STATE: Must(place.states, [True] * steps)}
+
+
+def without_offload(model, new_optimizer, groups=None, place=None):
+    return model.make_optimizer(new_optimizer, groups)
+
+
+SET = "bucket.set_master(place.copy(bucket.shard))"
+MAKE = "optimizer = model.make_optimizer(new_optimizer, groups)"
+HOOK = "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))"
+PLACE, RETURN = "place = place or CpuMemory()", "    return optimizer"
+FIRST = "Masters are set first; then model.make_optimizer(new_optimizer, groups)."
+
+OFFLOAD = Proof(
+    offload_optimizer,
+    Stage({"masters lie at the place, apart from the model's memory: stages 1, 2 and 3":
+           (IN_MODEL, NARROW, ELSEWHERE, COPIES),
+           "all weights are those of one process; no byte more travels between ranks": (),
+           "groups keep their options; in bfloat16 the masters are float32": (OPTIONS,),
+           "the place takes the state after every step": (STATE,)},
+          _see, CASES, (2,), oracle=without_offload, through=torch.float32),
+    mistakes=(
+        Slip("Each bucket gets a master elsewhere, before the optimizer is made: "
+             "bucket.set_master(place.copy(bucket.shard)).", (SET, "pass")),
+        Slip("All buckets get a master at the place.",
+             ("in model.buckets:", "in model.buckets[:1]:")),
+        Slip(FIRST, (PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}", f"    {HOOK}")),
+        Slip("bucket.set_master() makes the optimizer's parts anew; to set bucket.master alone is "
+             "not enough.", (SET, "bucket.master = place.copy(bucket.shard)")),
+        Slip("Copy the shard, this rank's own part of bucket.weights.",
+             (SET, SET.replace("bucket.shard", "bucket.weights"))),
+        Slip("A master is what place.copy() returns: a copy at the place.",
+             (SET, "bucket.set_master(bucket.shard.detach().to('cpu', torch.promote_types("
+              "bucket.shard.dtype, torch.float32), copy=True))"),
+             (SET, "bucket.set_master(place.copy(bucket.shard).clone())")),
+        Slip("CpuMemory() is only for where no place is given.", (PLACE, "place = CpuMemory()"),
+             (PLACE, "place = place if isinstance(place, CpuMemory) else CpuMemory()")),
+        Slip("Without a place it is offloaded, too: to CpuMemory().",
+             (PLACE, "if place is None:\n        return model.make_optimizer(new_optimizer, groups)"
+              )),
+        Slip("CpuMemory is a class: make one, CpuMemory().", (PLACE, "place = place or CpuMemory")),
+        Slip("One master for each bucket. A second copy takes as much memory again.",
+             (SET, f"{SET}\n        bucket.kept = place.copy(bucket.shard)")),
+        Slip("Use what place.copy() returns, in float32 or better: it must not be rounded to the "
+             "shard's type.", ("place.copy(bucket.shard)",
+                               "place.copy(bucket.shard).to(bucket.shard.dtype)")),
+        Slip("model.make_optimizer(new_optimizer, groups): the groups go with it.",
+             ("(new_optimizer, groups)", "(new_optimizer)")),
+        Slip("model.make_optimizer() knows which parts are this rank's: the optimizer is not made "
+             "of the module's parameters.",
+             (MAKE, "optimizer = new_optimizer(groups or [p for p in model.module.parameters() if "
+              "p.requires_grad])")),
+        Slip("Return the optimizer.", (RETURN, "")),
+        Slip("The first step makes the state, so the place takes it after each: "
+             "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer)).",
+             (HOOK, "place.take_state(optimizer)"), (HOOK, "pass"),
+             (HOOK, HOOK.replace("post", "pre"))),
+        Slip("The place takes the state after every step, also after the second.",
+             (HOOK, "taken = []\n    optimizer.register_step_post_hook(\n        lambda *_: taken "
+              "or taken.append(place.take_state(optimizer)))")),
+        Slip("make_optimizer() has registered step_ends(): don't register it again.",
+             (HOOK, f"{HOOK}\n    optimizer.register_step_post_hook(\n        lambda *_: "
+              "model.step_ends())")),
+        Slip("make_optimizer() has registered step_ends(): don't remove it.",
+             (HOOK, f"optimizer._optimizer_step_post_hooks.clear()\n    {HOOK}")),
+    ), hints=(
+        "What does the optimizer step, and where could that lie instead?",
+        "Each bucket has a master. set_master() gives it another one, and must come before "
+        "make_optimizer(). The place must also take the optimizer's state, and the state is made "
+        "in a step.",
+        "bucket.set_master(place.copy(bucket.shard)) for each bucket; in the end "
+        "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))",
+    ))

@@ -1,77 +1,164 @@
 """The check of partition_flat: one flat piece of memory, and who owns which part of it."""
 
+import contextlib
+from typing import NamedTuple
+
 import torch
 
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.engine import device
+from ranklab.engine.report import count_ranks
+from ranklab.zero import partition_flat
 
-# What each case is about, the tensors, and the numbers of ranks.
+FLOAT32, FLOAT64, BFLOAT16 = torch.float32, torch.float64, torch.bfloat16
+
+
+class Case(NamedTuple):
+    what: str
+    ranks: int
+    shapes: tuple
+    dtype: torch.dtype = FLOAT32
+    strided: bool = False
+
+    def __str__(self):
+        return f"{self.what} on {count_ranks(self.ranks)}"
+
+    def tensors(self, turn):
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        numbers = (torch.arange(sum(sizes), device=device()) + 1 + turn).to(self.dtype)
+        if self.dtype == FLOAT64:
+            numbers *= 1 + 2.0**-26  # lost in float32
+        tensors = [part.clone().view(shape)
+                   for part, shape in zip(numbers.split(sizes), self.shapes)]
+        return [torch.stack([x.t(), x.t()], -1)[..., 0].t() for x in tensors
+                ] if self.strided else tensors
+
+
+VECTORS, SHAPES = ((10,), (3,), (4,)), ((2, 3), (), (0, 5))
 CASES = (
-    ("sizes 10, 3, 4", ((10,), (3,), (4,)), torch.float32, (1, 4, 3)),
-    ("a matrix, a scalar and an empty tensor", ((2, 3), (), (0, 5)), torch.float32, (2, 7, 9)),
-    ("float64", ((3, 2), (5,)), torch.float64, (2, 11)),
-    ("bfloat16", ((7,),), torch.bfloat16, (2, 7)),
-    ("nothing but an empty tensor", ((0,),), torch.float32, (3,)),
+    *(Case("sizes 10, 3, 4", ranks, VECTORS) for ranks in (4, 3, 1)),
+    *(Case("a matrix, a scalar and an empty tensor", ranks, SHAPES) for ranks in (2, 7, 9)),
+    *(Case("float64", ranks, ((3, 2), (5,)), FLOAT64) for ranks in (2, 11)),
+    *(Case("bfloat16", ranks, ((7,),), BFLOAT16) for ranks in (2, 7)),
+    Case("nothing but an empty tensor", 3, ((0,),)),
+    Case("a transposed matrix, and every second number of a vector,", 2, ((3, 2), (3,)),
+         strided=True),
 )
+WRITTEN, INPUT = "flat, after a write into every shard,", "tensor {}, after that write,"
 
 
-def _tensors(shapes, dtype):
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    numbers = torch.arange(1, 1 + sum(sizes)).to(dtype).split(sizes)
-    return [part.clone().view(shape) for part, shape in zip(numbers, shapes)]
+def _see(fn, case):
+    """Two calls: what is kept from the first would be seen in the second."""
+    for turn in (0, 1):
+        tensors = case.tensors(turn)
+        with _filled_memory():
+            flat, shards = fn(tensors, case.ranks)
+        seen = {"the shape of flat": [*flat.shape],
+                "the lengths of the shards": [len(shard) for shard in shards],
+                "flat": flat.clone()}
+        seen |= {f"shard {r}": shard.clone() for r, shard in enumerate(shards)}
+        seen |= {f"tensor {i} afterwards": x.clone() for i, x in enumerate(tensors)}
+        for r, shard in enumerate(shards):
+            shard.fill_(-1 - r)
+        yield seen | {WRITTEN: flat} | {
+            INPUT.format(i): tensor for i, tensor in enumerate(tensors)}
 
 
-def check_partition_flat(partition_flat):
-    for case, shapes, dtype, all_ranks in CASES:
-        for ranks in all_ranks:
-            _compare(partition_flat, f"{case} on {ranks} rank{'s' * (ranks > 1)}",
-                     _tensors(shapes, dtype), ranks)
-    yield "all numbers one after the other, zeros at the end; R shards of ceil(n/R)"
-    yield "any shape, also scalars and empty tensors; float32, float64, bfloat16"
-    _compare(partition_flat, "a transposed matrix on 2 ranks", [
-        torch.arange(6.0).view(2, 3).t(), torch.arange(3.0)], 2)
-    yield "what is not contiguous too, row by row"
-    yield "each shard is a view of flat; flat is a copy of the tensors"
-
-
-def _compare(partition_flat, where, tensors, ranks):
-    right = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    n, each, given = len(right), -(-len(right) // ranks), [tensor.clone() for tensor in tensors]
+@contextlib.contextmanager
+def _filled_memory():
+    """Inside, memory that nobody has written holds NaN, and not zeros by chance."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
-        flat, shards = partition_flat(tensors, ranks)
-    except RuntimeError as error:
-        raise Mistake(f"{where}: {n} numbers: it raised {error}", "Fill up with zeros, so that the "
-                      "number of ranks divides, before you cut. reshape() takes what is not "
-                      "contiguous.") from None
-    expect(all(map(torch.equal, tensors, given)), f"{where}: the tensors are changed", "Copy them.")
-    is_pair = isinstance(flat, torch.Tensor) and flat.dim() == 1 and len(shards) == ranks
-    expect(is_pair, f"{where}: it returned {getattr(flat, 'shape', flat)} and {len(shards)} shards",
-           "Return (flat, shards): a tensor of one dim, and its R parts.")
-    lengths = [len(shard) for shard in shards]
-    what = f"{where}: {n} numbers make shards of {lengths}, and a flat of {len(flat)}"
-    expect(sum(lengths) >= n, what, f"Numbers are lost: round n / R up, to {each} for each rank.")
-    expect(len(set(lengths)) == 1, what, "All shards must be of one length, because a "
-           f"reduce-scatter gives every rank the same number: {each}. Fill the end up with zeros.")
-    expect(lengths[0] == each and len(flat) == each * ranks, what, f"{each} for each are enough. "
-           "Pad flat once, at its end, not each tensor; and nothing where R divides.")
-    _compare_shards(where, tensors, right, flat, shards)
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
-def _compare_shards(where, tensors, right, flat, shards):
-    n, each, ranks = len(right), len(shards[0]), len(shards)
-    explain(f"{where}: flat", flat[:n], right, hint="The numbers of tensor 0, then of tensor 1, "
-            "and so on: each row by row, in its own type, with no gap between.")
-    explain(f"{where}: the end of flat", flat[n:], flat.new_zeros(len(flat) - n), hint="The end is "
-            "filled up with zeros, not with what was in memory: new_zeros, or pad.")
-    for r, shard in enumerate(shards):
-        explain(f"{where}: shard {r}", shard, flat[r * each : (r + 1) * each], {
-            "every R-th number": (flat[r::ranks], "A shard is one piece: flat.view(R, n / R), "
-                                  "row by row, not column by column.")},
-            "Rank r owns the numbers from r * each on.")
-    for r, shard in enumerate(shards):
-        shard.fill_(-1 - r)
-    expect(torch.equal(flat, torch.cat(list(shards))), f"{where}: what is written into the shards "
-           "is not in flat", "A shard is a view of flat, not a copy, so that flat sees each step.")
-    expect(not any((tensor < 0).any() for tensor in tensors), f"{where}: what is written into a "
-           "shard changes the tensors", "flat is new memory, also where there is one tensor.")
+def one_by_one(tensors, ranks):
+    numbers = [number for tensor in tensors for number in tensor.reshape(-1).tolist()]
+    while len(numbers) % ranks:
+        numbers.append(0)
+    flat, length = tensors[0].new_tensor(numbers), len(numbers) // ranks
+    return flat, [flat[r * length : (r + 1) * length] for r in range(ranks)]
+
+
+LENGTH, ZEROS = "length = -(-n // ranks)", "tensors[0].new_zeros(length * ranks)"
+CUT = "flat.view(ranks, length).unbind()"
+COPY = "torch.cat([tensor.reshape(-1) for tensor in tensors]"
+FLATTEN, OUT, RETURN = "tensor.reshape(-1)", "out=flat[:n])", "    return flat, "
+
+
+def pads_each(tensors, ranks):
+    padded = [torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % ranks)) for x in tensors]
+    flat = torch.cat(padded)
+    return flat, flat.view(ranks, -1).unbind()
+
+
+PARTITION = Proof(
+    partition_flat,
+    Stage({"all numbers one after the other, zeros at the end; R shards of ceil(n/R)": (),
+           "any shape, also scalars and empty tensors; float32, float64, bfloat16": (),
+           "what is not contiguous too, row by row": (),
+           "each shard is a view of flat; flat is a copy of the tensors":
+           (WRITTEN, *map(INPUT.format, range(3)))},
+          _see, CASES, oracle=one_by_one),
+    mistakes=(
+        Slip("Numbers are lost: round n / R up, -(-n // ranks).",
+             (LENGTH, "length = n // ranks", f"{COPY}, {OUT}",
+              f"flat[:] = {COPY})[: length * ranks]")),
+        Slip("Pad nothing where R divides: ceil(n / R) for each are enough.",
+             (LENGTH, "length = n // ranks + 1")),
+        Slip("Of no numbers the shards are empty, too.", (LENGTH, f"{LENGTH} or 1")),
+        Slip("Fill up with zeros, so that the number of ranks divides, before you cut.",
+             ("length * ranks)", "n)")),
+        Slip("All shards must be of one length, because a reduce-scatter gives every rank the same "
+             "number. Fill the end up with zeros.",
+             ("length * ranks)", "n)", CUT, "flat.tensor_split(ranks)"),
+             ("length * ranks)", "n)", CUT, "flat.chunk(ranks)"),
+             ("length * ranks)", "n)", CUT, "flat.split(max(1, length))")),
+        Slip("The end is filled up with zeros: new_zeros, or pad.", ("new_zeros", "new_empty"),
+             (ZEROS, "tensors[0].new_full((length * ranks,), 7)")),
+        Slip("The zeros go to the end of flat, not to its beginning.",
+             (OUT, "out=flat[len(flat) - n :])")),
+        Slip("Pad flat once, at its end, not each tensor.", pads_each),
+        Slip("Keep the tensors' type: tensors[0].new_zeros() makes flat like them.",
+             (ZEROS, "torch.zeros(length * ranks)")),
+        Slip("A shard is one piece: flat.view(R, n / R), row by row, not column by column.",
+             (CUT, "[flat[r::ranks] for r in range(ranks)]"),
+             (CUT, "flat.view(length, ranks).unbind(1)")),
+        Slip("Shard r begins at r x ceil(n / R): the first one is for rank 0.",
+             (CUT, f"{CUT}[::-1]"), (CUT, f"[*{CUT}[1:], *{CUT}[:1]]")),
+        Slip("The tensors keep their order in flat.", ("for tensor in tensors],",
+                                                       "for tensor in reversed(tensors)],")),
+        Slip("Row by row: reshape(-1) gives a tensor's own order, which need not be the one in "
+             "memory.", (FLATTEN, "tensor.t().reshape(-1)"),
+             (FLATTEN, "tensor.as_strided((tensor.numel(),), (1,))")),
+        Slip("view() takes only what is contiguous; reshape(-1) takes any tensor.",
+             (FLATTEN, "tensor.view(-1)")),
+        Slip("Flatten each tensor before torch.cat: tensor.reshape(-1).", (FLATTEN, "tensor")),
+        Slip("A shard is a view of flat, not a copy, so that flat sees each step.",
+             (CUT, "[x.clone() for x in flat.view(ranks, length)]"),
+             (RETURN, "    return flat.clone(), ")),
+        Slip("flat is new memory, also where there is one tensor.",
+             (RETURN, f"    if len(tensors) == 1 and len(flat) == n:\n"
+              f"        flat = tensors[0].view(-1)\n{RETURN}")),
+        Slip("The tensors stay as they are: they do not become views of flat.",
+             (RETURN, "    for x, view in zip(tensors, flat[:n].split([x.numel() for x in "
+              f"tensors])):\n        x.data = view.view(x.shape)\n{RETURN}")),
+        Slip("Leave the tensors as they are.",
+             (RETURN, f"    for x in tensors:\n        x.zero_()\n{RETURN}")),
+        Slip("flat has one dimension; only the shards are its rows.",
+             (RETURN, "    return flat.view(ranks, length), ")),
+        Slip("Return both, (flat, shards).", (RETURN, "    return ")),
+        Slip("Something is kept from another call: make flat inside the function.",
+             ("(tensors, ranks):", "(tensors, ranks, flats={}):",
+              f"flat = {ZEROS}", f"flat = flats.setdefault((n, ranks), {ZEROS})")),
+    ), hints=(
+        "How long is each shard, if all are equally long and no number is lost? How long is flat "
+        "then?",
+        "length = ceil(n / R), which is -(-n // R). flat has length * R numbers: begin with zeros, "
+        "and write what the tensors hold into its first n.",
+        "torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat[:n]); "
+        "flat.view(ranks, length).unbind() cuts it.",
+    ))

@@ -1,51 +1,34 @@
 """The check of ZeroStage3: equal to one process; gathered, used and freed at the right time."""
 
-from ranklab.checks.beside import IN_GROUPS, expect
-from ranklab.checks.failures import LEFT
-from ranklab.checks.trial import explain
-from ranklab.checks.zero.stages import WAITS
-from ranklab.checks.zero.toys import Watch, is_there
-from ranklab.checks.zero.training import RUNS, on_ranks_together, train
+import torch
 
-COMPUTES = ("A unit computes with weights that are freed already. Does it stay whole until its "
-            "backward is over?")
-FAILURES = {
-    ".*forward begins without.*": "enter() gathers the unit, and waits: unit.end_gather().",
-    ".*backward begins without.*": "leave() frees the unit after its forward, so each output that "
-    "requires a gradient, in any nesting (tree_leaves(outputs)), needs a hook, backward_of(), "
-    "which gathers it again: unit.end_gather().",
-    ".*once more begins without.*": "A checkpoint runs the forward once more inside the backward: "
-    "enter() must gather there, too.",
-    ".*places in the order.*": "A checkpoint's second forward has no place: "
-    "self.place_in_order(unit) where it is not in_backward().",
-    "RuntimeError: .*storage of size 0.*": COMPUTES, "was killed by SIGSEGV": COMPUTES, LEFT: WAITS,
-}
-GIVEN = {
-    ".*the optimizer's gradient of .*": "self.reduce(unit) is given, and makes the mean. "
-    "backward_done() calls it where self.sync is True, also once more where a unit is used twice.",
-    ".*: `.*` is .*": "The gradients were right, and the step is given: its shards are gathered "
-    "when a unit is needed next.",
-}
-WITH_CHECKPOINT = {".*": "A checkpoint runs the forward once more inside the backward. There "
-                   "leave() does nothing: if in_backward(): return. The unit's backward comes "
-                   "right then, so it must stay whole; and self.position stands at the end of the "
-                   "forward, so hooks that are registered there gather the wrong unit ahead."}
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.zero.toys import Watch, is_there
+from ranklab.checks.zero.training import RUNS, InUnits, see_training
+from ranklab.zero import ZeroStage3
+
+AHEAD = "blocks that come next and are not on their way"
+WAITED = "blocks that come next and that somebody has waited for"
+OTHERS = "blocks that are whole and neither compute nor come next"
+UNREDUCED = "moments at which more than two blocks have whole gradients"
+AFTER_FORWARD, AFTER_BACKWARD = ("the list of blocks that are whole after forward",
+                                 "the list of blocks that are whole after backward")
+PLACES, SENT, CALLS = "places in the order of units", "bytes sent", "messages"
+TIMES = OTHERS, AHEAD, WAITED, AFTER_FORWARD, AFTER_BACKWARD, UNREDUCED, PLACES
+COST = SENT, CALLS
 
 
 class Units(Watch):
-    """Also notes which blocks are whole when one of them begins to compute.
-
-    events  (what begins, the block's number, blocks that are whole, those of them that are still
-            on their way, blocks with whole gradients)
-    """
+    """Also notes which blocks are whole when one of them begins to compute."""
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
-        self.blocks, self.events = wrapped.module.blocks, []
+        self.blocks = wrapped.module.blocks
         self.units = wrapped.units[:-1]  # the last is all that belongs to no block
         self.is_used_once = len(wrapped.module.order) == len(self.blocks)
         self.knows_order, self.recompute = len(wrapped.order) > 0, wrapped.module.recompute
         self.is_clean = all(p.grad is None for p in wrapped.module.parameters())
+        self.late, self.waited, self.others, self.unreduced = [], [], [], []
         for block in self.blocks:
             block.begins = self.block_begins
 
@@ -55,87 +38,152 @@ class Units(Watch):
                 if any(is_there(bucket.weights) for bucket in unit.shards)]
 
     def block_begins(self, what, number):
-        whole = self.whole()
+        """The block itself is whole, and the one that comes next is on its way; no other."""
+        now, whole = f"as block {number}'s {what} begins", self.whole()
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
                                              for bucket in self.units[n].shards)]
         if number not in whole or number in under_way:
-            raise RuntimeError(f"block {number}'s {what} begins without its weights")
-        gradients = [n for n, block in enumerate(self.blocks)
-                     if any(p.grad is not None for p in block.parameters())]
-        self.events.append((what, number, whole, under_way, gradients))
+            raise RuntimeError(f"block {number}'s {what} begins without its weights; on their way "
+                               f"are the weights of the blocks {under_way}")
+        if not self.is_used_once:
+            return
+        then = number + 1 if what == "forward" else number - 1
+        is_ahead = (self.knows_order or what != "forward") and not self.recompute
+        if is_ahead and then not in (-1, len(self.blocks), *under_way):
+            (self.waited if then in whole else self.late).append(f"block {then} {now}")
+        self.others += [f"block {n} {now}" for n in whole if n not in (number, then)]
+        with_gradients = [block for block in self.blocks
+                          if any(p.grad is not None for p in block.parameters())]
+        if self.is_clean and self.wrapped.sync and len(with_gradients) > 2:
+            self.unreduced.append(now)
 
     def forward_ends(self):
         self.between = self.whole()
 
-    def after_forward(self):
-        for event in self.events if self.is_used_once else ():
-            self._compare_event(*event)
-        expect(not self.between, f"after forward {_are(self.between)} whole", "leave() frees each "
-               "unit after its forward, whether a backward will come or not: unit.free(); and what "
-               "is prefetched must be used.")
+    def of_forward(self):
+        return {OTHERS: Must(self.others, []), AHEAD: Must(self.late, []),
+                WAITED: Must(self.waited, []), AFTER_FORWARD: Must(self.between, [])}
 
-    def after_backward(self, sync):
-        self.after_forward()
-        expect(not self.whole(), f"after backward {_are(self.whole())} whole", "backward_done() "
-               "frees the unit, with sync=False too.")
-        reached, places = len(self.wrapped.module.order), len(self.wrapped.order)
-        expect(places <= reached, f"{places} places in the order of units, but a forward reaches "
-               f"{reached}", "")
-        if self.is_used_once:
-            self._compare_sent(sync)
+    def of_backward(self):
+        order = self.wrapped.module.order
+        return {UNREDUCED: Must(self.unreduced, []), AFTER_BACKWARD: Must(self.whole(), []),
+                PLACES: AtMost(len(self.wrapped.order), len(order))} | (
+                    self._cost() if self.is_used_once else {})
 
-    def _compare_event(self, what, number, whole, under_way, gradients):
-        """The block itself is whole, and the one that comes next is on its way; no other."""
-        then, call, place, free = (
-            (number + 1, "enter()", "self.place_in_order(unit) + 1", "leave() frees it after its "
-             "forward") if what == "forward" else
-            (number - 1, "backward_of()", "place - 1", "backward_done() frees it after its "
-             "backward, and leave() after its forward"))
-        now = f"while block {number}'s {what} begins, {_are(whole)} whole"
-        is_prefetched = (self.knows_order or what != "forward") and not self.recompute
-        expect(not is_prefetched or then in (-1, len(self.blocks), *under_way),
-               f"{now}; block {then} comes next, and is not on its way", f"{call} begins the "
-               f"gather of the next one, self.prefetch({place}), and does not wait for it: it "
-               "travels meanwhile.")
-        expect({number, then}.issuperset(whole), now, f"What has computed is freed: {free}. And no "
-               f"other one than the next is gathered ahead: self.prefetch({place}).")
-        is_reduced = self.is_clean and self.wrapped.sync
-        expect(not is_reduced or len(gradients) <= 2,
-               f"{now}; blocks {gradients} have whole gradients", "backward_done() reduces the "
-               "unit's gradients as soon as its backward is over: self.reduce(unit), where "
-               "self.sync is True.")
-
-    def _compare_sent(self, sync):
-        buckets = self.wrapped.buckets
-        units = sum(bucket.weights.nbytes for unit in self.units for bucket in unit.shards)
-        everything = sum(bucket.weights.nbytes for bucket in buckets)
-        gradients = sync * sum(bucket.weights.nbytes for bucket in buckets if bucket.trained)
-        explain("bytes sent", self.traffic.sent_bytes, self.once * (units + everything + gradients),
-                hint="Each unit is gathered for its forward and for its backward; its gradients "
-                "are reduced once, with sync=False not at all: self.reduce(unit) where self.sync "
-                "is True. Is one gathered that is not used next?")
+    def _cost(self):
+        """Return the cost of a gather of each unit for its forward and one for its backward, one of
+        the root, and a reduction of all gradients.
+        """
+        sync, buckets = self.wrapped.sync, self.wrapped.buckets
+        of_units = [bucket for unit in self.units for bucket in unit.shards]
+        trained = [bucket for bucket in buckets if getattr(bucket, "trained", True)]
+        messages = [*of_units, *buckets, *(trained if sync else [])]
+        return {
+            SENT: AtMost(self.traffic.sent_bytes,
+                         self.once * sum(bucket.weights.nbytes for bucket in messages),
+                         "sends {:,.0f} bytes in forward and backward; {:,.0f} are enough"),
+            CALLS: AtMost(len(self.traffic.ops), len(messages))}
 
 
-def _are(blocks):
-    return f"block{'s' * (len(blocks) != 1)} {blocks} {'is' if len(blocks) == 1 else 'are'}"
+def _see(fn, run, ranks):
+    yield from see_training(fn, run, ranks, Units)
 
 
-def _recomputed(wrapped_class, ranks):
-    for how in ("reentrant", "non-reentrant"):
-        yield from train(wrapped_class, ranks, Units, runs=RUNS[1:2], recompute=how)
+CHECKPOINTS = tuple(RUNS[1]._replace(recompute=how) for how in ("reentrant", "non-reentrant"))
 
+GATHER, WITHOUT = "unit.end_gather()\n        if not", "if not"
+NEXT = "self.prefetch(self.place_in_order(unit) + 1)"
+HOOK, OUTPUTS = "output.register_hook(begins)", "in tree_leaves(outputs):"
+BEFORE = "self.prefetch(place - 1)"
+IN_LEAVE, IN_ENTER = "        if in_backward():\n            return\n", "if not in_backward():"
+FREE = f"{HOOK}\n        unit.free()"
+IN_BACKWARD = "self.backward_begins()\n        unit.end_gather()"
+REDUCE = "if self.sync:\n            self.reduce(unit)\n        unit.free()"
+NESTED = ("leave() frees the unit after its forward, so each output that requires a gradient, in "
+          "any nesting (tree_leaves(outputs)), needs a hook, backward_of(), which gathers it "
+          "again.")
 
-def check_ZeroStage3(wrapped_class):
-    for ranks in (3, 1):
-        on_ranks_together(train, wrapped_class, Units, ranks=ranks, failures=FAILURES | GIVEN)
-    yield "a unit is whole while it computes, and the next is on its way; then it is freed"
-    yield "also with sync=False, and without gradients; in backward gradients go unit by unit"
-    yield "units travel twice in a step, all other parameters once, gradients once: (R-1)/R"
-    yield "equal to one process on 1 and 3 ranks: AdamW, SGD with momentum, several backwards"
-    yield "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters"
-    on_ranks_together(_recomputed, wrapped_class, ranks=2, failures=FAILURES | WITH_CHECKPOINT)
-    yield "a checkpoint runs the forward once more, and nothing travels for it"
-    on_ranks_together(train, wrapped_class, Units, {}, RUNS[:1], groupings=IN_GROUPS, failures={
-        ".*": "Pass the group on: what the units do by themselves is over bucket.group."})
-    yield "inside a group it talks to nobody outside"
+STAGE_3 = Proof(
+    ZeroStage3,
+    Stage({"equal to one process on 1 and 3 ranks: AdamW, SGD with momentum, several backwards": (),
+           "tied, frozen, a unit that is used twice, float64, bfloat16 with float32 masters": (),
+           "a unit is whole while it computes, and the next is on its way; then it is freed": TIMES,
+           "also with sync=False, and without gradients; in backward gradients go unit by unit": (),
+           "units travel twice in a step, all other parameters once, gradients once: (R-1)/R": COST,
+           }, _see, RUNS, (3, 1), oracle=InUnits, through=torch.float32),
+    Stage("a checkpoint runs the forward once more, and nothing travels for it; inside a group it "
+          "talks to nobody outside", _see, (RUNS[0], *CHECKPOINTS), (4,), GROUPS[:1],
+          oracle=InUnits, through=torch.float32, note="On all ranks it was right. Here are groups, "
+          "and blocks in checkpoints, which run the forward once more inside the backward."),
+    mistakes=(
+        # in forward
+        Slip("enter() gathers the unit, and waits: unit.end_gather().", (GATHER, WITHOUT),
+             (GATHER, f"unit.begin_gather()\n        {WITHOUT}")),
+        Slip("enter() begins the gather of the next unit: self.prefetch(self.place_in_order(unit) "
+             "+ 1).", (NEXT, "self.place_in_order(unit)"), (NEXT, NEXT.replace(" + 1", ""))),
+        Slip("The next unit travels while this one computes: self.prefetch() begins its gather, "
+             "and does not wait for it.",
+             (NEXT, "place = self.place_in_order(unit) + 1\n            if place < len(self.order):"
+              "\n                self.order[place].end_gather()")),
+        Slip("In forward prefetch one unit, the next: all of them are whole together otherwise.",
+             (NEXT, f"{NEXT}\n            self.prefetch(self.position + 1)"),
+             (NEXT, f"{NEXT}\n            for place in range(len(self.order)):\n"
+              "                self.prefetch(place)")),
+        Slip("Without gradients, too, the next unit is prefetched.",
+             (IN_ENTER, "if torch.is_grad_enabled() and not in_backward():")),
+        Slip("leave() frees each unit after its forward: unit.free().", (FREE, HOOK)),
+        Slip("leave() frees each unit after its forward, whether a backward will come or not.",
+             ("unit.free()\n\n    def backward_of", "if module.training:\n            unit.free()"
+              "\n\n    def backward_of"),
+             ("unit.free()\n\n    def backward_of", "if torch.is_grad_enabled():\n            "
+              "unit.free()\n\n    def backward_of")),
+        # in backward
+        Slip(NESTED, (HOOK, "pass"), (OUTPUTS, f"{OUTPUTS[:-1]}[:1]:"),
+             (OUTPUTS, f"{OUTPUTS[:-1]}[-1:]:"), (OUTPUTS, "in outputs:"),
+             (OUTPUTS, "in (list(outputs) if isinstance(outputs, tuple) else []) + (outputs[1] if "
+              "isinstance(outputs, tuple) and isinstance(outputs[1], list) else []):")),
+        Slip("backward_of() gathers the unit, and waits: unit.end_gather().",
+             (IN_BACKWARD, "self.backward_begins()"),
+             (IN_BACKWARD, "self.backward_begins()\n        unit.begin_gather()")),
+        Slip("In backward the unit before comes next: backward_of() begins its gather, "
+             "self.prefetch(place - 1), and it travels meanwhile.", (BEFORE, "pass"),
+             (BEFORE, "self.prefetch(place)")),
+        Slip("In backward units come in the opposite order: prefetch place - 1, not place + 1.",
+             (BEFORE, "self.prefetch(place + 1)")),
+        Slip("backward_of() gets `place`, the unit's own. self.position stands at the end of the "
+             "forward.", (BEFORE, "self.prefetch(self.position - 2)")),
+        Slip("In backward, too, prefetch() begins the gather and does not wait.",
+             (BEFORE, "if place:\n            self.order[place - 1].end_gather()")),
+        Slip("In backward prefetch one unit, the one before.",
+             (BEFORE, f"{BEFORE}\n        self.prefetch(place - 2)")),
+        Slip("backward_done() reduces the unit's gradients as soon as its backward is over: "
+             "self.reduce(unit).", (REDUCE, "unit.free()")),
+        Slip("A unit's gradients are there after its backward: reduce them in backward_done(), not "
+             "in backward_of().", (REDUCE, "unit.free()", BEFORE, f"{BEFORE}\n        "
+                                  "if self.sync:\n            self.reduce(unit)")),
+        Slip("backward_done() frees the unit: unit.free().",
+             (REDUCE, "if self.sync:\n            self.reduce(unit)")),
+        Slip("backward_done() frees the unit with sync=False, too.",
+             (REDUCE, REDUCE.replace("        unit.free", "            unit.free"))),
+        Slip("With sync=False no gradient is sent: self.reduce(unit) where self.sync is True.",
+             ("if self.sync:", "if True:")),
+        # a checkpoint
+        Slip("A checkpoint's second forward has no place: self.place_in_order(unit) where it is "
+             "not in_backward().", (f"{IN_ENTER}\n            {NEXT}", NEXT)),
+        Slip("A checkpoint runs the forward once more inside the backward, and enter() must gather "
+             "there, too.", (f"{GATHER} in_backward():\n", f"{WITHOUT} in_backward():\n            "
+                             "unit.end_gather()\n")),
+        Slip("A checkpoint runs the forward once more inside the backward. There leave() does "
+             "nothing, if in_backward(): return. The unit's backward comes right then, so it must "
+             "stay whole.", (IN_LEAVE, ""),
+             (IN_LEAVE, "        if in_backward():\n            return unit.free()\n")),
+    ), hints=(
+        "When does a unit need its weights, and when for the last time? There are two such spans.",
+        "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
+        "before. leave() and backward_done(): unit.free(). Inside a backward a checkpoint runs a "
+        "forward: no new place there, and leave() does nothing at all.",
+        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
+        "+ 1). leave(): if in_backward(): return; unit.free(). backward_of(): unit.end_gather(); "
+        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free().",
+    ))

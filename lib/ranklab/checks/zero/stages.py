@@ -2,30 +2,22 @@
 
 import gc
 
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ranklab.checks.beside import IN_GROUPS, expect
-from ranklab.checks.failures import LEFT
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import GROUPS, AtMost, Proof, Slip, Stage
 from ranklab.checks.zero.toys import Watch, is_there, storages
-from ranklab.checks.zero.training import EXPERTS, RUNS, on_ranks_together, train
+from ranklab.checks.zero.training import EXPERTS, RUNS, InOneProcess, see_training
+from ranklab.zero import ZeroStage1, ZeroStage2
 
-CAP = {"bucket_cap_bytes": 200}  # several buckets
-WAITS = "A rank waits for a message that another does not send: all make the same calls."
-OWN_PLACE = ("bucket.shard_grad must not be a view of bucket.flat, because that is freed: the mean "
-             "arrives in a place of its own.")
-FAILURES = {
-    ".*begins with memory that was freed.*": "Free the buckets before this one, which have arrived:"
-    " self.buckets[: self.buckets.index(bucket)]. This one is still to be sent.",
-    ".*freed while its message.*": "First super().finish(), which waits for all; then free.",
-    ".*lies in memory that was freed.*": OWN_PLACE,
-    "RuntimeError: .*storage of size 0.*": OWN_PLACE,
-    "AttributeError: 'NoneType' object has no attribute 'wait'":
-        "reduce() returns the handle: async_op=True makes one.",
-    LEFT: WAITS,
-}
-OF_GROUPS = {".*": "Pass bucket.group on to every collective, with group=group, and divide by its "
-             "size."}
+AWAITED, EARLY = "messages that nobody waited for", "buckets whose reduce() waits for them"
+AT_A_TIME, SENT, CALLS = ("buckets on their way at a time", "bytes sent in backward",
+                          "messages in backward")
+IN_STEP, BESIDE = "bytes sent in a step", "means that take memory beside the whole gradients"
+LEFT, WHOLE = "whole buckets after backward", "whole buckets at a time"
+HELD, KEPT = ("bytes that the optimizer's gradients keep in memory",
+              "places of gradients after optimizer.zero_grad()")
+COST, MEMORY = (EARLY, AT_A_TIME, SENT, CALLS, IN_STEP, BESIDE), (LEFT, WHOLE, HELD, KEPT)
 
 
 class Buckets(Watch):
@@ -33,14 +25,14 @@ class Buckets(Watch):
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
-        self.whole, self.is_early = [0], False
+        self.whole, self.early = [0], 0
         wrapped.reduce = self._reduce
         wrapped.places = getattr(wrapped, "places", [])  # of means that are no part of bucket.flat
 
     def _reduce(self, bucket):
         self.message_begins()
         work = type(self.wrapped).reduce(self.wrapped, bucket)
-        self.is_early |= getattr(work, "is_here", False)
+        self.early += getattr(work, "is_here", False)
         mean = bucket.shard_grad
         if mean is not None and storages([mean]) != storages([bucket.flat]):
             self.wrapped.places.append(StorageWeakRef(mean.untyped_storage()))
@@ -52,91 +44,226 @@ class Buckets(Watch):
     def whole_now(self):
         return sum(is_there(bucket.flat) for bucket in self.wrapped.buckets)
 
-    def after_backward(self, sync):
-        self._compare_waits()
-        expect(self.most <= 1, f"{self.most} buckets are on their way at a time", "reduce() first "
-               "waits for those before: while self.works: self.works.pop().wait(). A message under "
-               "way may hold a copy of its bucket.")
-        if not self.wrapped.find_unused_parameters:  # that sends more, to ask who has used what
-            self._compare_sent("backward", sync * self.once, "One reduce-scatter of bucket.flat: "
-                               "the mean of a shard goes to its owner alone.")
+    def of_backward(self):
+        buckets, finds = self.wrapped.buckets, self.wrapped.find_unused_parameters
+        numbers = sum(len(bucket.parameters) for bucket in buckets)
+        asked = finds * 8 * (numbers - numbers // self.ranks)  # an all-reduce: who has used what
+        return {
+            AWAITED: AtMost(self.missing(), 0), EARLY: AtMost(self.early, 0),
+            AT_A_TIME: AtMost(self.most, 1),
+            SENT: self._sent("backward", self.wrapped.sync, asked),
+            CALLS: AtMost(len(self.traffic.ops), self.wrapped.sync * len(buckets) + finds)}
 
-    def after_step(self):
-        self._compare_waits()
-        self.compare_places()
-        self._compare_sent("the step", self.once, "step_ends() must gather what the owners have "
-                           "stepped: one all-gather of the shards for each bucket.")
+    def of_step(self):
+        return {AWAITED: AtMost(self.missing(), 0), IN_STEP: self._sent("the step", 1),
+                **self.of_places()}
 
-    def _compare_waits(self):
-        expect(not self.missing(), f"nobody has waited for {self.missing()} messages", "Wait for "
-               "every handle. In step_ends() leave async_op out, or wait() before the forward can "
-               "read the weights.")
-        expect(not self.is_early, "reduce() waits for its own message", "Backward goes on while it "
-               "travels: return the handle, and the next reduce() or finish() waits.")
+    def of_places(self):
+        return {BESIDE: AtMost(len(self.wrapped.places), 0)}
 
-    def compare_places(self):
-        expect(not self.wrapped.places, "means take memory beside the whole gradients", "In stage "
-               "1 no gradient is freed, so the mean has its place among them: "
-               "bucket.flat.view(-1, len(bucket.shard))[bucket.rank].")
-
-    def _compare_sent(self, what, times, hint):
-        right = times * sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
-        explain(f"{what}: bytes sent", self.traffic.sent_bytes, right, {"twice as much": (
-            2 * right, "That is twice as much: an all-reduce sends every mean to every rank, and "
-            "only the owner needs it. dist.reduce_scatter_single.")}, hint)
+    def _sent(self, what, times, more=0):
+        """Each bucket so many times."""
+        nbytes = sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
+        return AtMost(self.traffic.sent_bytes, times * self.once * nbytes + more,
+                      f"sends {{:,.0f}} bytes in {what}; {{:,.0f}} are enough")
 
 
 class FreedBuckets(Buckets):
     """Of stage 2."""
 
-    def compare_places(self):
+    def of_places(self):
         for bucket in self.wrapped.buckets:
             bucket.drop_gradients()
         gc.collect()
-        kept = sum(not place.expired() for place in self.wrapped.places)
-        expect(not kept, f"after optimizer.zero_grad() {kept} places of gradients are kept", "The "
-               "optimizer's gradients hold them as long as they are needed: keep no other "
-               "reference, and make a new torch.empty_like(bucket.shard) each time.")
+        return {KEPT: AtMost(sum(not place.expired() for place in self.wrapped.places), 0)}
 
-    def after_backward(self, sync):
-        super().after_backward(sync)
-        buckets, whole = self.wrapped.buckets, self.whole_now() * sync
-        of_all = f"of {len(buckets)} buckets are whole"
-        expect(not whole, f"after backward {whole} {of_all}", "finish() frees the gradients of all "
-               "buckets, once the optimizer has its part: self.free_gradients(self.buckets).")
-        expect(max(self.whole) <= 2, f"{max(self.whole)} {of_all} at a time", "When a bucket "
-               "leaves, those before it have arrived: free them, "
-               "self.buckets[: self.buckets.index(bucket)].")
+    def of_backward(self):
+        buckets = self.wrapped.buckets
         memory = [part.master.grad.untyped_storage() for bucket in buckets for part in bucket.parts
                   if part.master.grad is not None]
         held = sum({each.data_ptr(): each.nbytes() for each in memory}.values())
-        shards = sum(bucket.master.nbytes for bucket in buckets)
-        expect(held <= shards, f"the optimizer's gradients take {held:,} bytes, its shards "
-               f"{shards:,}", "A place as large as the shard: torch.empty_like(bucket.shard).")
+        return super().of_backward() | {
+            LEFT: AtMost(self.whole_now() * self.wrapped.sync, 0),
+            WHOLE: AtMost(max(self.whole), 2),
+            HELD: AtMost(held, sum(bucket.master.nbytes for bucket in buckets))}
 
 
-def check_ZeroStage2(wrapped_class):
-    yield from check_ZeroStage1(wrapped_class, FreedBuckets)
+CAP = {"bucket_cap_bytes": 200}  # several buckets
+IN_BUCKETS = *(run._replace(options=CAP) for run in RUNS), RUNS[-1]._replace(what="one bucket")
+IN_GROUPS = RUNS[0]._replace(options=CAP), EXPERTS._replace(options=EXPERTS.options | CAP)
 
 
-def _all_runs(wrapped_class, ranks, watch):
-    yield from train(wrapped_class, ranks, watch, CAP)
-    yield from train(wrapped_class, ranks, watch, {}, RUNS[-1:])  # one bucket
+def _stages(see, holds):
+    return (
+        Stage({"after backward each rank has the mean gradient of its shard, on 1 and 3 ranks": (),
+               "after a step all weights are those of one process: AdamW, SGD with momentum": (),
+               "several backwards before a step, with and without no_sync; tied, frozen, two types":
+               (),
+               "in bfloat16 float32 masters are stepped, and rounded for all ranks": (),
+               "(R-1)/R of the gradients travel in backward, (R-1)/R of the parameters in step()":
+               COST} | holds, see, IN_BUCKETS, (3, 1), oracle=InOneProcess, through=torch.float32),
+        Stage("find_unused_parameters: what another rank has used is stepped, what none has used "
+              "is not; inside a group it talks to nobody outside", see, IN_GROUPS, (4,), GROUPS,
+              oracle=InOneProcess, through=torch.float32))
 
 
-def check_ZeroStage1(wrapped_class, watch=Buckets):
-    for ranks in (3, 1):
-        on_ranks_together(_all_runs, wrapped_class, watch, ranks=ranks, failures=FAILURES)
-    yield "after backward each rank has the mean gradient of its shard, on 1 and 3 ranks"
-    yield "after a step all weights are those of one process: AdamW, SGD with momentum"
-    yield "several backwards before a step, with and without no_sync; tied, frozen, two types"
-    yield "in bfloat16 float32 masters are stepped, and rounded for all ranks"
-    yield "(R-1)/R of the gradients travel in backward, (R-1)/R of the parameters in step()"
-    if watch is FreedBuckets:
-        yield "two buckets of gradients are whole at most; in the end 1/R of them is left"
-    on_ranks_together(train, wrapped_class, watch, CAP | {"find_unused_parameters": True}, EXPERTS,
-                      ranks=2, failures=FAILURES)
-    yield "find_unused_parameters: what another rank has used is stepped, what none has used is not"
-    on_ranks_together(train, wrapped_class, watch, CAP, RUNS[:1], groupings=IN_GROUPS,
-                      failures=FAILURES | OF_GROUPS)
-    yield "inside a group it talks to nobody outside"
+def _see_stage_1(fn, run, ranks):
+    yield from see_training(fn, run, ranks, Buckets)
+
+
+def _see_stage_2(fn, run, ranks):
+    yield from see_training(fn, run, ranks, FreedBuckets)
+
+
+# --- stage 1 --------------------------------------------------------------------------------------
+
+ASYNC = "\n                                          async_op=True)"
+REDUCE = "return dist.reduce_scatter_single(bucket.shard_grad, bucket.flat, group=bucket.group,"
+DIVIDE = "bucket.flat /= dist.get_world_size(bucket.group)"
+PLACE, KEEP = ("bucket.flat.view(-1, len(bucket.shard))[bucket.rank]",
+               "bucket.shard_grad = self.place_of(bucket)")
+HAND = "bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})"
+GATHER = "dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)"
+UPDATE, IN_STEP_ENDS = "bucket.update_shard()", '"""\n        for bucket in self.buckets:\n'
+SHARD = "(bucket.shard_grad, bucket.flat,"
+
+STAGE_1 = Proof(
+    ZeroStage1, *_stages(_see_stage_1, {}),
+    mistakes=(
+        # reduce
+        Slip("Divide bucket.flat by the number of ranks of its group, before it is sent.",
+             (DIVIDE, "pass"), (DIVIDE, "pass", REDUCE, REDUCE.replace("return", "work ="),
+                                ASYNC, f"{ASYNC}\n        bucket.shard_grad /= dist.get_world_size("
+                                "bucket.group)\n        return work")),
+        Slip("Divide bucket.flat once.", (DIVIDE, f"{DIVIDE}\n        {DIVIDE}")),
+        Slip("Divide by the number of ranks of the bucket's group: "
+             "dist.get_world_size(bucket.group).",
+             (DIVIDE, "bucket.flat /= dist.get_world_size()")),
+        Slip("An all-reduce sends every mean to every rank, and only the owner needs it: "
+             "dist.reduce_scatter_single.",
+             (REDUCE, "return dist.all_reduce(bucket.flat, group=bucket.group,")),
+        Slip("Rank r owns part r of bucket.flat: a reduce-scatter cuts it into R equal parts.",
+             (SHARD, "(bucket.shard_grad, bucket.flat.view(-1, len(bucket.shard)).roll(1, 0)"
+              ".flatten(),")),
+        Slip("The mean must arrive in bucket.shard_grad: reduce-scatter into it.",
+             (PLACE, f"{PLACE}.clone()", SHARD, "(self.place_of(bucket), bucket.flat,")),
+        Slip("Keep the place of the mean: bucket.shard_grad = self.place_of(bucket).",
+             (KEEP, "place = self.place_of(bucket)", SHARD, "(place, bucket.flat,")),
+        Slip("bucket.shard holds weights. The mean arrives in self.place_of(bucket).",
+             (KEEP, "bucket.shard_grad = bucket.shard")),
+        Slip("In stage 1 no gradient is freed, so the mean has its place among them: "
+             "self.place_of(bucket).", (PLACE, "bucket.shard.new_zeros(len(bucket.shard))"),
+             (KEEP, "bucket.shard_grad = torch.empty_like(bucket.shard)")),
+        Slip("Pass the bucket's group on to every collective: group=bucket.group.",
+             (f"group=bucket.group,{ASYNC}", "async_op=True)"),
+             (GATHER, GATHER.replace(", group=bucket.group", ""))),
+        Slip("reduce() returns the handle: async_op=True makes one.", (f",{ASYNC}", ")"),
+             ("return dist.reduce", "dist.reduce")),
+        Slip("Backward goes on while it travels: return the handle, and the next reduce() or "
+             "finish() waits.", (REDUCE, REDUCE.replace("return", "work ="), ASYNC,
+                                 f"{ASYNC}\n        work.wait()\n        return work")),
+        Slip("A message under way may hold a copy of its bucket. reduce() first waits for those "
+             "before: while self.works: self.works.pop().wait().",
+             ("while self.works:", "while False:"), ("while self.works:", "while self.works[1:]:")),
+        Slip("Wait for the handles that you take out of self.works.",
+             ("self.works.pop().wait()", "self.works.pop()")),
+        Slip("One message for each bucket, and nothing else.",
+             (DIVIDE, f"dist.all_reduce(torch.ones(4).to(bucket.flat), group=bucket.group)\n"
+              f"        {DIVIDE}")),
+        # finish
+        Slip("finish() calls bucket.set_optimizer_gradients() for every bucket, when all messages "
+             "have arrived.", (HAND, "pass"),
+             (f"        for bucket in self.buckets:\n            {HAND}",
+              f"        for bucket in self.buckets[:1]:\n            {HAND}")),
+        Slip("super().finish() launches what is left and waits for all of it: call it first.",
+             ("        super().finish()\n", "")),
+        Slip("Another rank has used it: super().finish() has given those parameters a gradient. "
+             "Pass them to set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is "
+             "not None}.", (HAND, "bucket.set_optimizer_gradients()")),
+        Slip("No rank has used it: pass set_optimizer_gradients() only parameters that have "
+             "p.grad, or weight decay and momentum will move this one.",
+             (HAND, "bucket.set_optimizer_gradients(set(bucket.parameters))")),
+        # step_ends
+        Slip("step_ends() must gather what the owners have stepped: one all-gather of the shards "
+             "for each bucket.", (GATHER, "pass")),
+        Slip("step_ends() is for all buckets.",
+             (IN_STEP_ENDS, IN_STEP_ENDS.replace("buckets:", "buckets[:1]:"))),
+        Slip("The optimizer steps float32 masters: bucket.update_shard() rounds them into the "
+             "shard, before it is gathered.", (UPDATE, "pass"),
+             (f"{UPDATE}\n            {GATHER}", f"{GATHER}\n            {UPDATE}")),
+        Slip("Send bucket.shard: bucket.master has float32's bytes, also where weights have 16 "
+             "bits.", (GATHER, GATHER.replace("bucket.shard", "bucket.master"))),
+        Slip("Gather the shards of the weights. bucket.shard_grad is a gradient, and None by now.",
+             (GATHER, GATHER.replace("bucket.shard", "bucket.shard_grad"))),
+        Slip("Each rank has stepped its own shard only: an all-gather, not a broadcast.",
+             (GATHER, "dist.broadcast(bucket.weights, group=bucket.group, group_src=0)")),
+        Slip("In step_ends() leave async_op out, or wait() before the forward can read the "
+             "weights.", (GATHER, f"{GATHER[:-1]}, async_op=True)")),
+    ), hints=(
+        "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
+        "and which after the step?",
+        "reduce() starts the reduce-scatter of bucket.flat into place_of(bucket), and keeps that "
+        "place as bucket.shard_grad. step_ends() gathers the shards (not bucket.shard_grad, which "
+        "is a gradient) into bucket.weights.",
+        "reduce(): bucket.flat /= R; bucket.shard_grad = self.place_of(bucket); return "
+        "dist.reduce_scatter_single(bucket.shard_grad, bucket.flat, group=bucket.group, "
+        "async_op=True). step_ends(): bucket.update_shard(), then dist.all_gather_single().",
+    ))
+
+
+# --- stage 2 --------------------------------------------------------------------------------------
+
+OWN = "return torch.empty_like(bucket.shard)"
+BEFORE = "self.free_gradients(self.buckets[: self.buckets.index(bucket)])"
+IN_THE_END = "super().finish()\n        self.free_gradients(self.buckets)"
+ARRIVED = ("Those before this one have arrived: free them, "
+           "self.buckets[: self.buckets.index(bucket)].")
+
+STAGE_2 = Proof(
+    ZeroStage2, *_stages(_see_stage_2, {
+        "two buckets of gradients are whole at most; in the end 1/R of them is left": MEMORY}),
+    mistakes=(
+        Slip(f"When a bucket leaves, place_of() frees memory. {ARRIVED}", (BEFORE, "pass")),
+        Slip("Two buckets are enough: the one that leaves, and the one that is being filled. Free "
+             "the one right before this one, too.",
+             (BEFORE, BEFORE.replace("self.buckets.index(bucket)]",
+                                     "max(0, self.buckets.index(bucket) - 1)]"))),
+        Slip(f"This one is still to be sent. {ARRIVED}",
+             (BEFORE, BEFORE.replace("(bucket)]", "(bucket) + 1]")),
+             (BEFORE, "self.free_gradients(self.buckets)"), (BEFORE, "bucket.free_gradients()")),
+        Slip("Bucket 0 has none before it: buckets[0 - 1] is the last one.",
+             (BEFORE, "self.buckets[self.buckets.index(bucket) - 1].free_gradients()")),
+        Slip("bucket.shard_grad must not be a view of bucket.flat, because that is freed: the mean "
+             "arrives in a place of its own.", (OWN, "return super().place_of(bucket)")),
+        Slip("A place as large as the shard: torch.empty_like(bucket.shard).",
+             (OWN, "return torch.empty_like(bucket.flat)[: len(bucket.shard)]"),
+             (OWN, "return torch.empty_like(bucket.weights)[: len(bucket.shard)]")),
+        Slip("The place has the shard's type: torch.empty_like(bucket.shard).",
+             (OWN, "return torch.empty(len(bucket.shard), device=bucket.shard.device)")),
+        Slip("bucket.shard holds weights, and the mean would be written over them: "
+             "torch.empty_like(bucket.shard).", (OWN, "return bucket.shard"),
+             (OWN, "return bucket.master.detach()")),
+        Slip("The optimizer's gradients hold their memory as long as it is needed: keep no other "
+             "reference, and make a new place each time.",
+             (OWN, "if not hasattr(bucket, 'place'):\n            bucket.place = torch.empty_like("
+              "bucket.shard)\n        return bucket.place"),
+             (OWN, "if not hasattr(bucket, 'places'):\n            bucket.places = []\n        "
+              "bucket.places.append(torch.empty_like(bucket.shard))\n        return "
+              "bucket.places[-1]")),
+        Slip("finish() frees the gradients of all buckets, once the optimizer has its part: "
+             "self.free_gradients(self.buckets).", (IN_THE_END, "super().finish()"),
+             (IN_THE_END, f"{IN_THE_END[:-1]}[:-1])")),
+        Slip("First super().finish(), which waits for all; then free.",
+             (IN_THE_END, "self.free_gradients(self.buckets)\n        super().finish()")),
+        Slip("super().finish() waits for all messages and hands the optimizer its gradients.",
+             (IN_THE_END, "self.free_gradients(self.buckets)")),
+        Slip("bucket.drop_gradients() drops the optimizer's, too. bucket.free_gradients() frees "
+             "the memory of the whole ones.",
+             ("            bucket.free_gradients()", "            bucket.drop_gradients()")),
+    ), hints=(
+        "When a bucket leaves, which other buckets are no longer needed?",
+        "place_of() frees the buckets before this one, and returns new memory as long as the "
+        "shard. finish() does what stage 1 does, and frees all.",
+        "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
+        "torch.empty_like(bucket.shard)",
+    ))

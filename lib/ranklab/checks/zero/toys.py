@@ -82,9 +82,16 @@ def seeded(new_model, seed):
     return new_model().to(device())
 
 
-def loss_of(model, seed):
-    tokens = torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed)).to(device())
+def tokens_of(seed):
+    return torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed)).to(device())
+
+
+def loss_on(model, tokens):
     return cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def loss_of(model, seed):
+    return loss_on(model, tokens_of(seed))
 
 
 def is_there(tensor):
@@ -107,16 +114,18 @@ class Watch(contextlib.ExitStack):
     has waited for it, and no memory that it needs may be given back before.
 
     most  how many were on their way at a time
-    once  (R-1)/R
-    A subclass raises a Mistake in after_forward(), after_backward(sync) or after_step().
+    once  (R-1)/R of the `ranks`
+    A subclass says in of_forward(), of_backward() and of_step() what is seen of them.
     """
 
-    message_begins = forward_ends = after_forward = after_step = lambda *_: None
+    message_begins = forward_ends = lambda *_: None
+    of_forward = of_backward = of_step = lambda _: {}
 
     def __init__(self, wrapped):
         super().__init__()
         self.wrapped, self.handles, self.most, self.traffic = wrapped, [], 0, Traffic()
-        self.once = 1 - 1 / dist.get_world_size(wrapped.group)
+        self.ranks = dist.get_world_size(wrapped.group)
+        self.once = 1 - 1 / self.ranks
 
     def __enter__(self):
         self.enter_context(self.traffic)
@@ -125,8 +134,13 @@ class Watch(contextlib.ExitStack):
         return super().__enter__()
 
     def _call(self, collective, out, *args, **kwargs):
+        group = kwargs.get("group", args[1] if len(args) > 1 else None)
+        if group is not self.wrapped.group:
+            raise RuntimeError("a message leaves the group")
         tensors = [x for x in (out, *args) if isinstance(x, torch.Tensor)]
         must_be_there(tensors, "a message begins with memory that was freed")
+        if any(x.dtype != out.dtype for x in tensors):  # gloo would end the process
+            raise RuntimeError(f"a message of {tensors[-1].dtype} arrives in {out.dtype}")
         self.message_begins()
         if not kwargs.get("async_op", False):
             return collective(out, *args, **kwargs)

@@ -1,83 +1,113 @@
-"""A training run on every rank beside one process; all three stages are checked by it."""
+"""A training run on every rank, and the same in one process: all three stages are checked by it."""
 
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from ranklab.checks.beside import expect, located, on_groups
-from ranklab.checks.trial import explain
-from ranklab.checks.zero.toys import ADAMW, SGD, Toy, loss_of, must_be_there, seeded
+from ranklab.checks.prover import Must
+from ranklab.checks.zero.toys import ADAMW, SGD, Toy, is_there, loss_of, loss_on, seeded, tokens_of
+from ranklab.data_parallel.buckets import buckets_of
+from ranklab.zero.partition import ShardedBucket
+from ranklab.zero.sharded_model import units_of
+
+FREED = "gradients of the optimizer in memory that was freed"
+
+
+class Run(NamedTuple):
+    """A training run.
+
+    new_model  kind of checkpoint -> a model
+    pieces     of each backward before a step, whether it communicates
+    options    of the wrapped model
+    recompute  the kind of checkpoint that the blocks are in
+    """
+
+    what: str
+    new_model: Callable
+    new_optimizer: Callable
+    pieces: tuple = (True,)
+    steps: int = 1
+    options: dict = {}
+    recompute: str | None = None
+
+    def __str__(self):
+        checkpoint = f", in {self.recompute} checkpoints" if self.recompute else ""
+        return f"{self.what}{checkpoint}"
 
 
 def _in_bfloat16(recompute):
     return Toy(recompute).bfloat16()
 
 
-# The model, the optimizer, whether each backward before a step communicates, and how many steps.
 RUNS = (
-    (Toy, ADAMW, (True,), 1),
-    (Toy, SGD, (False, True), 1),
-    (partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
-    (_in_bfloat16, partial(torch.optim.SGD, lr=10), (True,), 1),
+    Run("AdamW", Toy, ADAMW),
+    Run("SGD, sync=False in the first of two backwards", Toy, SGD, (False, True)),
+    Run("SGD, a block used twice, three backwards in each of two steps",
+        partial(Toy, order=(0, 1, 2, 3, 0)), SGD, (False, True, True), 2),
+    Run("in bfloat16", _in_bfloat16, partial(torch.optim.SGD, lr=10)),
 )
-EXPERTS = (partial(Toy, order=None), ADAMW, (True,), 2),
-DIVIDE = "Divide bucket.flat by the number of ranks of its group, once."
-SCATTER = "Reduce-scatter bucket.flat into bucket.shard_grad, and wait for it."
-# What a stage leaves wrong breaks what comes after it.
-on_ranks_together = partial(on_groups, at_once=True)
+EXPERTS = Run("blocks that not all ranks use", partial(Toy, order=None), ADAMW, steps=2,
+              options={"find_unused_parameters": True})
 
 
-def train(wrapped_class, ranks, new_watch, options=(), runs=RUNS, recompute=None,
-          make_optimizer=None):
-    """A trial, for on_ranks_together; returns the last (model, optimizer).
+def see_training(new, run, ranks, new_watch,
+                 make_optimizer=lambda wrapped, new_optimizer: wrapped.make_optimizer(
+                     new_optimizer)):
+    """Yield what each backward, each step and a forward without gradients show.
 
+    new             (module, **options) -> the wrapped model
+    new_watch       a Watch (toys.py)
     make_optimizer  (wrapped, new_optimizer); the model's own by default
+    Returns: the wrapped model and its optimizer.
     """
-    rank, members, options = dist.get_rank(), ranks.members, dict(options) | ranks.keywords
-    where = f"{ranks}, {recompute} checkpoint" if recompute else str(ranks)
-    make_optimizer = make_optimizer or wrapped_class.make_optimizer
-    for new_model, new_optimizer, pieces, steps in runs:
-        # Ranks begin apart: the weights of the first one count.
-        one = OneProcess(seeded(lambda: new_model(None), members[0]), new_optimizer)
-        wrapped = wrapped_class(seeded(lambda: new_model(recompute), rank), **options)
-        optimizer = make_optimizer(wrapped, new_optimizer)
-        for step in range(steps):
-            yield from _step(f"{where}, step {step + 1}", wrapped, optimizer, one, new_watch,
-                             pieces, members, 100 * step)
-        wrapped.eval()
-        with torch.no_grad(), new_watch(wrapped) as watch:
-            loss_of(wrapped, 0)
-            watch.forward_ends()
-        yield partial(located, f"{where}, eval() without gradients", watch.after_forward)
+    rank = dist.get_rank()  # each begins with other weights: those of the group's first rank count
+    wrapped = new(seeded(lambda: run.new_model(run.recompute), rank), **run.options,
+                  **ranks.keywords)
+    optimizer = make_optimizer(wrapped, run.new_optimizer)
+    for step in range(run.steps):
+        optimizer.zero_grad()
+        for piece, wrapped.sync in enumerate(run.pieces):
+            with new_watch(wrapped) as watch:
+                loss = loss_of(wrapped, 100 * step + 10 * piece + rank)
+                watch.forward_ends()
+                loss.backward()
+            yield {"the loss": loss} | watch.of_forward() | watch.of_backward() | (
+                _gradients(wrapped) if wrapped.sync else {})
+        with new_watch(wrapped) as watch:
+            optimizer.step()
+        weights = {f"`{name}`": weight for name, weight in wrapped.state_dict().items()}
+        yield watch.of_step() | weights
+    wrapped.eval()
+    with torch.no_grad(), new_watch(wrapped) as watch:
+        loss = loss_of(wrapped, 0)
+        watch.forward_ends()
+    yield {"the loss in eval()": loss} | watch.of_forward()
     return wrapped, optimizer
 
 
-def _step(where, wrapped, optimizer, one, new_watch, pieces, members, seed):
-    rank = dist.get_rank()
-    optimizer.zero_grad()
-    for piece, sync in enumerate(pieces):
-        wrapped.sync = sync
-        with new_watch(wrapped) as watch:
-            loss = loss_of(wrapped, seed + 10 * piece + rank)
-            watch.forward_ends()
-            loss.backward()
-        here = where if sync else f"{where}, with sync=False"
-        yield partial(located, here, watch.after_backward, sync)
-    own, mean = (one.gradients([seed + 10 * piece + r for piece in range(len(pieces)) for r in its],
-                               len(its)) for its in ([rank], members))
-    where = f"{where} after {len(pieces)} backwards" if len(pieces) > 1 else where
-    yield partial(located, where, _compare_gradients, wrapped, mean, own, len(members))
-    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
-    with new_watch(wrapped) as watch:
-        optimizer.step()
-    one.step(mean)
-    yield partial(located, where, watch.after_step)
-    yield partial(located, where, _compare_weights, wrapped.state_dict(), one.model, before)
+def _gradients(wrapped):
+    """Return copies of the optimizer's gradients on this rank, in the parameters' type: it owns a
+    part of each. (Nothing here keeps their memory.)
+    """
+    names = {parameter: name for name, parameter in wrapped.module.named_parameters()}
+    gradients, freed = {}, []
+    for part in (part for bucket in wrapped.buckets for part in bucket.parts):
+        name, gradient = names[part.parameter], part.master.grad
+        if gradient is not None and not is_there(gradient):
+            freed.append(name)
+            gradient = None
+        gradients[f"the optimizer's gradient of `{name}`"] = (
+            None if gradient is None else gradient.to(part.parameter.dtype, copy=True))
+    return {FREED: Must(freed, [])} | gradients
 
 
 class OneProcess:
-    """The oracle: one process, with masters in float32 or better."""
+    """A model in one process, with masters in float32 or better."""
 
     def __init__(self, model, new_optimizer):
         self.model, self.trained = model, [p for p in model.parameters() if p.requires_grad]
@@ -86,9 +116,14 @@ class OneProcess:
         self.optimizer = new_optimizer(self.masters)
 
     def gradients(self, seeds, ranks):
-        """Of the sum of these batches' losses over `ranks`; None where no batch has used it."""
-        of_each = [torch.autograd.grad(loss_of(self.model, seed), self.trained, allow_unused=True)
-                   for seed in seeds]
+        """Return the gradients of the sum of these batches' losses over `ranks`; None where no
+        batch has used the parameter.
+        """
+        return self.gradients_on(map(tokens_of, seeds), ranks)
+
+    def gradients_on(self, batches, ranks):
+        of_each = [torch.autograd.grad(loss_on(self.model, tokens), self.trained, allow_unused=True)
+                   for tokens in batches]
         there = [[gradient.to(master) for gradient in its if gradient is not None]
                  for master, *its in zip(self.masters, *of_each)]
         return [sum(its) / ranks if its else None for its in there]
@@ -97,55 +132,82 @@ class OneProcess:
         for master, gradient in zip(self.masters, gradients):
             master.grad = gradient
         self.optimizer.step()
+        self.copy_masters()
+
+    def copy_masters(self):
         for p, master in zip(self.trained, self.masters):
             p.data.copy_(master)
 
 
-def _compare_gradients(wrapped, mean, own, ranks):
-    """This rank's optimizer has the mean gradient of its shard, and none where no rank has one."""
-    trained = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
-    rights = {p: (name, *both) for (name, p), *both in zip(trained, mean, own)}
-    for part in (part for bucket in wrapped.buckets for part in bucket.parts):
-        if part.parameter in rights:
-            name, *both = rights[part.parameter]
-            of_shard = slice(part.start, part.start + len(part.master))
-            both = [x if x is None else x.flatten()[of_shard].to(part.parameter)
-                    for x in both]
-            _compare_gradient(f"the optimizer's gradient of `{name}`", part.master.grad, *both,
-                              ranks)
+class InOneProcess(nn.Module):
+    """The oracle in a stage's place: each rank runs the batches of all, and steps all parameters.
+
+    Only which rank owns which part is the library's.
+    """
+
+    sync = True
+
+    def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
+                 find_unused_parameters=False):
+        super().__init__()
+        self.module, self.group, self.batches = module, group, []
+        self.find_unused_parameters = find_unused_parameters
+        module.recompute = None  # torch.autograd.grad goes through no reentrant checkpoint
+        for tensor in module.parameters():
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        self.buckets = self.make_buckets(bucket_cap_bytes)
+
+    def make_buckets(self, bucket_cap_bytes):
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        return buckets_of(trained, bucket_cap_bytes, lambda _: self.group, ShardedBucket)
+
+    def make_optimizer(self, new_optimizer, groups=None):
+        self.alone = OneProcess(self.module, new_optimizer)
+        self.alone.optimizer.register_step_post_hook(lambda *_: self.step_ends())
+        return self.alone.optimizer
+
+    def step_ends(self):
+        self.alone.copy_masters()
+        self.batches = []
+
+    def forward(self, tokens):
+        if torch.is_grad_enabled():
+            self.batches.append(tokens.cpu())
+            if self.sync:
+                self.average_gradients()
+        return self.module(tokens)
+
+    def average_gradients(self):
+        """Give the masters the means over ranks, and the parts their own part of them."""
+        R = dist.get_world_size(self.group)
+        of_ranks = [None] * R
+        dist.all_gather_object(of_ranks, self.batches, group=self.group)
+        means = self.alone.gradients_on(
+            [tokens.to(self.buckets[0].flat.device) for tokens in sum(of_ranks, [])], R)
+        for master, mean in zip(self.alone.masters, means):
+            master.grad = mean
+        mean_of = dict(zip(self.alone.trained, means))
+        for part in (part for bucket in self.buckets for part in bucket.parts):
+            mean = mean_of.get(part.parameter)
+            part.master.grad = None if mean is None else (
+                mean.flatten()[part.start : part.start + len(part.master)])
+
+    def state_dict(self):
+        return self.module.state_dict()
 
 
-def _compare_gradient(where, got, mean, own, ranks):
-    if mean is None:
-        return expect(got is None, f"{where} is there, and no rank has used it", "No rank has used "
-                      "it: pass set_optimizer_gradients() only parameters that have p.grad, or "
-                      "weight decay and momentum will move this one.")
-    expect(got is not None, f"{where} is None", "finish() calls bucket.set_optimizer_gradients() "
-           "for every bucket, when all messages have arrived." if own is not None else "Another "
-           "rank has used it: super().finish() has given those parameters a gradient. Pass them to "
-           "set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is not None}.")
-    must_be_there([got], "the optimizer's gradient lies in memory that was freed")
-    own = 0 * mean if own is None else own
-    explain(where, got.to(mean), mean, {
-        f"the sum, {ranks} times the mean": (ranks * mean, DIVIDE),
-        f"the mean divided by {ranks} again": (mean / ranks, DIVIDE),
-        "this rank's own": (own, SCATTER),
-        f"this rank's own, divided by {ranks}": (own / ranks, SCATTER),
-        "zeros": (0 * mean, "What has arrived never gets there: is the place of the mean in "
-                  "bucket.shard_grad, and does finish() wait before it passes it on?"),
-    }, "Each rank gets its own shard, number bucket.rank of R equal parts of bucket.flat, added to "
-       "what the backwards before have left.", through=torch.float32)
+class InUnits(InOneProcess):
+    """Of stage 3: the parameters of a unit lie in one flat tensor for each type, frozen ones apart.
+    """
 
+    order = ()
 
-def _compare_weights(state, model, before):
-    """This rank has all weights of `model`, the one process's."""
-    for name, right in model.named_parameters():
-        seen, right, old = (x.detach().to(right) for x in (state[name], right, before[name]))
-        stale = torch.where(torch.isclose(seen, right, rtol=1e-3), seen, old)
-        explain(f"`{name}`", seen, right, {"not stepped, or in part only": (
-            stale, "step_ends() gathers bucket.shard of all ranks into bucket.weights: each rank "
-            "has stepped what it owns, and all others need it." if right.itemsize >= 4 else
-            "The optimizer steps float32 masters: bucket.update_shard() rounds them into the "
-            "shard, before it is gathered.")},
-            "The gradients were right: each shard goes into its own place of bucket.weights.",
-            through=torch.float32)
+    def make_buckets(self, _):
+        self.units = [SimpleNamespace(shards=self.shards_of(parameters))
+                      for _, parameters in units_of(self.module)]
+        return [bucket for unit in self.units for bucket in unit.shards]
+
+    def shards_of(self, parameters):
+        return [bucket for trained in (True, False) for bucket in buckets_of(
+            [p for p in parameters if p.requires_grad == trained], 2**63, lambda _: self.group,
+            ShardedBucket)]
