@@ -186,7 +186,8 @@ HEALTH = Proof(
         Slip("A rank with one slow link is not slow itself: only both make it so.",
              (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
         Slip("The links of a slow card are good: name the rank, and not them.",
-             ("                   if not slow_cards & {r, (r + 1) % R}])", "                   ])")),
+             (" for r in sorted(slow_links)\n"
+              "                   if not slow_cards & {r, (r + 1) % R}", " for r in sorted(slow_links)")),
         Slip("A slow product makes a rank slow, too: more than `slow` times the fastest.",
              (SLOW, "r in slow_cards")),
         Slip("Most ranks may be slow: compare their products with the fastest.",
