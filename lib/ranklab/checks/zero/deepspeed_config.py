@@ -47,7 +47,8 @@ def _see_config(fn, goal):
     config = fn(PARAMETERS, goal.ranks, goal.gb * 1e9, BATCH, MICRO_BATCH, goal.other_gb * 1e9,
                 lr=0.125, precision=goal.precision, bucket=10**6)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
-    at_top = {path.split(".")[1] for path in READ if "zero" in path} & {*(config if is_json else ())}
+    inside = {path.split(".")[1] for path in READ if "zero" in path}
+    at_top = inside & {*(config if is_json else ())}
     yield {JSON: Must(is_json, True), AT_TOP: Must(sorted(at_top), [])} | {
         path: Told(_as_text(config, path), "{}, not {}".format) for path in READ
         if path != BUCKETS[2] or goal.way[0] == 3}

@@ -31,6 +31,7 @@ CASES = tuple(Case(stage, *case) for stage in (1, 2, 3)
               for case in ((RUNS[2], True), (RUNS[3], False), (RUNS[0], False)))
 IN_MODEL, NARROW = "masters that lie in the model's own memory", "masters of 16 bits, or on a GPU"
 ELSEWHERE, COPIES = "masters that are not copies of `place`", "shards that `place` has copied"
+UNCOPIED = "shards that `place` has not copied"
 OPTIONS = "the option `are_matrices` of the groups"
 STATE = "whether `place` got a state after each step"
 
@@ -82,6 +83,7 @@ def _places(wrapped, optimizer):
 
 def _of_place(place, wrapped, optimizer, steps):
     return {ELSEWHERE: AtMost(len(storages(_masters(optimizer)) - storages(place.copies)), 0),
+            UNCOPIED: AtMost(max(0, len(wrapped.buckets) - len(place.copies)), 0),
             COPIES: AtMost(len(place.copies), len(wrapped.buckets)),
             OPTIONS: Must([group.get("are_matrices") for group in optimizer.param_groups],
                           [True, False]),
@@ -101,7 +103,7 @@ FIRST = "Masters are set first; then model.make_optimizer(new_optimizer, groups)
 OFFLOAD = Proof(
     offload_optimizer,
     Stage({"masters lie at the place, apart from the model's memory: stages 1, 2 and 3":
-           (IN_MODEL, NARROW, ELSEWHERE, COPIES),
+           (IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
            "all weights are those of one process; no byte more travels between ranks": (),
            "groups keep their options; in bfloat16 the masters are float32": (OPTIONS,),
            "the place takes the state after every step": (STATE,)},
@@ -116,11 +118,13 @@ OFFLOAD = Proof(
              "not enough.", (SET, "bucket.master = place.copy(bucket.shard)")),
         Slip("Copy the shard, this rank's own part of bucket.weights.",
              (SET, SET.replace("bucket.shard", "bucket.weights"))),
-        Slip("A master is what place.copy() returns: a copy at the place.",
+        Slip("A master is what place.copy() returns, and not a copy of that.",
+             (SET, "bucket.set_master(place.copy(bucket.shard).clone())")),
+        Slip("Where a place is given, it makes the copies: place.copy(bucket.shard). CpuMemory() "
+             "is only for where none is given.",
              (SET, "bucket.set_master(bucket.shard.detach().to('cpu', torch.promote_types("
               "bucket.shard.dtype, torch.float32), copy=True))"),
-             (SET, "bucket.set_master(place.copy(bucket.shard).clone())")),
-        Slip("CpuMemory() is only for where no place is given.", (PLACE, "place = CpuMemory()"),
+             (PLACE, "place = CpuMemory()"),
              (PLACE, "place = place if isinstance(place, CpuMemory) else CpuMemory()")),
         Slip("Without a place it is offloaded, too: to CpuMemory().",
              (PLACE, "if place is None:\n        return model.make_optimizer(new_optimizer, groups)"

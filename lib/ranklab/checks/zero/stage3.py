@@ -29,8 +29,14 @@ class Units(Watch):
         self.knows_order, self.recompute = len(wrapped.order) > 0, wrapped.module.recompute
         self.is_clean = all(p.grad is None for p in wrapped.module.parameters())
         self.late, self.waited, self.others, self.unreduced = [], [], [], []
+        self.gathered_again = []  # units whose backward_of() was called
+        wrapped.backward_of = self._backward_of
         for block in self.blocks:
             block.begins = self.block_begins
+
+    def _backward_of(self, unit, *args, **kwargs):
+        self.gathered_again.append(unit)
+        return type(self.wrapped).backward_of(self.wrapped, unit, *args, **kwargs)
 
     def whole(self):
         """The numbers of the blocks whose weights take memory."""
@@ -44,8 +50,10 @@ class Units(Watch):
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
                                              for bucket in self.units[n].shards)]
         if number not in whole or number in under_way:
+            untold = what == "backward" and self.units[number] not in self.gathered_again
             raise RuntimeError(f"block {number}'s {what} begins without its weights; on their way "
-                               f"are the weights of the blocks {under_way}")
+                               f"are the weights of the blocks {under_way}"
+                               + "; its backward_of() was not called" * untold)
         if not self.is_used_once:
             return
         then = number + 1 if what == "forward" else number - 1

@@ -13,7 +13,8 @@ from ranklab.zero import ZeroStage1, ZeroStage2
 AWAITED, EARLY = "messages that nobody waited for", "buckets whose reduce() waits for them"
 AT_A_TIME, SENT, CALLS = ("buckets on their way at a time", "bytes sent in backward",
                           "messages in backward")
-IN_STEP, BESIDE = "bytes sent in a step", "means that take memory beside the whole gradients"
+IN_STEP, UNSENT = "bytes sent in a step", "bytes of stepped weights that never leave their owner"
+BESIDE = "means that take memory beside the whole gradients"
 LEFT, WHOLE = "whole buckets after backward", "whole buckets at a time"
 HELD, KEPT = ("bytes that the optimizer's gradients keep in memory",
               "places of gradients after optimizer.zero_grad()")
@@ -55,8 +56,9 @@ class Buckets(Watch):
             CALLS: AtMost(len(self.traffic.ops), self.wrapped.sync * len(buckets) + finds)}
 
     def of_step(self):
-        return {AWAITED: AtMost(self.missing(), 0), IN_STEP: self._sent("the step", 1),
-                **self.of_places()}
+        sent = self._sent("the step", 1)
+        return {AWAITED: AtMost(self.missing(), 0), IN_STEP: sent,
+                UNSENT: AtMost(max(0, round(sent.limit - sent.number)), 0), **self.of_places()}
 
     def of_places(self):
         return {BESIDE: AtMost(len(self.wrapped.places), 0)}
