@@ -34,7 +34,7 @@ STEP = (  # in some rounds some ranks have nothing
     ("c b a h", "", "g j i", "f d e late"),
     ("h f", "a b c d", "", "e j i g late"))
 AGAIN = tuple(tuple(" ".join(words.split()[::-1]) for words in of_rank) for of_rank in STEP)
-NOTHING = Case("nothing is ready anywhere", (("", ""),) * 4)
+NOTHING = Case("nothing is ready anywhere", (("",),) * 4)
 STEPS = Case("four rounds, and once more the same names", tuple(map(tuple.__add__, STEP, AGAIN)))
 TABLES = Case("a new table in each round", (("x", ""), *(("", "x"),) * 3), new_tables=True)
 RECEIVED = "bytes that it receives"
@@ -42,24 +42,23 @@ TAKES_PART = "whether it takes part in the round"
 
 
 def _see(fn, case, ranks):
-    table, received = {}, 0
-    for number, names in enumerate(case.names(dist.get_rank()), 1):
+    table, told, seen, of_ranks = {}, [], [], [None] * ranks.size
+    for names in case.names(dist.get_rank()):
         if case.new_tables:
             table = {}
         ready = [*names]
         with Traffic() as traffic:
-            told = _words(fn(ready, table, **ranks.keywords))
-        received += traffic.received_bytes
-        of_ranks = [None] * ranks.size
-        dist.all_gather_object(of_ranks, told, group=ranks.group)
-        yield {
-            TAKES_PART: Must(bool(traffic.ops) or ranks.size == 1, True),
-            f"what it returns in round {number}, sorted,": (
-                sorted(told) if isinstance(told, list) else told),
-            f"what it returns in round {number}": Must(told, of_ranks[0]),
-            "`ready` afterwards": Must(_words(ready), _words(names)),
-        }
+            told.append(_words(fn(ready, table, **ranks.keywords)))
+        seen.append((names, ready, traffic))
+    dist.all_gather_object(of_ranks, told, group=ranks.group)
+    for i, (names, ready, traffic) in enumerate(seen):
+        words, name = told[i], f"what it returns in round {i + 1}"
+        yield {TAKES_PART: Must(bool(traffic.ops) or ranks.size == 1, True),
+               f"{name}, sorted,": sorted(words) if isinstance(words, list) else words,
+               name: Must(words, of_ranks[0][i]),
+               "`ready` afterwards": Must(_words(ready), _words(names))}
     if case == STEPS:
+        received = sum(traffic.received_bytes for *_, traffic in seen)
         yield {RECEIVED: AtMost(received, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
                                 "enough")}
 
