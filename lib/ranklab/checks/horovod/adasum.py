@@ -14,24 +14,25 @@ PAIRS, THREE = ((0, 2), (1, 3)), ((0, 1, 2), (3,))  # the ranks of these groups 
 LARGE = "a vector of 4096 numbers"
 
 
-def _numbers(rank, n=17):
-    """Return whole numbers, which are others on each rank."""
+def _numbers(n=17):
+    """Return whole numbers, which are others on each rank of the job."""
+    rank = dist.get_rank()
     return ((torch.arange(n) * (7 + 2 * rank) + 5 * rank) % 13 - 6).float()
 
 
-CASES = {  # this rank's x of R
-    "17 numbers": lambda rank, R: _numbers(rank),
-    "the first rank has zeros": lambda rank, R: torch.ones(6) * (rank > 0),
-    "the last rank has zeros": lambda rank, R: torch.ones(6) * (rank < R - 1),
-    "numbers near 1e-6": lambda rank, R: torch.full((4,), 1e-6 * (1 + rank)),
-    "numbers near 1e20": lambda rank, R: torch.full((4,), 1e20 * (1 + rank)),
-    "float16, numbers near 300": lambda rank, R: torch.full((16,), 300.0 + rank).half(),
-    "float64": lambda rank, R: _numbers(rank).double() * (1 + 2.0**-26),  # lost in float32
-    "one number": lambda rank, R: torch.tensor([2.0 - rank]),
-    "a matrix that is not contiguous": lambda rank, R: _numbers(rank, 6).view(3, 2).t(),
-    "a step of 2": lambda rank, R: _numbers(rank)[::2],
-    f"sizes={SIZES}": lambda rank, R: _numbers(rank),
-    LARGE: lambda rank, R: torch.ones(4096),
+CASES = {  # x on the rank of these Ranks
+    "17 numbers": lambda ranks: _numbers(),
+    "the first rank has zeros": lambda ranks: torch.ones(6) * (ranks.index > 0),
+    "the last rank has zeros": lambda ranks: torch.ones(6) * (ranks.index < ranks.size - 1),
+    "numbers near 1e-6": lambda ranks: torch.full((4,), 1e-6 * (1 + ranks.index)),
+    "numbers near 1e20": lambda ranks: torch.full((4,), 1e20 * (1 + ranks.index)),
+    "float16, numbers near 300": lambda ranks: torch.full((16,), 300.0 + ranks.index).half(),
+    "float64": lambda ranks: _numbers().double() * (1 + 2.0**-26),  # lost in float32
+    "one number": lambda ranks: torch.tensor([2.0 - ranks.index]),
+    "a matrix that is not contiguous": lambda ranks: _numbers(6).view(3, 2).t(),
+    "a step of 2": lambda ranks: _numbers()[::2],
+    f"sizes={SIZES}": lambda ranks: _numbers(),
+    LARGE: lambda ranks: torch.ones(4096),
 }
 RESULT, CHANGED = "the result", "x afterwards"
 SENT, WAITED = "bytes sent", "handles that nobody waited for"
@@ -44,12 +45,12 @@ def _see(fn, case, ranks):
     if ranks.size & (ranks.size - 1):
         if case == "17 numbers":
             yield {"what it raises": Must("ValueError" if refuses(
-                lambda: fn(CASES[case](ranks.index, 3).to(device()), **ranks.keywords))
+                lambda: fn(CASES[case](ranks).to(device()), **ranks.keywords))
                 else "nothing", "ValueError")}
         return
     sizes = [SIZES] * case.startswith("sizes")
     for turn in (0, 1):
-        x = (CASES[case](ranks.index, ranks.size) * (1 + turn)).to(device())
+        x = (CASES[case](ranks) * (1 + turn)).to(device())
         result, traffic, dropped = watched(lambda: fn(x, *sizes, **ranks.keywords))
         cost = {SENT: AtMost(100 * traffic.sent_bytes / x.nbytes,
                              110 * 2 * (ranks.size - 1) / ranks.size,
