@@ -20,8 +20,6 @@ EARLY, WAITED = "the averages asked for in backward()", "waits in backward()"
 LATE = "averages that are not waited for before the optimizer's own step"
 NAMES, TYPES = "all averages that are asked for", "the types of what it asks for"
 REFUSED, RAISED = "what it raises", "what backward() raises"
-
-
 TRAINED = "one.bias", "one.weight", "seldom", "two.bias", "two.weight", "unused"
 FROZEN = "frozen.bias", "frozen.weight"
 
@@ -136,7 +134,7 @@ def _asks(fn):
 
 def _steps(fn, ranks, *compression):
     """Two steps. What has gone through 16 bits is compared in 16 bits."""
-    net, at_step = Net(), {}
+    net, alone, at_step = Net(), Net(), {}
     optimizer = fn(net.sgd(), net.named_parameters(), *compression)
     optimizer.register_step_pre_hook(lambda *_: at_step.update(
         {name: p.grad if p.grad is None else p.grad.clone() for name, p in net.trained.items()}))
@@ -145,13 +143,16 @@ def _steps(fn, ranks, *compression):
         return x.half() if compression and isinstance(x, torch.Tensor) else x
 
     for step in (0, 1):
+        alone.load_state_dict(net.state_dict())  # its gradients stay this rank's own
+        alone.zero_grad()
+        alone.backward(step, ranks.index, ranks.size)
+        own = {name: torch.zeros_like(p) if p.grad is None else p.grad
+               for name, p in alone.trained.items()}
         optimizer.zero_grad()
         raised = _error_of(lambda: net.backward(step, ranks.index, ranks.size), ValueError)
         if raised != "nothing":
             yield {RAISED: Told(raised, _told)}
             return
-        own = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-               for name, p in net.trained.items()}
         optimizer.step()
         yield {f"p.grad of {name}": Told(shown(at_step.get(name)), partial(
                    _as_own, shown(own[name]).cpu())) for name in net.trained} | {
