@@ -161,12 +161,11 @@ ADASUM = Proof(
              ("step *= 2", "step = 2 * distance if step == distance else distance")),
         Slip("Add what arrives to your own dot products: dots += ...", ("dots += ", "dots = ")),
         # types
-        Slip("1e20 * 1e20 does not fit into float32: dot products need float64, from the first sum "
-             "to the coefficients.", (DOTS, DOTS.replace("))", ")).float()")),
-             (ROWS, "ab, aa, bb = dots.float()")),
-        Slip("300 * 300 does not fit into float16: dot products need float64, from the first sum "
-             "to the coefficients.", (ROWS, "ab, aa, bb = dots.to(x.dtype)"),
-             (DOTS, DOTS.replace("))", ")).to(x.dtype)"))),
+        Slip("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
+             "need float64, from the first sum to the coefficients.",
+             (DOTS, DOTS.replace("))", ")).float()")), (ROWS, "ab, aa, bb = dots.float()"),
+             (DOTS, DOTS.replace("))", ")).to(x.dtype)")),
+             (ROWS, "ab, aa, bb = dots.to(x.dtype)")),
         Slip("Vectors in float64 lose half of their digits in float32.",
              (COMBINED, "of_a[tensor_of] * a.float() + of_b[tensor_of] * b.float()")),
         Slip("The coefficients are float64: bring the result back with .to(x.dtype).",
