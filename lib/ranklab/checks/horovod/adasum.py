@@ -1,135 +1,196 @@
-"""The check of adasum: against its definition, in one process and in double."""
-
-import itertools
-from functools import partial
+"""The check of adasum: against its definition, in one process and in float64."""
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import GROUP, beside, expect, on_groups, refused
+from ranklab.checks.collectives.inputs import watched
+from ranklab.checks.prover import ALL, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
 from ranklab.engine import device
-from ranklab.horovod import adasum_of_two
-from ranklab.meter import Traffic
+from ranklab.horovod import adasum, adasum_of_two
 
 SIZES = [5, 1, 3, 8]  # several tensors in one buffer; the halves cut through them
-PARTS = ("A rank holds part of the two vectors, so its dot products are only part of the sum: swap "
-         "the running sums with rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance, and add them.")
-ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, whichever of "
-        "a and b is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
-DOUBLE = ("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
-          "need float64, from the first sum to the coefficients.")
-CASES = {  # (this rank's x of R, what is wrong where all before is right)
-    "random": (lambda rank, R: torch.randn(17, generator=torch.Generator().manual_seed(rank)),
-               PARTS),
-    "the first has nothing": (lambda rank, R: torch.ones(6) * (rank > 0), ZERO),
-    "the last has nothing": (lambda rank, R: torch.ones(6) * (rank < R - 1), ZERO),
-    "tiny": (lambda rank, R: torch.full((4,), 1e-6 * (1 + rank)), "Nothing is added to |a|^2."),
-    "huge": (lambda rank, R: torch.full((4,), 1e20 * (1 + rank)), DOUBLE),  # its square is too much
-    "large float16": (lambda rank, R: torch.full((16,), 300.0 + rank, dtype=torch.float16), DOUBLE),
-    "one number": (lambda rank, R: torch.tensor([2.0 - rank]), PARTS),
-    "transposed": (lambda rank, R: torch.arange(6.0).view(3, 2).t() + rank, "Elements keep their "
-                   "order: x.flatten() before, .view(x.shape) after."),
-    f"sizes={SIZES}": (lambda rank, R: CASES["random"][0](rank, R), "Each element takes the "
-                       "coefficient of its own tensor, of_a[tensor_of], cut as the vector is."),
-}
-COEFFICIENTS = (  # (what two ranks get ..., by a.b, this vector's square and the other's; a hint)
-    ("without the 2", lambda ab, aa, bb: 1 - ab / aa, "Each coefficient takes off *half*."),
-    ("with a plus", lambda ab, aa, bb: 1 + ab / (2 * aa), "A minus: what agrees counts once."),
-    ("without the 1", lambda ab, aa, bb: ab / (2 * aa), "The coefficient is what is left."),
-    ("without brackets", lambda ab, aa, bb: 1 - ab / 2 * aa, "It is ab / (2 * aa)."),
-    ("with a root", lambda ab, aa, bb: 1 - ab / (2 * aa**0.5), "aa and bb are squares already."),
-    ("with |a||b|", lambda ab, aa, bb: 1 - ab / (2 * (aa * bb)**0.5),
-     "Each vector has its own coefficient, with its own square."),
-)
-AGREE = ("The ranks of a pair must agree which vector is a and which is b: a is the left one's, on "
-         "both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.")
-FAILURES = {
-    "RuntimeError: The size of tensor a .* must match .*": "There is one coefficient for each "
-    "tensor, but the parts have elements: of_a[tensor_of] is each element's own.",
-    ".* is torch.float64, not torch.float.*": "The coefficients are float64: bring the result back "
-    "with .to(x.dtype).",
-}
+PAIRS, THREE = ((0, 2), (1, 3)), ((0, 1, 2), (3,))  # the ranks of these groups are not 0 .. n-1
+LARGE = "a vector of 4096 numbers"
 
 
-def pairwise(vectors):
-    """The oracle, in double: the definition for two, and a tree for more."""
+def _numbers(n=17):
+    """Return whole numbers, which are others on each rank of the job."""
+    rank = dist.get_rank()
+    return ((torch.arange(n) * (7 + 2 * rank) + 5 * rank) % 13 - 6).float()
+
+
+CASES = {  # x on the rank of these Ranks
+    "17 numbers": lambda ranks: _numbers(),
+    "the first rank has zeros": lambda ranks: torch.ones(6) * (ranks.index > 0),
+    "the last rank has zeros": lambda ranks: torch.ones(6) * (ranks.index < ranks.size - 1),
+    "numbers near 1e-6": lambda ranks: torch.full((4,), 1e-6 * (1 + ranks.index)),
+    "numbers near 1e20": lambda ranks: torch.full((4,), 1e20 * (1 + ranks.index)),
+    "float16, numbers near 300": lambda ranks: torch.full((16,), 300.0 + ranks.index).half(),
+    "float64": lambda ranks: _numbers().double() * (1 + 2.0**-26),  # lost in float32
+    "one number": lambda ranks: torch.tensor([2.0 - ranks.index]),
+    "a matrix that is not contiguous": lambda ranks: _numbers(6).view(3, 2).t(),
+    "a step of 2": lambda ranks: _numbers()[::2],
+    f"sizes={SIZES}": lambda ranks: _numbers(),
+    LARGE: lambda ranks: torch.ones(4096),
+}
+RESULT, CHANGED = "the result", "x afterwards"
+SENT, WAITED = "bytes sent", "handles that nobody waited for"
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+def _see(fn, case, ranks):
+    """Two calls; of a number of ranks that is no power of two, the error alone."""
+    if ranks.size & (ranks.size - 1):
+        if case == "17 numbers":
+            yield {"what it raises": Must("ValueError" if refuses(
+                lambda: fn(CASES[case](ranks).to(device()), **ranks.keywords))
+                else "nothing", "ValueError")}
+        return
+    sizes = [SIZES] * case.startswith("sizes")
+    for turn in (0, 1):
+        x = (CASES[case](ranks) * (1 + turn)).to(device())
+        result, traffic, dropped = watched(lambda: fn(x, *sizes, **ranks.keywords))
+        cost = {SENT: AtMost(100 * traffic.sent_bytes / x.nbytes,
+                             110 * 2 * (ranks.size - 1) / ranks.size,
+                             "sends {:.1f} MB of a 100 MB vector; {:.1f} MB are enough")}
+        yield {RESULT: result, CHANGED: x, WAITED: AtMost(dropped, 0),
+               **(cost if case == LARGE else {})}
+
+
+def by_definition(x, sizes=None, group=None):
+    """Every rank has all vectors, and combines each tensor by itself: two, then their pairs."""
+    R = dist.get_world_size(group)
+    if R & (R - 1):
+        raise ValueError(f"{R} ranks")
+    flat = x.contiguous().view(-1)
+    vectors = [torch.empty_like(flat) for _ in range(R)]
+    dist.all_gather(vectors, flat, group=group)
+    tensors = zip(*(each.double().split(sizes or [len(flat)]) for each in vectors))
+    return torch.cat([_pairwise(list(each)) for each in tensors]).to(x.dtype).view(x.shape)
+
+
+def _pairwise(vectors):
     while len(vectors) > 1:
-        vectors = [adasum_of_two(a.double(), b.double()) for a, b in zip(*[iter(vectors)] * 2)]
+        vectors = [adasum_of_two(*pair) for pair in zip(vectors[::2], vectors[1::2])]
     return vectors[0]
 
 
-def _slips(ranks, name, turn):
-    """{what a usual mistake gets: (tensor, hint)}"""
-    if name not in CASES:
-        return {}
-    found, vectors = {}, _all_x(ranks, name, turn)
-    if "sizes" in name:
-        found["that of the whole buffer"] = pairwise(vectors), (
-            "One coefficient for all of them mixes layers: the layer with the largest gradients "
-            "would decide.")
-    if name == "random" and ranks.size == 2:
-        a, b = (each.double() for each in vectors)
-        dots = {"a.b": a @ b, "a.a": a @ a, "b.b": b @ b}
-        ab, aa, bb = dots.values()
-        found |= {f"what one gets {what}": (of(ab, aa, bb) * a + of(ab, bb, aa) * b, hint)
-                  for what, of, hint in COEFFICIENTS}
-        for order in list(itertools.permutations(dots))[1:]:
-            x, of_a, of_b = (dots[each] for each in order)
-            found[f"what one gets with the rows as {', '.join(order)}"] = (
-                (1 - x / (2 * of_a)) * a + (1 - x / (2 * of_b)) * b,
-                "The rows of dot_products: the order is a.b, a.a, b.b.")
-        # Where each rank's own is a, their |a|^2 are of different vectors.
-        (low_a, high_a), (low_b, high_b) = a.tensor_split(2), b.tensor_split(2)
-        of_a, of_b = (1 - ab / 2 / (low @ low + high @ high)
-                      for low, high in ((low_a, high_b), (low_b, high_a)))
-        found["what one gets when each rank takes its own vector as a"] = torch.cat(
-            [of_a * low_a + of_b * low_b, of_a * high_b + of_b * high_a]), AGREE
-    return {what: (value.to(vectors[0].dtype), hint) for what, (value, hint) in found.items()}
+# --- mistakes -------------------------------------------------------------------------------------
+
+A, B = (f"torch.where({x} > 0, ab / (2 * {x}), 0)" for x in ("aa", "bb"))
+ROWS, BACK = "ab, aa, bb = dots", "gather_halves(part, lengths, group).view(x.shape)"
+COMBINED = "of_a[tensor_of] * a + of_b[tensor_of] * b"
+STEPS, PASSED = "while step <= distance", "rank ^ step, group)"
+DOTS = "len(sizes))\n        step"
+ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, whichever of "
+        "a and b is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
 
 
-def _all_x(ranks, name, turn):
-    return [(1 + turn) * CASES[name][0](rank, ranks.size) for rank in ranks.members]
+def _both(old, new):
+    """Return edits that put `new` for `old` into both coefficients; N is |a|^2, or |b|^2."""
+    return sum(((old.replace("N", x), new.replace("N", x)) for x in ("aa", "bb")), ())
 
 
-def _trial(fn, ranks):
-    def call(turn):
-        seen = {}
-        for name in CASES:
-            x = _all_x(ranks, name, turn)[ranks.index].to(device())
-            seen |= {name: fn(x, *[SIZES] * ("sizes" in name), **ranks.keywords), f"x, {name}": x}
-        return seen
-
-    def right(turn):
-        found = {}
-        for name in CASES:
-            vectors = _all_x(ranks, name, turn)
-            parts = zip(*(each.split(SIZES if "sizes" in name else len(each)) for each in vectors))
-            whole = torch.cat([pairwise(each) for each in parts]).to(vectors[0].dtype)
-            found |= {name: [whole] * ranks.size, f"x, {name}": vectors}
-        return found
-
-    yield from beside(str(ranks), ranks, call, right, slips=partial(_slips, ranks), advice=lambda
-                      name: CASES.get(name, ("", "Work on new tensors: flatten() may be x."))[1])
-    with Traffic() as traffic:
-        fn(torch.ones(4096, device=device()), **ranks.keywords)
-    times, least = traffic.sent_bytes / 4096 / 4, 2 * (ranks.size - 1) / ranks.size
-    yield partial(expect, times <= 1.1 * least, f"{ranks} sends {times:.2f} times the vector; "
-                  f"{least:.2f} times is enough", "Swap halves: keep one, and give the other away.")
-
-
-def _refuses(fn, ranks):
-    yield refused(f"{ranks}, which is no power of two", partial(fn, torch.ones(4, device=device())))
-
-
-def check_adasum(fn):
-    for ranks in (2, 4, 1, 8):  # only with 8 do three ranks hold the other parts of a vector
-        on_groups(_trial, fn, ranks=ranks, groupings=[(tuple(range(ranks)),)], failures=FAILURES)
-        if ranks == 2:
-            yield "two ranks: what agrees is averaged, the rest is added"
-    yield "four and eight ranks are combined in pairs, then the pairs; alone nothing changes"
-    yield "several tensors in one buffer: each with its own coefficients; x is unchanged"
-    yield "each rank sends 2(R-1)/R of the vector, as a ring does, and a few dot products"
-    on_groups(_trial, fn, groupings=[((0, 2), (1, 3))], failures={".*": f"{GROUP} Also for the dot "
-              "products and in gather_halves."})
-    on_groups(_refuses, fn, ranks=3, failures={".*": "On every rank: raise a ValueError unless R "
-              "is a power of two: R & (R - 1) is 0 only then."})
-    yield "inside a group it talks to nobody outside; 3 ranks are a ValueError on every rank"
+ADASUM = Proof(
+    adasum,
+    Stage({"two ranks: what agrees is averaged, the rest is added; alone nothing changes": (),
+           "several tensors in one buffer: each with its own coefficients; x is unchanged":
+           (CHANGED,)},
+          _see, tuple(CASES), (2, 1), oracle=by_definition),
+    Stage({"four ranks are combined in pairs, then the pairs": (),
+           "inside a group it talks to nobody outside; 3 ranks are a ValueError on every rank":
+           ("what it raises",)},
+          _see, tuple(CASES), (4,), (ALL, PAIRS, THREE), oracle=by_definition),
+    Stage({"eight ranks, too": (),
+           "each rank sends 2(R-1)/R of the vector, as a ring does, and a few dot products":
+           (SENT,)},
+          _see, tuple(CASES), (8,), oracle=by_definition),
+    mistakes=(
+        # the coefficients
+        Slip("Each coefficient takes off *half*: ab / (2 * aa).", _both("ab / (2 * N)", "ab / N")),
+        Slip("With a minus: what agrees counts once, and not twice.",
+             _both("1 - torch.where(N", "1 + torch.where(N")),
+        Slip("The coefficient is what is left: 1 - ab / (2 * aa).",
+             _both("1 - torch.where(N", "torch.where(N")),
+        Slip("Brackets: it is ab / (2 * aa).", _both("ab / (2 * N)", "ab / 2 * N")),
+        Slip("No root here: aa and bb are squares already.",
+             _both("(2 * N)", "(2 * N**0.5)")),
+        Slip("Each vector has its own coefficient, with its own square: aa for a, bb for b.",
+             _both("(2 * N)", "(2 * (aa * bb)**0.5)"),
+             ("ab / (2 * aa)", "ab / (2 * (aa + bb) / 2)", "ab / (2 * bb)",
+              "ab / (2 * (aa + bb) / 2)")),
+        Slip("Nothing is added to |a|^2, and tiny gradients count as any others.",
+             _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)"),
+             _both("where(N > 0", "where(N > 1e-8"),
+             _both("(2 * N)", "(2 * N).clamp(min=1e-8)")),
+        Slip(ZERO, (B, "ab / (2 * bb)"), (A, "ab / (2 * aa)"),
+             (A, "ab / (2 * aa)", B, "ab / (2 * bb)")),
+        Slip("A vector of zeros has the coefficient 1, and takes nothing from the other one.",
+             (A, "torch.where((aa > 0) & (bb > 0), ab / (2 * aa), 1)")),
+        Slip("The rows of dot_products: the order is a.b, a.a, b.b.",
+             *((ROWS, f"{order} = dots") for order in (
+                 "aa, ab, bb", "aa, bb, ab", "bb, ab, aa", "bb, aa, ab"))),
+        Slip("Each vector takes its own coefficient, of_a with aa belongs to a. The rows of "
+             "dot_products are a.b, a.a, b.b.",
+             (COMBINED, "of_b[tensor_of] * a + of_a[tensor_of] * b"),
+             (ROWS, "ab, bb, aa = dots")),
+        Slip("This is the sum: each vector takes its coefficient first.", (COMBINED, "a + b")),
+        Slip("This is the mean: what is orthogonal must be added.", (COMBINED, "(a + b) / 2")),
+        Slip("Nothing is divided by the number of ranks.", (BACK, f"{BACK} / R")),
+        # which numbers
+        Slip("One coefficient for all of them mixes layers: the layer with the largest gradients "
+             "would decide.", ("sizes or [x.numel()]", "[x.numel()]"),
+             (ROWS, "ab, aa, bb = dots.sum(1, keepdim=True).expand_as(dots)")),
+        Slip("There is one coefficient for each tensor, but the parts have elements: "
+             "of_a[tensor_of] is each element's own.", (COMBINED, "of_a * a + of_b * b")),
+        Slip("Each element takes the coefficient of its own tensor, of_a[tensor_of].",
+             (COMBINED, "of_a[0] * a + of_b[0] * b"), (COMBINED, "of_a[-1] * a + of_b[-1] * b")),
+        Slip("The ranks of a pair must agree which vector is a and which is b: a is the left "
+             "one's, on both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.",
+             ("(local_half, peer_half) if is_left else (peer_half, local_half)",
+              "local_half, peer_half")),
+        Slip("A rank holds part of the two vectors, so its dot products are only part of the sum: "
+             "add those of rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
+             (STEPS, "while False"), (STEPS, "while step < distance")),
+        Slip("From the second round on, more than two ranks hold parts of the two vectors: add "
+             "those of rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
+             (STEPS, "step = distance\n        while step == distance")),
+        Slip("Between the first step and the last, step = 1, 2, 4, ... distance: none is left out.",
+             ("step *= 2", "step = 2 * distance if step == distance else distance")),
+        Slip("Add what arrives to your own dot products: dots += ...", ("dots += ", "dots = ")),
+        # types
+        Slip("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
+             "need float64, from the first sum to the coefficients.",
+             (DOTS, DOTS.replace("))", ")).float()")), (ROWS, "ab, aa, bb = dots.float()"),
+             (DOTS, DOTS.replace("))", ")).to(x.dtype)")),
+             (ROWS, "ab, aa, bb = dots.to(x.dtype)")),
+        Slip("Vectors in float64 lose half of their digits in float32.",
+             (COMBINED, "of_a[tensor_of] * a.float() + of_b[tensor_of] * b.float()")),
+        Slip("The coefficients are float64: bring the result back with .to(x.dtype).",
+             (").to(x.dtype)", ")")),
+        Slip("The result has x's dtype, whatever it is.", (").to(x.dtype)", ").float()")),
+        # x, the cost, the group
+        Slip("x itself is changed: flatten() may be x. Work on new tensors.",
+             (f"part = ({COMBINED}).to(x.dtype)",
+              "part = a.mul_(of_a[tensor_of]).add_(of_b[tensor_of] * b)")),
+        Slip("Swap halves: keep one, and give the other away.",
+             ("(left, right) if is_left else (right, left)", "part, part",
+              "tensor_of.tensor_split(2)[0 if is_left else 1]", "tensor_of",
+              STEPS, "while False", BACK, "part.view(x.shape)")),
+        Slip("Pass `group` on wherever you ask or send: to get_rank, sendrecv and gather_halves.",
+             ("rank, R =", "group = None\n    rank, R =")),
+        Slip("Pass `group` on, also for the dot products: sendrecv(dots, ..., group).",
+             (PASSED, PASSED.replace(", group", ""))),
+        Slip("On every rank: raise a ValueError unless R is a power of two. R & (R - 1) is 0 only "
+             "then.", ("if R & (R - 1):", "if R == 3 and rank < 2:\n        return x.clone()\n"
+                       "    if R & (R - 1):")),
+    ), hints=(
+        "After the swap you hold one half of two vectors. On both ranks a is the left one's. What "
+        "do you need to combine them, and which part of that do other ranks hold?",
+        "dot_products counts your part only. With step = 1, 2, 4, ... distance: exchange dots with "
+        "rank ^ step, and add what arrives.",
+        "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b likewise; "
+        "part = (of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",
+    ))

@@ -1,76 +1,174 @@
 """The check of compress_fp16. Nothing is launched: bytes and types tell it all."""
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from ranklab.checks.beside import expect
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.horovod import compress_fp16
 
-FLOATS = (torch.float32, torch.float64)
-WHOLE = ("Ask tensor.dtype.is_floating_point, and leave the others alone: float16 can't hold whole "
-         "numbers above 2048 exactly.")
-BITS = "It has 16 bits already: nothing is saved, and what bfloat16 holds above 65504 is lost."
-STAYS = {  # what must stay as it is, and why
-    torch.int64: WHOLE, torch.int32: WHOLE, torch.uint8: WHOLE, torch.bool: WHOLE,
-    torch.complex64: "It loses its imaginary part: ask dtype.is_floating_point.",
-    torch.float16: BITS, torch.bfloat16: BITS,
-    torch.float8_e5m2: "It has 8 bits: float16 would be twice as much. Ask dtype.itemsize.",
-}
-CAST = ("tensor.to(torch.float16), for every floating point type above 16 bits: it makes a new "
-        "tensor, and changes only the type.")
-REDUCED = ("restore must convert its argument, which is the reduced tensor, and not the tensor "
-           "that was sent.")
+FLOATS = torch.float32, torch.float64
+STAYS = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float16,
+         torch.bfloat16, torch.float8_e5m2)
+SHAPES = {"24 elements": lambda x: x, "a matrix that is not contiguous": lambda x: x.view(4, 6).t(),
+          "a step of 3": lambda x: x[::3], "one number": lambda x: x[0], "empty": lambda x: x[:0]}
+ONES = torch.tensor([[[0, 1, 1]], [[1, 0, 1]]])  # exact in every type
+LIMITS = 1.0, 65504.0, 7e4, -1e5, 1e-9, 6e-8  # float16 goes to 65504, and down to 6e-8
+TRAVELS, RESTORED, AGAIN = "what travels", "what restore gives", "what a second restore gives"
 
 
-def check_compress_fp16(fn):
-    for dtype in FLOATS:
-        x = torch.linspace(-3, 3, 24, dtype=dtype)
-        for one in (x, x.view(4, 6).t(), x[0], x[:0]):
-            before = one.clone()
-            small, _ = _pair(fn, one)
-            explain("the tensor itself", one, before, hint=CAST)
-            explain(f"what travels of {dtype}", small, before.half(), hint=CAST)
-    yield "float32 and float64 travel as float16, rounded as torch rounds; any shape"
-    for dtype, other in (FLOATS, FLOATS[::-1]):
-        _restores(fn, dtype, other)
-    yield "the *result* gets its type again; contexts of two tensors do not mix"
-    for dtype, hint in STAYS.items():
-        x, reduced = torch.tensor([[[0, 1, 1]], [[1, 0, 1]]]).to(dtype)
-        small, restore = _pair(fn, x)
-        _is_same(f"what travels of {dtype}", small, x, f"{hint} Return the tensor as it is.")
-        _is_same(f"what restore gives of {dtype}", restore(reduced), reduced, REDUCED)
-    yield "whole numbers, and what has 16 bits already, stay as they are"
-    x = torch.tensor([1.0, 65504.0, 7e4, -1e5, 1e-9])
-    small, restore = _pair(fn, x.clone())
-    expect(torch.equal(restore(small), x.half().float()),
-           f"{x.tolist()} comes back as {restore(small).tolist()}",
-           "A plain cast: above 65504 it is infinite. That must be seen, not hidden.")
-    yield "what does not fit becomes infinite: nothing is clipped or scaled silently"
+class Case(NamedTuple):
+    """A tensor of this type; shape: one of SHAPES, or ONES."""
+
+    dtype: torch.dtype
+    shape: str = ""
+
+    def __str__(self):
+        return str(self.dtype).removeprefix("torch.") + f", {self.shape}" * bool(self.shape)
+
+    def x(self):
+        if self.shape:
+            return SHAPES[self.shape](torch.linspace(-3, 3, 24, dtype=self.dtype))
+        return ONES.to(self.dtype)
 
 
-def _pair(fn, x):
-    got = fn(x)
-    is_pair = (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], torch.Tensor)
-               and callable(got[1]))
-    expect(is_pair, f"it returns {got}, not (small, restore)", "Return two things: the tensor that "
-           "travels, and a function of the reduced tensor.")
-    return got
+def _see(fn, case):
+    """What is restored is another tensor than what was sent, and once more another one."""
+    x = case.x()
+    small, restore = _pair(fn(x))
+    fn(torch.ones(2, dtype=FLOATS[case.dtype == FLOATS[0]]))  # another one in between
+    reduced = [_times(2, small), small.new_zeros(small.shape)]
+    restored = [restore(each) for each in reduced]
+    yield {name: value for what, each in zip((TRAVELS, RESTORED, AGAIN, "x afterwards"),
+                                             (small, *restored, x))
+           for name, value in ((f"the type of {what}", _type_of(each)), (what, _comparable(each)))}
 
 
-def _restores(fn, dtype, other):
-    sent = torch.ones(3, dtype=dtype)
-    small, restore = _pair(fn, sent.clone())
-    _pair(fn, sent.to(other))  # another one in between
-    result = restore(3 * small)
-    restore(5 * small)
-    explain(f"what restore gives of {dtype}", result, 3 * sent, {
-        "what was sent": (sent, REDUCED),
-        "that of its next call": (5 * sent, "Each result is a tensor of its own: to(dtype)."),
-    }, "restore must remember the type of *its* tensor: keep dtype = tensor.dtype in this call, "
-       "and use it in the inner function.")
+def _pair(returned):
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(f"a {type(returned).__name__} is returned, and not (small, restore)")
+    return returned
 
 
-def _is_same(where, got, right, hint):
-    """Also in types that explain() can't compare: then by their bytes."""
-    if isinstance(got, torch.Tensor) and got.dtype == right.dtype:
-        got, right = (x.contiguous().view(torch.uint8) for x in (got, right))
-    explain(where, got, right, hint=hint)
+def _times(number, small):
+    """Return it in its own type; some types cannot be multiplied."""
+    wide = torch.complex64 if small.is_complex() else torch.float64
+    return (number * small.to(wide)).to(small.dtype)
+
+
+def _type_of(value):
+    return str(getattr(value, "dtype", type(value).__name__))
+
+
+def _comparable(value):
+    """Return types of 8 bits as float32, in which they are exact."""
+    is_small = isinstance(value, torch.Tensor) and value.dtype.itemsize == 1
+    return value.float() if is_small else value
+
+
+def _see_limits(fn, dtype):
+    x = torch.tensor(LIMITS, dtype=dtype)
+    small, restore = _pair(fn(x))
+    yield {"what travels": small.tolist(), "what comes back": restore(small).tolist()}
+
+
+# --- right for another reason ---------------------------------------------------------------------
+
+def by_numpy(tensor):
+    if tensor.dtype not in FLOATS:
+        return tensor, lambda reduced: reduced
+    with np.errstate(over="ignore"):
+        small = torch.from_numpy(tensor.numpy().astype(np.float16))
+    wide = str(tensor.dtype).removeprefix("torch.")
+    return small, lambda reduced: torch.from_numpy(reduced.numpy().astype(wide))
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+NO_FLOAT, ENOUGH = "not dtype.is_floating_point", "dtype.itemsize <= 2"
+BACK, CAST, AS_IT_IS = "reduced.to(dtype)", "tensor.to(torch.float16)", "lambda reduced: reduced\n"
+COMPRESS = Proof(
+    compress_fp16,
+    Stage({"float32 and float64 travel as float16, rounded as torch rounds; any shape": (),
+           "the *result* gets its type again; contexts of two tensors do not mix":
+           (f"the type of {RESTORED}", RESTORED, f"the type of {AGAIN}", AGAIN)},
+          _see, tuple(Case(dtype, shape) for dtype in FLOATS for shape in SHAPES),
+          oracle=by_numpy),
+    Stage("whole numbers, complex ones, and what has 16 bits or fewer already, stay as they are",
+          _see, tuple(Case(dtype) for dtype in STAYS), oracle=by_numpy,
+          note="Compress only floating point of more than 16 bits: return anything else as it is."),
+    Stage("what does not fit becomes infinite: nothing is clipped or scaled silently", _see_limits,
+          FLOATS, oracle=by_numpy),
+    mistakes=(
+        # what travels
+        Slip("float32 travels as it is. tensor.to(torch.float16), for every floating point type "
+             "above 16 bits.", (ENOUGH, "dtype.itemsize <= 4")),
+        Slip("float64 is compressed, too: ask is_floating_point and itemsize, not for one type.",
+             (f"{NO_FLOAT} or {ENOUGH}", "dtype != torch.float32"),
+             (ENOUGH, "dtype.itemsize != 4")),
+        Slip("float64 takes 16 bits on the way, not 32.",
+             (CAST, "tensor.to({4: torch.float16, 8: torch.float32}[dtype.itemsize])")),
+        Slip("Make it torch.float16, not bfloat16.", ("torch.float16", "torch.bfloat16")),
+        Slip("A view reads the same bytes as other numbers; to() rounds each number.",
+             (CAST, "tensor.contiguous().view(-1).view(torch.float16)")),
+        Slip("The shape stays: to() changes only the type.",
+             (CAST, "tensor.flatten().to(torch.float16)"), (CAST, "tensor.half()[None]")),
+        Slip("A small tensor is compressed, too: whoever reduces it expects 16 bits.",
+             (NO_FLOAT, "tensor.numel() < 2 or not dtype.is_floating_point")),
+        Slip("A plain cast: nothing is divided on the way.",
+             (CAST, "(tensor / 2).to(torch.float16)", BACK, "2 * reduced.to(dtype)")),
+        Slip("A plain cast: above 65504 it is infinite. That must be seen, not hidden.",
+             (CAST, "tensor.clamp(-65504, 65504).to(torch.float16)"),
+             (CAST, "tensor.to(torch.float16).nan_to_num(posinf=65504.0, neginf=-65504.0)"),
+             (BACK, "reduced.to(dtype).clamp(-65504, 65504)"),
+             (BACK, "reduced.nan_to_num().to(dtype)")),
+        Slip("A plain cast: float16 goes down to 6e-8, below 6e-5 with fewer digits. Do not round "
+             "them to 0.", (CAST, "tensor.where(tensor.abs() > 6.1e-5, 0).to(torch.float16)")),
+        # what stays
+        Slip("Leave alone what is no floating point: float16 can't hold whole numbers above 2048 "
+             "exactly, and no imaginary part. Ask tensor.dtype.is_floating_point.",
+             (NO_FLOAT, "False"), (f"{NO_FLOAT} or {ENOUGH}", "False")),
+        Slip("A complex tensor loses its imaginary part: ask dtype.is_floating_point.",
+             (NO_FLOAT, "dtype in (torch.int64, torch.int32)"),
+             (NO_FLOAT, "not dtype.is_floating_point and not dtype.is_complex")),
+        Slip("It has 16 bits already: nothing is saved, and what bfloat16 holds above 65504 is "
+             "lost.", (f" or {ENOUGH}", ""), (ENOUGH, "dtype.itemsize < 2"),
+             (ENOUGH, "dtype == torch.float16")),
+        Slip("float8 has 8 bits: float16 would be twice as much. Ask dtype.itemsize.",
+             (ENOUGH, "dtype.itemsize == 2"),
+             (ENOUGH, "dtype in (torch.float16, torch.bfloat16)")),
+        Slip("Return the tensor as it is.", ("return tensor, ", "return tensor.flatten(), "),
+             ("return tensor, ", "return tensor.float(), ")),
+        Slip("What is not compressed is reduced, too: restore returns its argument.",
+             (AS_IT_IS, "lambda reduced: tensor\n"), (AS_IT_IS, "lambda reduced: None\n")),
+        Slip("Also where nothing is compressed, return two things: the tensor and a function.",
+             (f"tensor, {AS_IT_IS}", "tensor\n"), (AS_IT_IS, "None\n")),
+        # restore
+        Slip("restore must remember the type of *its* tensor: keep dtype = tensor.dtype in this "
+             "call, and use it in the inner function.",
+             (BACK, "reduced.float()"), (BACK, "reduced.double()"),
+             ("(tensor):", "(tensor, of_all={}):", BACK, "reduced.to(of_all[0])",
+              CAST, "of_all.setdefault(0, dtype) and tensor.to(torch.float16)")),
+        Slip("Two tensors share what restore remembers: each call has a dtype of its own.",
+             ("(tensor):", "(tensor, of_all={}):", BACK, "reduced.to(of_all[0])",
+              "dtype = tensor.dtype", "dtype = of_all[0] = tensor.dtype")),
+        Slip("restore must convert its argument, which is the reduced tensor, and not the tensor "
+             "that was sent.", (BACK, "tensor"), (BACK, "tensor.clone()")),
+        Slip("Nothing is converted back: reduced.to(dtype).", (BACK, "reduced")),
+        Slip("restore must return its result.", (BACK, "None"),
+             (BACK, "[reduced.to(dtype)]")),
+        Slip("Each result is a tensor of its own: to(dtype) makes a new one.",
+             (BACK, "tensor.copy_(reduced)")),
+        Slip("Return two things: the tensor that travels, and a function of the reduced tensor.",
+             (f"return {CAST}, lambda reduced: {BACK}", f"return {CAST}"),
+             (f"lambda reduced: {BACK}", "dtype"),
+             (f"return {CAST}, lambda reduced: {BACK}",
+              f"return [{CAST}, lambda reduced: {BACK}]")),
+    ), hints=(
+        "What must restore know that the small tensor does not say? The type that it had before.",
+        "An inner function remembers the names around it: dtype = tensor.dtype, and then "
+        "lambda reduced: reduced.to(dtype).",
+        "if not dtype.is_floating_point or dtype.itemsize <= 2: return tensor, lambda reduced: "
+        "reduced. Otherwise: return tensor.to(torch.float16), lambda reduced: reduced.to(dtype).",
+    ))

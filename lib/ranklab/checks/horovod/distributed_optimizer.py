@@ -1,4 +1,4 @@
-"""The check of distributed_optimizer: its steps beside one process that sees all batches."""
+"""The check of distributed_optimizer: its steps beside gradients averaged by torch."""
 
 from functools import partial
 
@@ -7,30 +7,21 @@ import torch.distributed as dist
 from torch import nn
 
 import ranklab.horovod as hvd
-from ranklab.checks.beside import beside, expect, on_groups
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.engine import device
+from ranklab.horovod import Compression, Sum, distributed_optimizer, size
+from ranklab.meter import Traffic
 
-WAIT = ("step() must wait for every handle, and put what synchronize() returns into p.grad, also "
-        "where that was None, before the optimizer's own step begins.")
-SMALL = ("With fp16 the average is in the small copy, not in p.grad: p.grad = "
-         "compression.decompress(synchronize(handle), ctx).")
-CLEAR = "Are the handles of the last step still there? handles.clear() at the end of wait."
-HINTS = {  # what was raised or seen, and a hint about it
-    ".*fp16: p.grad of .* still this rank's own": SMALL, ".*still this rank's own": WAIT,
-    ".* is that of the first call": CLEAR,
-    ".*p.grad of unused is zeros": "What no hook has asked for: zeros only where p.grad is None.",
-    ".* has waited .*": f"In the first step all ranks asked for it, and now some did not. {CLEAR}",
-    ".*noname.*": "Without a name tensors are matched by their number, and ranks are ready in "
-    "different orders: pass name=.",
-    "RuntimeError: .*doesn't require grad.*": "A frozen parameter takes no hook: skip those with "
-    "requires_grad False.",
-    "ValueError: .*still in the works.*": "It is asked for twice before anybody waits: by a hook "
-    "and then by step(), or by every hook, because a lambda in a loop sees the last parameter "
-    "only.",
-    "RuntimeError: .*dtype.*": "Each parameter has its own type, and its own ctx: zeros_like(p) "
-    "where there is no gradient, and the ctx of this very gradient.",
-}
+CASES = ASKED, STEPS, SMALL, TWICE = (
+    "one step with Compression.fp16", "two steps", "two steps, Compression.fp16",
+    "a second backward before step()")
+RETURNED, OWN = "the optimizer that is returned", "messages that it sends itself"
+EARLY, WAITED = "the averages asked for in backward()", "waits in backward()"
+LATE = "averages that are not waited for before the optimizer's own step"
+NAMES, TYPES = "all averages that are asked for", "the types of what it asks for"
+REFUSED, RAISED = "what it raises", "what backward() raises"
+TRAINED = "one.bias", "one.weight", "seldom", "two.bias", "two.weight", "unused"
+FROZEN = "frozen.bias", "frozen.weight"
 
 
 class Net(nn.Module):
@@ -52,8 +43,10 @@ class Net(nn.Module):
         """Gradients of `rank` in this step; in step 1 `unused` has one that no hook has seen."""
         draw = torch.Generator().manual_seed(step)
         x, y = torch.randn(12, 8, generator=draw).tensor_split(R)[rank].to(device()).split(4, dim=1)
+        factors = torch.randn(4, generator=draw, dtype=torch.float64).to(device())
         x = self.two(torch.tanh(self.frozen(self.one(x)) + self.tied(x)))
-        nn.functional.mse_loss(x + self.seldom.float() if rank == R - 1 else x, y).backward()
+        loss = nn.functional.mse_loss(x, y)
+        (loss + self.seldom @ factors if rank == R - 1 else loss).backward()
         if step == 1:
             self.unused.grad = torch.full_like(self.unused, rank + 1)
 
@@ -65,99 +58,237 @@ class Net(nn.Module):
                                momentum=0.9)
 
 
-def _asks(fn, ranks):
+# --- what is seen ---------------------------------------------------------------------------------
+
+class Error(str):
+    """The name of an error's class. Its `text` is told, and not compared."""
+
+    text = ""
+
+
+def _error_of(call, kind):
+    try:
+        call()
+    except kind as error:
+        name = Error(type(error).__name__)
+        name.text = str(error)
+        return name
+    return Error("nothing")
+
+
+def _told(got, due):
+    return f"{got}: {got.text}" if got.text else ""
+
+
+def _see(fn, case, ranks):
+    """All cases are of one Horovod; what was asked for before a barrier is done after it."""
+    if case == CASES[0]:
+        hvd.init(stall_check=1, stall_shutdown=4)
+    else:
+        hvd.barrier()
+    if case == ASKED:
+        yield from _asks(fn)
+    elif case == TWICE:
+        yield from _twice(fn)
+    else:
+        yield from _steps(fn, ranks, *[Compression.fp16] * (case == SMALL))
+    if case == CASES[-1]:
+        hvd.barrier()
+        hvd.shutdown()
+
+
+def _asks(fn):
     """What is asked for in one step, and when; here all ranks are ready in one order."""
     net, thread = Net(), hvd.world.background()
     given = net.sgd()
-    optimizer = fn(given, net.named_parameters(), hvd.Compression.fp16)
-    yield partial(expect, optimizer is given, f"it returns another object than the optimizer, a "
-                  f"{type(optimizer).__name__}", "Hook into it, and return it.")
-    submit, asked, waited, is_backward = thread.submit, [], [], True
+    optimizer = fn(given, net.named_parameters(), Compression.fp16)
+    yield {RETURNED: Must("the one that was given" if optimizer is given else
+                          f"a {type(optimizer).__name__}", "the one that was given")}
+    submit, asked, waited, at_step = thread.submit, [], [], []
+    optimizer.register_step_pre_hook(lambda *_: at_step.extend({*waited}))
 
     def watched(*handles):
         for handle in handles:
-            handle.finished.wait = lambda wait=handle.finished.wait: (
-                waited.append(is_backward), wait())
+            name, wait = handle.request.name, handle.finished.wait
+            handle.finished.wait = lambda name=name, wait=wait: (waited.append(name), wait())
             asked.append(handle.request)
         submit(*handles)
 
     thread.submit = watched
-    net.backward(0, 0, 2)
-    is_backward, in_time = False, len(asked)
-    had = {name for name, p in net.trained.items() if p.grad is not None}
-    optimizer.step()
+    with Traffic() as traffic:
+        raised = _error_of(lambda: net.backward(0, 0, 2), ValueError)
+        early, in_backward = sorted(each.name for each in asked), len(waited)
+        had = [name for name, p in net.trained.items() if p.grad is not None]
+        if raised == "nothing":
+            optimizer.step()
     thread.submit = submit
-    names, dtypes = sorted(each.name for each in asked), {each.dtype for each in asked}
-    lacks = sorted(net.trained.keys() - {*names})
-    for is_so, what, hint in (
-        (in_time, "asks for no average in backward()", "Nothing travels while it computes."),
-        (not any(waited), "waits in backward()", "In the hook only ask: step() waits."),
-        (not lacks or had & {*lacks}, f"does not ask for {lacks}", "Their hooks never ran, and "
-         "other ranks may wait: before step() waits, it must ask for these too, with zeros where "
-         "this rank has no gradient."),
-        (names == [*net.trained], f"asks for {names}, not for {[*net.trained]}",
-         "Each parameter with requires_grad once."),
-        (dtypes == {torch.float16}, f"asks with Compression.fp16 for averages of {dtypes}",
-         "small, ctx = compression.compress(p.grad): ask for the average of `small`."),
-    ):
-        yield partial(expect, is_so, f"{ranks} {what}", hint)
+    names = sorted(each.name for each in asked)
+    yield {RAISED: Told(raised, _told),
+           EARLY: Must(early, had),
+           WAITED: AtMost(in_backward, 0),
+           NAMES: Must(names, [*net.trained]),
+           TYPES: Must(sorted({str(each.dtype) for each in asked}), ["torch.float16"]),
+           LATE: AtMost(len(names) - len(at_step), 0),
+           OWN: AtMost(len(traffic.ops), 0)}
 
 
 def _steps(fn, ranks, *compression):
-    """Two steps beside one process that computes the gradients of all ranks, and takes the mean."""
-    rank, R, net, one, at_step, owns = dist.get_rank(), ranks.size, Net(), Net(), {}, []
-    optimizer, alone = fn(net.sgd(), net.named_parameters(), *compression), one.sgd()
+    """Two steps. What has gone through 16 bits is compared in 16 bits."""
+    net, alone, at_step = Net(), Net(), {}
+    optimizer = fn(net.sgd(), net.named_parameters(), *compression)
     optimizer.register_step_pre_hook(lambda *_: at_step.update(
-        {f"p.grad of {name}": p.grad if p.grad is None else p.grad.clone()
-         for name, p in net.trained.items()}))
+        {name: p.grad if p.grad is None else p.grad.clone() for name, p in net.trained.items()}))
 
-    def call(turn):
+    def shown(x):
+        return x.half() if compression and isinstance(x, torch.Tensor) else x
+
+    for step in (0, 1):
+        alone.load_state_dict(net.state_dict())  # its gradients stay this rank's own
+        alone.zero_grad()
+        alone.backward(step, ranks.index, ranks.size)
+        own = {name: torch.zeros_like(p) if p.grad is None else p.grad
+               for name, p in alone.trained.items()}
         optimizer.zero_grad()
-        net.backward(turn, rank, R)
+        raised = _error_of(lambda: net.backward(step, ranks.index, ranks.size), ValueError)
+        if raised != "nothing":
+            yield {RAISED: Told(raised, _told)}
+            return
         optimizer.step()
-        return dict(at_step)
-
-    def right(turn):
-        of_rank = []
-        for r in range(R):
-            one.zero_grad()
-            one.backward(turn, r, R)
-            of_rank.append({name: torch.zeros_like(p) if p.grad is None else p.grad
-                            for name, p in one.trained.items()})
-        for name, p in one.trained.items():
-            p.grad = sum(each[name] for each in of_rank) / R
-        alone.step()
-        owns.append({f"p.grad of {name}": own for name, own in of_rank[rank].items()})
-        return {f"p.grad of {name}": [p.grad.clone()] * R for name, p in one.trained.items()}
-
-    yield from beside(f"{ranks}{', Compression.fp16' * bool(compression)}", ranks, call, right,
-                      own=lambda turn: owns[turn], advice=lambda name: WAIT,
-                      through=torch.float16 if compression else torch.float32)
+        yield {f"p.grad of {name}": Told(shown(at_step.get(name)), partial(
+                   _as_own, shown(own[name]).cpu())) for name in net.trained} | {
+            f"{name} afterwards": shown(p) for name, p in net.named_parameters()} | {
+            "the types of p.grad": Must(
+                [str(getattr(at_step.get(name), "dtype", None)) for name in net.trained],
+                [str(p.dtype) for p in net.trained.values()]), RAISED: Told(raised, _told)}
 
 
-def _trial(fn, ranks):
-    hvd.init(stall_check=1, stall_shutdown=4)
-    yield from _asks(fn, ranks)
-    yield from _steps(fn, ranks)
-    yield from _steps(fn, ranks, hvd.Compression.fp16)
+def _as_own(own, got, due):
+    return "still this rank's own" * (got is not None and torch.equal(got, own))
+
+
+def _twice(fn):
     net = Net()
     optimizer = fn(net.sgd(), net.named_parameters())
     net.backward(0, 0, 1)
-    hvd.barrier()  # asked for later than all of them: they are done
-    is_refused = refuses(net.backward, 0, 0, 1)
-    optimizer.step()
-    yield partial(expect, is_refused, f"{ranks}: a second backward before step() raises no "
-                  "ValueError", "In the hook ask whether the parameter is in `handles` already.")
     hvd.barrier()
-    hvd.shutdown()
+    raised = _error_of(lambda: net.backward(0, 0, 1), Exception)
+    optimizer.step()
+    yield {REFUSED: Must(raised, "ValueError")}
 
 
-def check_distributed_optimizer(fn):
-    for ranks in (3, 1):
-        on_groups(_trial, fn, ranks=ranks, groupings=[(tuple(range(ranks)),)], failures=HINTS,
-                  at_once=True)
-    yield "equal to one process over 2 steps, with momentum, on 1 and 3 ranks"
-    yield "tied, frozen and unused parameters too, and one that only one rank uses"
-    yield "each gradient is asked for once, by its name, while backward goes on"
-    yield "with Compression.fp16 half the bytes travel, and the ranks agree as without it"
-    yield "a second backward before step() is a ValueError"
+# --- right for another reason ---------------------------------------------------------------------
+
+def by_torch(optimizer, named_parameters, compression=None):
+    """Average in step(), by torch's all-reduce, and without Horovod."""
+    parameters = [p for _, p in named_parameters if p.requires_grad]
+
+    def average(*_):
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+    optimizer.register_step_pre_hook(average)
+    return optimizer
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+HOOKED = "register_post_accumulate_grad_hook(ask)"
+ASK = "handles[p] = allreduce_async_(small, name=names[p], op=Average), ctx"
+COMPRESS = "compression.compress(p.grad)"
+AVERAGE = "compression.decompress(synchronize(handle), ctx)"
+PUT, CLEAR = f"p.grad = {AVERAGE}", "handles.clear()"
+FILLED = "torch.zeros_like(p) if p.grad is None else p.grad"
+IN_TURN = "for p, (handle, ctx) in handles.items()"
+REFUSES, LACKS, IS_TRAINED = "if p in handles:", "if p not in handles", "if p.requires_grad"
+GROUP = 'p in {{*optimizer.param_groups[{}]["params"]}}'.format
+OPTIMIZER = Proof(
+    distributed_optimizer,
+    Stage({"each gradient is asked for once, by its name, while backward goes on; with "
+           "Compression.fp16 half the bytes travel": (RETURNED, EARLY, WAITED, NAMES, TYPES, LATE,
+                                                      OWN, RAISED),
+           "equal to one process over 2 steps, with momentum, on 1 and 3 ranks; tied, frozen and "
+           "unused parameters too, and one that only one rank uses": (
+               *(name.format(each) for each in (*TRAINED, *FROZEN)
+                 for name in ("p.grad of {}", "{} afterwards")), "the types of p.grad"),
+           "a second backward before step() is a ValueError": (REFUSED,)},
+          _see, CASES, (1, 3), oracle=by_torch),
+    mistakes=(
+        # the average
+        Slip("It is a sum instead of the mean: op=Average.", ("op=Average", "op=Sum"), Sum=Sum),
+        Slip("It is divided twice: op=Average has divided by the number of ranks.",
+             (AVERAGE, f"{AVERAGE} / size()"), (COMPRESS, COMPRESS.replace("p.grad",
+                                                                          "p.grad / size()")),
+             size=size),
+        Slip("Ask for the average of p.grad, the gradient, and not of p.",
+             (COMPRESS, "compression.compress(p.detach().clone())")),
+        Slip("The average is in the tensor that was asked for, and with fp16 that is the small "
+             "copy: p.grad = compression.decompress(synchronize(handle), ctx).", (PUT, AVERAGE)),
+        Slip("The average is in the copy: p.grad = what synchronize() returns, decompressed.",
+             (PUT, AVERAGE, COMPRESS, COMPRESS.replace("p.grad", "p.grad.clone()"))),
+        Slip("Put the average into p.grad, also where that was None.",
+             ("wait(*_):", "wait(*_):\n        had = {p for p in names if p.grad is not None}",
+              AVERAGE, f"[None, {AVERAGE}][p in had]")),
+        Slip("All must be averaged before the optimizer's own step begins.",
+             ("register_step_pre_hook", "register_step_post_hook")),
+        # when, and how often
+        Slip("Nothing travels while backward computes: ask in the hook of each parameter.",
+             (f"p.{HOOKED}", "p")),
+        Slip("In the hook only ask: step() waits.",
+             (ASK, f"{ASK}\n        synchronize(handles[p][0])"),
+             (ASK, f"{ASK}\n        p.grad = compression.decompress(synchronize(handles[p][0]), "
+                   "ctx)")),
+        Slip("A lambda in a loop sees the last parameter only.",
+             (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"), REFUSES, "if False:"),
+             (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"))),
+        Slip("This hook comes before p.grad is there: register_post_accumulate_grad_hook.",
+             (HOOKED, "register_hook(lambda _, p=p: ask(p))")),
+        Slip("In the hook ask whether the parameter is in `handles` already.",
+             ("raise ValueError", "str"), (REFUSES, "if False:"),
+             (REFUSES, "if p in handles and not handles[p][0].finished.is_set():")),
+        Slip("That this is a mistake of the caller is said by a ValueError.",
+             ("raise ValueError", "raise RuntimeError")),
+        # what no hook has asked for
+        Slip("Some hooks never ran, and other ranks may wait: before step() waits, it must ask for "
+             "the rest, with zeros where this rank has no gradient.", (LACKS, "if False"),
+             (LACKS, f"{LACKS} and p.grad is not None")),
+        Slip("Parameters of all groups take part, also those that no hook has asked for.",
+             *((LACKS, f"{LACKS} and {GROUP(group)}") for group in (0, 1))),
+        Slip("Zeros only where p.grad is None: a script may have set it without a hook.",
+             (FILLED, "torch.zeros_like(p)")),
+        # for this step only
+        Slip("The handles of the last step are still there: handles.clear() at the end of wait.",
+             (CLEAR, "pass"), (REFUSES, "if False:", CLEAR, "pass"),
+             (REFUSES, "if False:", CLEAR, "pass", ASK,
+              "handles.setdefault(p, (allreduce_async_(small, name=names[p]), ctx))")),
+        # names and types
+        Slip("Without a name tensors are matched by their number, and ranks are ready in different "
+             "orders: pass name=.", ("name=names[p], ", "")),
+        Slip("Ask for the average of `small`: small, ctx = compression.compress(p.grad).",
+             (COMPRESS, "p.grad, None", AVERAGE, "synchronize(handle)"),
+             (ASK, ASK.replace("(small", "(p.grad"))),
+        Slip("Take the compression that is given.",
+             (COMPRESS, "Compression.fp16.compress(p.grad)",
+              AVERAGE, "Compression.fp16.decompress(synchronize(handle), ctx)")),
+        Slip("Bring the average back to its own type: compression.decompress(reduced, ctx).",
+             (AVERAGE, "synchronize(handle)")),
+        Slip("Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
+             "gradient, and the ctx of this very gradient.",
+             (FILLED, FILLED.replace("zeros_like(p)", "zeros(p.shape, device=p.device)")),
+             (IN_TURN, f"*_, (_, ctx) = handles.values()\n        {IN_TURN.replace('ctx', '_')}")),
+        # which parameters
+        Slip("A frozen parameter takes no hook: skip those with requires_grad False.",
+             (f" {IS_TRAINED}", "")),
+        Slip("Each parameter with requires_grad once, of all groups.",
+             *((IS_TRAINED, f"{IS_TRAINED} and {GROUP(group)}") for group in (0, 1))),
+        Slip("Hook into the optimizer, and return it.", ("return optimizer", "return names"),
+             ("return optimizer", "return None")),
+    ), hints=(
+        "Two moments: when backward has made a gradient (ask for its average, keep the handle), "
+        "and just before the optimizer's own step (wait for all of them).",
+        "In wait, first ask for what has not been asked for: with zeros where p.grad is None.",
+        "ask: small, ctx = compression.compress(p.grad); handles[p] = allreduce_async_(small, "
+        "name=names[p], op=Average), ctx. wait: p.grad = compression.decompress("
+        "synchronize(handle), ctx) for all; handles.clear().",
+    ))

@@ -1,110 +1,211 @@
 """The check of fuse_tensors: which tensors share a buffer. Nothing is launched."""
 
 import itertools
+from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
 from ranklab.checks.trial import refuses
+from ranklab.horovod import fuse_tensors
 
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 BRAIN, WHOLE = torch.bfloat16, torch.int32  # as many bytes as HALF and SINGLE
-THRESHOLDS = (0, 39, 40, 79, 80, 81, 120, 400, 1000)
+THRESHOLDS = 40, 80, 79, 81, 39, 0, 120, 400, 1000
 SIZES = (7, 9, 200, 3) * 5
-ANOTHER = ("A tensor of another {0} between two does not close their list: keep the newest list of "
-           "*each* (dtype, device) open, and count each of them separately.").format
-# {what is in the list: (its tensors, what is wrong where all before is right)}
-CASES = {
-    "one dtype": ([(10, SINGLE)] * 27 + [(n, SINGLE) for n in SIZES], ""),
-    "tensors that hold nothing": ([(n, SINGLE) for n in (0, 3, 0, 9) * 3], ""),
-    "several dtypes": ([(10, HALF), (10, SINGLE)] * 6 + [(10, BRAIN), (10, WHOLE)] * 3
-                       + [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7, ANOTHER("dtype")),
-    "two devices": ([(10, SINGLE), (10, SINGLE, "meta")] * 3, ANOTHER("device")),
-    "no tensor": ([], ""),
-}
-ORDER = ("Take the tensors as they come, without sorting them. Each joins the newest list of its "
-         "kind, or begins a new one, which is the newest from then on. Nothing goes back into an "
-         "older list.")
 
 
-def plan(tensors, threshold, kind=lambda x: (x.dtype, x.device), size=lambda x: x.nbytes,
-         fits=lambda sizes, threshold: sum(sizes) <= threshold):
-    """The oracle: of each kind for itself, as many as fit; the last of `sizes` is that to add."""
-    groups = []
-    for each in dict.fromkeys(map(kind, tensors)):
-        left = [i for i, tensor in enumerate(tensors) if kind(tensor) == each]
+class Case(NamedTuple):
+    """specs: of each tensor the elements, the dtype and perhaps the device."""
+
+    name: str
+    specs: tuple
+    threshold: int
+
+    def __str__(self):
+        return f"{self.name}, threshold {self.threshold} bytes"
+
+    def tensors(self):
+        """Return matrices of one row that are parts of larger ones; on "meta" without memory."""
+        return [torch.ones(2, n, dtype=dtype, device=(*device, "cpu")[0])[:1]
+                for n, dtype, *device in self.specs]
+
+
+def _cases(**specs_of):
+    return tuple(Case(name.replace("_", " "), tuple(specs), threshold)
+                 for name, specs in specs_of.items() for threshold in THRESHOLDS)
+
+
+ONE_DTYPE = _cases(
+    one_dtype=[(10, SINGLE)] * 27 + [(n, SINGLE) for n in SIZES],
+    tensors_that_hold_nothing=[(n, SINGLE) for n in (0, 3, 0, 9) * 3],
+    no_tensor=[])
+KINDS = _cases(
+    several_dtypes=[(10, HALF), (10, SINGLE)] * 6 + [(10, BRAIN), (10, WHOLE)] * 3
+    + [(5, DOUBLE), (3, SINGLE), (100, HALF)] * 7,
+    two_devices=[(10, SINGLE), (10, SINGLE, "meta")] * 3)
+
+
+def _see(fn, case):
+    tensors = case.tensors()
+    given = [*tensors]
+    yield {"the plan": Told(_lists(fn(given, case.threshold)), _in_words),
+           "whether `tensors` stays as it is": Must(
+               [*map(id, given)] == [*map(id, tensors)], True)}
+
+
+def _lists(plan):
+    """Return its lists, whose order is free, by their first positions."""
+    if not isinstance(plan, list) or not all(isinstance(group, list) for group in plan):
+        kinds = {type(group).__name__ for group in plan} if isinstance(plan, list) else ()
+        return f"a {type(plan).__name__}{' of ' * bool(kinds)}{', '.join(sorted(kinds))}"
+    if others := {type(i).__name__ for group in plan for i in group if type(i) is not int}:
+        return f"lists of {', '.join(sorted(others))}"
+    return sorted(plan)
+
+
+def _in_words(got, due):
+    """Tell a difference between two plans."""
+    if isinstance(got, str):
+        return f"{got}, not a list of lists of positions"
+    n, times = sum(map(len, due)), sum(got, [])
+    if lacks := [i for i in range(n) if i not in times]:
+        return f"without tensor {lacks[0]}"
+    if twice := [i for i in range(n) if times.count(i) > 1]:
+        return f"one with tensor {twice[0]} more than once"
+    one, other = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
+    return f"one of {len(got)} lists, not of {len(due)}; one is {one}, not {other}"
+
+
+def _see_refusal(fn, threshold):
+    yield {"what a negative threshold raises": Must(
+        "ValueError" if refuses(fn, [torch.ones(2)], threshold) else "nothing", "ValueError")}
+
+
+# --- right for another reason ---------------------------------------------------------------------
+
+def kind_by_kind(tensors, threshold):
+    """Each kind for itself: as many as fit, then those that are left."""
+    lists = []
+    for kind in {(each.dtype, each.device) for each in tensors}:
+        left = [i for i, each in enumerate(tensors) if (each.dtype, each.device) == kind]
         while left:
-            n = 1
-            while n < len(left) and fits([size(tensors[i]) for i in left[:n + 1]], threshold):
-                n += 1
-            groups.append(left[:n])
+            total = list(itertools.accumulate(tensors[i].nbytes for i in left))
+            n = max(1, sum(nbytes <= threshold for nbytes in total))
+            lists.append(left[:n])
             left = left[n:]
-    return sorted(groups)
+    return lists
 
 
-SLIPS = (  # (by which other rule a mistake plans, what it does, a hint)
-    ({"size": torch.Tensor.numel}, "counts elements",
-     "The threshold counts bytes: tensor.nbytes, not numel()."),
-    ({"size": lambda x: len(x) * x.element_size()}, "counts the first dimension alone",
-     "A tensor takes tensor.nbytes, whatever its shape."),
-    ({"size": lambda x: x.untyped_storage().nbytes()}, "counts the memory behind a tensor",
-     "Count tensor.nbytes, not the bytes of the memory that the tensor is a part of."),
-    ({"kind": lambda x: x.dtype}, "puts two devices into one list",
-     "A buffer lies on one device: kind = tensor.dtype, tensor.device."),
-    ({"kind": lambda x: None}, "asks for no dtype", "A buffer is one tensor, so it has one dtype."),
-    ({"kind": torch.Tensor.element_size}, "takes dtypes of one size for one dtype",
-     "A buffer has one dtype: the kind is (dtype, device)."),
-    ({"fits": lambda sizes, threshold: sum(sizes[:-1]) < threshold},
-     "adds a tensor before it looks", "Look before you add: what does not fit begins a list."),
-    ({"fits": lambda sizes, threshold: sum(sizes) < threshold}, "leaves the last byte empty",
-     "What fills the buffer to its last byte still fits: compare with >, not with >=."),
-    ({"fits": lambda sizes, threshold: sum(sizes[:-1]) > 0 and sum(sizes) <= threshold},
-     "takes a list of no bytes for no list", "Ask whether there is a list, not how many bytes it "
-     "holds."),
-)
+# --- mistakes -------------------------------------------------------------------------------------
+
+def first_list_that_fits(tensors, threshold):
+    lists = []  # [kind, bytes, positions]
+    for i, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        fits = [each for each in lists if each[0] == kind and each[1] + tensor.nbytes <= threshold]
+        if not fits:
+            fits = [[kind, 0, []]]
+            lists += fits
+        fits[0][1] += tensor.nbytes
+        fits[0][2].append(i)
+    return [positions for *_, positions in lists]
 
 
-def check_fuse_tensors(fn):
-    for name, (specs, hint) in CASES.items():
-        # Matrices of one row that are parts of larger ones; on "meta" they have no memory.
-        tensors = [torch.ones(2, n, dtype=dtype, device=(*device, "cpu")[0])[:1]
-                   for n, dtype, *device in specs]
-        plans = {threshold: _planned(fn, f"{name}, threshold {threshold} bytes", tensors, threshold)
-                 for threshold in THRESHOLDS}
-        if wrong := [each for each in THRESHOLDS if plans[each] != plan(tensors, each)]:
-            raise _mistake(f"{name}, threshold {wrong[0]} bytes", plans, tensors, wrong[0], hint)
-        yield f"{name}: in order, each list as full as can be, and no fuller"
-    expect(refuses(fn, tensors, -1), "a threshold of -1 byte is accepted", "Raise a ValueError "
-           "when it is negative: otherwise it goes on as if fusion were off.")
-    yield "0 turns fusion off, a negative threshold is a ValueError; nothing is copied"
+KIND = "tensor.dtype, tensor.device"
+FULL, ADD = "last[kind][1] + tensor.nbytes > threshold", "last[kind][1] += tensor.nbytes"
+BEGIN, PUT = "last[kind] = [[], 0]", "last[kind][0].append(i)"
+IN_TURN, RETURN = "in enumerate(tensors)", "return groups"
+START, RAISES = "groups, last = [], {}", "if threshold < 0:"
 
 
-def _planned(fn, where, tensors, threshold):
-    got = fn(given := list(tensors), threshold)
-    is_list = isinstance(got, list) and all(isinstance(group, list) for group in got)
-    expect(is_list, f"it returns {got}, not a list of lists", "Return [[0, 1], [2]] when tensors 0 "
-           "and 1 share a buffer.")
-    all_of = sum(got, [])
-    for is_so, what, hint in (
-        (all(isinstance(i, int) for i in all_of), "the lists do not hold positions",
-         "A position is the number i of enumerate(tensors)."),
-        ({*all_of} >= {*range(len(tensors))}, "a tensor is in no list",
-         "Every list that was begun must be in the result, also the last one."),
-        (len(all_of) <= len(tensors), "a tensor is in two lists", "It joins a list or begins one."),
-        (all(group == sorted(group) for group in got), "a list is not in order", ORDER),
-        ([*map(id, given)] == [*map(id, tensors)], "the list of tensors is changed", "Only plan."),
-    ):
-        expect(is_so, f"{where}: {what}", hint)
-    return sorted(got)
+def _counts(size):
+    return FULL, FULL.replace("tensor.nbytes", size), ADD, ADD.replace("tensor.nbytes", size)
 
 
-def _mistake(where, plans, tensors, threshold, hint):
-    """The Mistake whose rule gives these plans at all thresholds."""
-    for rule, what, advice in SLIPS:
-        if all(plans[each] == plan(tensors, each, **rule) for each in THRESHOLDS):
-            return Mistake(f"{where}: it {what}", advice)
-    got, right = plans[threshold], plan(tensors, threshold)
-    one, due = next(pair for pair in itertools.zip_longest(got, right) if pair[0] != pair[1])
-    return Mistake(f"{where}: {len(got)} lists, not {len(right)}; one is {one}, not {due}",
-                   hint if len(got) > len(right) and hint else ORDER)
+FUSE = Proof(
+    fuse_tensors,
+    Stage("one dtype: in order, each list as full as can be, and no fuller; 0 turns fusion off",
+          _see, ONE_DTYPE, oracle=kind_by_kind),
+    Stage("several dtypes, two devices: the newest list of each kind stays open", _see, KINDS,
+          oracle=kind_by_kind),
+    Stage("a negative threshold is a ValueError; 0 is not", _see_refusal, (-1,),
+          note="Keep the check of `threshold`, which raises a ValueError."),
+    mistakes=(
+        Slip("The threshold counts bytes: tensor.nbytes, not numel().", _counts("tensor.numel()")),
+        Slip("A number has as many bytes as its dtype says: tensor.nbytes counts them.",
+             _counts("4 * tensor.numel()")),
+        Slip("A tensor takes tensor.nbytes, whatever its shape: len() is its first dimension "
+             "alone.", _counts("len(tensor) * tensor.element_size()")),
+        Slip("Count tensor.nbytes, not the bytes of the memory that the tensor is a part of.",
+             _counts("tensor.untyped_storage().nbytes()")),
+        Slip("A buffer is one tensor, so it has one dtype, on one device: kind = tensor.dtype, "
+             "tensor.device.", (KIND, "None"), (KIND, "tensor.device")),
+        Slip("float16 and bfloat16, or float32 and int32, are two dtypes, though as many bytes "
+             "each.", (KIND, "tensor.element_size(), tensor.device")),
+        Slip("A buffer lies on one device: kind = tensor.dtype, tensor.device.",
+             (KIND, "tensor.dtype")),
+        Slip("A tensor of another device between two does not close their list: keep the newest "
+             "list of *each* (dtype, device) open.",
+             (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
+              "if k[1] == tensor.device}")),
+        Slip("A tensor of another dtype between two does not close their list: keep the newest "
+             "list of *each* (dtype, device) open.",
+             (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
+              "if k[0] == tensor.dtype}")),
+        Slip("A tensor of another kind between two does not close their list: keep the newest list "
+             "of *each* (dtype, device) open.", (BEGIN, "last = {kind: [[], 0]}"),
+             (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
+              "if k == kind}")),
+        Slip("Each kind has bytes of its own: count them separately.",
+             (FULL, FULL.replace("last[kind][1]", "sum(held for _, held in last.values())"))),
+        Slip("Look before you add: what does not fit begins a list.",
+             (FULL, "last[kind][1] >= threshold")),
+        Slip("What fills the buffer to its last byte still fits: compare with >, not with >=.",
+             ("> threshold", ">= threshold")),
+        Slip("A list of no bytes is a list: ask whether there is one, not how many bytes it holds.",
+             ("kind not in last", "not last.get(kind, [0, 0])[1]")),
+        Slip("A new list begins with no bytes.",
+             (BEGIN, "last[kind] = [[], last.get(kind, [0, 0])[1]]")),
+        Slip("Every list that was begun must be in the result, also the last one.",
+             (RETURN, "return groups[:-1]")),
+        Slip("There is an empty list: begin one for something to put into it.",
+             (START, "groups, last = [[]], {}")),
+        Slip("A tensor of more than `threshold` bytes has a list for itself.",
+             (PUT, f"if tensor.nbytes > threshold:\n            groups.pop()\n            "
+              f"del last[kind]\n            continue\n        {PUT}")),
+        Slip("A tensor that is larger than the threshold begins a list, too, which is the newest "
+             "from then on.",
+             (KIND, f"{KIND}\n        if tensor.nbytes > threshold:\n"
+              "            groups.append([i])\n            continue")),
+        Slip("A position is the number i of enumerate(tensors).",
+             (PUT, PUT.replace("(i)", "(tensor)")), (PUT, PUT.replace("(i)", "(str(i))"))),
+        Slip("Positions begin at 0.", (IN_TURN, "in enumerate(tensors, 1)")),
+        Slip("Return a list of lists, [[0, 1], [2]] where tensors 0 and 1 share a buffer.",
+             (RETURN, "yield from groups"), (RETURN, "return [*map(tuple, groups)]"),
+             (RETURN, "return {kind: groups for kind, groups in last.items()}"),
+             (RETURN, "return tuple(groups)")),
+        Slip("Take the tensors as they come, without sorting them.",
+             (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: one[1].nbytes)"),
+             (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: one[1].nbytes)",
+              RETURN, "return [sorted(group) for group in groups]"),
+             (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: -one[1].nbytes)",
+              RETURN, "return [sorted(group) for group in groups]")),
+        Slip("`tensors` is the caller's list: sorted() makes a new one, sort() does not.",
+             (START, f"tensors.sort(key=lambda tensor: tensor.nbytes)\n    {START}")),
+        Slip("Nothing goes back into an older list: a tensor joins the newest list of its kind, or "
+             "begins a new one.", first_list_that_fits),
+        Slip("Something is kept from another call: each call begins with no lists.",
+             ("threshold):", "threshold, last={}):", START, "groups = []")),
+        Slip("A threshold of 0 is no error: it turns fusion off.",
+             (RAISES, "if threshold <= 0:"), (RAISES, "if not threshold > 0:")),
+        Slip("Raise a ValueError when the threshold is negative: otherwise it goes on as if fusion "
+             "were off.", (RAISES, "if threshold is None:"), ("raise ValueError(", "str(")),
+    ), hints=(
+        "For each (dtype, device) keep the newest list, and how many bytes it holds.",
+        "A tensor begins a new list when its kind has none yet, or when the bytes of the newest "
+        "one and its own together are more than the threshold.",
+        "if kind not in last or last[kind][1] + tensor.nbytes > threshold: last[kind] = [[], 0]; "
+        "groups.append(last[kind][0]). Then, for every tensor: last[kind][0].append(i); "
+        "last[kind][1] += tensor.nbytes.",
+    ))

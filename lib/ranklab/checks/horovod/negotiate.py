@@ -1,100 +1,179 @@
 """The check of negotiate: rounds in which ranks become ready in different orders."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch.distributed as dist
 
-from ranklab.checks.beside import GROUP, expect, on_groups
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.horovod import negotiate
 from ranklab.meter import Traffic
 
 LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are." * 2
-READY = (  # what becomes ready on each rank, in the rounds of a step; in some, some have nothing
+
+
+class Case(NamedTuple):
+    """What becomes ready in each round, for each of four ranks: words, which LONG makes names.
+
+    new_tables  each round begins with an empty table
+    """
+
+    name: str
+    words: tuple
+    new_tables: bool = False
+
+    def __str__(self):
+        return self.name
+
+    def names(self, rank):
+        return [[LONG + word for word in words.split()] for words in self.words[rank]]
+
+
+STEP = (  # in some rounds some ranks have nothing
     ("late a b c", "", "d e f i j", "g h"),
     ("b a", "c g h i", "", "f j e d late"),
     ("c b a h", "", "g j i", "f d e late"),
     ("h f", "a b c d", "", "e j i g late"))
-ROUNDS = len(READY[0])
-COORDINATOR = ("Rank 0 keeps its counts in `table`, from call to call: each rank that sends a name "
-               "adds 1 to it, and at R the name is complete.")
-TOGETHER = "All ranks call both collectives in every round, also with nothing to send."
-LEAVES = "What was complete must leave the table: the same names come again in every step."
-FIRST = (f"{GROUP} The first rank of the group does the counting, and that need not be rank 0 of "
-         "the job: compare dist.get_rank(group) with 0.")
+AGAIN = tuple(tuple(" ".join(words.split()[::-1]) for words in of_rank) for of_rank in STEP)
+NOTHING = Case("nothing is ready anywhere", (("",),) * 4)
+STEPS = Case("four rounds, and once more the same names", tuple(map(tuple.__add__, STEP, AGAIN)))
+TABLES = Case("a new table in each round", (("x", ""), *(("", "x"),) * 3), new_tables=True)
+RECEIVED = "bytes that it receives"
+TAKES_PART = "whether it takes part in the round"
 
 
-def ready_on(rank):
-    """[the names that become ready on `rank`, in each round of two steps]"""
-    step = [[LONG + name for name in names.split()] for names in READY[rank]]
-    return step + [names[::-1] for names in step]
-
-
-def complete_in(number, ranks):
-    """The oracle: the names that the last of the ranks has in this round."""
-    begin = number // ROUNDS * ROUNDS
-    had, have = (set.intersection(*({*sum(ready_on(rank)[begin:end], [])} for rank in ranks))
-                 for end in (number, number + 1))
-    return have - had
-
-
-def _trial(fn, ranks):
-    table, told, received, is_idle, is_changed = {}, [], 0, False, False
-    for names in ready_on(dist.get_rank()):
-        given = list(names)
+def _see(fn, case, ranks):
+    table, told, seen, of_ranks = {}, [], [], [None] * ranks.size
+    for names in case.names(dist.get_rank()):
+        if case.new_tables:
+            table = {}
+        ready = [*names]
         with Traffic() as traffic:
-            told.append(fn(names, table, **ranks.keywords))
-        received += traffic.received_bytes
-        is_idle |= not traffic.ops and ranks.size > 1
-        is_changed |= given != names
-    of_ranks, is_first = [None] * ranks.size, ranks.index == 0
+            told.append(_words(fn(ready, table, **ranks.keywords)))
+        seen.append((names, ready, traffic))
     dist.all_gather_object(of_ranks, told, group=ranks.group)
-    # The first has a name with one table, and all others have it with another one.
-    fn([LONG] * is_first, {}, **ranks.keywords)
-    of_new = fn([LONG] * (not is_first), {}, **ranks.keywords)
-
-    yield partial(expect, not is_idle, f"{ranks} takes no part in a round", TOGETHER)
-    yield partial(expect, not is_changed, f"{ranks}: the list `ready` is changed", "Leave it so.")
-    for number, got in enumerate(told):
-        yield partial(_told, ranks, number, got, of_ranks[0][number] or [])
-    yield partial(expect, not of_new or ranks.size == 1, f"{ranks} is told a name that was counted "
-                  "in another table", "All that is kept from call to call is in `table`.")
-    if ranks.group is None:
-        yield partial(_is_cheap, is_first, ranks, received)
+    for i, (names, ready, traffic) in enumerate(seen):
+        words, name = told[i], f"what it returns in round {i + 1}"
+        yield {TAKES_PART: Must(bool(traffic.ops) or ranks.size == 1, True),
+               f"{name}, sorted,": sorted(words) if isinstance(words, list) else words,
+               name: Must(words, of_ranks[0][i]),
+               "`ready` afterwards": Must(_words(ready), _words(names))}
+    if case == STEPS:
+        received = sum(traffic.received_bytes for *_, traffic in seen)
+        yield {RECEIVED: AtMost(received, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
+                                "enough")}
 
 
-def _told(ranks, number, got, firsts):
-    where = f"{ranks}, round {number % ROUNDS + 1} of step {number // ROUNDS + 1}:"
-    expect(isinstance(got, list), f"{where} {got} is returned, not a list", "Return the list.")
-    right, is_second = complete_in(number, ranks.members), number >= ROUNDS
-    early, lost = {*got} - right, right - {*got}
-    for is_so, what, hint in (
-        (got or not firsts, "it is told nothing, but the first rank is told something",
-         "broadcast_object_list fills the list that it is given: return what is in that list "
-         "afterwards."),
-        (len(got) == len({*got}), "it is told a name twice", LEAVES),
-        (not early, f"it is told {len(early)} names that not all ranks have yet",
-         LEAVES if is_second else COORDINATOR),
-        (not lost, f"it is not told {len(lost)} of {len(right)} names that all ranks have",
-         LEAVES if is_second else f"Names of an earlier round are forgotten. {COORDINATOR}"),
-        (got == firsts, "it gets the names in another order than the first rank", "One rank "
-         "decides, and all take its list as it is: two orders are a deadlock."),
-    ):
-        expect(is_so, f"{where} {what}{', though step 1 was right' * is_second}", hint)
+def _words(names):
+    if not isinstance(names, list):
+        return f"a {type(names).__name__}"
+    return [str(name).removeprefix(LONG) for name in names]
 
 
-def _is_cheap(is_first, ranks, received):
-    """The first gets the others' new names, padded to the longest list; they the answers alone."""
-    lengths = [[sum(map(len, names)) for names in ready_on(rank)] for rank in ranks.members]
-    what, least, hint = (
-        ("others' new names", 1.3 * (ranks.size - 1) * sum(map(max, zip(*lengths))),
-         "Send `ready` only: rank 0 has the rest.") if is_first else
-        ("names that it is told", 2.5 * sum(lengths[0]),
-         "Only rank 0 needs everybody's lists: gather_object, not all_gather_object."))
-    expect(received <= least, f"{ranks} receives {received} bytes, much more than the {what}", hint)
+def _enough(ranks):
+    """Rank 0 of the group gets the others' new names, padded to the longest list of the round; they
+    get the answers alone.
+    """
+    lengths = [[sum(map(len, names)) for names in STEPS.names(rank)] for rank in ranks.members]
+    if ranks.index == 0:
+        return 1.3 * (ranks.size - 1) * sum(map(max, zip(*lengths)))
+    return 1.5 * sum(lengths[0])
 
 
-def check_negotiate(fn):
-    on_groups(_trial, fn, failures={"hang: .*": TOGETHER, "ValueError: .*not part of.*": FIRST},
-              group_hint=FIRST)
-    yield "on 4, 3, 2 and 1 ranks: a name is told when the last rank has it, once"
-    yield "the same list on every rank, whatever the orders; names may come again in the next step"
-    yield "ranks other than 0 receive the answer only; inside a group it talks to nobody outside"
+# --- right for another reason ---------------------------------------------------------------------
+
+def by_sets(ready, table, group=None):
+    """Every rank knows the names of all."""
+    lists = [None] * dist.get_world_size(group)
+    dist.all_gather_object(lists, ready, group=group)
+    for rank, names in enumerate(lists):
+        table.setdefault(rank, set()).update(names)
+    complete = sorted(set.intersection(*table.values()))
+    for names in table.values():
+        names.difference_update(complete)
+    return complete
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+def says_it_again_and_again(ready, table, group=None):
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    waiting = table.get("waiting", []) + ready
+    lists = [None] * R if rank == 0 else None
+    dist.gather_object(waiting, lists, group=group, group_dst=0)
+    told = [[name for name in waiting if all(name in one for one in lists or ())]]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    table["waiting"] = [name for name in waiting if name not in told[0]]
+    return told[0]
+
+
+START = "rank, R ="
+FORGET = "                del table[name]\n"
+COUNTS = "table[name] = table.get(name, 0) + 1"
+LISTS = "for names in lists or ():"
+GATHER = "dist.gather_object(ready, lists, group=group, group_dst=0)"
+ANSWER = "return answer[0]"
+NEGOTIATE = Proof(
+    negotiate,
+    Stage({"on 4, 3, 2 and 1 ranks: a name is told when the last rank has it, once": (),
+           "the same list on every rank, whatever the orders; names may come again in the next "
+           "step": tuple(f"what it returns in round {number}" for number in range(1, 9)),
+           "ranks other than 0 receive the answer only; inside a group it talks to nobody outside":
+           (RECEIVED,)},
+          _see, (NOTHING, STEPS, TABLES), (4,), (ALL, *GROUPS), oracle=by_sets),
+    mistakes=(
+        Slip("Names of an earlier round are forgotten. Rank 0 keeps its counts in `table`, from "
+             "call to call.", ("complete = []", "complete, table = [], {}"),
+             (GATHER, f"table.clear()\n    {GATHER}")),
+        Slip("A name is told that not all ranks have yet: it is complete at R.",
+             ("table[name] == R:", "name not in complete:"),
+             ("table[name] == R:", "table[name] == max(1, R - 1):")),
+        Slip("A name waits for more ranks than there are: it is complete at R.",
+             ("table[name] == R:", "table[name] > R:")),
+        Slip("Rank 0 has names, too: gather_object gives it its own list in lists[0]. Count it.",
+             (LISTS, "for names in (lists or ())[1:]:"), (GATHER, GATHER.replace(
+                 "(ready", "(ready if rank else []"))),
+        Slip("What was complete must leave the table: the same names come again in every step.",
+             (FORGET, ""), ("table[name] == R:", "table[name] >= R:", FORGET, ""),
+             (FORGET, "                table[name] = -1\n")),
+        Slip("Only rank 0 needs everybody's lists: gather_object, not all_gather_object.",
+             ("[None] * R if rank == 0 else None", "[None] * R", GATHER,
+              "dist.all_gather_object(lists, ready, group=group)")),
+        Slip("Send `ready` only: rank 0 has the rest.", says_it_again_and_again),
+        Slip("Broadcast the complete names alone. The counts are rank 0's business.",
+             ("answer = [complete]", "answer = [complete, lists, table]")),
+        Slip("One rank decides, and all take its list as it is: two orders are a deadlock.",
+             (ANSWER, "return [name for name in ready if name in answer[0]] + "
+              "[name for name in answer[0] if name not in ready]"),
+             (ANSWER, "return answer[0] if rank == 0 else sorted(answer[0], reverse=True)")),
+        Slip("broadcast_object_list fills the list that it is given: return what is in that list "
+             "afterwards.", (ANSWER, "return complete")),
+        Slip("`answer` is a list that holds the list of names: return answer[0].",
+             (ANSWER, "return answer")),
+        Slip("Return a list: its order is the order in which all ranks go on.",
+             (ANSWER, "return set(answer[0])"), (ANSWER, "return tuple(answer[0])"),
+             (ANSWER, "return dict.fromkeys(answer[0])")),
+        Slip("`ready` is the caller's list: leave it as it is.",
+             (GATHER, f"{GATHER}\n    ready.clear()"), (GATHER, f"ready.sort()\n    {GATHER}")),
+        Slip("Pass `group` on to both collectives, to get_rank and to get_world_size.",
+             (START, f"group = None\n    {START}"),
+             (GATHER, GATHER.replace("group=group, ", ""))),
+        Slip("R is the number of ranks of the group: dist.get_world_size(group).",
+             ("dist.get_world_size(group)", "dist.get_world_size()")),
+        Slip("A rank in an argument counts inside the group: group_dst=0, group_src=0.",
+             ("group_src=0", "src=0"), ("group_dst=0", "dst=0")),
+        Slip("The first rank of the group does the counting, and that need not be rank 0 of the "
+             "job: compare dist.get_rank(group) with 0.",
+             ("lists or ()", "lists if dist.get_rank() == 0 else ()"),
+             ("dist.get_rank(group)", "dist.get_rank()")),
+        Slip("All that is kept from call to call is in `table`.",
+             ("group=None):", "group=None, counts={}):",
+              GATHER, f"table = counts.setdefault(group, counts)\n    {GATHER}")),
+        Slip("All ranks call both collectives in every round, also with nothing to send.",
+             (START, f"if not ready:\n        return []\n    {START}")),
+    ), hints=(
+        "New names go to rank 0; rank 0 counts; what it finds goes to everybody.",
+        "dist.gather_object(ready, lists, group=group, group_dst=0), where `lists` is [None] * R "
+        "on rank 0 and None elsewhere. At R a name is complete, and leaves the table.",
+        "answer = [complete]; dist.broadcast_object_list(answer, group=group, group_src=0); "
+        "return answer[0]. All ranks call both, even with nothing to send.",
+    ))

@@ -1,104 +1,210 @@
 """The check of timeline: is the file a trace, and does it show what happened?"""
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-from ranklab.checks.beside import expect, located
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
+from ranklab.checks.prover import Proof, Slip, Stage, Told
+from ranklab.horovod import timeline
 
-EVENTS = [
+EVENTS = (
     ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),
     ("b", "ALLREDUCE", 1.0, 2.5), ("w", "QUEUE", 1.0, 1.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
-    ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5),  # the next step
-]
-ODD_NAMES = [(name, "QUEUE", 0.0, 1.0)
-             for name in ("0.weight", "1.weight", 'layer "a"', "back\\slash", "gr\u00f6sse")]
+    ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5))  # the next step
+ODD_NAMES = tuple((name, "QUEUE", 0.0, 1.0)
+                  for name in ("0.weight", "1.weight", 'layer "a"', "back\\slash", "gr\u00f6sse"))
 OLD = "an older file, which is longer than the trace is. " * 200
-KEPT = ("The first call was right. Is something kept from call to call, in a default argument or "
-        "in a global name? Each call begins with no rows.")
 KEYS = {"M": {"pid", "name", "args"}, "X": {"pid", "name", "ts", "dur"}}
-SLIPS = (  # (what a mistake makes of a row that is right, what it is, a hint)
-    (lambda tensor, row: [(phase, ts / 1e3, dur / 1e3) for phase, ts, dur in row], "milliseconds",
-     "The format counts microseconds: seconds * 1e6."),
-    (lambda tensor, row: [(phase, ts, ts + dur) for phase, ts, dur in row], "each phase's end",
-     '"dur" is how long it takes, end - start.'),
-    (lambda tensor, row: [(tensor, *times) for _, *times in row], "the tensor's name as phase",
-     'The "name" of an event of kind X is its phase.'),
-    (lambda tensor, row: {phase: (phase, *times) for phase, *times in row}.values(),
-     "one event of each phase", "A phase comes again in every step: write every event."),
-    (lambda tensor, row: [*row, *row], "every event twice", "Write every event once."),
-)
+FILE, ROWS, CHANGED = "the file", "the names of the rows", "`events` afterwards"
 
 
-def check_timeline(fn):
-    _is_right(fn, EVENTS)
-    yield "the file is JSON, with a row for each tensor, as Perfetto and chrome://tracing want it"
-    with hinted({"called again: .*": KEPT}):
-        located("called again", _is_right, fn, EVENTS)
-    yield "every phase is in its tensor's row, from start to end, in microseconds; none is missing"
-    for events in ([], ODD_NAMES, EVENTS[::-1], EVENTS * 2):
-        _is_right(fn, events)
-    yield "any order, no events at all, names with quotes in them"
+class Case(NamedTuple):
+    name: str
+    events: tuple
+
+    def __str__(self):
+        return self.name
 
 
-def _is_right(fn, events):
-    rows, right = _rows(_written(fn, events)), {tensor: [] for tensor, *_ in events}
-    for tensor, phase, start, end in sorted(events):
-        right[tensor].append((phase, start * 1e6, (end - start) * 1e6))
-    expect(not events or {*rows} != {phase for _, phase, *_ in events},
-           f"there is a row for each phase: {', '.join(rows)}", "A row is a tensor.")
-    expect({*rows} == {*right}, f"the rows are {sorted(rows)}, not {sorted(right)}",
-           "Each tensor has one row.")
-    for tensor, row in right.items():
-        got = _rounded(rows[tensor])
-        for of, what, hint in SLIPS if got != _rounded(row) else ():
-            expect(got != _rounded(of(tensor, row)), f"the row of {tensor!r} has {what}", hint)
-        expect(got == _rounded(row), f"[(phase, ts, dur)] of {tensor!r} is {got}, not {row}", "ts "
-               "is the start and dur is end - start, both times 1e6; every event, and once.")
-
-
-def _rounded(row):
-    return sorted((phase, round(ts, 3), round(dur, 3)) for phase, ts, dur in row)
+def _see(fn, case):
+    text, events = _written(fn, case.events)
+    trace, is_not = _read(text)
+    rows, lacks = _rows(trace)
+    yield {FILE: Told(is_not or lacks, lambda got, due: got),
+           CHANGED: events,
+           ROWS: sorted(rows),
+           **{f"the row of {tensor!r}": Told(sorted(rows.get(tensor, ())), _in_words)
+              for tensor, *_ in case.events}}
 
 
 def _written(fn, events):
-    """The entries of the file that fn(events, path) has written."""
+    """Return what is in the file afterwards, and the list of events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         path.write_text(OLD)
-        fn(given := list(events), str(path))
-        text = path.read_text()
-    expect(given == events, "the list of events is changed", "Leave it as it is.")
-    expect(not text.startswith(OLD), "what was in the file before is still there",
-           'open(path, "w") starts afresh, "a" goes on at its end.')
+        fn(given := [*events], str(path))
+        return path.read_text(), given
+
+
+def _in_words(got, due):
+    """Tell which event is wrong."""
+    one, other = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
+    number = f"of {len(got)} events, not of {len(due)}" if len(got) != len(due) else "wrong"
+    return (f"{number}: one, as (phase, ts, dur), is {one or 'missing'}, not "
+            f"{other or 'in the events'}")
+
+
+def _read(text):
+    """Return the entries of the trace; and what the file is instead, or ""."""
+    if text.startswith(OLD):
+        return [], "what it was before, and perhaps more"
     try:
-        return json.loads(text)["traceEvents"]
-    except ValueError as error:
-        raise Mistake(f"the file is not JSON: {error}; it begins with {text[:40]!r}",
-                      "json.dump(trace, file) writes quotes, commas and escapes as they must be. "
-                      "str() of a dict is Python, not JSON.") from None
-    except (LookupError, TypeError):
-        raise Mistake('the file has no "traceEvents"', 'Write {"traceEvents": [...]}.') from None
+        trace = json.loads(text)
+    except ValueError:
+        return [], f"no JSON, it begins with {text[:2]!r}" if text else "empty"
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        return [], 'JSON without a list called "traceEvents"'
+    return trace["traceEvents"], ""
 
 
 def _rows(trace):
-    """{row's name: [(phase, ts, dur), ...]}"""
+    """Return {name of a row: [(phase, ts, dur), ...]}; and what the trace is instead, or ""."""
     for entry in trace:
-        lacks = KEYS.get(entry.get("ph"), {"ph"}) - {*entry}
-        expect(not lacks, f"{entry} lacks {', '.join(lacks)}", "The docstring has both kinds.")
+        if not isinstance(entry, dict):
+            return {}, "a trace with an entry that is no dict"
+        if lacks := sorted(KEYS.get(entry.get("ph"), {"ph"}) - {*entry}):
+            return {}, f"a trace with an entry that lacks {', '.join(lacks)}"
     names = [(entry["pid"], entry["args"]["name"]) for entry in trace
              if (entry["ph"], entry["name"]) == ("M", "process_name")]
-    name_of, rows = dict(names), {name: [] for _, name in names}
-    for is_so, what, hint in (
-        (len(names) == len(rows), "there are two rows of one name", "A tensor keeps its row."),
-        (len(names) == len(name_of), "one row has two names", "Its number is the pid."),
-        ({entry["pid"] for entry in trace} <= {*name_of}, "a row has no name", "Name it once, by "
-         "an entry of kind M called process_name."),
+    name_of, events = dict(names), [entry for entry in trace if entry["ph"] == "X"]
+    rows = {name: [] for name in name_of.values()}
+    for holds, otherwise in (
+        (all(type(pid) is int for pid in name_of), "a trace in which a pid is no number"),
+        (len(names) == len({*names}), "a trace in which a row is named twice"),
+        (len({*names}) == len(name_of), "a trace in which a row has two names"),
+        (len(rows) == len(name_of), "a trace in which two rows have one name"),
+        ({event["pid"] for event in events} <= {*name_of}, "a trace in which a row has no name"),
+        ({type(event[key]) for event in events for key in ("ts", "dur")} <= {int, float},
+         "a trace in which a time is no number"),
     ):
-        expect(is_so, what, hint)
-    for entry in trace:
-        if entry["ph"] == "X":
-            rows[name_of[entry["pid"]]].append((entry["name"], entry["ts"], entry["dur"]))
-    return rows
+        if not holds:
+            return {}, otherwise
+    for event in events:
+        rows[name_of[event["pid"]]].append((str(event["name"]), event["ts"], event["dur"]))
+    return rows, ""
+
+
+# --- right for another reason ---------------------------------------------------------------------
+
+def row_by_row(events, path):
+    trace = []
+    for row, tensor in enumerate(sorted({tensor for tensor, *_ in events})):
+        trace += [{"ph": "M", "name": "process_name", "pid": row, "args": {"name": tensor}}]
+        trace += [{"ph": "X", "name": phase, "pid": row, "ts": round(1e6 * start),
+                   "dur": round(1e6 * end) - round(1e6 * start)}
+                  for each, phase, start, end in events if each == tensor]
+    Path(path).write_text(json.dumps({"traceEvents": trace}))
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+DUMP = 'json.dump({"traceEvents": trace}, file)'
+EACH = "for tensor, phase, start, end in events"
+START, LENGTH = '"ts": start * 1e6', '"dur": (end - start) * 1e6'
+FIRST, NUMBERED = "if tensor not in rows:", "rows[tensor] = len(rows) + 1"
+BEGIN, EVENT = "rows, trace = {}, []", 'trace.append({"ph": "X"'
+NAME = '"process_name", "pid": rows[tensor], "tid": 0'
+PHASE = 'phase, "pid": rows[tensor], "tid": 0'
+TIMELINE = Proof(
+    timeline,
+    Stage({"the file is JSON, with a row for each tensor, as Perfetto and chrome://tracing want "
+           "it": (FILE, CHANGED, ROWS),
+           "every phase is in its tensor's row, from start to end, in microseconds; none is "
+           "missing": tuple(f"the row of {tensor!r}" for tensor in "wb")},
+          _see, (Case("8 events of 2 tensors", EVENTS), Case("the same once more", EVENTS)),
+          oracle=row_by_row),
+    Stage("any order, no events at all, names with quotes in them", _see,
+          (Case("no events", ()), Case("names with quotes in them", ODD_NAMES),
+           Case("the last event comes first", EVENTS[::-1]), Case("each twice", EVENTS * 2)),
+          oracle=row_by_row),
+    mistakes=(
+        # times
+        Slip("The format counts microseconds: seconds * 1e6.",
+             (START, START.replace("1e6", "1e3"), LENGTH, LENGTH.replace("1e6", "1e3")),
+             (START, '"ts": start', LENGTH, '"dur": end - start'),
+             (START, START.replace("1e6", "1e9"), LENGTH, LENGTH.replace("1e6", "1e9"))),
+        Slip("A time is a number, not a text.", (START, '"ts": str(start * 1e6)'),
+             (LENGTH, '"dur": f"{(end - start) * 1e6:.0f}"')),
+        Slip('"dur" is in microseconds, too.', (LENGTH, '"dur": end - start')),
+        Slip('"dur" is how long it takes, end - start, and not when it ends.',
+             (LENGTH, '"dur": end * 1e6')),
+        Slip('"dur" is end - start, not the other way round.',
+             (LENGTH, '"dur": (start - end) * 1e6')),
+        Slip('"ts" is when it starts.', (START, '"ts": end * 1e6')),
+        Slip("Times count from when the timeline began, and not from the first event.",
+             (START, '"ts": (start - events[0][2]) * 1e6'),
+             (START, '"ts": (start - min(each[2] for each in events)) * 1e6')),
+        # which events
+        Slip("A phase comes again in every step: write every event, and not the last of each "
+             "phase.", (EACH, "for (tensor, phase), (start, end) in {(tensor, phase): times "
+                        "for tensor, phase, *times in events}.items()")),
+        Slip("A phase comes again in every step: write every event, and not the first of each "
+             "phase.", (EACH, "for (tensor, phase), (start, end) in {(tensor, phase): times "
+                        "for tensor, phase, *times in events[::-1]}.items()")),
+        Slip("Write every event once.", (EACH, f"{EACH} * 2")),
+        Slip("A phase that takes no time is an event, too.",
+             (EVENT, f"if end > start:\n            {EVENT}")),
+        Slip("The first event of a tensor is an event, too: it comes after the name of its row.",
+             (EVENT, f"else:\n            {EVENT}")),
+        # rows
+        Slip('The "name" of an event of kind X is its phase.', ('"name": phase', '"name": tensor')),
+        Slip("A row is a tensor, not a phase: an event is (tensor, phase, start, end).",
+             (EACH, "for phase, tensor, start, end in events")),
+        Slip('Every row has a name, by an entry of kind M called "process_name", which comes when '
+             "you first meet its tensor.",
+             ('"process_name"', "tensor"), ('"process_name"', '"thread_name"'),
+             ('trace.append({"ph": "M"', 'dict({"ph": "M"')),
+        Slip("A tensor keeps its row: give it a number when you first meet it.",
+             (FIRST, "if True:", NUMBERED, "rows[tensor] = len(trace)")),
+        Slip("Name a row once, when you first meet its tensor.",
+             (FIRST, "if True:", NUMBERED, "rows.setdefault(tensor, len(rows) + 1)")),
+        Slip('Each tensor has a row of its own, the next number, and that is the "pid".',
+             (NUMBERED, "rows[tensor] = 1"),
+             (NAME, '"process_name", "pid": 0, "tid": rows[tensor]',
+              PHASE, 'phase, "pid": 0, "tid": rows[tensor]')),
+        Slip('The "pid" is a number: the row, and not the name of the tensor.',
+             (NAME, NAME.replace("rows[tensor]", "tensor"),
+              PHASE, PHASE.replace("rows[tensor]", "tensor"))),
+        Slip("Each event needs the number of its tensor's row.",
+             (PHASE, PHASE.replace("rows[tensor]", "len(rows)"))),
+        Slip('An event is one entry of kind "X", which has a start and a length.',
+             ('"ph": "X"', '"ph": "B"')),
+        Slip("Something is kept from another call: each call begins with no rows.",
+             ("path):", "path, rows={}):", BEGIN, "trace = []")),
+        Slip("The entries of another call are still there: each call begins with no trace.",
+             ("path):", "path, trace=[]):", BEGIN, "rows = {}")),
+        Slip("Leave the list of events as it is: sorted() makes a new one, sort() does not.",
+             (BEGIN, f"events.sort(key=lambda event: event[2])\n    {BEGIN}")),
+        # the file
+        Slip("str() of a dict is Python, not JSON: json.dump(trace, file).",
+             (DUMP, 'file.write(str({"traceEvents": trace}))')),
+        Slip("json.dump writes quotes, commas and escapes as they must be.",
+             (DUMP, """file.write(str({"traceEvents": trace}).replace("'", '"'))""")),
+        Slip('Write {"traceEvents": [...]}, a dict, and not the list alone.',
+             (DUMP, "json.dump(trace, file)"),
+             (DUMP, 'json.dump({"events": trace}, file)')),
+        Slip("One JSON document: json.dump of all entries together.",
+             (DUMP, 'file.writelines(json.dumps(each) + "\\n" for each in trace)')),
+        Slip("Nothing is written: json.dump(trace, file), or file.write(json.dumps(trace)).",
+             (DUMP, 'json.dumps({"traceEvents": trace})'), (DUMP, "return trace")),
+        Slip('open(path, "w") starts afresh, "a" goes on at the end of what was there.',
+             ('"w"', '"a"')),
+    ), hints=(
+        "A row is a number, the pid. Give each tensor the next one when you first meet it, and "
+        "name the row once.",
+        "rows.setdefault is not enough: a new row also needs the entry with its name.",
+        'At the end json.dump({"traceEvents": trace}, file). ts = start * 1e6, dur = '
+        '(end - start) * 1e6.',
+    ))

@@ -4,13 +4,13 @@ from ranklab import checkpoint
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.hybrid.build_mesh import check_build_mesh
 from ranklab.checks.hybrid.choose_layout import check_choose_layout
-from ranklab.checks.hybrid.gradients import check_mesh_grad_norm, check_tied_embedding_sync
+from ranklab.checks.hybrid.gradients import check_tied_embedding_sync
+from ranklab.checks.hybrid.mesh_grad_norm import MESH_NORM
 from ranklab.checks.hybrid.parallelize import check_parallelize
 from ranklab.checks.hybrid.predictions import PREDICTIONS
 from ranklab.checks.hybrid.reshard_checkpoint import check_reshard_checkpoint
 from ranklab.hybrid import parallelize
 from ranklab.mesh import build_mesh
-from ranklab.mesh import mesh_grad_norm
 from ranklab.pipeline_parallel import tied_embedding_sync
 from ranklab.planner import choose_layout
 
@@ -41,11 +41,7 @@ EXERCISES = (
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, group=group, group_peer=other), "
         "dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)]); wait; mine + theirs",
     )),
-    Exercise(mesh_grad_norm, check_mesh_grad_norm, hints=(
-        "If all ranks add up all squares that they hold, how often does each number count?",
-        "Divide each sum of squares by its copies, add up here, then over ranks, then the root.",
-        "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
-    )),
+    MESH_NORM,
     Exercise(checkpoint.reshard_checkpoint, check_reshard_checkpoint, hints=(
         "A piece is at 3 to 6 of the whole, and a box at 0 to 4. Which numbers do they share?",
         "In each dim they share everything from the larger offset to the smaller end. Subtract the "

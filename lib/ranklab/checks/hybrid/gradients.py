@@ -1,6 +1,5 @@
-"""The checks of tied_embedding_sync and mesh_grad_norm: gradients of one step, on real ranks."""
+"""The check of tied_embedding_sync: gradients of one step, on real ranks."""
 
-import math
 from collections import Counter
 from functools import partial
 
@@ -9,10 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.beside import beside, expect, on_groups
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import LEFT, MISMATCH
+from ranklab.checks.failures import MISMATCH
 from ranklab.checks.handles import Waits, all_awaited
-from ranklab.checks.trial import explain
 from ranklab.engine import device
 from ranklab.meter import Traffic
 
@@ -30,18 +27,6 @@ TIED_FAILURES = {
     "(Type|Attribute)Error: .*'NoneType'.*":
         "On a rank without copies `other` is None: nothing is sent there.",
 }
-SQUARES = "Square, add up over all ranks, and take the root last: total.sqrt().float()."
-COPIES = "A gradient on `copies` ranks is added up `copies` times: divide its square by copies."
-DOUBLE = ("In float32 the squares of 1e30 and 1e-30 are inf and 0, and bf16 has only 8 bits of "
-          "precision: call gradient.double() first.")
-HINTS = {"plain": SQUARES, "zeros": "The norm of zeros is 0. Don't divide by a number that may be "
-                                    "0."}
-CASES = "plain", "bf16", "large", "small", "zeros", "inf", "nan"
-NORM_FAILURES = {
-    LEFT: "Every rank calls one all-reduce in its `group`, also one that holds nothing.",
-    "AttributeError: 'int' object .*|TypeError: Invalid function .* <class 'int'> .*":
-        "Begin with torch.zeros((), dtype=torch.float64, device=device()).",
-}
 
 
 def _numbers(*seed):
@@ -49,8 +34,6 @@ def _numbers(*seed):
     generator = torch.Generator().manual_seed(sum(n * 100**i for i, n in enumerate(seed)))
     return torch.randn(4, 3, generator=generator).T
 
-
-# --- tied_embedding_sync --------------------------------------------------------------------------
 
 def _at_end(rank, turn):
     """{name: gradient of a copy}; the second is bf16."""
@@ -102,58 +85,3 @@ def check_tied_embedding_sync(sync):
     yield "both ends have the sum of both gradients, in any type and with any strides"
     yield "each end sends its own gradients once, and waits; the other ranks send nothing"
     yield "also in a group of some ranks, where `other` counts in the group"
-
-
-# --- mesh_grad_norm -------------------------------------------------------------------------------
-
-def _holders(members):
-    """The ranks that hold each gradient: all but the last, two, or one; the last holds nothing."""
-    most = members[:-1] or members
-    return [most, most[:2], *((rank,) for rank in most)]
-
-
-def _shared(case, holders):
-    """The gradient that all these ranks hold; in two cases rank 2 has one that is not finite."""
-    x = _numbers(*holders) * {"large": 1e30, "small": 1e-30, "zeros": 0}.get(case, 1)
-    if holders == (2,) and case in ("inf", "nan"):
-        x[1, 1] = float(case)
-    return x.bfloat16() if case == "bf16" else x
-
-
-def _norms(norm, ranks):
-    for case in CASES:
-        where, of_mine = f"{case}, {ranks}", [
-            of for of in _holders(ranks.members) if dist.get_rank() in of]
-        held = [(_shared(case, of).to(device()), len(of)) for of in of_mine]
-        with Traffic() as traffic:
-            value = norm(list(held), ranks.group)
-        sent = [op.payload_bytes for op in traffic.ops]
-        yield partial(_look_at_norm, where, case, value, ranks.members)
-        yield partial(expect, all(x.cpu().allclose(_shared(case, of), 0, 0, equal_nan=True)
-                                  for (x, _), of in zip(held, of_mine)),
-                      f"{where}: a gradient is changed", "The optimizer still needs it.")
-        yield partial(expect, len(sent) <= 1 and sum(sent) <= 8, f"{where}: messages of {sent} "
-                      "bytes, not one of 8", "Add up here first, and send one float64.")
-
-
-def check_mesh_grad_norm(norm):
-    on_groups(_norms, norm, failures=NORM_FAILURES)
-    yield "each number counts once, by one message of 8 bytes inside its group"
-    yield "also for bf16, 1e30 and 1e-30; all ranks see inf or NaN of one rank"
-
-
-def _look_at_norm(where, case, value, members):
-    if not isinstance(value, torch.Tensor):
-        raise Mistake(f"{where}: a {type(value).__name__}, not a tensor", SQUARES)
-    squares = [(_shared(case, of).double().square().sum(), of) for of in _holders(members)]
-    sums = {"right": (sum(s for s, _ in squares), ""),
-            "the root of all squares": (sum(s * len(of) for s, of in squares), COPIES),
-            "with copies as factors": (sum(s * len(of)**2 for s, of in squares), COPIES),
-            "that of this rank alone": (torch.as_tensor(sum(
-                s / len(of) for s, of in squares if dist.get_rank() in of)), SQUARES)}
-    slips = {name: (total.sqrt().float(), hint) for name, (total, hint) in sums.items()}
-    right, _ = slips.pop("right")
-    if math.isfinite(right):
-        return explain(f"{where}: the norm", value.cpu(), right, slips, HINTS.get(case, DOUBLE))
-    expect(not math.isfinite(value), f"{where}: {value}, where one rank has an {case}",
-           "Then no rank's norm may be finite: all must skip the step, or none.")
