@@ -103,6 +103,7 @@ def negotiate(ready, table, group=None):
     `ready` are the names that became ready here since the last call, in any order. `table` is a
     dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready. A
     complete name leaves it. All ranks call this, also with nothing ready.
+    cost  each rank sends rank 0 its names, and gets the complete ones alone
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lists = [None] * R if rank == 0 else None
@@ -414,6 +415,7 @@ def adasum(x, sizes=None, group=None):
 
     `x` may hold several tensors one after the other, `sizes` elements each: combine each of them
     separately. Add up dot products in float64.
+    cost  2(R-1)/R of x's bytes from each rank
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if R & (R - 1):

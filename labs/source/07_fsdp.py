@@ -311,9 +311,10 @@ def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """The gradients, one vector over all ranks of the group, are no longer than max_norm.
 
     Returns the norm before, in a tensor or as a number, equal on all ranks: NaN or infinite on all,
-    where one gradient on one rank is. A parameter without gradient (None) does not count, and a
-    rank may have none at all. Gradients of 16 bits are added up in more. Where the norm is below
-    max_norm, all stay as they are. With offload they are on the CPU: the factor must come to them.
+    where one gradient on one rank is; what gradients are then does not matter. A parameter without
+    gradient (None) does not count, and a rank may have none at all. Gradients of 16 bits are added
+    up in more. Where the norm is below max_norm, all stay as they are, but for rounding. With
+    offload they are on the CPU: the factor must come to them.
     group  the ranks that share the rows
     cost   one all-reduce of 8 bytes
     """

@@ -218,7 +218,7 @@ check(pp_in_flight=...)
 # %%
 def one_f_one_b_schedule(stages, micro_batches):
     """A schedule in which each rank does some forwards, then one forward and one backward in turn.
-    Rank s never holds more than stages - s micro-batches.
+    Rank s never holds more than stages - s micro-batches. The bubble is GPipe's.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
     both in order of micro-batches; there may be fewer micro-batches than stages.

@@ -79,11 +79,14 @@ def build(root: Path, stems=(), force=False):
 def _build_tables(stems):
     """The tables of what mistakes show are up to date: see checks/prover/tables.py."""
     old = [proof for proof in _proofs(stems) if not tables.is_current(proof)]
-    for proof, pairs in tables.build_all(old):
-        print(f"{proof.name}: table of {len(proof.mistakes)} mistakes built")
-        for one, other in pairs:
-            print(f"{proof.name}: these two show the same, so a learner gets both:\n  {one}\n"
-                  f"  {other}")
+    try:
+        for proof, pairs in tables.build_all(old):
+            print(f"{proof.name}: table of {len(proof.mistakes)} mistakes built")
+            for one, other in pairs:
+                print(f"{proof.name}: these two show the same, so a learner gets both:\n  {one}\n"
+                      f"  {other}")
+    except tables.PassingMistake as error:
+        raise BuildError(str(error)) from None
 
 
 def _proofs(stems):

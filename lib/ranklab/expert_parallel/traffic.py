@@ -10,8 +10,8 @@ def moe_traffic(counts, row_bytes):
 
     A row goes there and comes back, and in backward its gradients travel both ways again. What
     stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts: (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first E/R
-        experts, ...
+    counts: (R, E), whole numbers of any type, perhaps a view: how many rows of rank r chose
+        expert e; rank 0 has the first E/R experts, ...
     row_bytes: of one row: C numbers.
     Raises: ValueError if R does not divide E.
     Lab: 11

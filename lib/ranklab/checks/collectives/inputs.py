@@ -165,7 +165,7 @@ def seen_of(call, ranks, case, x, out, cost, of_out=lambda out: out, size=None, 
         "what it uses of the backend's collectives": Must(sorted(BACKENDS & {*traffic.calls}), []),
         **more(traffic),
         **({"bytes sent": AtMost(100 * traffic.sent_bytes / whole, 100 * share,
-                                 "sends {:.1f} MB of a 100 MB tensor; {:.1f} MB is enough")}
+                                 "sends {:.1f} MB for each 100 MB of x; {:.1f} MB is enough")}
            if whole and is_settled else {}),
         **({"messages sent": AtMost(traffic.sent_messages, messages),
             "ranks that it sends to": AtMost(len(traffic.bytes_to), peers)} if is_settled else {}),

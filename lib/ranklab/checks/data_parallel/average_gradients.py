@@ -17,7 +17,8 @@ LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
 def gradient_of(name, p, rank, turn):
     """Return the gradient that `rank` has for a parameter: sums and means of these are exact."""
     random = torch.Generator().manual_seed(1000 * rank + 7 * turn + sum(map(ord, name)))
-    return 12.0 * torch.randint(-99, 100, p.shape, generator=random).to(p.dtype)
+    most = 10 if p.dtype == torch.bfloat16 else 100
+    return 12.0 * torch.randint(1 - most, most, p.shape, generator=random).to(p.dtype)
 
 
 def _see(fn, case, ranks):
@@ -65,7 +66,7 @@ MADE = """        if parameter.grad is None:  # others may have one, and wait fo
 SKIP = "if not parameter.requires_grad"
 AVERAGE = Proof(
     average_gradients,
-    Stage({"every gradient is the mean over ranks, on 1, 2, 3, 4 ranks; in two types": (),
+    Stage({"every gradient is the mean over ranks, on 1, 2, 3, 4 ranks; in three types": (),
            "where a rank has no gradient, it counts as zeros; frozen parameters get none": (),
            "at most one all-reduce for each parameter; gradients travel once, and every handle is "
            "waited for": COST,
@@ -114,6 +115,10 @@ AVERAGE = Proof(
         Slip("Each travels in its own type: in float32 a double loses digits.",
              (DIVIDE, "mean = parameter.grad.float() / R", CALL,
               "dist.all_reduce(mean, group=group)\n        parameter.grad.copy_(mean)")),
+        Slip("Gradients travel in their own type: float32 has twice the bytes of bfloat16.",
+             (CALL, "mean = parameter.grad.to(max(parameter.dtype, torch.float32, key=lambda "
+              f"dtype: dtype.itemsize))\n        {CALL.replace('parameter.grad', 'mean')}\n"
+              "        parameter.grad.copy_(mean)")),
         Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
              "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
              ("model.parameters()",

@@ -36,12 +36,12 @@ def _call(fn, ranks, src, rehearsed=False):
         fn(model, src, **ranks.keywords)
     cost = sent.cost(tensors, ranks)
     pairs = [*zip(before, model.named_parameters())]
-    return cost if rehearsed else {
+    return cost if rehearsed else cost | {
         name: Told(tensor, partial(_as_own, name, dist.get_rank()))
         for name, tensor in _state(model).items()} | {
         SAME: Must([name for (old, _), (name, p) in pairs if p is not old], []),
         TRAINED: Must([name for (_, old), (name, p) in pairs if p.requires_grad != old], []),
-        IN_GRAPH: Must(_is_in_graph(model), False)} | cost
+        IN_GRAPH: Must(_is_in_graph(model), False)}
 
 
 def _as_own(name, rank, got, due):

@@ -52,12 +52,13 @@ def _see(fn, case, ranks):
             optimizer.zero_grad()
             loss_of(model, x).backward()
             optimizer.step()
-    nbytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    # gradients are no larger than parameters, and each step sends one number more
+    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    whole = sum(p.nbytes for p in model.parameters()) + buffers
     yield {BATCHES: numbers, AHEAD: AtMost(max(ahead, default=0), 1),
            JOINING: Must(joining, [True] * len(joining)), AFTER: _after(model),
            SENT: AtMost(sum(op.payload_bytes for op in traffic.ops),
-                        steps * (nbytes + 8) + 8 + nbytes),
+                        steps * (gradients + buffers + 8) + 8 + whole),
            } | {f"`{name}` at the end": tensor for name, tensor in model.state_dict().items()}
 
 
@@ -104,6 +105,7 @@ AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) g
 ON_AND_ON = ("A rank without a batch must go on taking part, by shadow(), until the result is -1: "
              "then nobody goes on.")
 GO_ON = "going_on, dist.ReduceOp.MAX, group=model.group"
+RANK = "-1 if batch is None else rank"
 SHADOW = "                model.shadow()\n"
 JOIN = Proof(
     join_uneven,
@@ -153,6 +155,12 @@ JOIN = Proof(
              ("model.module, last", "model.module, going_on.item()")),
         Slip("In each step the gradients, the buffers and one number; the model's weights once, at "
              "the end.", (LAST, f"{LAST}\n            {HAND_OVER}")),
+        Slip("Who goes on is one number, the largest of all ranks: an all-reduce of 8 bytes.",
+             (RANK, f"[{RANK}] * 2", "going_on < 0", "going_on[0] < 0", "going_on.item()",
+              "going_on[0].item()"),
+             (f"dist.all_reduce({GO_ON})", "of_ranks = [None] * dist.get_world_size(model.group)\n"
+              "            dist.all_gather_object(of_ranks, going_on, group=model.group)\n"
+              "            going_on = max(of_ranks)")),
         Slip("Ranks count inside the group: dist.get_rank(model.group).",
              ("get_rank(model.group)", "get_rank()")),
         Slip("Pass model.group on to every collective.", ("last, model.group)", "last)"),

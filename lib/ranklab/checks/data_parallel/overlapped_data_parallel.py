@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.checks.data_parallel.no_sync import AFTER, INSIDE, pieces
-from ranklab.checks.data_parallel.sent import DIVIDED, OUTSIDE, UNENDED, Sent
+from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
 from ranklab.checks.data_parallel.toys import gradients, loss_of, rows, toy
 from ranklab.checks.prover import ALL as ALL_RANKS
 from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage, Told
@@ -67,7 +67,7 @@ LATE, AFTER_ALL = ("buckets that leave in finish(), though all gradients were th
 WORKS, WAITING, MISSING = ("the length of self.works after backward", "the order of self.waiting "
                            "after backward", "the lengths of bucket.missing after backward")
 TIMES = (IS_COPY, BLOCKING, ELSE, ORDER, ASKED, WAITS, LATE, AFTER_ALL, OUTSIDE, WORKS, WAITING,
-         MISSING, UNENDED, DIVIDED)
+         MISSING)
 
 
 def _see(fn, case, ranks):
@@ -93,7 +93,8 @@ def _backwards(new, ranks, make, orders, finds):
         model.zero_grad(set_to_none=finds or turn == 0)
         events, sent = _events(wrapped, loss_of(wrapped, x, order))
         all_used = all(len(each) == len(ALL) for each in orders[turn])
-        yield _times(wrapped, events, orders is EVEN, all_used, finds) | sent.ended(ranks) | {
+        times = _times(wrapped, events, orders is EVEN, all_used, finds)
+        yield sent.ended(ranks) | times | {
             name: Told(gradient, partial(_as_own, own[name]))
             for name, gradient in gradients(model).items()}
 

@@ -64,9 +64,10 @@ class Case(NamedTuple):
 
 
 CASES = tuple(map(Case, CHANGES))
-TYPE, NANS, SENT, CALLS, OTHERS, NUMBERS = (
-    "the type of the answer", "NaN in what it sends", "bytes in collectives", "collectives",
-    "what it calls besides all_reduce", "the type of the numbers that it sends")
+TYPE, NANS, DTYPE = ("the type of the answer", "NaN in what it sends",
+                     "the type of the numbers that it sends")
+SENT, CALLS, OTHERS, NUMBERS = ("bytes in collectives", "collectives", "what it calls besides "
+                                "all_reduce", "the number of numbers that it sends")
 
 
 def _see(fn, case, ranks):
@@ -83,11 +84,12 @@ def _see(fn, case, ranks):
                if not torch.equal(p.nan_to_num(), before[name].nan_to_num())]
     yield {TYPE: Must(type(answer).__name__, "bool"),
            NANS: AtMost(sum(int(each.isnan().sum()) for each in sent.tensors), 0),
+           DTYPE: Must(str(tensor.dtype), "torch.int64"),
            "the answer": bool(answer),
            SENT: AtMost(sum(op.payload_bytes for op in ops), 256, "puts {:,.0f} bytes into "
                         "collectives; 16 are enough"),
            CALLS: AtMost(len(ops), 1), OTHERS: Must(sorted({*calls} - {"all_reduce"}), []),
-           NUMBERS: Must(f"{tensor.numel()} of {tensor.dtype}", "2 of torch.int64"),
+           NUMBERS: Must(tensor.numel(), 2),
            "the weights that have changed": Must(changed, []),
            } | {OUTSIDE: sent.ended(ranks)[OUTSIDE]}
 

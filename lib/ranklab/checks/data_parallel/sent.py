@@ -11,7 +11,7 @@ OUTSIDE = "what it calls of ranks outside the group"
 BYTES, CALLS, OTHERS = ("the number of bytes that travel", "calls for them",
                         "what it calls of other collectives")
 UNENDED, DIVIDED = "handles that nobody waited for", "tensors divided while they travel"
-COST = BYTES, CALLS, OTHERS, UNENDED, DIVIDED, OUTSIDE
+COST = BYTES, CALLS, OTHERS  # told after the values; what nobody waited for is told before them
 
 
 class Sent:
@@ -62,9 +62,9 @@ class Sent:
         if self.rehearsed:
             nbytes += sum(tensor.nbytes for tensor in self.tensors)
             number += len(self.tensors)
-        return {BYTES: Must(nbytes, sum(tensor.nbytes for tensor in tensors)),
-                CALLS: AtMost(number, len(tensors)),
-                OTHERS: Must(sorted(calls), [])} | self.ended(ranks)
+        return self.ended(ranks) | {
+            BYTES: Must(nbytes, sum(tensor.nbytes for tensor in tensors)),
+            CALLS: AtMost(number, len(tensors)), OTHERS: Must(sorted(calls), [])}
 
     def ended(self, ranks):
         """Return what it shows of a function that waits for all that it has begun."""

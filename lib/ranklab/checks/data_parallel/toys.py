@@ -32,10 +32,12 @@ def toy(seed):
 
 
 def toy_with_more(seed):
-    """Also with a parameter that is channels-last, in another order in memory, a submodule's buffer
-    as in a batch norm, and a buffer that no checkpoint holds: state_dict() does not list it.
+    """Also with a parameter that is channels-last, in another order in memory, one of 16 bits, a
+    submodule's buffer as in a batch norm, and a buffer that no checkpoint holds: state_dict() does
+    not list it.
     """
     model = toy(seed)
+    model.narrow = nn.Linear(6, 2, bias=False).to(device(), torch.bfloat16)
     model.images = nn.Conv2d(3, 2, 2, bias=False).to(device(), memory_format=torch.channels_last)
     model.images.register_buffer("average", torch.rand(2).to(model.scale))
     model.register_buffer("mask", torch.rand(3).to(model.scale), persistent=False)

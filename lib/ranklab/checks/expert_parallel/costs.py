@@ -18,14 +18,17 @@ class Rows(NamedTuple):
     ranks: int
     n_experts: int
     row_bytes: int
+    dtype: str = "int64"
 
     def __str__(self):
-        return f"{count_ranks(self.ranks)}, {self.n_experts} experts, {self.row_bytes} bytes a row"
+        return (f"{count_ranks(self.ranks)}, {self.n_experts} experts, {self.row_bytes} bytes a "
+                f"row, counts in {self.dtype}")
 
     def counts(self):
         """Return a view: nothing is said of how it lies."""
         random = torch.Generator().manual_seed(self.ranks)
-        return torch.randint(50, (self.n_experts, self.ranks), generator=random).T
+        counts = torch.randint(50, (self.n_experts, self.ranks), generator=random)
+        return counts.to(getattr(torch, self.dtype)).T
 
 
 def _see_traffic(fn, case):
@@ -47,7 +50,7 @@ def row_by_row(counts, row_bytes):
             s = e * R // E
             if s != r:
                 for source, target in ((r, s), (s, r), (r, s), (s, r)):  # back: the gradients
-                    sent[source, target] += counts[r, e] * row_bytes
+                    sent[source, target] += int(counts[r, e]) * row_bytes
     return sent
 
 
@@ -57,7 +60,8 @@ TRAFFIC = Proof(
     moe_traffic,
     Stage("bytes from each rank to each other one, there and back, forward and backward",
           _see_traffic, tuple(Rows(*each) for each in (
-              (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2))), oracle=row_by_row),
+              (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2),
+              (4, 8, 2**26 + 1, "int32"))), oracle=row_by_row),
     Stage("ranks that do not divide the experts are a ValueError", _see_refusal, (Rows(4, 6, 8),),
           oracle=row_by_row),
     mistakes=(
@@ -81,6 +85,11 @@ TRAFFIC = Proof(
         Slip("Add up over the experts of a rank, not over the ranks.",
              (ROWS, "counts.unflatten(1, (R, -1)).sum(0).sum(-1).repeat(R, 1)")),
         Slip("Bytes are whole numbers: int64.", (BYTES, "2.0 * row_bytes * (rows + rows.T)")),
+        Slip("int32 ends at 2**31, and bytes soon get there: add up in int64.",
+             (ROWS, ROWS.replace("sum(-1)", "sum(-1, dtype=counts.dtype)"))),
+        Slip("float32 has 24 bits, and bytes need more: whole numbers, in int64.",
+             (ROWS, ROWS.replace("counts", "counts.float()"), f"return {BYTES}",
+              f"return ({BYTES}).long()")),
         Slip("This is one number. Return what each rank sends each, (R, R).",
              (BYTES, f"({BYTES}).sum()"), (BYTES, f"({BYTES}).sum(1)")),
         Slip("`counts` is an argument: work on a copy.",

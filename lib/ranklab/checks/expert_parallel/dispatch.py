@@ -199,7 +199,8 @@ def _see_combine(fn, tokens, ranks):
     row_bytes = C * rows.element_size()
     with Traffic() as traffic, Waits() as waits:
         out = fn(rows, sent, weights, **ranks.keywords)
-    yield {OUT: out, **costs(traffic, waits, 1, row_bytes * len(coming))}
+    yield {OUT: out, "rows afterwards": rows, "weights afterwards": weights,
+           **costs(traffic, waits, 1, row_bytes * len(coming))}
     gradient = (torch.arange(len(weights) * C, device=device()) % 7 - 3.0) * (index + 1)
     with Traffic() as traffic, Waits() as waits:
         _backward(out, gradient.view(-1, C))
@@ -266,6 +267,10 @@ COMBINE = Proof(
         Slip("The result has a row for each token, (N, C), not for each row that was sent.",
              ("torch.zeros(len(weights)", "torch.zeros(len(sent.order)"),
              (f"return {ADD}", "return weighted.float()")),
+        Slip("The last tokens may have no expert. They get a row of zeros, too: (N, C).",
+             ("torch.zeros(len(weights)", "torch.zeros(max(sent.order.tolist(), default=-1) // k "
+              "+ 1")),
+        Slip("`rows` is an argument: work on a copy.", (BACK, f"{BACK}\n    rows.data.zero_()")),
         Slip("Rows travel in their own type: float() after the all-to-all.",
              (HOME, HOME.replace("arrivals,", "arrivals.float(),"))),
         Slip("Weights have a gradient: no detach().",

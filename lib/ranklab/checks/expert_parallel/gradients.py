@@ -16,7 +16,8 @@ from ranklab.meter import Traffic
 
 OWN = (0,), (1,), (2,), (3,), (0, 2), (1, 3)  # all ranks make all of these groups
 OWNERS = {4: ((0, 2), (1, 3)), 3: ((1,), (2,), (3,))}  # by the size of the group; or all of it
-SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down": (2, 4, 3)}
+SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down": (2, 4, 3),
+          "patches": (2, 3, 2, 2)}
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
 OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had none of"
 
@@ -36,7 +37,9 @@ class Backward(NamedTuple):
         seed = 31 * dist.get_rank() + sum(map(ord, self.dtype + name))
         random = torch.Generator().manual_seed(seed)
         gradient = 12.0 * torch.randint(-99, 100, SHAPES[name], generator=random)
-        return gradient.to(device(), getattr(torch, self.dtype))  # 12: four ranks divide it, too
+        gradient = gradient.to(device(), getattr(torch, self.dtype))  # 12: 4 ranks divide it, too
+        is_image = gradient.dim() == 4  # convolutions have such gradients
+        return gradient.to(memory_format=torch.channels_last) if is_image else gradient
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def _see(fn, backward, ranks):
         fn(shared, experts, own, **ranks.keywords)
     names = {name: (OF if backward.all_have or name not in NONE else WITHOUT).format(name)
              for name in SHAPES}
-    yield {**costs(traffic, waits, len(SHAPES), 4 * sum(p.numel() for p in parameters.values())),
+    yield {**costs(traffic, waits, len(SHAPES), sum(p.nbytes for p in parameters.values())),
            **{f"`{name}`": p for name, p in parameters.items()},
            **{names[name]: p.grad for name, p in parameters.items()}}
 
@@ -80,8 +83,8 @@ def gathered(shared, experts, own, group=None):
     for parameters, members in ((shared, group), (experts, own)):
         for p in parameters:
             share = torch.zeros_like(p.data) if p.grad is None else p.grad
-            shares = [torch.empty_like(share) for _ in range(dist.get_world_size(members))]
-            dist.all_gather(shares, share, group=members)
+            shares = [share.new_empty(share.shape) for _ in range(dist.get_world_size(members))]
+            dist.all_gather(shares, share.contiguous(), group=members)
             p.grad = (torch.stack(shares).double().sum(0) / R).to(p.dtype)
 
 
@@ -130,6 +133,11 @@ GRADIENTS = Proof(
         Slip("The sum is in another tensor, and p.grad stays as it was: all_reduce works in place.",
              (REDUCE, REDUCE.replace("p.grad", "p.grad / 1")),
              (REDUCE, REDUCE.replace("p.grad", "p.grad.clone()"))),
+        Slip("This gradient is channels-last, so .contiguous() makes a copy, and the sum must get "
+             "into p.grad itself.", (REDUCE, REDUCE.replace("p.grad", "p.grad.contiguous()"))),
+        Slip("Gradients travel in their own type: float32 has twice the bytes of bfloat16.",
+             (REDUCE, f"total = p.grad.float()\n            {REDUCE.replace('p.grad', 'total')}\n"
+              "            p.grad.copy_(total)")),
         Slip("async_op=True returns a handle. Keep the handle of each, and wait for all of them.",
              (REDUCE, REDUCE.replace(")", ", async_op=True)"))),
         Slip("Gradients are added up, not the parameters: p.grad, not p.",

@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
     loads  EVEN: each rank sends each as many rows, from the same places on all ranks, and nobody
            chooses the last expert; RING: of four ranks each sends most to the next, and gets as
            many as it sends; NONE: the last of several ranks has no tokens, nobody chooses the
-           expert EMPTY, and some choices are -1
+           expert EMPTY, and some choices are -1, all of the last token
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class Tokens(NamedTuple):
         else:
             n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * rank % 4
             chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : self.k]
-            chosen[chosen == EMPTY] = -1
+            chosen[chosen == EMPTY] = chosen[-1:] = -1
         x = torch.randint(-9, 10, (len(chosen), C), generator=random)
         weights = torch.rand(chosen.shape, generator=random) + 0.1
         return x.to(device(), getattr(torch, self.dtype)), chosen.to(device()), weights.to(device())

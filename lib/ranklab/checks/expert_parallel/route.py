@@ -89,7 +89,8 @@ LARGE = (
     Routing("logits around 200", partial(normal, (2, 4, 8), 1, plus=200), 2),
     *_both("logits that are far apart",
            lambda: torch.tensor([[200.0, 0, 50, 1], [-90, 20, 200, 21]]), 2),
-    *_both("bfloat16", partial(normal, (2, 6, 8), 2, torch.bfloat16), 2))
+    *_both("bfloat16", partial(normal, (2, 6, 8), 2, torch.bfloat16), 2),
+    *_both("float64", partial(normal, (2, 6, 8), 2, torch.float64), 2))
 BIASED = (
     *_both("logits (3, 7, 8)", partial(normal, (3, 7, 8), 4), 2, BIAS),
     Routing("a probability of 0 in float32 is chosen",
@@ -112,7 +113,8 @@ ROUTE = Proof(
     Stage("of equal scores the first", _see_route, EQUAL, oracle=by_python_sort,
           note="Here many scores are equal, and the first of them counts as better. In a sort "
                "without stable=True, and in topk, equals may have any order."),
-    Stage("large logits and bfloat16 too", _see_route, LARGE, oracle=by_python_sort),
+    Stage("large logits, bfloat16 and float64 too", _see_route, LARGE, oracle=by_python_sort,
+          through=torch.float32),
     Stage("a bias chooses, and does not change weights; it may choose a probability of 0",
           _see_route, BIASED, oracle=by_python_sort),
     Stage("k below 1 or above E is a ValueError", _see_refusal, REFUSED, oracle=by_python_sort),
@@ -127,6 +129,8 @@ ROUTE = Proof(
              (CHOICE, "scores.topk(k).indices"),
              (CHOICE, "scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :k].neg()"
               " + logits.shape[-1] - 1")),
+        Slip("Weights are float32, also of float64 logits.",
+             (FLOAT, "logits = logits.float() if logits.itemsize < 4 else logits")),
         Slip("Return chosen first, then the weights.",
              (f"return chosen, {AMONG_K}", f"return {AMONG_K}, chosen"),
              (f"return chosen, {AMONG_K}", f"return {AMONG_K}, chosen",

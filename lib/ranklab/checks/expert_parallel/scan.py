@@ -14,6 +14,7 @@ from ranklab.meter import Traffic
 B, T, C = 2, 96, 3
 AFTER = 20  # operations that may follow when the state has come: a scan of 24 tokens takes more
 LATE = "operations after the state has come"
+PRODUCTS = "products of a after the state has come"
 
 
 class Over(Waits):
@@ -29,13 +30,14 @@ class AfterReceive(TorchDispatchMode):
 
     def __init__(self, over):
         super().__init__()
-        self.over, self.before, self.count = over, None, 0
+        self.over, self.before, self.count, self.products = over, None, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if "recv" in str(func):
-            self.before, self.count = self.over.count, 0
+            self.before, self.count, self.products = self.over.count, 0, 0
         elif self.before is not None and self.over.count > self.before:
             self.count += 1
+            self.products += "prod" in str(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -57,6 +59,7 @@ def _see(fn, dtype, ranks):
     yield {"h": h, "a afterwards": a, "b afterwards": b, LATE: AtMost(
         min(late, AFTER + 1), AFTER, f"runs {late} operations after the state has come; "
         "{1} are enough"),  # how many a scan takes is torch's choice
+        PRODUCTS: AtMost(after.products, 0),
         **costs(traffic, over, messages, a.element_size() * B * C * messages)}
 
 
@@ -85,7 +88,7 @@ SCAN = Proof(
     chunked_scan,
     Stage({"the states of one process, on 1, 2, 3 and 4 ranks, in the type of b": (),
            "one message of a state from each rank but the last; each rank scans its own part "
-           "before that": (LATE, *COST)},
+           "before that": (LATE, PRODUCTS, *COST)},
           _see, ("float32", "float64"), (4,), (ALL, *GROUPS), oracle=in_one_place),
     mistakes=(
         Slip("This is a scan of this part alone. What came before counts, too: add the share of "
@@ -123,6 +126,8 @@ SCAN = Proof(
                              SHARE, "b[:, 0] += a[:, 0] * state",
                              STATE, "torch.empty_like(b[:, 0])",
                              "    if rank < R - 1:", "    h = scan(a, b)\n    if rank < R - 1:")),
+        Slip("Multiply up your own a before you wait, too: it needs no state.",
+             (SHARE, f"h = h + {DECAY} * state[:, None]")),
         Slip("All states are sent. The last one is enough.",
              (STATE, "torch.empty_like(h)", SHARE, "h = h + decay * state[:, -1:]",
               SEND, SEND.replace("h[:, -1].contiguous()", "h.contiguous()"))),

@@ -10,6 +10,8 @@ import torch
 from ranklab.checks.trial import is_near
 from ranklab.engine.report import Failure
 
+RAISED = "what it raised"
+
 
 class AtMost(NamedTuple):
     """A number of which less is right, too: bytes, messages, calls.
@@ -74,15 +76,19 @@ class Seen(NamedTuple):
 
     where    "rank 0 of 4, 24 elements"
     members  the ranks of its group
-    values   {name: value}; a Raised where the case ended with one
+    values   {name: value}; {RAISED: Raised} where the case ended with one
     """
 
     where: str
     members: tuple
-    values: dict | Raised
+    values: dict
+
+    @property
+    def error(self):
+        return self.values.get(RAISED)
 
     def value(self, name):
-        return self.values if isinstance(self.values, Raised) else self.values.get(name)
+        return self.error or self.values.get(name)
 
 
 def differences(stage, seen, right):
@@ -109,8 +115,8 @@ def _reached(of_rank, step):
 def _error(of_rank, step):
     """Return the Seen with which the case of this step ended early, or None."""
     case, number = step
-    return next((of_rank[case, n] for n in range(number, -1, -1) if (case, n) in of_rank
-                 and isinstance(of_rank[case, n].values, Raised)), None)
+    return next((of_rank[case, n] for n in range(number, -1, -1)
+                 if (case, n) in of_rank and of_rank[case, n].error), None)
 
 
 def value_at(of_rank, step, name):
@@ -150,7 +156,7 @@ def is_apart(stage, got, due):
 
 
 def _exceeds(number, limit):
-    return number > limit and not math.isclose(number, limit, rel_tol=1e-9)
+    return not (number <= limit or math.isclose(number, limit, rel_tol=1e-9))  # NaN does
 
 
 def _limit(got, due):

@@ -14,7 +14,7 @@ DIFFERENCES = 6  # of a mistake, that are kept: more are not needed to tell it f
 RANKS = 3        # and of each so many ranks
 TEXT = 200       # characters
 FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
-CHANCE = r"\[[EWF]\d{3} .*?\]|:\d{4,5}\b|0x[0-9a-f]+|/tmp/\S+"  # times, ports, addresses, paths
+CHANCE = r"\[[EWF]\d{3} .*?\]|:\d{4,5}\b|0x[0-9a-f]+|/tmp/\S+|\b\d+ vs \d+"
 
 
 def of_difference(difference):
@@ -54,7 +54,7 @@ def of_value(value):
 
 
 def _of_tensor(x):
-    """Its sum of magnitudes, and three weighted sums as shares of it."""
+    """Return {type and shape: [sum of magnitudes, three weighted sums as shares of it]}."""
     x = torch.view_as_real(x) if x.is_complex() else x
     kind, shape = str(x.dtype).removeprefix("torch."), "x".join(map(str, x.shape))
     x = x.double().flatten()
@@ -63,13 +63,13 @@ def _of_tensor(x):
     x = torch.where(finite, x, 0)
     magnitude = x.abs().sum().item()
     shares = [(x * weights).sum().item() / (magnitude or 1) for weights in _weights(len(x))]
-    return [kind, _digits(magnitude), *(round(share, 5) + 0.0 for share in shares)]
+    return {kind: [_digits(magnitude), *(round(share, 5) + 0.0 for share in shares)]}
 
 
 def _weights(n):
     """Yield ones, and two sequences without a pattern between -1 and 1."""
     yield torch.ones(n, dtype=torch.float64)
-    for factor in (2654435761, 40503 * 65537):
+    for factor in (2654435769, 1779033703):  # the golden ratio and the root of 2, times 2^32
         at = (torch.arange(1, n + 1) * factor) % 2**32
         yield at.double() / 2**31 - 1
 
@@ -81,14 +81,22 @@ def _digits(number):
 def is_alike(one, other, tolerance=FINE):
     """Return whether two digests are of the same, but for rounding."""
     if isinstance(one, list) and isinstance(other, list):
-        if one and isinstance(one[0], str) and one[0].startswith(("bfloat16 ", "float16 ")):
-            tolerance = COARSE
         return len(one) == len(other) and all(
             is_alike(*pair, tolerance) for pair in zip(one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _is_of_like_tensors(kind, one[kind], other[kind], tolerance) for kind in one)
     if isinstance(one, float) or isinstance(other, float):
         return isinstance(one, float | int) and isinstance(other, float | int) and math.isclose(
-            one, other, rel_tol=tolerance, abs_tol=tolerance)
+            one, other, rel_tol=tolerance)
     return type(one) is type(other) and one == other
+
+
+def _is_of_like_tensors(kind, one, other, tolerance):
+    """The shares are at most 1: these, and only these, are near 0 by rounding."""
+    tolerance = COARSE if kind.startswith(("bfloat16 ", "float16 ")) else tolerance
+    return is_alike(one[0], other[0], tolerance) and all(
+        abs(a - b) <= tolerance for a, b in zip(one[1:], other[1:]))
 
 
 def tolerance_of(stage):
@@ -111,4 +119,4 @@ def explains(known, difference, mine, stage):
         return 0  # it is wrong where mine is right
     tolerance = tolerance_of(stage)
     same = [any(is_alike(one, other, tolerance) for other in items) for one in mine[1]]
-    return sum(same) + (number == mine[0]) if same[0] else 0
+    return sum(same) + (number == mine[0]) / 2 if same[0] else 0  # of equal fits, the whole one

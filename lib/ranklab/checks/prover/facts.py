@@ -20,7 +20,7 @@ def fact(stage, seen, right, step, name, rank):
     if isinstance(due, AtMost):
         limit = due.number if got.limit is None else got.limit
         if got.says:
-            return f"{where} {got.says.format(got.number, limit)}"
+            return f"{where}, {got.says.format(got.number, limit)}"
         return f"{where}: {name}: {shown(got.number)}; {shown(limit)} are enough"
     if isinstance(due, InAll):
         numbers = [value_at(seen[member], step, name) for member in members]
@@ -65,9 +65,10 @@ def _relatives(right, step, name, rank):
             if len(right) != R:
                 yield "divided by the number of all ranks", due * R / len(right)
     case, number = step
-    for other, which in ((number - 1, "before"), (number + 1, "after")):
+    for other, which in ((number - 1, "earlier"), (number + 1, "later")):
         if (case, other) in right[rank]:
-            yield (f"that of the step {which}", plain(right[rank][case, other].values.get(name)))
+            yield (f"what is right one step {which}",
+                   plain(right[rank][case, other].values.get(name)))
 
 
 def _instead(got, due):

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Raised, Seen, Told, is_apart
+from ranklab.checks.prover.compare import (
+    RAISED, Agree, AtMost, InAll, Must, Raised, Seen, Told, is_apart,
+)
 from ranklab.checks.trial import on_ranks
 from ranklab.engine import device
 
@@ -130,9 +132,10 @@ def _due(stage, walk, answer):
     due = walk(stage.oracle)
     if all(_is_settled(value) for seen in due.values() for value in seen.values.values()):
         return due
+    own = walk(answer)
     return {step: seen._replace(values={
-        name: due[step].values[name] if _is_settled(due[step].values[name]) else value
-        for name, value in seen.values.items()}) for step, seen in walk(answer).items()}
+        name: value if _is_settled(value) else own[step].value(name)
+        for name, value in seen.values.items()}) for step, seen in due.items()}
 
 
 def _is_settled(value):
@@ -147,7 +150,7 @@ def _walk(stage, fn):
                 yield (number, step), Seen(str(case), (0,), _kept(values))
                 step += 1
         except Exception as error:
-            yield (number, step), Seen(str(case), (0,), Raised.from_error(error))
+            yield (number, step), Seen(str(case), (0,), {RAISED: Raised.from_error(error)})
 
 
 def _on_rank(stage, answer, fn, right, stops, folder):
@@ -191,5 +194,5 @@ def _kept(value):
     if isinstance(value, Agree):
         return Agree(_kept(value.tensor))
     if isinstance(value, Must):
-        return value._replace(value=_kept(value.value))
+        return Must(_kept(value.value), _kept(value.be))
     return [_kept(each) for each in value] if type(value) in (list, tuple) else value

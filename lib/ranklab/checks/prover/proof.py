@@ -76,7 +76,7 @@ class Proof(Exercise):
                 broken = broken or mistake
                 continue
             _RIGHT[stage, ranks] = right
-            if any(isinstance(each.values, Raised) and each.values.kind == LibrarysAnswer.__name__
+            if any(each.error and each.error.kind == LibrarysAnswer.__name__
                    for of_rank in seen for each in of_rank.values()):
                 raise LibrarysAnswer(self.name)
             if apart := differences(stage, seen, right):

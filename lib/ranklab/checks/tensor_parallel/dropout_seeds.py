@@ -37,7 +37,7 @@ class Alike:
         return self.kinds
 
 
-CASES = (*(Runs(R, tuple(range(R))) for R in (2, 3, 8, 1)), Runs(8, (0, 7), MANY, (0, 1)))
+CASES = (*(Runs(R, tuple(range(R))) for R in (2, 3, 8, 16, 1)), Runs(8, (0, 7), MANY, (0, 1)))
 TWICE = tuple(f"a seed of two {whose}" for whose in (
     "ranks, or shared and own, of one data rank", "data ranks", "runs"))
 
@@ -110,6 +110,7 @@ DROPOUT_SEEDS = Proof(
              "data_rank * (tensor_ranks + 1) is the first.",
              (FIRST, "seed * SPREAD + data_rank * tensor_ranks"),
              (FIRST, "seed * SPREAD + data_rank"), (FIRST, "seed * SPREAD + data_rank * 8"),
+             (FIRST, "seed * SPREAD + data_rank * 9"),
              (FIRST, "seed * SPREAD + data_rank + tensor_ranks")),
         Slip("Tensor rank 0 has the shared seed as its own: own seeds begin at first + 1.",
              (OWN, "first + tensor_rank")),

@@ -53,6 +53,11 @@ def whole_numbers(seed, *shape, dtype="float32"):
     return numbers.to(device(), getattr(torch, dtype)) * (1 + 2.0**-26 * (dtype == "float64"))
 
 
+def transposed(x):
+    """Return x with other strides: its last two dims are swapped in memory."""
+    return x.mT.contiguous().mT
+
+
 def filled(module, frozen="", numbers=whole_numbers):
     """Return `module` with the same numbers on all ranks; parameters called `frozen` are."""
     for place, (name, p) in enumerate(module.to(device()).named_parameters()):
@@ -99,6 +104,8 @@ def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward
            **messages(ranks, traffic, forward, "forward", len(values))}
     for value in values:
         gradient = (weights.tensor if is_one else weights.part(weights.tensor)).clone()
+        if ranks.index % 2 and not is_one and gradient.dim() > 1:
+            gradient = transposed(gradient)  # ranks need not agree on strides
         with Traffic() as traffic:
             if (isinstance(value, torch.Tensor) and value.requires_grad
                     and (value.shape, value.dtype) == (gradient.shape, gradient.dtype)):

@@ -6,11 +6,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn
 
-from ranklab.checks.prover import Proof, Slip
+from ranklab.checks.prover import Agree, Proof, Slip
 from ranklab.checks.tensor_parallel.inputs import (
-    COST, GROUP, Whole, seen_of, stages, whole_numbers,
+    COST, GROUP, Whole, in_one_process, normal, seen_of, stages, transposed, whole_numbers,
 )
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
+
+STRIDES = ("clone() keeps the strides, and numbers travel in their order in memory: "
+           "clone(memory_format=torch.contiguous_format).")
 
 
 class Case(NamedTuple):
@@ -30,11 +33,18 @@ class Case(NamedTuple):
 
     def x(self, rows):
         x = whole_numbers(1, rows, 3, 3, dtype=self.dtype)
-        return (x.mT if self.is_transposed else x).requires_grad_(not self.is_frozen)
+        return x.requires_grad_(not self.is_frozen)
+
+    def leaf(self, x, ranks):
+        """Return this rank's part of x; ranks need not agree on strides."""
+        leaf = x.leaf()
+        if self.is_transposed and not ranks.index % 2:
+            leaf = transposed(leaf.detach()).requires_grad_(leaf.requires_grad)
+        return leaf
 
 
 CASES = (Case("float32"), Case("float64", "float64"), Case("bfloat16", "bfloat16"),
-         Case("x is transposed", is_transposed=True),
+         Case("x is transposed on ranks 0, 2, ...", is_transposed=True),
          Case("x needs no gradient", is_frozen=True))
 
 
@@ -43,7 +53,7 @@ CASES = (Case("float32"), Case("float64", "float64"), Case("bfloat16", "bfloat16
 def _see_copy(fn, case, ranks):
     """Rows of the whole value: what each rank reads, and what is used outside, by all."""
     x, R = Whole(case.x(1)), ranks.size
-    local = x.leaf()
+    local = case.leaf(x, ranks)
     rows = torch.tensor([ranks.index] + [R] * case.has_outside, device=local.device)
 
     def call():
@@ -73,6 +83,12 @@ def gathered_and_added(x, group):
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.stack(parts).sum(0)
+
+
+def summed_as_it_lies(x, group):
+    total = x.clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def mean(x, group):
@@ -133,6 +149,7 @@ COPY = Proof(
         Slip(GROUP, (COPY_CALL, "RegionFunction.apply(x, None, identity, all_reduce_sum)")),
         Slip("Sum the gradients, and don't divide: they are parts of one sum.",
              _backward("mean"), mean=mean),
+        Slip(STRIDES, _backward("summed_as_it_lies"), summed_as_it_lies=summed_as_it_lies),
         Slip("The gradient is summed twice. One all-reduce is enough.",
              (COPY_CALL, "RegionFunction.apply(RegionFunction.apply(x, group, identity, "
               "all_reduce_sum), group, identity, all_reduce_sum)"),
@@ -170,10 +187,17 @@ COPY = Proof(
 def _see_reduce(fn, case, ranks):
     """Row r of x is on rank r."""
     x = Whole(case.x(ranks.size), 0, ranks.at(ranks.size))
-    local = x.leaf()
+    local = case.leaf(x, ranks)
     yield from seen_of(fn, ranks, lambda: fn(local, **ranks.keywords), {"x": local},
                        lambda: x.tensor.sum(0, keepdim=True), {"x": x},
                        Whole(whole_numbers(9, 1, 3, 3, dtype=case.dtype)), (local.nbytes,))
+    rounds = normal(dist.get_rank(), 3, 3)
+    total = rounds if fn is in_one_process else fn(rounds, **ranks.keywords)
+    yield {"the sum of numbers that round": Agree(total)}
+
+
+def added_around_x(x, group=None):
+    return x + (summed(x.detach(), group) - x.detach())
 
 
 def gathered_around_x(x, group=None):
@@ -220,6 +244,9 @@ REDUCE = Proof(
              (REDUCE_CALL, "all_reduce_sum(x.detach(), group)")),
         Slip("x keeps its type.",
              (REDUCE_CALL, "RegionFunction.apply(x.float(), group, all_reduce_sum, identity)")),
+        Slip(STRIDES, _forward("summed_as_it_lies"), summed_as_it_lies=summed_as_it_lies),
+        Slip("x + (sum - x) rounds, on each rank in another way, and ranks must have the same "
+             "bits.", added_around_x),
         Slip("It is summed twice. One all-reduce is enough.",
              (REDUCE_CALL, "RegionFunction.apply(RegionFunction.apply(x, group, all_reduce_sum, "
               "identity), group, all_reduce_sum, identity)")),

@@ -226,6 +226,7 @@ class Rows(NamedTuple):
     name: str
     V: int = 12
     token: int | None = None
+    dtype: str = "float32"
     is_frozen: bool = False
     has_tokens: bool = False
 
@@ -239,12 +240,14 @@ class Rows(NamedTuple):
 
 EMBEDDINGS = (Rows("60 rows", 60), Rows("11 rows", 11),
               Rows("all tokens on one rank", 11, token=10), Rows("frozen", is_frozen=True),
+              Rows("bfloat16", dtype="bfloat16"),
               Rows("each rank its tokens", has_tokens=True))
 
 
 def _see_rows(fn, case, ranks):
-    weight = whole_numbers(1, case.V, C).requires_grad_(not case.is_frozen)
-    rows, weights = Whole(weight, 0, ranks.at(case.V)), Whole(whole_numbers(9, B, T, C))
+    weight = whole_numbers(1, case.V, C, dtype=case.dtype).requires_grad_(not case.is_frozen)
+    rows = Whole(weight, 0, ranks.at(case.V))
+    weights = Whole(whole_numbers(9, B, T, C, dtype=case.dtype))
     nbytes, options, backward = weights.tensor.nbytes, {}, ()
     if case.has_tokens:
         weights, backward = Whole(weights.tensor, 1, ranks.at(T)), (nbytes,)
@@ -288,6 +291,9 @@ EMBEDDING = Proof(
         Slip(GROUP, (LEAVE, f"leave({MASK})"), (ROWS, ROWS.replace("group", ""))),
         Slip("The first row is this rank's: tokens < rows.start are not.",
              ("tokens < rows.start", "tokens <= rows.start")),
+        Slip("The result has the type of w_shard: zeros of float32 make it float32.",
+             (MASK, "torch.where(mask[..., None], torch.zeros(x.shape, device=x.device), x)"),
+             torch=torch),
         Slip("It writes into the tokens, which others still read: work on a copy.",
              (LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)")),
         Slip("detach() cuts w_shard off, so it gets no gradient.",

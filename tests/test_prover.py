@@ -1,0 +1,88 @@
+"""The prover itself: what it tells apart, and what it takes for the same."""
+
+import pytest
+import torch
+
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, digest, tables
+from ranklab.checks.prover.compare import is_apart
+from ranklab.course.check import FAILED, PASSED, judge
+
+
+def root(x):
+    if x < 0:
+        raise ValueError(f"{x} has no root")
+    return x**0.5
+
+
+def see(fn, case):
+    yield {"the root": fn(case), "its arguments": Must((case,), (case,))}
+
+
+def by_power(x):
+    if x < 0:
+        raise ValueError("another message is right")
+    return pow(x, 0.5)
+
+
+SMALL = "Times 2."
+ROOT = Proof(root, Stage("roots of numbers of any size", see, (0, 4, 1e-10, -1), oracle=by_power),
+             mistakes=(Slip(SMALL, ("x**0.5", "2 * x**0.5")),
+                       Slip("Above 1.", ("x**0.5", "x**0.5 if x > 1 else x")),
+                       Slip("No root.", ('raise ValueError(f"{x} has no root")', "return 0"))),
+             hints=("", "", ""))
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "TABLES", tmp_path)
+    assert tables.build(ROOT) == []
+
+
+def test_a_right_function_passes_where_the_oracle_raises(built):
+    assert judge(ROOT, by_power).state == PASSED
+
+
+@pytest.mark.parametrize("slip", ROOT.mistakes, ids=lambda slip: slip.says)
+def test_a_mistake_of_small_numbers_is_told_apart(built, slip):
+    (fn,) = slip.functions(root)
+    verdict = judge(ROOT, fn)
+    assert (verdict.state, verdict.mistake.hint) == (FAILED, slip.says)
+
+
+def test_another_mistake_gets_facts_alone(built):
+    verdict = judge(ROOT, lambda x: by_power(x) if x > 1 or x < 0 else x / 2)
+    assert (verdict.state, verdict.mistake.hint) == (FAILED, "")
+    assert "5e-11, not 1e-05" in str(verdict)
+
+
+def test_an_error_that_is_not_right_is_told(built):
+    verdict = judge(ROOT, lambda x: 1 / x if x == 0 else by_power(x))
+    assert "it raised ZeroDivisionError" in str(verdict)
+
+
+@pytest.mark.parametrize("number, is_over", [(3, False), (3.5, True), (float("nan"), True)])
+def test_a_cost_may_be_at_most_its_limit(number, is_over):
+    assert is_apart(ROOT.stages[0], AtMost(number, 3), AtMost(0, 3)) == is_over
+
+
+def of_tensor(*numbers, dtype=torch.float32):
+    return digest.of_value(torch.tensor(numbers, dtype=dtype))
+
+
+def test_digests_differ_by_more_than_rounding_only():
+    assert digest.is_alike(of_tensor(1, -1), of_tensor(1, -1 + 1e-6))
+    assert not digest.is_alike(of_tensor(1, -1), of_tensor(-1, 1))
+    assert not digest.is_alike(of_tensor(1, -1), of_tensor(1, -1, dtype=torch.float64))
+    assert not digest.is_alike(of_tensor(1e-6, 2), of_tensor(2, 1e-6))
+    assert digest.is_alike(of_tensor(3, 4, dtype=torch.bfloat16),
+                           of_tensor(3, 4.03, dtype=torch.bfloat16))
+    assert not digest.is_alike(digest.of_value(1e-6), digest.of_value(2e-6))
+    assert digest.is_alike(digest.of_value(1e-6), digest.of_value(1e-6 * (1 + 1e-6)))
+
+
+def test_weights_of_a_digest_tell_every_order_apart():
+    orders = [torch.randperm(8, generator=torch.Generator().manual_seed(seed)).float()
+              for seed in range(50)]
+    digests = [digest.of_value(order) for order in orders]
+    assert not any(digest.is_alike(one, other)
+                   for i, one in enumerate(digests) for other in digests[:i])
