@@ -1,72 +1,44 @@
-"""The check of PipelineExecutor: real ranks run schedules of all kinds, beside one process."""
+"""The proof of PipelineExecutor: real ranks run schedules of all kinds, beside one process."""
 
-import functools
 import gc
 import weakref
 
 import torch
 from torch import nn
 
-from ranklab.checks.beside import IN_GROUPS, expect, on_groups
 from ranklab.checks.handles import Waits
 from ranklab.checks.memory import held_bytes
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.pipeline_parallel import (
-    Message, gpipe_schedule, in_flight_activations, interleaved_schedule, one_f_one_b_schedule,
-    places, with_messages, zb_v_schedule, zero_bubble_schedule,
+    Message, PipelineExecutor, gpipe_schedule, in_flight_activations, interleaved_schedule,
+    one_f_one_b_schedule, places, with_messages, zb_v_schedule, zero_bubble_schedule,
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 
 WIDTH, PIECES, WEIGHT, SCALE = 4, 6, 0.25, 3.0
 SCHEDULES = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zero_bubble_schedule,
              "ZB-V": zb_v_schedule, "interleaved": lambda P, M: interleaved_schedule(P, M, 2)}
-FORGOTTEN = {"not weighted": WEIGHT, "not scaled": SCALE,
-             "neither weighted nor scaled": WEIGHT * SCALE,
-             "a mean over micro-batches": WEIGHT * PIECES}
-HANDLE = ("isend and irecv only start a message. Keep (handle, tensor) in self.sends, or in "
-          "self.activations_in[stage, m] or self.gradients_in[stage, m]: the tensor must live "
-          "until a take or run() has waited.")
-LEAF = ("A stage passes its output on without a graph, y.detach(), and its input is a leaf: "
-        "requires_grad_(), so that backward gives x.grad for the previous stage.")
-START = ("The last stage of all, self.last, begins backward with self.weight * self.scale. The "
-         "others begin with the next stage's gradient, take_gradients(). Each sends x.grad.")
-WEIGHTED = ("Multiply the loss by self.weight, one over the targets of the whole batch, because "
-            "micro-batches have unequal numbers. Backward begins with self.weight * self.scale.")
-FAILURES = {
-    r"KeyError: \(.*\)": "send() takes activations_out[stage, m] for SF, and gradients_out[stage, "
-    "m] for SB; receive() puts into activations_in for RF, and into gradients_in for RB. Stage 0 "
-    "gets no message: its input is self.pieces[m][0].",
-    "RuntimeError: .*has to be contiguous": "A stage may give any strides: tensor.contiguous().",
-    r".*(waited|\(\) waits|self\.sends).*": HANDLE,
-    ".*for its W.*": "with self.deferral(action): y.backward(gradient)",
-    ".*loss has.*": "self.loss += y.detach() * self.weight: a graph keeps all that it comes from.",
-    ".*sends a graph.*": LEAF, "RuntimeError: .*(second time|not require grad).*": LEAF,
-    "(Type|Attribute)Error: 'NoneType' .*": LEAF,
-    "RuntimeError: grad can be implicitly created only for scalar outputs": f"{START} {LEAF}",
-    "RuntimeError: Mismatch in shape.*": "A gradient and its output are of one stage and one "
-    "micro-batch.",
-    ".*broadcast shape.*": "Only the output of the last stage of all, self.last, is a loss.",
-    "RuntimeError: .*floating point.*": "Stage 0 takes its inputs as they are: tokens get no "
-    "gradient.",
-}
+WIDE = {"ZB-H1": torch.float64}  # the type of outputs, where it is not float32
 
 
-class Stage(nn.Module):
-    """(x, targets) -> output; of the last one the sum of a loss, of stage 1 with other strides.
+class Layer(nn.Module):
+    """A stage: (x, targets) -> output; of the last one the sum of a loss, of stage 1 with other
+    strides.
 
     living  references to outputs, of all stages of a rank; most: how many were there at a time
     """
 
-    def __init__(self, number, last, living=None):
+    def __init__(self, number, last, dtype, living=None):
         super().__init__()
         torch.manual_seed(number)
-        self.linear = nn.Linear(WIDTH, WIDTH).to(device())
-        self.number, self.last, self.living, self.most = number, last, living, 0
+        self.linear = nn.Linear(WIDTH, WIDTH).to(device(), dtype)
+        self.number, self.last, self.dtype, self.living = number, last, dtype, living
+        self.most = 0
 
     def forward(self, x, targets):
-        y = self.linear(x.float()).tanh()
+        y = self.linear(x.to(self.dtype)).tanh()
         if self.number == self.last:
             y = ((y - targets).square() * (targets > 0)).sum()
         elif self.number == 1:
@@ -86,26 +58,45 @@ def pieces_of(batch):
              torch.randn(n, WIDTH).to(device())) for n in rows]
 
 
-@functools.cache
-def one_process(count):
-    """The losses of three batches, and `count` stages with their gradients of the first two."""
-    stages, losses = [Stage(number, count - 1) for number in range(count)], []
-    for batch, weight in enumerate((WEIGHT, WEIGHT, 1)):
-        losses.append(torch.zeros((), device=device()))
-        for x, targets in pieces_of(batch):
-            for stage in stages:
-                x = stage(x, targets)
-            (x * weight * SCALE * (batch < 2)).backward()
-            losses[-1] += weight * x.detach()
-    return losses, stages
+# --- what is seen ---------------------------------------------------------------------------------
+
+GRAPH, FOR_W = "whether self.loss has a graph", "the number of I that leave nothing for their W"
+MESSAGES, SENT, AT_ONCE = "messages", "bytes sent", "activations at once"
+LEFT_OUT = "tensors left in activations_out and gradients_out"
+LEFT, WITHOUT = "bytes kept after training", "activations kept without gradients"
+COST = GRAPH, FOR_W, MESSAGES, SENT, AT_ONCE, LEFT_OUT, LEFT, WITHOUT
+
+
+class Arriving:
+    """The handle of a message that is in `target` until it is taken."""
+
+    def __init__(self, work, target):
+        self.work, self.target = work, target
+
+    def wait(self, *timeout):
+        assert not any(handle is self for handle, _ in self.target.values()), (
+            "a message is waited for before it is taken")
+        return self.work.wait(*timeout)
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
 
 
 def watched(executor_class, waits):
-    """The class; what would hang later, or could not be seen, is an error at once."""
+    """Return the class; what would hang later, or depend on chance, is an error at once."""
 
     class Watched(executor_class):
+        nothing = 0  # I that left nothing
+
         def send(self, message):
-            super().send(message)
+            name = "activations_out" if message.kind == "SF" else "gradients_out"
+            tensor = getattr(self, name).get(message[1:3], "nothing")
+            try:
+                super().send(message)
+            except (KeyError, AttributeError):
+                assert isinstance(tensor, torch.Tensor), (
+                    f"self.{name} holds {tensor} for {message.kind}")
+                raise
             handle, tensor = self.sends[-1] if self.sends else (None, None)
             assert isinstance(tensor, torch.Tensor), (
                 "send() leaves no (handle, tensor) in self.sends")
@@ -115,82 +106,258 @@ def watched(executor_class, waits):
         def receive(self, message):
             super().receive(message)
             name = "activations_in" if message.kind == "RF" else "gradients_in"
-            handle, _ = getattr(self, name).get(message[1:3], (None, None))
-            assert handle is not None and not waits.is_over(handle), (
-                f"receive() waits, or leaves nothing in self.{name}")
+            target, place = getattr(self, name), message[1:3]
+            assert place in target, f"receive() leaves nothing in self.{name}"
+            handle, tensor = target[place]
+            assert not waits.is_over(handle), "receive() waits"
+            target[place] = Arriving(handle, target), tensor
 
         def weights(self, action):
-            assert self.weight_queue.pending.get(action[1:]), "an I leaves nothing for its W"
+            self.nothing += not self.weight_queue.pending.get(action[1:])
             super().weights(action)
 
     return Watched
 
 
-def _runs(executor_class, ranks, names):
-    """Looks at two batches, whose gradients are added up, then at one without gradients."""
-    for name in names:
-        schedule, waits, queue = SCHEDULES[name](ranks.size, PIECES), Waits(), WeightQueue()
-        place = places(schedule)
-        last, where, living = max(place), f"{ranks}, {name}", []
-        stages = {s: defer_weights(Stage(s, last, living), queue) for s, rank in place.items()
-                  if rank == ranks.index}
-        executor = watched(executor_class, waits)(
-            stages, last, lambda x: torch.empty_like(x, dtype=torch.float32), ranks.group,
-            weight_queue=queue)
-        held = held_bytes()
-        with waits, Traffic() as traffic:
-            losses = [executor.run(schedule, pieces_of(0), WEIGHT, SCALE)]
-        assert not losses[0].requires_grad, "self.loss has a graph"
-        missing = waits.missing(len(traffic.ops))
-        assert missing <= 0, f"{missing} messages were never waited for"
-        losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
-        waits.forget()
-        left = held_bytes([
+def _see(executor_class, name, ranks):
+    """Look at a batch without gradients, then at two whose gradients are added up."""
+    schedule, waits, queue = SCHEDULES[name](ranks.size, PIECES), Waits(), WeightQueue()
+    place, dtype = places(schedule), WIDE.get(name, torch.float32)
+    last, living = max(place), []
+    stages = {s: defer_weights(Layer(s, last, dtype, living), queue) for s, rank in place.items()
+              if rank == ranks.index}
+    executor = watched(executor_class, waits)(
+        stages, last, lambda x: torch.full_like(x, 99, dtype=dtype), ranks.group,
+        weight_queue=queue)  # full of something that is no result
+    parameters = {(s, each): p for s, stage in stages.items()
+                  for each, p in stage.named_parameters()}
+
+    def left_out():
+        return AtMost(len(executor.activations_out) + len(executor.gradients_out), 0)
+
+    def held():
+        return held_bytes([x for x in (
             executor.loss, *losses, *(x for piece in executor.pieces for x in piece),
-            *(x for _, x in executor.sends),
-            *(p.grad for stage in stages.values() for p in stage.parameters())]) - held
-        at_once = max(stage.most for stage in stages.values())
-        forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
-        with torch.no_grad():
-            losses.append(executor.run(forwards, pieces_of(2)))
-        yield from _values(where, losses, stages, last)
-        messages = [each for each in with_messages(schedule)[ranks.index]
-                    if isinstance(each, Message)]
-        nbytes = sum(pieces_of(0)[each.micro_batch][0].nbytes for each in messages
-                     if each.kind[0] == "S")  # inputs and outputs have 4 bytes a number
-        counts = (
-            ("messages", len(traffic.ops), len(messages), "Inside a rank nothing is sent."),
-            ("bytes sent", traffic.sent_bytes, nbytes, "A message has the shape of an output."),
-            ("activations at once", at_once, in_flight_activations(schedule)[ranks.index],
-             "Backward is the last use of a micro-batch: self.activations.pop()."),
-            ("tensors left in activations_out and gradients_out",
-             len(executor.activations_out) + len(executor.gradients_out), 0,
-             "pop() what is used or sent."),
-            ("activations kept without gradients", len(executor.activations), 0,
-             "No backward follows: torch.is_grad_enabled() tells."),
-            ("bytes kept after training", left, 0, "Inputs, outputs and gradients of micro-batches "
-             "are not needed any more: pop() what is used or sent."),
-        )
-        for what, got, most, hint in counts:
-            yield functools.partial(expect, got <= most, f"{where}: {got} {what}, not {most}", hint)
+            *(x for _, x in executor.sends), *(p.grad for p in parameters.values()))
+            if x is not None])
+
+    forwards = tuple(tuple(a for a in actions if a.kind == "F") for actions in schedule)
+    with torch.no_grad(), waits:
+        losses = [executor.run(forwards, pieces_of(2))]
+    waits.forget()
+    yield {"the loss without gradients": losses[0].float(), LEFT_OUT: left_out(),
+           WITHOUT: AtMost(len(executor.activations), 0)}
+    before = held()
+    with waits, Traffic() as traffic:
+        losses.append(executor.run(schedule, pieces_of(0), WEIGHT, SCALE))
+    assert not executor.activations_in and not executor.gradients_in, "messages were never taken"
+    assert waits.missing(len(traffic.ops)) <= 0, "messages were never waited for"
+    losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
+    waits.forget()
+    left = held() - before
+    messages = [each for each in with_messages(schedule)[ranks.index] if isinstance(each, Message)]
+    numbers = sum(pieces_of(0)[each.micro_batch][0].numel() for each in messages
+                  if each.kind[0] == "S")
+    yield {
+        "the loss of batch 1": losses[1].float(), "the loss of batch 2": losses[2].float(),
+        **{f"the gradient of stage {s}'s {each.rpartition('.')[2]}": p.grad
+           for (s, each), p in parameters.items()},
+        GRAPH: Must(losses[1].requires_grad, False),
+        FOR_W: AtMost(executor.nothing, 0),
+        MESSAGES: AtMost(len(traffic.ops), len(messages)),
+        SENT: AtMost(traffic.sent_bytes, numbers * dtype.itemsize),
+        AT_ONCE: AtMost(max(stage.most for stage in stages.values()),
+                        in_flight_activations(schedule)[ranks.index]),
+        LEFT_OUT: left_out(),
+        LEFT: AtMost(left, 0)}
 
 
-def _values(where, losses, stages, last):
-    right, whole = one_process(last + 1)
-    values = [(f"the loss of batch {batch + 1}", loss, right[batch] * (last in stages))
-              for batch, loss in enumerate(losses)]
-    values += [(f"a gradient of stage {s}", p.grad, q.grad) for s, stage in stages.items()
-               for p, q in zip(stage.parameters(), whole[s].parameters())]
-    for what, got, right in values:
-        slips = {name: (right / factor, WEIGHTED) for name, factor in FORGOTTEN.items()}
-        yield functools.partial(explain, f"{where}: {what}", got, right, slips, START)
+class OneProcess:
+    """All stages on each rank, one micro-batch after the other, and no message."""
+
+    def __init__(self, stages, last, new_hidden, group=None, weight_queue=None):
+        self.stages, self.last, self.weight_queue = stages, last, weight_queue
+        for stage in stages.values():
+            stage.living = None  # looking after each forward takes long
+        self.activations, self.activations_in, self.activations_out = {}, {}, {}
+        self.gradients_in, self.gradients_out, self.sends = {}, {}, []
+
+    def run(self, schedule, pieces, weight=1.0, scale=1.0):
+        dtype = next(iter(self.stages.values())).dtype
+        model = [self.stages.get(s) or Layer(s, self.last, dtype) for s in range(self.last + 1)]
+        self.pieces, self.loss = pieces, torch.zeros((), device=device())
+        for x, targets in pieces:
+            for stage in model:
+                x = stage(x, targets)
+            if torch.is_grad_enabled():
+                (x * weight * scale).backward()
+            self.loss += weight * x.detach() * (self.last in self.stages)
+        return self.loss
 
 
-def check_PipelineExecutor(executor_class):
-    on_groups(_runs, executor_class, tuple(SCHEDULES), ranks=2, failures=FAILURES)
-    yield "losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks"
-    yield "one message for each need, no early wait; nothing is left after a run"
-    on_groups(_runs, executor_class, ("1F1B", "ZB-V"), groupings=IN_GROUPS, failures={
-        ".*": "Pass self.group on, and name peers by their rank in it: dist.isend(tensor, "
-        "group=self.group, group_dst=peer), group_src=peer."})
-    yield "in groups of 1 and 3 ranks it sends to no rank outside"
+# --- mistakes -------------------------------------------------------------------------------------
+
+IF_STAGE = "        if stage:\n            x"
+TAKE = "self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled())"
+OUTPUT_OF = "self.stages[stage](x, targets)"
+IF_GRADIENTS = "        if torch.is_grad_enabled():\n            self.activations"
+KEPT = "self.activations[stage, m] = x, y"
+IF_LOSS = "        if stage == self.last:\n            self.loss"
+LOSS = "self.loss += y.detach() * self.weight"
+OUTPUT = "self.activations_out[stage, m] = y.detach()"
+IF_OUTPUT = f"        else:\n            {OUTPUT}"
+POP = "self.activations.pop((stage, m))"
+IF_LAST = "        if stage == self.last:\n            gradient"
+ONES = "torch.ones_like(y) * (self.weight * self.scale)"
+GRADIENT = "gradient = self.take_gradients(stage, m)"
+DEFERRAL, BACKWARD = "self.deferral(action)", "y.backward(gradient)"
+INPUT_GRADIENT = "self.gradients_out[stage, m] = x.grad"
+SOURCE = 'self.activations_out if kind == "SF" else self.gradients_out'
+TENSOR = "source.pop((stage, m)).contiguous()"
+ISEND = "dist.isend(tensor, group=self.group, group_dst=peer)"
+SEND = f"self.sends.append(({ISEND}, tensor))"
+TARGET = 'self.activations_in if kind == "RF" else self.gradients_in'
+BUFFER = "self.new_hidden(self.pieces[m][0])"
+IRECV = "dist.irecv(tensor, group=self.group, group_src=peer)"
+RECEIVE = f"target[stage, m] = {IRECV}, tensor"
+
+STAGES = {
+    "losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks": (),
+    "one message for each need, no early wait; nothing is left after a run": COST}
+EXECUTOR = Proof(
+    PipelineExecutor,
+    Stage(STAGES, _see, (*SCHEDULES,), (2,), oracle=OneProcess, through=torch.float32,
+          note="A stage's input is a leaf, and its output goes on detached. Backward begins with "
+               "self.weight * self.scale on the last stage of all, and with take_gradients() on "
+               "the others; x.grad goes into gradients_out."),
+    Stage("in groups of 1 and 3 ranks it sends to no rank outside", _see, ("1F1B", "ZB-V"), (4,),
+          GROUPS[:1], oracle=OneProcess,
+          note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1: pass "
+               "self.group on, and name peers by their rank in it."),
+    mistakes=(
+        # forward
+        Slip("Stage 0 takes its inputs as they are: tokens get no gradient.",
+             (f"x = {TAKE}", f"x = {TAKE[:TAKE.index('.requires')]}\n"
+              "        x = x.requires_grad_(torch.is_grad_enabled())")),
+        Slip("Stage 0 gets no message: its input is self.pieces[m][0].",
+             (IF_STAGE, "        if True:\n            x")),
+        Slip("A stage's input is a leaf: requires_grad_(), so that backward gives x.grad for the "
+             "previous stage.", (TAKE, "self.take_activations(stage, m)")),
+        Slip("A stage after the first takes what the one before has computed: "
+             "self.take_activations(stage, m).",
+             (OUTPUT_OF, "self.stages[stage](self.pieces[m][0], targets)")),
+        Slip("A stage passes its output on without a graph: y.detach().",
+             (OUTPUT, OUTPUT.replace(".detach()", ""))),
+        Slip("Multiply the loss by self.weight, one over the targets of the whole batch.",
+             (LOSS, "self.loss += y.detach()")),
+        Slip("A mean over micro-batches is wrong, because they have unequal numbers of targets. "
+             "Multiply the loss by self.weight.",
+             (LOSS, "self.loss += y.detach() / len(self.pieces)")),
+        Slip("self.scale is of gradients alone: the loss that run() returns has self.weight.",
+             (LOSS, f"{LOSS} * self.scale")),
+        Slip("The losses of all micro-batches are added up: self.loss += ...",
+             (LOSS, LOSS.replace("+=", "="))),
+        Slip("self.loss += y.detach() * self.weight: a graph keeps all that it comes from.",
+             (LOSS, "self.loss += y * self.weight")),
+        Slip("Only the output of the last stage of all, self.last, is a loss, not that of each "
+             "rank's last.", (IF_LOSS, IF_LOSS.replace("self.last", "max(self.stages)"))),
+        Slip("A loss goes to no other stage: it is left in activations_out.",
+             (IF_OUTPUT, IF_OUTPUT.replace("else", "if True"))),
+        Slip("Without gradients no backward follows, and nothing is kept for it: "
+             "torch.is_grad_enabled() tells.",
+             (IF_GRADIENTS, "        if True:\n            self.activations")),
+        # backward
+        Slip("Backward is the last use of a micro-batch: self.activations.pop().",
+             (POP, "self.activations[stage, m]"),
+             (KEPT, f"{KEPT}\n            self.all = [*getattr(self, 'all', []), y]")),
+        Slip("Something of each micro-batch is kept after its last use.",
+             (GRADIENT, f"{GRADIENT}\n            self.gradients_out[\"used\", stage, m] = gradient"
+              ),
+             ("        y = self", "        self.inputs = [*getattr(self, 'inputs', []), x.detach()]"
+              "\n        y = self"),
+             (OUTPUT, f"{OUTPUT}\n            self.outputs = [*getattr(self, 'outputs', []), "
+              "y.data]")),
+        Slip("The last stage of all begins backward with self.weight * self.scale, and not with 1.",
+             (ONES, "torch.ones_like(y)")),
+        Slip("Backward begins with self.weight * self.scale: the scale is missing.",
+             (ONES, "torch.ones_like(y) * self.weight")),
+        Slip("Backward begins with self.weight * self.scale: the weight is missing.",
+             (ONES, "torch.ones_like(y) * self.scale")),
+        Slip("A mean over micro-batches is wrong, also in backward. It begins with self.weight * "
+             "self.scale.", (ONES, "torch.ones_like(y) * (self.scale / len(self.pieces))")),
+        Slip("Weight and scale come in once, on the last stage of all. The others begin with the "
+             "next stage's gradient as it is.",
+             (BACKWARD, "y.backward(gradient * self.weight)"),
+             (BACKWARD, "y.backward(gradient * (self.weight * self.scale))", ONES,
+              "torch.ones_like(y)")),
+        Slip("All stages but self.last begin with the next stage's gradient, take_gradients(), "
+             "also the last one of a rank.", (GRADIENT, "gradient = torch.ones_like(y)"),
+             (IF_LAST, IF_LAST.replace("self.last", "max(self.stages)"))),
+        Slip("take_gradients() waits for the message. What is in gradients_in has not arrived yet.",
+             (GRADIENT, "gradient = self.gradients_in.pop((stage, m))[1] if (stage, m) in "
+              "self.gradients_in else self.take_gradients(stage, m)")),
+        Slip("An I leaves the gradients of weights for its W: with self.deferral(action): "
+             "y.backward(gradient).", ("with self.deferral(action):", "if True:")),
+        Slip("A B has no W, and leaves nothing: self.deferral(action) tells them apart.",
+             (DEFERRAL, "self.weight_queue.deferral(stage, m)")),
+        Slip("Gradients of weights add up over the micro-batches: do not set them to None.",
+             (f"            {BACKWARD}", "            for p in self.stages[stage].parameters():\n"
+              f"                p.grad = None\n            {BACKWARD}")),
+        Slip("send() finds no gradient of the input: after backward, gradients_out[stage, m] = "
+             "x.grad.", (INPUT_GRADIENT, "pass")),
+        Slip("The previous stage needs the gradient of this stage's input, x.grad, and not that of "
+             "its output.", (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
+        Slip("Stage 0 has no stage before it: nothing of it goes into gradients_out.",
+             (f"        if stage:\n            {INPUT_GRADIENT}", f"        {INPUT_GRADIENT}")),
+        # messages
+        Slip("pop() what is sent: it is left in activations_out or gradients_out.",
+             (TENSOR, TENSOR.replace(".pop((stage, m))", "[stage, m]"))),
+        Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], where "
+             "backward pops it; an SF sends activations_out[stage, m], an SB gradients_out[stage, "
+             "m].", (SOURCE, "self.activations_out"), (SOURCE, "self.gradients_out"),
+             (KEPT, "pass")),
+        Slip("A stage may give any strides, and a message must be contiguous: "
+             "tensor.contiguous().", (TENSOR, TENSOR.replace(".contiguous()", ""))),
+        Slip("isend only starts a message. Keep (handle, tensor) in self.sends: the tensor must "
+             "live until run() has waited.", (SEND, ISEND), (SEND, SEND.replace(", tensor))",
+                                                                               ", None))"))),
+        Slip("send() only starts a message: run() waits for what is in self.sends.",
+             (SEND, f"handle = {ISEND}\n        handle.wait()\n        self.sends.append("
+              "(handle, tensor))")),
+        Slip("receive() only starts a message. take_activations() and take_gradients() wait for "
+             "it, where it is needed.", (RECEIVE, f"{RECEIVE}\n        target[stage, m][0].wait()"),
+             (RECEIVE, f"target[stage, m] = dist.recv(tensor, group=self.group, group_src=peer), "
+              "tensor")),
+        Slip("Messages that arrive are waited for too early: take_activations() and "
+             "take_gradients() wait, right where they are needed.",
+             (RECEIVE, "for handle, _ in target.values():\n            handle.wait()\n        "
+              f"{RECEIVE}"),
+             (SEND, f"{SEND}\n        for handle, _ in self.activations_in.values():\n"
+              "            handle.wait()")),
+        Slip("An RB brings the gradient of the output: it belongs into gradients_in, and an RF "
+             "into activations_in.", (TARGET, "self.activations_in"),
+             (TARGET, TARGET.replace('"RF"', '"RB"'))),
+        Slip("A message has the shape of its own micro-batch: self.new_hidden(self.pieces[m][0]).",
+             ("self.new_hidden(self.pieces[m][0])", "self.new_hidden(self.pieces[0][0])")),
+        Slip("A buffer is kept from an earlier run, whose micro-batches had other lengths: make "
+             "one in each receive().",
+             (f"tensor = {BUFFER}", "self.buffers = getattr(self, 'buffers', {})\n        "
+              f"tensor = self.buffers.setdefault((kind, stage, m), {BUFFER})")),
+        Slip("A message has the type of self.new_hidden(inputs), which need not be float32.",
+             (BUFFER, "torch.empty(self.pieces[m][0].shape, device=self.pieces[m][0].device)")),
+        Slip("Pass self.group on, and name peers by their rank in it: dist.isend(tensor, "
+             "group=self.group, group_dst=peer), group_src=peer.",
+             (SEND, SEND.replace("group=self.group, group_dst=peer", "dst=peer")),
+             (IRECV, IRECV.replace("group_src=peer", "src=peer")),
+             (SEND, SEND.replace("group_dst", "dst"), IRECV, IRECV.replace("group_src", "src"))),
+    ), hints=(
+        "What does one process keep between forward and backward, and where would you cut it?",
+        "A stage's input is a leaf that requires grad, and its output goes on without a graph. "
+        "Backward starts from the next stage's gradient; x.grad goes to the previous stage.",
+        "forward: x = self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled()), on "
+        "stage 0 the inputs; activations[stage, m] = x, y; activations_out[stage, m] = y.detach(). "
+        "backward: with self.deferral(action): y.backward(gradient); gradients_out[stage, m] = "
+        "x.grad. send: sends.append((dist.isend(tensor, group=self.group, group_dst=peer), "
+        "tensor)). receive: activations_in[stage, m], or gradients_in, = dist.irecv(tensor, ...), "
+        "tensor.",
+    ))

@@ -1,153 +1,470 @@
-"""The checks of schedules. No process is needed: a schedule is data, and its times are computed."""
+"""The proofs of schedules. No process is needed: a schedule is data, and its times are computed.
 
-from ranklab.checks.exercise import Mistake
+What is looked at is whether it can run and what it costs, so any schedule within the bounds passes.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ranklab.checks.pipeline_parallel.refusals import ASSERTED, CHECK, SENTENCE, refusals
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.pipeline_parallel import (
-    bubble_fraction, flush_bubble, gpipe_in_flight, in_flight_activations, interleaved_in_flight,
-    one_f_one_b_in_flight, places, problems, simulate, zb_h1_bubble, zb_h1_in_flight, zb_v_schedule,
+    Action, bubble_fraction, flush_bubble, gpipe_in_flight, gpipe_schedule, in_flight_activations,
+    interleaved_in_flight, interleaved_schedule, one_f_one_b_in_flight, one_f_one_b_schedule,
+    places, problems, simulate, zb_h1_bubble, zb_h1_in_flight, zb_v_schedule, zero_bubble_schedule,
 )
 
-SHAPES = [(P, M) for P in range(1, 9) for M in sorted({1, 2, P, P + 1, 2 * P + 1, 12})]
 SEND = 0.25  # of a forward: the time of a message
-THIN = [(P, k * P, V) for P in (1, 2, 3, 4, 8) for k in (1, 2, 4) for V in (1, 2, 3, 4)]
+
+
+class Shape(NamedTuple):
+    """P ranks, M micro-batches; V stages on each rank, where the function asks for it."""
+
+    P: int
+    M: int
+    V: int | None = None
+
+    def __str__(self):
+        return f"P={self.P}, M={self.M}" + (f", V={self.V}" if self.V else "")
+
+    @property
+    def numbers(self):
+        return self[:3 if self.V else 2]
+
+
+# Few ranks and few micro-batches come later: many mistakes look alike there.
+SHAPES = tuple(Shape(P, M) for P in (3, 2, *range(4, 9), 1)
+               for M in dict.fromkeys((P + 1, 1, 2, P, 2 * P + 1, 12)))
+THIN = tuple(Shape(P, k * P, V) for P in (3, 2, 4, 8, 1) for k in (2, 1, 4) for V in (2, 1, 3, 4))
+
+
+# --- what a schedule shows ------------------------------------------------------------------------
+
+VALID = "the schedule"
+PLACES = "the list of its stages' ranks"
+UNORDERED = "what is out of order"
+EARLY_B = "the list of ranks with a forward after a backward"
+WHOLE_B = "the number of whole B"
+HELD = "the number of activations at once"
+BUBBLE, LATE_BUBBLE = "the bubble", "the bubble if messages take time"
+COST = HELD, BUBBLE
+
+
+def _see(held_at_most, more, fn, shape):
+    schedule = fn(*shape.numbers)
+    faults = _strange(schedule) or _faults(tuple(map(tuple, schedule)), shape.P, shape.M)
+    yield {VALID: Told(faults, lambda faults, _: f"wrong: {faults.splitlines()[0]}")}
+    if not faults:
+        yield _values(tuple(map(tuple, schedule)), shape, held_at_most, more)
+
+
+def _strange(schedule):
+    """Return why it is no schedule at all, or ""."""
+    if not isinstance(schedule, Sequence) or not all(isinstance(a, Sequence) for a in schedule):
+        return "it is no tuple with a tuple of actions for each rank"
+    return next((f"rank {rank}: {action!r} is no Action(kind, stage, micro_batch)"
+                 for rank, actions in enumerate(schedule) for action in actions
+                 if not isinstance(action, Action)), "")
+
+
+# Both keep what they return, because the learner's schedules are often the library's.
+@functools.lru_cache(maxsize=256)
+def _faults(schedule, P, M):
+    return "\n".join(problems(schedule, P, M))
+
+
+@functools.lru_cache(maxsize=256)
+def _values(schedule, shape, held_at_most, more):
+    held = enumerate(zip(in_flight_activations(schedule), held_at_most(*shape.numbers)))
+    too_many = [f"{number} on rank {rank}, where {limit} are enough"
+                for rank, (number, limit) in held if number > limit]
+    return {
+        PLACES: Must([*places(schedule).values()], [*range(shape.P)] * (shape.V or 1)),
+        **more(schedule, shape),
+        HELD: Told("; ".join(too_many), lambda text, _: text),
+        BUBBLE: AtMost(100 * bubble_fraction(simulate(schedule)),
+                       100 * flush_bubble(*shape.numbers),
+                       "has a bubble of {:.1f}%; {:.1f}% is possible")}
+
+
+def _in_order(schedule, _):
+    """Return the first order of micro-batches that is not 0, 1, 2, ..., in words, or ""."""
+    texts = (f"{kind} of stage {stage} on rank {rank}, for the micro-batches "
+             + ", ".join(map(str, order)) for rank, actions in enumerate(schedule)
+             for kind, stage, order in _orders(actions) if order != sorted(order))
+    return {UNORDERED: Told(next(texts, ""), lambda text, _: text)}
+
+
+def _orders(actions):
+    """Yield (kind, stage, its micro-batches) of one rank."""
+    for kind, stage in sorted({action[:2] for action in actions}):
+        yield kind, stage, [a.micro_batch for a in actions if a[:2] == (kind, stage)]
+
+
+ORDERED = "each stage takes the micro-batches in their order, so sums are those of one process"
+COSTS = "no rank holds more than it has to; the bubble is (P - 1) / (V * M + P - 1) or less"
+
+
+def _stage(shapes, held_at_most, more, sentences, note):
+    return Stage({f"valid, and no deadlock: {len(shapes)} shapes, on 1 to 8 ranks": ()} | sentences,
+                 functools.partial(_see, held_at_most, more), shapes, note=note)
+
+
+# --- mistakes of several --------------------------------------------------------------------------
+
 RETURN = "Return a tuple with a tuple of actions for each rank: Action(\"F\", stage, micro_batch)."
-DEADLOCK = "no rank can go on"
-PROBLEMS = {
-    "ranks, not": RETURN,
-    "is no action": f"{RETURN} Micro-batches are 0 to M - 1: a warm-up is no longer than that.",
-    DEADLOCK: "That is a deadlock. A rank has to do enough forwards before its first "
-                         "backward: the more, the nearer it is to the start.",
-    "before": "A rank has to do the F of a micro-batch before its B or I, and I before W.",
-    "": "Each rank has a stage, which does F, and then B, or I and W, once for each micro-batch; "
-        "also where there are fewer micro-batches than stages, and after the last F.",
-}
+REVERSED = ("Gradients of weights are added up in the order of the backwards, and each sum is "
+            "rounded. One process takes the micro-batches 0, 1, 2, ...: in its order the sums are "
+            "equal to the last bit, in others they are not.")
+EXCHANGED = "An Action is (kind, stage, micro_batch), in this order."
+RANK_0 = "Rank s has stage s: the inputs come in on rank 0."
+ONE_CHECKED = "Both numbers have to be checked: stages and micro_batches."
+COUNTS = "check_counts(stages=stages, micro_batches=micro_batches)"
+RETURNS, STAGES = "return tuple(schedule)", "for stage in range(stages):"
+BAD_COUNTS = (0, 4), (4, 0)
 
 
-def check_gpipe_schedule(gpipe_schedule):
-    for P, M in SHAPES:
-        where, schedule = _valid(gpipe_schedule, P, M)
-        for rank, actions in enumerate(schedule):
-            if "BF" in "".join(action.kind for action in actions):
-                raise Mistake(f"{where}: rank {rank} does a forward after a backward", "GPipe does "
-                              "all forwards first: its memory is large, and the rule is simple.")
-    yield "all forwards, then all backwards"
-    yield from _check(gpipe_schedule, SHAPES, gpipe_in_flight, "All F, then all B.")
-    yield from illegal(gpipe_schedule, (0, 4), (4, 0))
+def _refused():
+    """Return the mistakes with numbers below 1."""
+    return (Slip(CHECK, (COUNTS, "")),
+            Slip(SENTENCE, (COUNTS, "if min(stages, micro_batches) < 1: raise ValueError")),
+            Slip(ASSERTED, (COUNTS, "assert stages > 0 and micro_batches > 0")),
+            Slip(ONE_CHECKED, (COUNTS, "check_counts(stages=stages)"),
+                 (COUNTS, "check_counts(micro_batches=micro_batches)")))
 
 
-def check_one_f_one_b_schedule(one_f_one_b_schedule):
-    yield from _check(one_f_one_b_schedule, SHAPES, one_f_one_b_in_flight, "Rank s does P - s - 1 "
-                      "forwards first, one for each stage after it, and then F and B in turn. With "
-                      "more it holds more, with fewer it waits for the first gradient.")
-    yield from illegal(one_f_one_b_schedule, (0, 4), (4, 0))
+# --- GPipe ----------------------------------------------------------------------------------------
+
+def plain_tuples(stages, micro_batches):
+    return tuple(tuple((kind, stage, m) for kind in "FB" for m in range(micro_batches))
+                 for stage in range(stages))
 
 
-def check_interleaved_schedule(interleaved_schedule):
-    yield from _check(interleaved_schedule, THIN, interleaved_in_flight, "Micro-batches go in "
-                      "rounds of P: a round passes the rank's first stage, then its second, ...; "
-                      "backward the last stage comes first. Before F and B in turn rank r does "
-                      "(V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V.")
-    for P, M, V in THIN:  # the ends: P - 1 forwards and backwards, and one round trip of messages
-        spans = simulate(interleaved_schedule(P, M, V), send=SEND)
-        ends, got = 3 * (P - 1) + 2 * SEND * (P * V - 1), bubble_fraction(spans)
-        if got > (most := ends / (3 * M * V + ends)) + 1e-9:
-            raise Mistake(f"P={P}, M={M}, V={V}: if a message takes {SEND} of a forward, the "
-                          f"bubble is {got:.1%}, and {most:.1%} is possible", "A micro-batch that "
-                          "comes back from the next rank has travelled there and back: each rank "
-                          "begins two forwards more than the one after it, one for each way.")
-    yield f"if a message takes {SEND} of a forward, a rank still waits only at the ends"
-    yield from illegal(interleaved_schedule, (4, 6, 2), (3, 2, 1), (0, 4, 2), (4, 0, 2), (2, 2, 0))
+def one_list_for_all(stages, micro_batches):
+    return [Action(kind, stage, m) for kind in "FB" for stage in range(stages)
+            for m in range(micro_batches)]
 
 
-def check_zero_bubble_schedule(zero_bubble_schedule):
-    yield from _check(zero_bubble_schedule, SHAPES, zb_h1_in_flight, "Do each I as soon as it can "
-                      "be done, because another rank waits for it. At most min(P, M) micro-batches "
-                      "of a rank may be between F and W: when there are that many, do a W before "
-                      "the next F.",
-                      is_ordered=False)
-    yield from illegal(zero_bubble_schedule, (0, 4), (4, 0))
-    for P, M in (*SHAPES, (8, 32)):
-        schedule = zero_bubble_schedule(P, M)
-        if any(action.kind == "B" for actions in schedule for action in actions):
-            raise Mistake(f"P={P}, M={M}: it has whole B", "Cut each into I and W.")
-    (bubble, peak), of_v = _score(schedule), _score(zb_v_schedule(P, M))
-    yield (f"your score with {P} stages, {M} micro-batches: bubble {bubble:.1%}, peak {peak}. 1F1B "
-           f"{flush_bubble(P, M):.1%}, {P}; ZB-H1 {zb_h1_bubble(P, M):.1%}, "
-           f"{max(zb_h1_in_flight(P, M))}; ZB-V {of_v[0]:.1%}, {of_v[1] / 2:g}")
+def every_stage_on_every_rank(stages, micro_batches):
+    return tuple(tuple(Action(kind, stage, m) for kind in "FB" for stage in range(stages)
+                       for m in range(micro_batches)) for _ in range(stages))
 
 
-def _check(make, shapes, in_flight, hint, is_ordered=True):
-    """No more activations than `in_flight` says, and a bubble of 1F1B's at most."""
-    for shape in shapes:
-        where, schedule = _valid(make, *shape)
-        if is_ordered:
-            _in_order(where, schedule)
-        for rank, (got, most) in enumerate(zip(in_flight_activations(schedule), in_flight(*shape))):
-            if got > most:
-                raise Mistake(f"{where}: rank {rank} holds {got} activations at once, where {most} "
-                              "are enough", hint)
-        (got, _), most = _score(schedule), flush_bubble(*shape)
-        if got > most + 1e-9:
-            raise Mistake(f"{where}: the bubble is {got:.1%}, where {most:.1%} is possible", hint)
-    yield f"valid, and no deadlock: {len(shapes)} shapes, on 1 to 8 ranks"
-    if is_ordered:
-        yield "each stage takes the micro-batches in their order, so sums are those of one process"
-    yield "no rank holds more than it has to; the bubble is (P - 1) / (V * M + P - 1) or less"
+def _forwards_first(schedule, shape):
+    early = [rank for rank, actions in enumerate(schedule)
+             if "F" in "".join(action.kind for action in actions).lstrip("F")]
+    return {EARLY_B: Must(early, []), **_in_order(schedule, shape)}
+
+
+FORTH = 'forwards = [Action("F", stage, m) for m in range(micro_batches)]'
+BACK = 'backwards = [Action("B", stage, m) for m in range(micro_batches)]'
+BOTH = "tuple(forwards + backwards)"
+GPIPE = Proof(
+    gpipe_schedule,
+    _stage(SHAPES, gpipe_in_flight, _forwards_first, {
+        "all forwards, then all backwards": (EARLY_B,), ORDERED: (UNORDERED,), COSTS: COST},
+        "All F, then all B."),
+    refusals("gpipe_schedule", *BAD_COUNTS),
+    mistakes=(
+        Slip("GPipe does all forwards first: its memory is large, and the rule is simple.",
+             (BOTH, "tuple(a for pair in zip(forwards, backwards) for a in pair)"),
+             one_f_one_b_schedule),
+        Slip(REVERSED, (BACK, f"{BACK}[::-1]")),
+        Slip("Forwards, too, take the micro-batches in their order, from 0 on.",
+             (FORTH, f"{FORTH}[::-1]")),
+        Slip("A rank has to do the F of a micro-batch before its B.",
+             (BOTH, "tuple(backwards + forwards)")),
+        Slip("The backwards are missing: B of each micro-batch comes after the forwards.",
+             (BOTH, "tuple(forwards)")),
+        Slip("The forwards are missing.", (BOTH, "tuple(backwards)")),
+        Slip("A whole backward is B. An I is half of one, and needs its W.",
+             (BACK, BACK.replace('"B"', '"I"'))),
+        Slip("Micro-batches are 0 to M - 1: range(micro_batches).",
+             (FORTH, FORTH.replace("(m", "(1, 1 + m"), BACK, BACK.replace("(m", "(1, 1 + m"))),
+        Slip("The last micro-batch is missing: range(micro_batches) ends with M - 1.",
+             (FORTH, FORTH.replace("batches)", "batches - 1)"),
+              BACK, BACK.replace("batches)", "batches - 1)"))),
+        Slip("Stages and micro-batches are exchanged: there is a rank for each stage.",
+             (STAGES, "for stage in range(micro_batches):", FORTH,
+              FORTH.replace("micro_batches", "stages"), BACK,
+              BACK.replace("micro_batches", "stages"))),
+        Slip(EXCHANGED, (FORTH, FORTH.replace("stage, m", "m, stage"), BACK,
+                         BACK.replace("stage, m", "m, stage"))),
+        Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):")),
+        Slip("A rank has one stage, its own: rank s has stage s.", every_stage_on_every_rank,
+             (FORTH, FORTH.replace("stage,", "0,"), BACK, BACK.replace("stage,", "0,"))),
+        Slip(RETURN, plain_tuples, (RETURNS, "return iter(schedule)")),
+        Slip("Each rank has a tuple of its own, and not one list for all.", one_list_for_all,
+             ("schedule.append(tuple(", "schedule.extend(tuple(")),
+        *_refused(),
+    ), hints=(
+        "Write down what rank 0 does with two micro-batches. What is different on rank 1?",
+        "Rank s does F of stage s for all micro-batches, then B of stage s for all, from 0 on.",
+        "For each stage tuple(Action(kind, stage, m) for kind in \"FB\" for m in range(...)).",
+    ))
+
+
+# --- 1F1B -----------------------------------------------------------------------------------------
+
+WARM_UP = "warm_up = min(stages - stage - 1, micro_batches)"
+PAIR = '[Action("F", stage, m + warm_up), Action("B", stage, m)]'
+TURNS = "for m in range(micro_batches - warm_up):"
+LATE = "range(micro_batches - warm_up, micro_batches)"
+LAST = f'        actions += [Action("B", stage, m) for m in {LATE}]\n'
+DEADLOCK = ("That is a deadlock. A rank has to do enough forwards before its first backward: the "
+            "more, the nearer it is to the start.")
+SHORT = "There may be fewer micro-batches than stages, and a warm-up is no longer than that."
+ONE_F_ONE_B = Proof(
+    one_f_one_b_schedule,
+    _stage(SHAPES, one_f_one_b_in_flight, _in_order, {ORDERED: (UNORDERED,), COSTS: COST},
+           "Rank s does P - s - 1 forwards first, one for each stage after it, and then F and B in "
+           "turn."),
+    refusals("one_f_one_b_schedule", *BAD_COUNTS),
+    mistakes=(
+        Slip("The warm-up is one too long: it is one forward for each stage after this one, and "
+             "the turns begin with one more.", (WARM_UP, WARM_UP.replace(" - 1", ""))),
+        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank waits for "
+             "its first gradient.", (WARM_UP, "warm_up = min(max(stages - stage - 2, 0), "
+                                     "micro_batches)"),
+             (WARM_UP, "warm_up = min((stages - stage - 1) // 2, micro_batches)")),
+        Slip("Without a warm-up one micro-batch at a time is on its way. Rank s does P - s - 1 "
+             "forwards first.", (WARM_UP, "warm_up = 0")),
+        Slip(DEADLOCK, (WARM_UP, "warm_up = min(stage, micro_batches)")),
+        Slip(SHORT, (WARM_UP, "warm_up = stages - stage - 1")),
+        Slip("The warm-up is the same on all ranks. Only rank 0 needs P - 1 forwards: its first "
+             "gradient takes longest.", (WARM_UP, "warm_up = min(stages - 1, micro_batches)")),
+        Slip("Two forwards more on each rank are only needed if messages take time, and they are "
+             "held. One is enough here.",
+             (WARM_UP, "warm_up = min(2 * (stages - stage - 1), micro_batches)")),
+        Slip("That is GPipe. After P - s - 1 forwards rank s does F and B in turn.",
+             (WARM_UP, "warm_up = micro_batches"), gpipe_schedule),
+        Slip(REVERSED, (LATE, f"reversed({LATE})")),
+        Slip("The oldest micro-batch goes back first: in the turns B is of m, and F of m + "
+             "warm_up.", (PAIR, PAIR.replace('"B", stage, m', '"B", stage, m + warm_up'),
+                          LATE, "range(warm_up)")),
+        Slip("In the turns, the micro-batches of the warm-up had their F already: F of m + "
+             "warm_up.", (PAIR, PAIR.replace("m + warm_up", "m"))),
+        Slip("A turn is F, then B: the F is what the next ranks wait for.",
+             (PAIR, '[Action("B", stage, m), Action("F", stage, m + warm_up)]')),
+        Slip("Backwards are missing: after the last F, as many are left as the warm-up had "
+             "forwards.", (LAST, "")),
+        Slip("Forwards go on after the last micro-batch: there are micro_batches - warm_up turns.",
+             (TURNS, "for m in range(micro_batches):", LAST, "")),
+        Slip("The warm-up's forwards are missing.",
+             ('[Action("F", stage, m) for m in range(warm_up)]', "[]")),
+        Slip(EXCHANGED, ('actions = [Action("F", stage, m)', 'actions = [Action("F", m, stage)',
+                         PAIR, '[Action("F", m + warm_up, stage), Action("B", m, stage)]',
+                         'actions += [Action("B", stage, m)', 'actions += [Action("B", m, stage)')),
+        Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):"),
+             (RETURNS, "return tuple(schedule[::-1])")),
+        Slip("Each rank has a tuple of its own.",
+             ("schedule.append(tuple(", "schedule.extend(tuple(")),
+        Slip(RETURN, (RETURNS, "return iter(schedule)"), (RETURNS, "return [[(*a,) for a in "
+                                                          "actions] for actions in schedule]")),
+        *_refused(),
+    ), hints=(
+        "How many forwards must rank s do before the first gradient can be back?",
+        "One for each stage after it, at most all micro-batches. Then F and B in turn, then the "
+        "B that are left.",
+        "warm_up = min(stages - stage - 1, micro_batches); F of range(warm_up); for m in "
+        "range(micro_batches - warm_up): F of m + warm_up, B of m; then B of the last warm_up.",
+    ))
+
+
+# --- interleaved ----------------------------------------------------------------------------------
+
+def _if_messages_take_time(schedule, shape):
+    """The ends: P - 1 forwards and backwards, and one round trip of messages."""
+    P, M, V = shape
+    ends = 3 * (P - 1) + 2 * SEND * (P * V - 1)
+    return _in_order(schedule, shape) | {LATE_BUBBLE: AtMost(
+        100 * bubble_fraction(simulate(schedule, send=SEND)), 100 * ends / (3 * M * V + ends),
+        f"has a bubble of {{:.1f}}% if a message takes {SEND} of a forward; {{:.1f}}% is possible")}
+
+
+AHEAD = "warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), total)"
+ORDER = "(step // ranks % virtual, step // (ranks * virtual) * ranks + step % ranks)"
+FORWARDS = 'forwards = [Action("F", v * ranks + rank, m) for v, m in order]'
+BACKWARDS = 'backwards = [Action("B", (virtual - 1 - v) * ranks + rank, m) for v, m in order]'
+WHOLE_ROUNDS = "if micro_batches % ranks:"
+ALL_COUNTS = "check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)"
+INTERLEAVED = Proof(
+    interleaved_schedule,
+    _stage(THIN, interleaved_in_flight, _if_messages_take_time, {
+        ORDERED: (UNORDERED,), COSTS: COST,
+        f"if a message takes {SEND} of a forward, a rank still waits only at the ends":
+        (LATE_BUBBLE,)},
+           "Micro-batches go in rounds of P: a round passes the rank's first stage, then its "
+           "second, ...; backward the last stage comes first. Before F and B in turn rank r does "
+           "(V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V."),
+    refusals("interleaved_schedule", (4, 6, 2), (3, 2, 1), (0, 4, 2), (4, 0, 2), (2, 2, 0)),
+    mistakes=(
+        Slip("A micro-batch that comes back from the next rank has travelled there and back: each "
+             "rank begins two forwards more than the one after it, one for each way.",
+             (AHEAD, "warm_up = min(virtual * ranks - rank - 1, total)")),
+        Slip("The warm-up is one too long: the turns begin with one more forward.",
+             (AHEAD, AHEAD.replace("- 1), t", "- 1) + 1, t"))),
+        Slip("The warm-up is too long: the V-th round of forwards is in the turns already, so V - "
+             "1 rounds come before, and two forwards for each rank after this one.",
+             (AHEAD, AHEAD.replace("(virtual - 1)", "virtual"))),
+        Slip("All forwards come first: it holds all micro-batches, as GPipe does.",
+             (AHEAD, "warm_up = total")),
+        Slip("(V - 1) * P forwards are those of the rank's other stages: 1F1B's warm-up is too "
+             "short here, where a micro-batch goes round all ranks V times.",
+             (AHEAD, "warm_up = min(ranks - rank - 1, total)")),
+        Slip("The warm-up is that of 2 stages on each rank: with V it is (V - 1) * P forwards, and "
+             "two for each rank after it.",
+             (AHEAD, "warm_up = min(ranks + 2 * (ranks - rank - 1), total)")),
+        Slip("Ranks nearer to the start are ahead: two forwards for each rank after this one, "
+             "ranks - rank - 1, not before it.", (AHEAD, AHEAD.replace("(ranks - rank - 1)",
+                                                                       "rank"))),
+        Slip("There may be fewer micro-batches than that: a warm-up is at most all M * V.",
+             (AHEAD, AHEAD.replace("min(", "").replace(", total)", ""))),
+        Slip("Gradients come back through the stages in reverse: a rank's first B is of its last "
+             "stage.", (BACKWARDS, BACKWARDS.replace("(virtual - 1 - v)", "v"))),
+        Slip("A stage's forwards are all done before the rank's next stage begins. Micro-batches "
+             "go in rounds of P: a round passes all stages, and then the next one follows.",
+             (ORDER, "(step // micro_batches, step % micro_batches)")),
+        Slip("One micro-batch after the other passes the rank's stages, and the rank waits for it "
+             "each time. P of them make a round, which passes the first stage, then the second.",
+             (ORDER, "(step % virtual, step // virtual)")),
+        Slip("A round has P micro-batches, not V.",
+             (ORDER, "(step // virtual % virtual, step // virtual**2 * virtual + step % virtual)")),
+        Slip("Within a round, too, micro-batches come in their order: sums of gradients are then "
+             "those of one process, to the last bit.",
+             (ORDER, ORDER.replace("step % ranks)", "ranks - 1 - step % ranks)"))),
+        Slip("The V stages of a rank are not neighbours: rank r has stage r, r + P, r + 2 * P, "
+             "..., so that a micro-batch reaches the last rank soon.",
+             (FORWARDS, FORWARDS.replace("v * ranks + rank", "rank * virtual + v"), BACKWARDS,
+              BACKWARDS.replace("(virtual - 1 - v) * ranks + rank",
+                                "rank * virtual + virtual - 1 - v"))),
+        Slip("A turn is F, then B: the F is what the next ranks wait for.",
+             ("actions += [forward, backward]", "actions += [backward, forward]")),
+        Slip("Backwards are missing: after the last F, as many are left as the warm-up had "
+             "forwards.", (" + backwards[total - warm_up:]", "")),
+        Slip("A rank with several stages does V * M forwards, not M.",
+             ("total, schedule = micro_batches * virtual, []",
+              "total, schedule = micro_batches, []")),
+        Slip(REVERSED, (" + backwards[total - warm_up:]", " + backwards[total - warm_up:][::-1]")),
+        Slip(EXCHANGED, (FORWARDS, FORWARDS.replace("v * ranks + rank, m", "m, v * ranks + rank"),
+                         BACKWARDS, BACKWARDS.replace("(virtual - 1 - v) * ranks + rank, m",
+                                                      "m, (virtual - 1 - v) * ranks + rank"))),
+        Slip(RETURN, (RETURNS, "return iter(schedule)")),
+        Slip("A round would have holes: micro_batches must be a multiple of ranks, else raise a "
+             "ValueError.", (WHOLE_ROUNDS, "if False:"),
+             (WHOLE_ROUNDS, "if micro_batches < ranks:")),
+        Slip(CHECK, (ALL_COUNTS, "")),
+        Slip("Each of the three numbers has to be checked.",
+             (ALL_COUNTS, ALL_COUNTS.replace(", virtual=virtual", "")),
+             (ALL_COUNTS, ALL_COUNTS.replace(" micro_batches=micro_batches,", ""))),
+        Slip(ASSERTED, (ALL_COUNTS, "assert min(ranks, micro_batches, virtual) > 0")),
+    ), hints=(
+        "2 stages on each of 2 ranks: what can rank 0 do while micro-batch 0 is on rank 1?",
+        "List all forwards of a rank: in rounds of `ranks` micro-batches, each round through all "
+        "of its stages. Backwards are the same with the stages reversed. Then it is 1F1B.",
+        "Step i: stage number i // ranks % virtual of this rank, micro-batch i // (ranks * virtual)"
+        " * ranks + i % ranks. warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), all).",
+    ))
+
+
+# --- zero bubble ----------------------------------------------------------------------------------
+
+class Scored(Proof):
+    """A Proof whose last sentence is a score: how the schedule does beside the published ones."""
+
+    def prove(self, fn):
+        yield from super().prove(fn)
+        P, M = SCORED.numbers
+        (bubble, peak), (of_v, thin) = map(_score, (fn(P, M), zb_v_schedule(P, M)))
+        yield (f"your score with {P} stages, {M} micro-batches: bubble {bubble:.1%}, peak {peak}. "
+               f"1F1B {flush_bubble(P, M):.1%}, {P}; ZB-H1 {zb_h1_bubble(P, M):.1%}, "
+               f"{max(zb_h1_in_flight(P, M))}; ZB-V {of_v:.1%}, {thin / 2:g}")
 
 
 def _score(schedule):
-    """(bubble, what a rank holds at most)"""
     return bubble_fraction(simulate(schedule)), max(in_flight_activations(schedule))
 
 
-def _valid(make, P, M, V=None):
-    """(what it is, the schedule), if it could train a model, and stages are where they should."""
-    where = f"P={P}, M={M}" + (f", V={V}" if V else "")
-    schedule = make(P, M, V) if V else make(P, M)
-    problem = next(iter(problems(schedule, P, M)), "")
-    kind = next(part for part in PROBLEMS if part in problem)
-    hint = PROBLEMS[kind]
-    if not problem or kind in (DEADLOCK, "before"):
-        hint = _last_first(schedule, P, V or 1) or hint
-        found, right = list(places(schedule).values()), [*range(P)] * (V or 1)
-        if found != right:
-            raise Mistake(f"{where}: stages are on the ranks {found}, not {right}", "Rank r has "
-                          "stage r, and with several stages a rank also r + P, r + 2 * P, ...: so "
-                          "a micro-batch reaches the last rank soon.")
-    if problem:
-        raise Mistake(f"{where}: {problem}", hint)
-    return where, schedule
+def _in_halves(schedule, _):
+    return {WHOLE_B: Must(sum(a.kind == "B" for actions in schedule for a in actions), 0)}
 
 
-def _last_first(schedule, P, V):
-    """A sentence where a rank's first B is not of its last stage."""
-    for rank, actions in enumerate(schedule):
-        first = next((a.stage for a in actions if a.kind == "B"), None)
-        if first is not None and first != (last := rank + (V - 1) * P):
-            return (f"Rank {rank}'s first B is of stage {first}. Gradients come back through the "
-                    f"stages in reverse, so its last one, {last}, is first.")
+def uncut(stages, micro_batches):
+    return one_f_one_b_schedule(stages, micro_batches)
 
 
-def _in_order(where, schedule):
-    for rank, actions in enumerate(schedule):
-        for kind, stage in sorted({action[:2] for action in actions}):
-            order = [action.micro_batch for action in actions if action[:2] == (kind, stage)]
-            if order != sorted(order):
-                raise Mistake(
-                    f"{where}: rank {rank} does {kind} of stage {stage} in the order "
-                    + ", ".join(map(str, order)), "Gradients of weights are added up in this "
-                    "order, and each sum is rounded. One process takes the micro-batches 0, 1, 2, "
-                    "...: in its order the sums are equal to the last bit, in others they are not.")
-
-
-def illegal(fn, *cases):
-    """Each of the arguments is a ValueError with a sentence."""
-    for arguments in cases:
-        call, said = f"{fn.__name__}{arguments}", ""
-        try:
-            fn(*arguments)
-        except Exception as error:
-            said = f"{type(error).__name__}({error})"
-        if not said.startswith("ValueError") or len(said.split()) < 3:
-            raise Mistake(f"{call} {f'raises {said}' if said else 'is no error'}", "It can't be "
-                          "done. Check the numbers first: ValueError(...), with a sentence.")
-    yield "what can't be done is a ValueError, with a sentence"
+SCORED = Shape(8, 32)
+W_IN_TURN = """            if m >= stage:
+                actions.append(Action("W", stage, m - stage))
+"""
+NEXT_F = """            if m + warm_up < micro_batches:
+                actions.append(Action("F", stage, m + warm_up))
+"""
+INPUT = '            actions.append(Action("I", stage, m))\n'
+LEFT = "rest = range(max(0, micro_batches - stage), micro_batches)"
+ZERO_BUBBLE = Scored(
+    zero_bubble_schedule,
+    _stage((*SHAPES, SCORED), zb_h1_in_flight, _in_halves, {
+        "each backward is in two halves, I and W": (WHOLE_B,), COSTS: COST},
+        "Do each I as soon as it can be done, because another rank waits for it. At most min(P, M) "
+        "micro-batches of a rank may be between F and W: when there are that many, do a W before "
+        "the next F."),
+    refusals("zero_bubble_schedule", *BAD_COUNTS),
+    mistakes=(
+        Slip("Cut each B into I and W.", uncut,
+             (WARM_UP, "if micro_batches < stages:\n            return one_f_one_b_schedule("
+              f"stages, micro_batches)\n        {WARM_UP}"),
+             one_f_one_b_schedule=one_f_one_b_schedule),
+        Slip("All W come at the end, and until its W a micro-batch is held: when min(P, M) of them "
+             "are, do a W before the next F.",
+             (W_IN_TURN, "", LEFT, "rest = range(micro_batches)")),
+        Slip("That is ZB-H2: twice as many forwards first close the bubble, but they are held. At "
+             "most min(P, M) micro-batches may be between F and W.",
+             (WARM_UP, "warm_up = min(2 * (stages - stage) - 1, micro_batches)")),
+        Slip("Without a warm-up one micro-batch at a time is on its way. Begin as 1F1B does, with "
+             "P - s - 1 forwards on rank s.", (WARM_UP, "warm_up = 0")),
+        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank waits for "
+             "its first gradient.",
+             (WARM_UP, "warm_up = min(max(stages - stage - 2, 0), micro_batches)")),
+        Slip("The warm-up is the same on all ranks. Rank s needs P - s - 1 forwards, and has room "
+             "for s micro-batches that wait for their W.",
+             (WARM_UP, "warm_up = min(stages - 1, micro_batches)")),
+        Slip(DEADLOCK, (WARM_UP, "warm_up = min(stage, micro_batches)")),
+        Slip(SHORT, (WARM_UP, "warm_up = stages - stage - 1")),
+        Slip("Rank 0 has no room for a W that waits: it holds P micro-batches between F and I. "
+             "Rank s can let s of them wait.",
+             (W_IN_TURN, W_IN_TURN.replace("stage:", "stages - stage - 1:").replace(
+                 "m - stage)", "m - stages + stage + 1)"),
+              LEFT, LEFT.replace("- stage)", "- stages + stage + 1)"))),
+        Slip("One W too many waits: rank s has room for s of them.",
+             (W_IN_TURN, W_IN_TURN.replace(">= stage", "> stage").replace(
+                 "m - stage)", "m - stage - 1)"), LEFT, LEFT.replace("- stage)", "- stage - 1)"))),
+        Slip("W of a micro-batch comes after its I: it needs what I leaves.",
+             (INPUT, "", W_IN_TURN, W_IN_TURN.replace("if m >= stage:", "if True:").replace(
+                 "m - stage)", "m)") + INPUT, LEFT, "rest = ()")),
+        Slip("W are missing: I is half a backward, and each needs its W.",
+             (RETURNS, "return tuple(tuple(a for a in actions if a.kind != 'W') for actions in "
+              "schedule)")),
+        Slip("The W that wait longest are missing at the end.", (LEFT, "rest = ()")),
+        Slip("I are missing: the previous stage waits for the gradient of its output.",
+             (INPUT, "")),
+        Slip("Rank s has s W left at the end, but not more than there are micro-batches.",
+             (LEFT, "rest = range(micro_batches - stage, micro_batches)")),
+        Slip("Some W are there twice: those in turn, and all of them again at the end.",
+             (LEFT, "rest = range(micro_batches)")),
+        Slip("The warm-up's forwards are missing.",
+             ('[Action("F", stage, m) for m in range(warm_up)]', "[]")),
+        Slip("Forwards are missing: after each warm-up there are micro_batches - warm_up more.",
+             (NEXT_F, "")),
+        Slip("Forwards go on after the last micro-batch.",
+             (NEXT_F, NEXT_F.replace("m + warm_up < micro_batches", "True"))),
+        Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):")),
+        Slip(RETURN, (RETURNS, "return iter(schedule)")),
+        *_refused(),
+    ), hints=(
+        "For which of F, I and W does another rank wait? What can be done while this rank waits?",
+        "Start from 1F1B, with I for each B. Each W can wait, as long as there is memory.",
+        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate "
+        "ranks: each does I if it can, else F if it holds fewer than min(P, M), else W.",
+    ))
