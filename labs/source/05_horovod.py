@@ -274,7 +274,7 @@ def distributed_optimizer(optimizer, named_parameters, compression=Compression.n
     """Make optimizer.step() use gradients averaged over all ranks; return the same optimizer.
 
     Ask for the average of a gradient, by its name, as soon as backward has made it. step() waits
-    for all, and averages zeros where this rank has no gradient: another rank may have one.
+    for all, and averages zeros where p.grad is None on this rank: another rank may have one.
     Raises: ValueError for a second backward before step().
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}

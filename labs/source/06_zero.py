@@ -265,7 +265,7 @@ class ZeroStage2(ZeroStage1):
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):
-        """A place of its own, because the whole is freed; those before are reduced by now."""
+        """A new place in each backward, because the whole is freed; those before are reduced."""
         raise NotImplementedError("exercise 4.4, first part: about 2 lines")
 
     def finish(self):
@@ -460,7 +460,7 @@ def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
     gradients.
 
     Stages 0 to 2: what one all-reduce of the gradients sends. Stage 3: 1.5 times that, but for
-    `resident_bytes` of parameters, which are gathered once a step and not twice.
+    `resident_bytes` of parameters, which are gathered once a step and not twice. It is not rounded.
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
@@ -527,7 +527,7 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
     offload_optimizer, offload_param, each {"device": "cpu", "pin_memory": True}.
     batch        sequences in a step: micro_batch x accumulation steps x ranks
     other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
-    bucket       numbers in a message; two of them are in memory at a time
+    bucket       numbers in a message; two are in memory at a time, in other_bytes
     error        ValueError where the batch does not divide, or nothing fits
     """
     if batch % (micro_batch * ranks):
