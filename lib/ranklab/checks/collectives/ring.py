@@ -15,7 +15,7 @@ LENGTHS = "R does not divide some of these lengths: tensor_split cuts chunks tha
 OUTSIDE = "Here an `out` is given. It is contiguous, and full of other numbers."
 IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
 GROUP = "Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group)."
-OUT = "Let what arrives land in the chunks of `out`. `a = a + b` makes a new tensor elsewhere."
+OUT = "What you return is not in `out`: let what arrives land in its chunks, and add in place."
 
 
 def _passes(number, R):

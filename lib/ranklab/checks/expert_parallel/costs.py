@@ -50,7 +50,7 @@ def row_by_row(counts, row_bytes):
             s = e * R // E
             if s != r:
                 for source, target in ((r, s), (s, r), (r, s), (s, r)):  # back: the gradients
-                    sent[source, target] += counts[r, e] * row_bytes
+                    sent[source, target] += int(counts[r, e]) * row_bytes
     return sent
 
 
@@ -60,7 +60,8 @@ TRAFFIC = Proof(
     moe_traffic,
     Stage("bytes from each rank to each other one, there and back, forward and backward",
           _see_traffic, tuple(Rows(*each) for each in (
-              (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2), (4, 8, 2**26 + 1, "int32"))), oracle=row_by_row),
+              (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2),
+              (4, 8, 2**26 + 1, "int32"))), oracle=row_by_row),
     Stage("ranks that do not divide the experts are a ValueError", _see_refusal, (Rows(4, 6, 8),),
           oracle=row_by_row),
     mistakes=(

@@ -67,7 +67,8 @@ def _relatives(right, step, name, rank):
     case, number = step
     for other, which in ((number - 1, "earlier"), (number + 1, "later")):
         if (case, other) in right[rank]:
-            yield (f"what is right one step {which}", plain(right[rank][case, other].values.get(name)))
+            yield (f"what is right one step {which}",
+                   plain(right[rank][case, other].values.get(name)))
 
 
 def _instead(got, due):

@@ -69,14 +69,24 @@ def _code_of(path):
 
 
 def build_all(proofs):
-    """Yield (proof, pairs of its sentences that look alike), a few of them at a time."""
+    """Yield (proof, pairs of its sentences that look alike), a few of them at a time.
+
+    Raises: PassingMistake at the end, when all others are built.
+    """
     from ranklab.basics.machine import cores  # psutil: only whoever builds needs it
 
     if not proofs:
         return
+    passing = []
     with ProcessPoolExecutor(min(4, cores(), len(proofs)), get_context("spawn")) as pool:
-        yield from zip(proofs, pool.map(_build_named, [each.module for each in proofs],
-                                        [each.name for each in proofs]))
+        tasks = [pool.submit(_build_named, proof.module, proof.name) for proof in proofs]
+        for proof, task in zip(proofs, tasks):
+            try:
+                yield proof, task.result()
+            except PassingMistake as error:
+                passing.append(str(error))
+    if passing:
+        raise PassingMistake("\n".join(passing))
 
 
 def _build_named(module, name):
