@@ -29,6 +29,7 @@ class Case(NamedTuple):
 
 CASES = tuple(Case(stage, *case) for stage in (1, 2, 3)
               for case in ((RUNS[2], True), (RUNS[3], False), (RUNS[0], False)))
+WITHOUT = "buckets that have no master of their own"
 UNSTEPPED = "masters of this rank's parts that the optimizer does not have"
 IN_MODEL, NARROW = "masters that lie in the model's own memory", "masters of 16 bits, or on a GPU"
 ELSEWHERE, COPIES = "masters that are not copies of `place`", "shards that `place` has copied"
@@ -77,7 +78,9 @@ def _places(place, wrapped, optimizer):
     parts = {part.master for bucket in trained for part in bucket.parts}
     masters = [p for group in groups for p in group["params"] if p.numel()]
     of_model = storages(x for bucket in buckets for x in (bucket.shard, bucket.weights))
-    values = {UNSTEPPED: AtMost(len(parts - {*masters}), 0),
+    own = [bucket for bucket in trained if not of_model & storages([bucket.master])]
+    values = {WITHOUT: AtMost(len(trained) - len(own), 0),
+              UNSTEPPED: AtMost(len(parts - {*masters}), 0),
               IN_MODEL: AtMost(len(of_model & storages(masters)), 0),
               NARROW: AtMost(sum(p.itemsize < 4 or p.device.type != "cpu" for p in masters), 0)}
     if place:
@@ -102,7 +105,7 @@ FIRST = "Masters are set first; then model.make_optimizer(new_optimizer, groups)
 OFFLOAD = Proof(
     offload_optimizer,
     Stage({"masters lie at the place, apart from the model's memory: stages 1, 2 and 3":
-           (UNSTEPPED, IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
+           (WITHOUT, UNSTEPPED, IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
            "all weights are those of one process; no byte more travels between ranks": (),
            "groups keep their options; in bfloat16 the masters are float32": (OPTIONS,),
            "the place takes the state after every step": (STATE,)},
