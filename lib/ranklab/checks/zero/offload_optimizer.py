@@ -29,6 +29,8 @@ class Case(NamedTuple):
 
 CASES = tuple(Case(stage, *case) for stage in (1, 2, 3)
               for case in ((RUNS[2], True), (RUNS[3], False), (RUNS[0], False)))
+WITHOUT = "buckets that have no master of their own"
+UNSTEPPED = "masters of this rank's parts that the optimizer does not have"
 IN_MODEL, NARROW = "masters that lie in the model's own memory", "masters of 16 bits, or on a GPU"
 ELSEWHERE, COPIES = "masters that are not copies of `place`", "shards that `place` has copied"
 UNCOPIED = "shards that `place` has not copied"
@@ -53,11 +55,10 @@ class Place:
 def _see(fn, case, ranks):
     new, watch, oracle = STAGES[case.stage - 1]
     place = Place() if case.has_place else None
-    wrapped, optimizer = yield from see_training(
-        oracle if fn is without_offload else new, case.run, ranks, watch,
-        partial(_made_by, fn, place))
-    yield _places(wrapped, optimizer) | (
-        _of_place(place, wrapped, optimizer, case.run.steps) if place else {})
+    yield from see_training(oracle if fn is without_offload else new, case.run, ranks, watch,
+                            partial(_made_by, fn, place), partial(_places, place))
+    if place:
+        yield {STATE: Must(place.states, [True] * case.run.steps)}
 
 
 def _made_by(fn, place, wrapped, new_optimizer):
@@ -70,24 +71,25 @@ def _made_by(fn, place, wrapped, new_optimizer):
     return fn(wrapped, new_optimizer, groups, place)
 
 
-def _masters(optimizer):
-    return [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
-
-
-def _places(wrapped, optimizer):
-    masters = _masters(optimizer)
-    of_model = storages(x for bucket in wrapped.buckets for x in (bucket.shard, bucket.weights))
-    return {IN_MODEL: AtMost(len(of_model & storages(masters)), 0),
-            NARROW: AtMost(sum(p.itemsize < 4 or p.device.type != "cpu" for p in masters), 0)}
-
-
-def _of_place(place, wrapped, optimizer, steps):
-    return {ELSEWHERE: AtMost(len(storages(_masters(optimizer)) - storages(place.copies)), 0),
-            UNCOPIED: AtMost(max(0, len(wrapped.buckets) - len(place.copies)), 0),
-            COPIES: AtMost(len(place.copies), len(wrapped.buckets)),
-            OPTIONS: Must([group.get("are_matrices") for group in optimizer.param_groups],
-                          [True, False]),
-            STATE: Must(place.states, [True] * steps)}
+def _places(place, wrapped, optimizer):
+    """Return where the optimizer's parameters lie, before any step."""
+    buckets, groups = wrapped.buckets, optimizer.param_groups
+    trained = [bucket for bucket in buckets if any(p.requires_grad for p in bucket.parameters)]
+    parts = {part.master for bucket in trained for part in bucket.parts}
+    masters = [p for group in groups for p in group["params"] if p.numel()]
+    of_model = storages(x for bucket in buckets for x in (bucket.shard, bucket.weights))
+    own = [bucket for bucket in trained if not of_model & storages([bucket.master])]
+    values = {WITHOUT: AtMost(len(trained) - len(own), 0),
+              UNSTEPPED: AtMost(len(parts - {*masters}), 0),
+              IN_MODEL: AtMost(len(of_model & storages(masters)), 0),
+              NARROW: AtMost(sum(p.itemsize < 4 or p.device.type != "cpu" for p in masters), 0)}
+    if place:
+        values |= {
+            ELSEWHERE: AtMost(len(storages(masters) - storages(place.copies)), 0),
+            UNCOPIED: AtMost(max(0, len(trained) - len(place.copies)), 0),
+            COPIES: AtMost(len(place.copies), len(buckets)),
+            OPTIONS: Must([group.get("are_matrices") for group in groups], [True, False])}
+    return values
 
 
 def without_offload(model, new_optimizer, groups=None, place=None):
@@ -103,7 +105,7 @@ FIRST = "Masters are set first; then model.make_optimizer(new_optimizer, groups)
 OFFLOAD = Proof(
     offload_optimizer,
     Stage({"masters lie at the place, apart from the model's memory: stages 1, 2 and 3":
-           (IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
+           (WITHOUT, UNSTEPPED, IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
            "all weights are those of one process; no byte more travels between ranks": (),
            "groups keep their options; in bfloat16 the masters are float32": (OPTIONS,),
            "the place takes the state after every step": (STATE,)},

@@ -56,19 +56,21 @@ EXPERTS = Run("blocks that not all ranks use", partial(Toy, order=None), ADAMW, 
 
 
 def see_training(new, run, ranks, new_watch,
-                 make_optimizer=lambda wrapped, new_optimizer: wrapped.make_optimizer(
-                     new_optimizer)):
+                 make_optimizer=lambda wrapped, new: wrapped.make_optimizer(new),
+                 see_optimizer=lambda wrapped, optimizer: {}):
     """Yield what each backward, each step and a forward without gradients show.
 
     new             (module, **options) -> the wrapped model
     new_watch       a Watch (toys.py)
     make_optimizer  (wrapped, new_optimizer); the model's own by default
+    see_optimizer   (wrapped, optimizer) -> what they show before the first step
     Returns: the wrapped model and its optimizer.
     """
     rank = dist.get_rank()  # each begins with other weights: those of the group's first rank count
     wrapped = new(seeded(lambda: run.new_model(run.recompute), rank), **run.options,
                   **ranks.keywords)
     optimizer = make_optimizer(wrapped, run.new_optimizer)
+    yield see_optimizer(wrapped, optimizer)
     for step in range(run.steps):
         optimizer.zero_grad()
         for piece, wrapped.sync in enumerate(run.pieces):
