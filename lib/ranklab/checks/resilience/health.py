@@ -187,7 +187,8 @@ HEALTH = Proof(
              (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
         Slip("The links of a slow card are good: name the rank, and not them.",
              (" for r in sorted(slow_links)\n"
-              "                   if not slow_cards & {r, (r + 1) % R}", " for r in sorted(slow_links)")),
+              "                   if not slow_cards & {r, (r + 1) % R}",
+              " for r in sorted(slow_links)")),
         Slip("A slow product makes a rank slow, too: more than `slow` times the fastest.",
              (SLOW, "r in slow_cards")),
         Slip("Most ranks may be slow: compare their products with the fastest.",
