@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.handles import uses
-from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.resilience import silent_corruption
@@ -178,13 +178,11 @@ NOBODY = ("More than half must be equal, which two of four, or one of two, are n
 CORRUPTION = Proof(
     silent_corruption,
     Stage({"any bit of any type names its parameter and rank, also the first; NaN counts by its "
-           "bits": (), "one all-gather of 8 bytes a parameter; the parameters are unchanged": (
+           "bits; [] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks":
+           (), "one all-gather of 8 bytes a parameter; the parameters are unchanged": (
                "parameters that have changed", "collectives",
                "bytes that a rank gives to collectives", "calls of hash()")},
-          _see, CHANGES, (4,)),
-    Stage("[] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks", _see,
-          CHANGES, (4,), GROUPS, note="On all ranks it was right. Here are groups, whose ranks are "
-                                      "not 0 .. n-1."),
+          _see, CHANGES, (4,), (ALL, *GROUPS)),
     mistakes=(
         Slip("The group's first rank may be the wrong one: take the majority.",
              (USUAL, "usual, times = column[0], column.count(column[0])")),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.resilience import health_check
@@ -150,15 +150,12 @@ TWO_SIDES = ("A link is measured on both of its ranks, and it is as slow as the 
              "rank r's to the next, and the next one's to the rank before.")
 HEALTH = Proof(
     health_check,
-    Stage({"wrong products and memories, slow products, the slow link: named on every rank": (),
+    Stage({"wrong products and memories, slow products, slow links, ranks whose two links are "
+           "slow: named on every rank, of 4, 3, 2 and 1": (),
            "one message a link, at most 3 in a row; product and memory once, one all-gather": (
                "the group of its messages is its own", "the list of partners of its messages",
                "messages, one after the other", "the list of what it calls twice")},
-          _see, CASES, (4,)),
-    Stage("a rank with two slow links is slow itself; a link measured slow on one side is slow; on "
-          "4, 3, 2 and 1 ranks", _see, CASES, (4,), GROUPS,
-          note="On all ranks it was right. Here are groups of 1, 2 and 3, whose ranks are not 0 "
-               ".. n-1."),
+          _see, CASES, (4,), (ALL, *GROUPS)),
     mistakes=(
         Slip("Both ranks of a link must call message at the same time: first on links from even "
              "ranks to the next, then on those from odd ranks.",
@@ -187,7 +184,8 @@ HEALTH = Proof(
              (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
         Slip("The links of a slow card are good: name the rank, and not them.",
              (" for r in sorted(slow_links)\n"
-              "                   if not slow_cards & {r, (r + 1) % R}", " for r in sorted(slow_links)")),
+              "                   if not slow_cards & {r, (r + 1) % R}",
+              " for r in sorted(slow_links)")),
         Slip("A slow product makes a rank slow, too: more than `slow` times the fastest.",
              (SLOW, "r in slow_cards")),
         Slip("Most ranks may be slow: compare their products with the fastest.",
