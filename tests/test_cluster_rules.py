@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT
 
 from ranklab import launch
-from ranklab.checks.cluster.rules import check_straggler_rule
+from ranklab.checks.cluster.rules import STRAGGLER
 from ranklab.checks.exercise import Mistake
 from ranklab.cluster import monitor, promql
 from ranklab.cluster.alarm import rule_alarm, score, sick_rank_alarm
@@ -114,7 +114,7 @@ def test_what_is_not_covered_is_not_judged(text):
     with pytest.raises(NotCovered, match="is PromQL that this check does not know"):
         Evaluator({})(parse(text), 0)
     with pytest.raises(Mistake, match="is PromQL that this check does not know"):
-        [*check_straggler_rule(lambda factor, minutes: {"alert": "A", "expr": text})]
+        [*STRAGGLER.prove(lambda factor, minutes: {"alert": "A", "expr": text})]
 
 
 def test_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
         monitor.Monitor(tmp_path, []).__enter__()
     monkeypatch.setattr(promql, "find_spec", lambda name: None)
     with pytest.raises(Mistake, match=r"^needs promql-parser: python -m pip install .*\[cluster\]"):
-        [*check_straggler_rule(straggler_rule)]
+        [*STRAGGLER.prove(straggler_rule)]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(monitor.Monitor, marks=needs_servers),

@@ -1,14 +1,28 @@
-"""The exercises and predictions of lab 15, in the order of the lab."""
+"""The exercises and predictions of lab 15, in the order of the lab.
+
+    torchrun.py   two jobs, and what torchrun and its ranks would be told
+    batch_run.py  a batch script, run by a shell with stand-ins for Slurm's commands
+    findings.py   a value that is compared, with details that are told
+
+Then the exercise's own file. sick_rank_alarm is open and has a score, and so a check of its own.
+"""
 
 from ranklab.checks.cluster.alarm import ALARM
 from ranklab.checks.cluster.manifest import MANIFEST
 from ranklab.checks.cluster.nccl import NCCL_ENVIRONMENT
 from ranklab.checks.cluster.nccl_text import READ_LOG
 from ranklab.checks.cluster.predictions import PREDICTIONS
-from ranklab.checks.cluster.rules import RULES
+from ranklab.checks.cluster.rules import MFU, STRAGGLER
 from ranklab.checks.cluster.sbatch import SBATCH
 from ranklab.checks.cluster.storage import STORAGE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = (SBATCH, NCCL_ENVIRONMENT, READ_LOG, *RULES, MANIFEST, STORAGE, *ALARM)
+EXERCISES = (
+    SBATCH,
+    NCCL_ENVIRONMENT, READ_LOG,
+    MFU, STRAGGLER,
+    MANIFEST,
+    STORAGE,
+    *ALARM,
+)

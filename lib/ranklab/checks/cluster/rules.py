@@ -1,223 +1,410 @@
-"""The checks of mfu_alert_rule and straggler_rule: series go in, alerts come out."""
+"""mfu_alert_rule and straggler_rule: series go in, alerts come out."""
 
+import functools
+import math
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Exercise, Mistake
-from ranklab.cluster import rules
-from ranklab.cluster.alerts import alerts, seconds
+from ranklab.checks.cluster.findings import finding
+from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.cluster.alerts import alerts
 from ranklab.cluster.promql import (
-    ARITHMETIC, COMPARE, Evaluator, NotCovered, as_vector, missing, parse,
+    ARITHMETIC, COMPARE, STALE, Evaluator, NotCovered, as_vector, missing, parse,
 )
+from ranklab.cluster.rules import mfu_alert_rule, straggler_rule
 from ranklab.cluster.stories import SCRAPE, stepped, trained
 
 KEYS = {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
-FOR = ("`for` waits: what is over before then raises no alert. But a long range keeps a long step, "
-       "or the start of a run, for as long as the range.")
-FAILS = ("If a scrape fails, the newest sample is gone, and `for` begins again. Look at a range, "
-         "as avg_over_time(x[1m]) does.")
-SUM = ("A rank whose scrape has failed has no sample at that moment. rate() of a sum of counters "
-       "takes that for a restart: take the sum of rates. And let the rank be missing above and "
-       "below the line, or in neither: sum by (run) (rate(...) * train_flops_per_token).")
-BY_RUN = "A server sees many runs, so aggregate by (run), and match on (run)."
-GONE = "A rank that is gone has no samples. If the others hang, their counters stand still."
-ENDED = "The run has ended by then. It has no samples any more, and needs no alert."
-ARGUMENTS = "Both arguments count."
+TRUTH = "story_alert"  # a series that is there while there should be an alert
+
+
+class Story(NamedTuple):
+    """Series, and the alerts that should come out.
+
+    wanted  ({label: value}, minute of the onset, minute of the end or None) of each
+    args    of the learner's function: a limit, and minutes
+    """
+
+    name: str
+    series: Callable
+    wanted: tuple
+    args: tuple
+
+    def __str__(self):
+        return self.name
+
+
+def mfu_story(name, *lives, wanted=(), least=0.3, minutes=10, **options):
+    return Story(name, lambda: trained(*lives, **options), wanted, (least, minutes))
+
+
+def step_story(name, *changes, wanted=(), factor=1.2, minutes=5, **options):
+    return Story(name, lambda: stepped(*changes, **options), wanted, (factor, minutes))
+
 
 WELL, START = 0.4, (4, 0.0)  # MFU; four minutes of compiling
-FALL = (0, [START, (20, WELL), (60, 0.2)])
-MFU_CASES = [  # (case, series, [({label: value}, onset, end or None)], hint, arguments if others)
-    ("MFU 0.4, 0.2 from minute 20 to 50", lambda: trained(
-        (0, [START, (20, WELL), (50, 0.2), (70, WELL)])), [({"run": "a"}, 20, 50)],
-     "MFU: tokens/s of all ranks x FLOPs of a token / the peaks of all GPUs."),
-    ("MFU 0.4, but for 4 minutes of compiling and a pause of 3", lambda: trained(
-        (0, [START, (20, WELL), (23, 0.0), (45, WELL)])), [], FOR),
-    ("steps of 50 s, 100 s from minute 20 on", lambda: trained(FALL, step=50.0),
-     [({"run": "a"}, 20, None)], "Counters jump, once a step: take the rate over some minutes."),
-    ("rank 3 dies in minute 20, the others wait", lambda: trained(
-        (0, [START, (20, WELL), (60, 0.0)]), dies=20), [({"run": "a"}, 20, None)], GONE),
-    ("a restart in minute 20", lambda: trained(
-        (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)]), moves=False), [],
-     "A counter begins again at 0 with its process. rate() knows that, for each series."),
-    ("a restart on other nodes in minute 20", lambda: trained(
-        (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)])), [],
-     "The series of the old instances end, and others begin. Don't count the GPUs of both."),
-    ("two runs, b at 0.2 from minute 20 on", lambda: trained(FALL, run="b", series=trained(
-        (0, [START, (60, 0.5)]), ranks=8)), [({"run": "b"}, 20, None)], BY_RUN),
-    ("MFU 0.25 from minute 20 on, where scrapes fail", lambda: trained(
-        (0, [START, (20, WELL), (60, 0.25)]), fails=True), [({"run": "a"}, 20, None)], SUM),
-    ("least=0.5, minutes=20, MFU 0.6, 0.4 from minute 20 on", lambda: trained(
-        (0, [START, (20, 0.6), (80, 0.4)])), [({"run": "a"}, 20, None)], ARGUMENTS, 0.5, 20),
-    ("minutes=30, a pause of 10 minutes", lambda: trained(
-        (0, [START, (20, WELL), (30, 0.0), (60, WELL)])), [], ARGUMENTS, 0.3, 30),
-]
-SLOW, FIFTH = (5, 10, 99, 1.5), [({"run": "a", "rank": "5"}, 10, None)]
-STEP_CASES = [
-    ("rank 5 of 8 slow by half from minute 10 to 30", lambda: stepped((5, 10, 30, 1.5)),
-     [({"run": "a", "rank": "5"}, 10, 30)], "Divide by the median of the rank's run."),
-    ("rank 5 slow by 1.35, rank 2 by 3", lambda: stepped((5, 10, 99, 1.35), (2, 10, 99, 3.0)),
-     [*FIFTH, ({"run": "a", "rank": "2"}, 10, None)],
-     "A slow rank pulls up the mean and the spread: take the median."),
-    ("all ranks slow from minute 10 on", lambda: stepped((None, 10, 99, 2.0)), [],
-     "If all are slow, none is a straggler: divide by the median of the same time."),
-    ("a slow step now and then, rank 5 slow by half for 100 s", lambda: stepped(
-        (None, 0, 0.5, 20.0), (1, 0, 0.5, 3.0), (3, 10, 10.5, 8.0), (1, 15, 15.25, 30.0),
-        (5, 20, 21.75, 1.5)), [], FOR),
-    ("two runs, and rank 2 of b slow", lambda: stepped(
+FALL, FROM_20 = (0, [START, (20, WELL), (60, 0.2)]), (({"run": "a"}, 20, None),)
+MFU_STORIES = (
+    mfu_story("MFU 0.4, 0.2 from minute 20 to 50", (
+        0, [START, (20, WELL), (50, 0.2), (70, WELL)]), wanted=(({"run": "a"}, 20, 50),)),
+    mfu_story("MFU 0.4, but for 4 minutes of compiling and a pause of 3", (
+        0, [START, (20, WELL), (23, 0.0), (45, WELL)])),
+    mfu_story("steps of 50 s, 100 s from minute 20 on", FALL, step=50.0, wanted=FROM_20),
+    mfu_story("rank 3 dies in minute 20, the others wait", (
+        0, [START, (20, WELL), (60, 0.0)]), dies=20, wanted=FROM_20),
+    mfu_story("a restart in minute 20", (0, [START, (20, WELL)]), (22, [(26, 0.0), (60, WELL)]),
+              moves=False),
+    mfu_story("a restart on other nodes in minute 20", (0, [START, (20, WELL)]),
+              (22, [(26, 0.0), (60, WELL)])),
+    Story("two runs, b at 0.2 from minute 20 on", lambda: trained(
+        FALL, run="b", series=trained((0, [START, (60, 0.5)]), ranks=8)),
+        (({"run": "b"}, 20, None),), (0.3, 10)),
+    mfu_story("MFU 0.25 from minute 20 on, where scrapes fail", (
+        0, [START, (20, WELL), (60, 0.25)]), fails=True, wanted=FROM_20),
+    mfu_story("least=0.5, minutes=20, MFU 0.6, 0.4 from minute 20 on", (
+        0, [START, (20, 0.6), (80, 0.4)]), wanted=FROM_20, least=0.5, minutes=20),
+    mfu_story("minutes=30, a pause of 10 minutes", (
+        0, [START, (20, WELL), (30, 0.0), (60, WELL)]), minutes=30),
+)
+SLOW, FIFTH = (5, 10, 99, 1.5), ({"run": "a", "rank": "5"}, 10, None)
+STEP_STORIES = (
+    step_story("rank 5 of 8 slow by half from minute 10 to 30", (5, 10, 30, 1.5),
+               wanted=(({"run": "a", "rank": "5"}, 10, 30),)),
+    step_story("rank 5 slow by 1.35, rank 2 by 3", (5, 10, 99, 1.35), (2, 10, 99, 3.0),
+               wanted=(FIFTH, ({"run": "a", "rank": "2"}, 10, None))),
+    step_story("all ranks slow from minute 10 on", (None, 10, 99, 2.0)),
+    step_story("a slow step now and then, rank 5 slow by half for 100 s", (None, 0, 0.5, 20.0),
+               (1, 0, 0.5, 3.0), (3, 10, 10.5, 8.0), (1, 15, 15.25, 30.0), (5, 20, 21.75, 1.5)),
+    Story("two runs, and rank 2 of b slow", lambda: stepped(
         (2, 10, 99, 1.5), run="b", ranks=4, series=stepped(step=10.0)),
-     [({"run": "b", "rank": "2"}, 10, None)], BY_RUN),
-    ("each eighth scrape of rank 5 fails, rank 2 is gone", lambda: stepped(
-        SLOW, (2, 8, 99, 0), fails=(5,)), FIFTH, FAILS),
-    ("three of eight ranks need half the time", lambda: stepped(
-        *((rank, 10, 99, 0.5) for rank in (0, 3, 6))), [],
-     "Fast ranks make no stragglers of the others: divide by the median."),
-    ("factor=1.7, rank 5 slow by half", lambda: stepped(SLOW), [], ARGUMENTS, 1.7, 5),
-    ("minutes=18, rank 5 slow by half", lambda: stepped(SLOW, size=200), FIFTH, ARGUMENTS, 1.2, 18),
-]
+        (({"run": "b", "rank": "2"}, 10, None),), (1.2, 5)),
+    step_story("each eighth scrape of rank 5 fails, rank 2 is gone", SLOW, (2, 8, 99, 0),
+               fails=(5,), wanted=(FIFTH,)),
+    step_story("three of eight ranks need half the time",
+               *((rank, 10, 99, 0.5) for rank in (0, 3, 6))),
+    step_story("factor=1.7, rank 5 slow by half", SLOW, factor=1.7),
+    step_story("minutes=18, rank 5 slow by half", SLOW, size=200, minutes=18, wanted=(FIFTH,)),
+)
 
 
-def judged(rule_of, cases, names, usual, sign):
-    """What a rule gets right, sentence by sentence; `names` must be in an annotation.
+# --- what a rule does -----------------------------------------------------------------------------
 
-    sign  "<" or ">": the comparison that a rule for this is made of
-    """
-    expect(not missing(), missing(), "Without it the check can't judge a rule.")
-    for case, series, wanted, hint, *args in cases:
-        args = args or usual
-        rule = rule_of(*args)
-        obeyed(case, rule, series(), wanted, args[1], hint * (not is_turned(rule, sign)))
-        yield case + (": it fires" if wanted else ": silent")
-    rule = rule_of(*usual)
-    texts = [str(text) for text in (rule.get("annotations") or {}).values()]
-    expect((rule.get("labels") or {}).get("severity"), f"the labels are {rule.get('labels')}",
-           "Alertmanager sends alerts to people by their severity.")
-    for name in names:
-        pattern = r"\{\{[^}]*" + ("[vV]alue" if name == "value" else rf"abels\W+{name}\b")
-        expect(any(re.search(pattern, text) for text in texts), f"no annotation has the {name} in "
-               f"it: {texts}", "{{ $labels.run }}, {{ $value }}; in an f-string { is {{.")
-    yield f"a severity; {', '.join(names)} in an annotation"
-
-
-def is_patient(rule, minutes):
-    """True where `for` or a range is longer than `minutes`: then the formula may well be right."""
-    try:
-        times = [rule.get("for", 0), *re.findall(r"\[(\w+)[:\]]", rule["expr"])]
-        return any(seconds(each) > 60 * minutes for each in times)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
-
-
-def is_turned(rule, sign):
-    """True where the whole expression is a comparison the other way round."""
-    try:
-        node = parse(rule["expr"])
-        while type(node).__name__ == "ParenExpr":
-            node = node.expr
-        return str(node.op) in COMPARE and not str(node.op).startswith(sign)
-    except Exception:
-        return False
-
-
-def obeyed(case, rule, series, wanted, minutes, hint):
-    """There is one alert for each that is wanted, in time and until all is well, and no other."""
-    expect(isinstance(rule, dict) and {"alert", "expr"} <= rule.keys() <= KEYS, f"{rule!r:.80} is "
-           "returned", "A dict with the keys alert, expr, for, labels, annotations.")
+def _see(fn, story):
+    rule, series = fn(*story.args), story.series()
+    is_rule = isinstance(rule, dict) and {"alert", "expr"} <= rule.keys() <= KEYS
+    yield {"what is returned": finding(is_rule, f"{rule!r:.80}, not a dict with the keys alert, "
+                                       "expr, for, labels, annotations")}
     end = max(points[-1][0] for points in series.values() if points)
-    times = range(0, end + 1 + (0 if wanted else 120 * minutes), SCRAPE)  # silent afterwards, too
-    node, evaluate = None, Evaluator(series, SCRAPE)
+    minutes = story.args[1]
+    times = range(0, end + 1 + (0 if story.wanted else 120 * minutes), SCRAPE)
     try:
         node = parse(rule["expr"])
-        fired = alerts(rule, series, times)
-    except NotCovered as error:
-        raise Mistake(str(error), "The lab's table has all that you need.") from None
-    except (ValueError, AttributeError, TypeError) as error:
-        raise Mistake(f"{case}: Prometheus would say: {error}", f"The rule's expr is "
-                      f"{rule['expr']!r}, for: {rule.get('for')!r}.") from None
+        fired = alerts(rule, series | _truth(story, end), times)
+    except (NotCovered, ValueError, AttributeError, TypeError) as error:
+        who = "this check" if isinstance(error, NotCovered) else "Prometheus"
+        yield {"what is wrong with the rule": finding(
+            str(error)[:40], f"this, {who} says: {error}. The rule's expr is {rule['expr']!r}, "
+            f"for: {rule.get('for')!r}")}
+        yield {}
+        return
+    yield {"what is wrong with the rule": finding("", "")}
     at = {}
     for t, labels in fired:
         at.setdefault(frozenset(labels.items()), []).append(t / 60)
-    first = {key: min(own) for key, own in at.items()}
-    for labels, onset, until in wanted:
-        mine = [key for key in at if labels.items() <= dict(key).items()]
-        said = f"{case}: the alert with {', '.join(map(' '.join, labels.items()))}"
-        if mine and first[mine[0]] < onset + minutes / 3:  # a false alarm
-            over = onset - 1 > max(t for t in at[mine[0]] if t < onset + minutes / 3)
-            is_early = over or seconds(rule.get("for", 0)) < 20 * minutes
-            hint = FOR if is_early else hint * (not is_patient(rule, minutes))
-            break
-        if not mine or first[mine[0]] > onset + 2 * minutes:
-            other = [dict(key) for key in at if not labels.keys() <= dict(key).keys()]
-            seen, why = (f"it has the labels {other[0]}", "They are those that `expr` leaves: "
-                         "by (run), or by (run, rank).") if other else there(
-                evaluate, node, 60 * (onset + minutes))
-            raise Mistake(f"{said} is not there by minute {onset + 2 * minutes}; {seen}",
-                          why or hint * (not is_patient(rule, minutes)))
-        expect(len(mine) == 1, f"{said} is there {len(mine)} times: {[dict(key) for key in mine]}",
-               "Raise one alert for each run or rank: aggregate the rest away.")
-        own, last = at.pop(mine[0]), until or times[-1] / 60 + 1
-        expect({t / 60 for t in times if onset + 2 * minutes <= t / 60 < last} <= {*own},
-               f"{said} ends while it is still slow", hint)
-        expect(own[-1] <= last + minutes, f"{said} is still there in minute {own[-1]:.0f}; all is "
-               f"well since minute {last}", "A long range keeps it, or keep_firing_for.")
-    for labels in at:
-        hint = ENDED if 60 * first[labels] > end else hint
-        raise Mistake(f"{case}: a false alarm in minute {first[labels]:.1f}: {dict(labels)}; "
-                      f"{there(evaluate, node, 60 * first[labels])[0]}", always(node) or (
-                          hint if "run" in dict(labels) else "It has no run: what gives it?"))
+    yield _findings(story, at, times, end / 60, _Reader(node, series))
 
 
-def always(node):
-    """Why a rule fires wherever its expression has a value, if it does."""
-    while type(node).__name__ == "ParenExpr":
-        node = node.expr
-    is_binary = type(node).__name__ == "BinaryExpr"
-    if not is_binary or str(node.op) not in {*COMPARE, "and", "unless", "or"}:
-        return "It compares nothing: an alert is active wherever `expr` has a value, even 0."
-    return ("`bool` gives 0 or 1: an alert is active wherever `expr` has a value, even 0."
-            if node.modifier and node.modifier.return_bool else "")
+def _truth(story, end):
+    """Return the series TRUTH of the alerts that are wanted."""
+    series = {}
+    for labels, onset, until in story.wanted:
+        start, stop = 60 * onset + 30 * story.args[1], 60 * until if until else end + SCRAPE
+        series[frozenset({"__name__": TRUTH, **labels}.items())] = [
+            *((t, 1.0) for t in range(start, stop, SCRAPE)), (stop, STALE)]
+    return series
 
 
-def there(evaluate, node, t):
-    """(what `node` gives, and a hint if that proves a mistake)"""
-    if type(node).__name__ == "ParenExpr":
-        return there(evaluate, node.expr, t)
-    names = {dict(labels)["__name__"] for labels in evaluate.series}
-    for name in re.findall(r"\btrain_\w+", str(node)):
-        if name not in names:
-            return f"no rank exports {name}", f"They export {', '.join(sorted(names))}."
-    if type(node).__name__ != "BinaryExpr":
-        words = "A range must hold two samples: one comes every 15 s, and some fail."
-        return f"`{node}` has no value" * (evaluate(node, t) == {}), words * ("[" in str(node))
-    for side in (node.lhs, node.rhs):
-        if evaluate(side, t) == {}:
-            return there(evaluate, side, t)
-    if str(node.op) in ARITHMETIC and not evaluate(node, t):
-        return f"`{node}` has no value, and both of its sides have", (
-            "Their labels differ: match on (run), with group_left where one side has many.")
-    values = sorted(as_vector(evaluate(node.lhs, t)).values())
-    asked = f", and the rule asks for {node.op} {node.rhs}" * (str(node.op) in COMPARE)
-    return f"`{node.lhs}` is {', '.join(f'{x:.4g}' for x in values[-8:])} then{asked}", ""
+def by_truth(limit, minutes):
+    """Return the rule that asks what should be there; a learner's can't know the name."""
+    return {"alert": "Wanted", "expr": TRUTH, "labels": {"severity": "page"},
+            "annotations": {"all": "{{ $labels.run }} {{ $labels.rank }} {{ $value }}"}}
 
 
-def check_mfu_alert_rule(mfu_alert_rule):
-    yield from judged(mfu_alert_rule, MFU_CASES, ("run", "value"), (0.3, 10), "<")
+def _findings(story, at, times, end, reader):
+    """Return {alert: when it is there, beside when it should be}; what is left is a false alarm.
+
+    at  {labels: minutes at which the alert fires}
+    """
+    minutes, found = story.args[1], {}
+    for labels, onset, until in story.wanted:
+        name = f"the alert with {', '.join(map(' '.join, labels.items()))}"
+        own = [key for key in at if labels.items() <= dict(key).items()]
+        others = [dict(sorted(key)) for key in at if not labels.keys() <= dict(key).keys()]
+        due, last = onset + 2 * minutes, until or times[-1] / 60 + 1
+        first = min((at[key][0] for key in own), default=None)
+        if first is None and others:
+            found[name] = finding(f"labels {sorted(others[0])}", "not there: there is one with the "
+                                  f"labels {others[0]}, which are those that `expr` leaves")
+        elif first is None or first > due:
+            found[name] = reader.finding("late", f"not there by minute {due}", onset + minutes)
+        elif first < onset + minutes / 3:
+            found[name] = reader.finding("early" if first < onset else "at once", "a false alarm "
+                                         f"from minute {first:.1f} on", first)
+        elif len(own) > 1:
+            found[name] = finding(f"{len(own)} times", f"there {len(own)} times: "
+                                  f"{[dict(sorted(key)) for key in own]}")
+        elif not {t / 60 for t in times if due <= t / 60 < last} <= {*at[own[0]]}:
+            found[name] = finding("a gap", "not there all the time while it is slow")
+        elif at[own[0]][-1] > last + minutes:
+            found[name] = finding("too long", f"still there in minute {at[own[0]][-1]:.0f}; all is "
+                                  f"well since minute {last}")
+        else:
+            found[name] = finding("right", "")
+        at = {key: own_times for key, own_times in at.items() if key not in own}
+    return found | {"a false alarm": _false_alarm(at, end, reader)}
 
 
-def check_straggler_rule(straggler_rule):
-    yield from judged(straggler_rule, STEP_CASES, ("run", "rank", "value"), (1.2, 5), ">")
+def _false_alarm(at, end, reader):
+    if not at:
+        return finding("", "")
+    key = min(at, key=lambda key: (at[key][0], sorted(key)))
+    first, names = at[key][0], {name for each in at for name in dict(each)}
+    ended = ", when the run has ended" * (first > end)
+    return reader.finding(f"with {', '.join(sorted(names))}{ended}",
+                          f"there in minute {first:.1f}{ended}: {dict(sorted(key))}", first)
 
 
-RULES = (
-    Exercise(rules.mfu_alert_rule, check_mfu_alert_rule, hints=(
+class _Reader:
+    """What the parts of an expression give at a time."""
+
+    def __init__(self, node, series):
+        self.node, self.series = node, series
+
+    @functools.cached_property
+    def evaluate(self):
+        return Evaluator(self.series, SCRAPE)
+
+    def finding(self, value, details, minute):
+        word, text = self.read(self.node, 60 * minute)
+        return finding(f"{value}: {word}", f"{details}; {text}")
+
+    def read(self, node, t):
+        """Return (a word for what is seen, a sentence)."""
+        if type(node).__name__ == "ParenExpr":
+            return self.read(node.expr, t)
+        names = {dict(labels)["__name__"] for labels in self.series}
+        for name in re.findall(r"\btrain_\w+", str(node)):
+            if name not in names:
+                return "no such name", (f"no rank exports {name}: they export "
+                                        f"{', '.join(sorted(names))}")
+        if type(node).__name__ != "BinaryExpr":
+            is_empty = self.evaluate(node, t) == {}
+            return "empty" if is_empty else "a value", f"`{node}` has " + (
+                "no value" if is_empty else "a value, and is compared with nothing")
+        for side in (node.lhs, node.rhs):
+            if self.evaluate(side, t) == {}:
+                return self.read(side, t)
+        if str(node.op) in ARITHMETIC and not self.evaluate(node, t):
+            return "no match", f"`{node}` has no value, and both of its sides have: labels differ"
+        values = sorted(as_vector(self.evaluate(node.lhs, t)).values())
+        limit = f", and the rule asks for {node.op} {node.rhs}" * (str(node.op) in COMPARE)
+        is_number = isinstance(self.evaluate(node.rhs, t), float)
+        return f"{_about(values[-1])} {node.op} {'a number' if is_number else 'others'}", (
+            f"`{node.lhs}` is {', '.join(f'{x:.4g}' for x in values[-8:])} then{limit}")
+
+
+def _about(x):
+    """Return the power of 2 that is nearest: another range or window does not change it."""
+    return f"2^{round(math.log2(x))}" if 0 < x < math.inf else f"{x:g}"
+
+
+# --- what people read -----------------------------------------------------------------------------
+
+class Texts(NamedTuple):
+    """names  of what must be in an annotation"""
+
+    args: tuple
+    names: tuple
+
+    def __str__(self):
+        return "the rule"
+
+
+def _see_texts(fn, case):
+    rule = fn(*case.args)
+    texts = [str(text) for text in (rule.get("annotations") or {}).values()]
+    yield {"that its labels have a severity": bool((rule.get("labels") or {}).get("severity")),
+           **{f"the {name} in an annotation": _placed(name, texts) for name in case.names}}
+
+
+def _placed(name, texts):
+    is_value = name == "value"
+    pattern = r"\{\{[^}]*" + ("[vV]alue" if is_value else rf"abels\W+{name}\b")
+    place = "{{ $value }}" if is_value else f"{{{{ $labels.{name} }}}}"
+    return finding(any(re.search(pattern, text) for text in texts),
+                   f"missing: {place} is not in {texts}")
+
+
+class RuleProof(Proof):
+    """A Proof that needs what reads PromQL."""
+
+    def prove(self, fn):
+        expect(not missing(), missing(), "Without it the check can't judge a rule.")
+        yield from super().prove(fn)
+
+
+def _stages(stories, args, names):
+    return (Stage(f"{len(stories)} stories: it fires in time, and it is silent when all is well",
+                  _see, stories, oracle=by_truth),
+            Stage(f"a severity; {', '.join(names)} in an annotation", _see_texts,
+                  (Texts(args, names),), oracle=by_truth))
+
+
+SEVERITY, FOR = '"severity"', 'f"{minutes}m"'
+NO_SEVERITY = "Alertmanager sends alerts to people by their severity: give it as a label."
+FLOPS = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
+PEAK = "sum by (run) (train_peak_flops)"
+MFU_EXPR = 'f"{flops} / sum by (run) (train_peak_flops) < {least}"'
+MFU = RuleProof(
+    mfu_alert_rule, *_stages(MFU_STORIES, (0.3, 10), ("run", "value")),
+    mistakes=(
+        Slip("Prometheus takes no bare number for a time: \"10m\".", (FOR, "minutes"),
+             (FOR, 'f"{minutes}"')),
+        Slip("`for` waits: what is over before then raises no alert.", (FOR, '"0s"'),
+             (FOR, 'f"{minutes}s"'), ('        "for": f"{minutes}m",\n', "")),
+        Slip("It waits too long: minutes are minutes.", (FOR, 'f"{3 * minutes}m"'),
+             (FOR, 'f"{minutes}h"')),
+        Slip("`minutes` is an argument: it is not always 10.", (FOR, '"10m"')),
+        Slip("`least` is an argument: it is not always 0.3.", ("< {least}", "< 0.3")),
+        Slip("An alert is active wherever `expr` has a value, even 0: compare, and without `bool`.",
+             ("< {least}", "< bool {least}"), (" < {least}", "")),
+        Slip("An MFU that is low is below `least`: <.", ("< {least}", "> {least}")),
+        Slip("That is the share of the peak turned round: FLOPs over peaks.",
+             (MFU_EXPR, 'f"sum by (run) (train_peak_flops) / {flops} < {least}"')),
+        Slip("A share, not percent: `least` is 0.3, say.",
+             ("{flops} / sum", "100 * {flops} / sum")),
+        Slip("A counter that falls has begun again: rate() knows that for each series, so take the "
+             "sum of rates, not the rate of a sum.",
+             (FLOPS, "rate(sum by (run) (train_tokens_total)[5m:15s]) * max by (run) "
+              "(train_flops_per_token)")),
+        Slip("A rank whose scrape has failed is missing at that moment. Let it be missing above "
+             "and below the line, or in neither: sum by (run) (rate(...) * train_flops_per_token).",
+             (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * max by (run) "
+              "(train_flops_per_token)")),
+        Slip("Counters jump, once a step: take the rate over some minutes.",
+             ("rate(train_tokens_total[5m]", "irate(train_tokens_total[5m]"),
+             ("rate(train_tokens_total[5m]", "rate(train_tokens_total[30s]"),
+             ("rate(train_tokens_total[5m]", "rate(train_tokens_total[1m]")),
+        Slip("increase() counts in the whole range, and MFU is of a second: rate().",
+             ("rate(train", "increase(train")),
+        Slip("A counter says how much since the start: rate() makes tokens/s of it.",
+             ("rate(train_tokens_total[5m])", "train_tokens_total")),
+        Slip("A long range keeps the start of a run, and a pause, for as long as the range.",
+             ("[5m]", "[20m]"), ("[5m]", "[30m]")),
+        Slip("Tokens are no FLOPs: each takes train_flops_per_token.",
+             (" * train_flops_per_token", "")),
+        Slip("It is too high by the number of ranks: add up the peaks of all GPUs, but not "
+             "train_flops_per_token, which is the same on all ranks.",
+             (PEAK, "max by (run) (train_peak_flops)"), (PEAK, "avg by (run) (train_peak_flops)"),
+             (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * sum by (run) "
+              "(train_flops_per_token)")),
+        Slip("The series of the old instances end, and others begin: a range over peaks counts the "
+             "GPUs of both.", (PEAK, "sum by (run) (max_over_time(train_peak_flops[30m]))")),
+        Slip("The alert has no run: aggregate by (run).",
+             (MFU_EXPR, 'f"sum(rate(train_tokens_total[5m]) * train_flops_per_token) / '
+              'sum(train_peak_flops) < {least}"')),
+        Slip("One alert for each run, not for each rank: aggregate by (run).",
+             (MFU_EXPR, 'f"rate(train_tokens_total[5m]) * train_flops_per_token / train_peak_flops '
+              '< {least}"'), (MFU_EXPR, 'f"sum by (run, rank) (rate(train_tokens_total[5m]) * '
+              'train_flops_per_token) / sum by (run, rank) (train_peak_flops) < {least}"')),
+        Slip("Both sides of a division must have the same labels: here one is by (run), the other "
+             "is not.", (PEAK, "sum(train_peak_flops)"), (PEAK, "train_peak_flops"),
+             (FLOPS, "sum(rate(train_tokens_total[5m]) * train_flops_per_token)"),
+             (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token")),
+        Slip("The alert stays when all is well again: no keep_firing_for.",
+             (f'        "for": {FOR},\n', f'        "for": {FOR},\n        "keep_firing_for": '
+              '"1h",\n')),
+        Slip(NO_SEVERITY, ('"labels": {"severity": "warning"}', '"labels": {}')),
+        Slip("In an f-string {{ is {, and Prometheus wants two.",
+             ('"summary": "', '"summary": f"')),
+        Slip("People want to know which run: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
+        Slip("People want to know how low it is: {{ $value }}.",
+             ("{{ $value | humanizePercentage }}", "is low")),
+    ), hints=(
         "From the counters of a run's ranks get tokens a second, times FLOPs, over the peaks.",
         "First rate() of each series, then sum by (run), because a sum of counters hides restarts. "
         "`for` keeps pauses and the start silent.",
         "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token) / "
-        "sum by (run) (train_peak_flops) < {least}")),
-    Exercise(rules.straggler_rule, check_straggler_rule, hints=(
+        "sum by (run) (train_peak_flops) < {least}"))
+
+MEAN = "avg_over_time(train_step_seconds[1m])"
+MEDIAN = "on (run) group_left quantile by (run) (0.5, {mean})"
+STEP_EXPR = f'f"{{mean}} / {MEDIAN} > {{factor}}"'
+STRAGGLER = RuleProof(
+    straggler_rule, *_stages(STEP_STORIES, (1.2, 5), ("run", "rank", "value")),
+    mistakes=(
+        Slip("Prometheus takes no bare number for a time: \"5m\".", (FOR, "minutes"),
+             (FOR, 'f"{minutes}"')),
+        Slip("`for` waits: what is over before then raises no alert.", (FOR, '"0s"'),
+             (FOR, 'f"{minutes}s"'), ('        "for": f"{minutes}m",\n', "")),
+        Slip("It waits too long: minutes are minutes.", (FOR, 'f"{3 * minutes}m"'),
+             (FOR, 'f"{minutes}h"')),
+        Slip("`minutes` is an argument: it is not always 5.", (FOR, '"5m"')),
+        Slip("`factor` is an argument: it is not always 1.2.", ("> {factor}", "> 1.2")),
+        Slip("An alert is active wherever `expr` has a value, even 0: compare, and without `bool`.",
+             ("> {factor}", "> bool {factor}"), (" > {factor}", "")),
+        Slip("A slow rank is above the median: >.", ("> {factor}", "< {factor}")),
+        Slip("It is turned round: a rank's time over the median.",
+             (STEP_EXPR, 'f"quantile by (run) (0.5, {mean}) / on (run) group_right {mean} > '
+              '{factor}"')),
+        Slip("A slow rank pulls up the mean: divide by the median.",
+             ("quantile by (run) (0.5, ", "avg by (run) (")),
+        Slip("A slow rank pulls up the spread, too: of eight ranks none is ever three standard "
+             "deviations above the mean.",
+             (STEP_EXPR, 'f"{mean} > on (run) group_left avg by (run) ({mean}) + 3 * stddev by '
+              '(run) ({mean})"')),
+        Slip("Fast ranks make no stragglers of the others: divide by the median.",
+             ("quantile by (run) (0.5, ", "min by (run) (")),
+        Slip("Nobody is slower than the slowest: divide by the median.",
+             ("quantile by (run) (0.5, ", "max by (run) (")),
+        Slip("If a scrape fails, the newest sample is gone, and `for` begins again. Look at a "
+             "range, as avg_over_time(x[1m]) does.", (MEAN, "train_step_seconds")),
+        Slip("A long range keeps a long step for as long as the range.", (MEAN,
+             "avg_over_time(train_step_seconds[10m])"), (MEAN,
+             "max_over_time(train_step_seconds[10m])")),
+        Slip("One long step makes no straggler: take a mean or a median, not the longest.",
+             (MEAN, "max_over_time(train_step_seconds[5m])")),
+        Slip("If all are slow, none is a straggler: divide by the median of the same time, not by "
+             "the rank's own past.",
+             (STEP_EXPR, 'f"{mean} / avg_over_time(train_step_seconds[20m] offset 2m) > {factor}"'),
+             (STEP_EXPR, 'f"{mean} / (train_step_seconds offset 10m) > {factor}"')),
+        Slip("`factor` says how many times as long, not how many seconds.",
+             (STEP_EXPR, 'f"{mean} > {factor}"')),
+        Slip("A server sees many runs: take the median by (run), and match on (run).",
+             (MEDIAN, "scalar(quantile(0.5, {mean}))")),
+        Slip("Labels differ: match on (run), with group_left, because one side has many ranks.",
+             (MEDIAN, "quantile by (run) (0.5, {mean})"),
+             (MEDIAN, "on (rank) group_left quantile by (run) (0.5, {mean})")),
+        Slip("One side has many ranks, the other one value: group_left.",
+             (MEDIAN, "on (run) quantile by (run) (0.5, {mean})")),
+        Slip("The alert has no rank: aggregate the right side only.",
+             (STEP_EXPR, 'f"max by (run) ({mean}) / quantile by (run) (0.5, {mean}) > {factor}"')),
+        Slip("The alert stays when all is well again: no keep_firing_for.",
+             (f'        "for": {FOR},\n', f'        "for": {FOR},\n        "keep_firing_for": '
+              '"1h",\n')),
+        Slip(NO_SEVERITY, ('"labels": {"severity": "warning"}', '"labels": {}')),
+        Slip("In an f-string {{ is {, and Prometheus wants two.",
+             ('"summary": "', '"summary": f"', '"{{ $value', 'f"{{ $value')),
+        Slip("People want to know which run: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
+        Slip("People want to know which rank: {{ $labels.rank }}.",
+             ("rank {{ $labels.rank }} takes", "a rank takes")),
+        Slip("People want to know how slow it is: {{ $value }}.",
+             ("{{ $value | humanize }}", "several")),
+    ), hints=(
         "What do you compare a rank with? What makes one bad step, or a failed scrape, harmless?",
         "Take each rank's mean over a minute, and divide it by the median of these by (run). The "
         "left side has many ranks, the right side has one value: on (run) group_left.",
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
-        "avg_over_time(train_step_seconds[1m])) > {factor}")),
-)
+        "avg_over_time(train_step_seconds[1m])) > {factor}"))
