@@ -83,8 +83,8 @@ BUSY = "busy = sum(span.end - span.start for span in spans)"
 OWN = f"own = [{OF_GROUP} for group in {OF_RANKS}]\n    "
 BUBBLE = Proof(
     bubble_fraction,
-    Stage({"the part of all ranks' time without work, from the first start to the last end; without"
-           " a flush each rank's own time counts, and the slowest": (),
+    Stage({"the part of all ranks' time without work, from the first start to the last end": (),
+           "without a flush: each rank's own time, and the slowest counts for all": (),
            "spans in any order, measured or simulated; any numbers of ranks": ()},
           _see_bubble, TIMED, oracle=by_gaps,
           note="1 - busy / (ranks * time). Count the ranks that are in the spans. The time is the "
