@@ -212,7 +212,7 @@ WARNINGS = f"    warnings = [{WARNING} for line in lines if line.warns]\n"
 LOOP, WARNS = "    for line in lines:\n", "tuple(dict.fromkeys(warnings))"
 READ_LOG = Proof(
     read_nccl_log,
-    Stage("logs of 8 to 64 ranks: hosts, rings, trees, links, warnings", _see, WRITTEN,
+    Stage("logs of 4 to 64 ranks: hosts, rings, trees, links, warnings", _see, WRITTEN,
           oracle=as_written),
     Stage(f"logs that were captured: {', '.join(CAPTURED)}", _see, FROM_FILES, oracle=as_written),
     Stage("an empty log; paths that are no rings; torch's numbers, the last of a rank", _see,
