@@ -51,10 +51,10 @@ def by_gaps(events, kind="communication"):
 WORK, SEND = event("compute", 10, 20), event("communication", 15, 40, "gloo 1")
 BY_HAND = tuple(Events(name, events) for name, events in {
     "a transfer that begins inside a kernel and ends after it": [WORK, SEND],
-    "two transfers at the same time": [WORK, SEND, event("communication", 18, 30, "gloo 2")],
-    "a kernel inside another one": [event("compute", 0, 30), event("compute", 5, 10, "b"), SEND],
     "the main thread waits meanwhile": [event("wait", 20, 40), WORK, SEND],
     "a batch is loaded meanwhile": [event("loader", 22, 28), WORK, SEND],
+    "two transfers at the same time": [WORK, SEND, event("communication", 18, 30, "gloo 2")],
+    "a kernel inside another one": [event("compute", 0, 30), event("compute", 5, 10, "b"), SEND],
     "computing on another lane": [event("compute", 16, 39, "stream 7"), SEND],
 }.items())
 

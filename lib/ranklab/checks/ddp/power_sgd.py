@@ -53,7 +53,7 @@ def _see(fn, case, ranks):
         with Traffic() as traffic, Waits() as waits:
             result = fn(*inputs, *([ranks.group] if ranks.group else []))
         if not isinstance(result, tuple | list) or len(result) != 3:
-            yield {"what it returns": str(result)[:60]}
+            yield {"what it returns": f"a {type(result).__name__}"}
             return
         near, q, error = result
         yield {
