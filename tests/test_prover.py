@@ -1,5 +1,8 @@
 """The prover itself: what it tells apart, and what it takes for the same."""
 
+import sys
+import time
+
 import pytest
 import torch
 
@@ -58,6 +61,20 @@ def test_another_mistake_gets_facts_alone(built):
 def test_an_error_that_is_not_right_is_told(built):
     verdict = judge(ROOT, lambda x: 1 / x if x == 0 else by_power(x))
     assert "it raised ZeroDivisionError" in str(verdict)
+
+
+def test_an_endless_loop_ends_at_the_limit_of_the_whole_check(built, monkeypatch):
+    monkeypatch.setattr(sys.modules["ranklab.course.check"], "LIMIT", 0.3)
+
+    def endless(x):
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                pass
+
+    verdict = judge(ROOT, endless)
+    assert (verdict.state, verdict.mistake.what) == (FAILED, "it was not done after 0.3 s")
 
 
 @pytest.mark.parametrize("number, is_over", [(3, False), (3.5, True), (float("nan"), True)])

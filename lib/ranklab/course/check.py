@@ -127,6 +127,10 @@ def judge(exercise, learner_fn) -> Verdict:
     return verdict
 
 
+class _OutOfTime(BaseException):
+    """No `except Exception` on the way may catch it and go on."""
+
+
 @contextlib.contextmanager
 def _time_limit():
     """Inside, an endless loop in this process becomes a Mistake. (A launch has its own limit.)"""
@@ -136,12 +140,15 @@ def _time_limit():
         return
 
     def end(*_):
-        raise Mistake(f"it was not done after {LIMIT} s", "Is there a loop that never ends?")
+        raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, end)
     left, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT)
     try:
         yield
+    except _OutOfTime:
+        raise Mistake(f"it was not done after {LIMIT} s",
+                      "Is there a loop that never ends?") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
         signal.signal(signal.SIGALRM, before)
