@@ -449,7 +449,9 @@ SPLIT = Proof(
              (BEST, BEST.replace("max", "min"))),
         Slip("Only the last stage's cost is looked at: the best for the layers before it counts, "
              "too.", (BEST, "sum(costs[k:n])")),
-        Slip("That makes the stages alike by the sum of squares. The largest sum counts alone.",
+        Slip("The stages are alike, and yet the slowest could be faster: only the largest sum "
+             "counts.",
+             ("min((max(best[k][0], sum", "max((min(best[k][0], sum"),
              ("(sum(costs[:n]), [0])", "(sum(costs[:n])**2, [0])",
               BEST, "best[k][0] + sum(costs[k:n])**2")),
         Slip("That is the number of layers of the largest stage. Their costs count.",

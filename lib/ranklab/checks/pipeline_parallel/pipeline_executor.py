@@ -104,10 +104,13 @@ def watched(executor_class, waits):
             assert not tensor.requires_grad, "send() sends a graph"
 
         def receive(self, message):
-            super().receive(message)
             name = "activations_in" if message.kind == "RF" else "gradients_in"
             target, place = getattr(self, name), message[1:3]
-            assert place in target, f"receive() leaves nothing in self.{name}"
+            before = {*target}
+            super().receive(message)
+            places = {*target} - before
+            assert place in target, (f"receive() leaves nothing in self.{name}[{place}]"
+                                     + f", but in [{min(places)}]" * bool(places))
             handle, tensor = target[place]
             assert not waits.is_over(handle), "receive() waits"
             target[place] = Arriving(handle, target), tensor
@@ -216,6 +219,7 @@ SOURCE = 'self.activations_out if kind == "SF" else self.gradients_out'
 TENSOR = "source.pop((stage, m)).contiguous()"
 ISEND = "dist.isend(tensor, group=self.group, group_dst=peer)"
 SEND = f"self.sends.append(({ISEND}, tensor))"
+PLACED = "target[stage, m]"
 TARGET = 'self.activations_in if kind == "RF" else self.gradients_in'
 BUFFER = "self.new_hidden(self.pieces[m][0])"
 IRECV = "dist.irecv(tensor, group=self.group, group_src=peer)"
@@ -337,6 +341,9 @@ EXECUTOR = Proof(
         Slip("An RB brings the gradient of the output: it belongs into gradients_in, and an RF "
              "into activations_in.", (TARGET, "self.activations_in"),
              (TARGET, TARGET.replace('"RF"', '"RB"'))),
+        Slip("The message says for which of this rank's stages it is, and for which micro-batch: "
+             "keep it under (stage, m).", (PLACED, "target[stage - 1, m]"),
+             (PLACED, "target[stage + 1, m]"), (PLACED, "target[m, stage]")),
         Slip("A message has the shape of its own micro-batch: self.new_hidden(self.pieces[m][0]).",
              ("self.new_hidden(self.pieces[m][0])", "self.new_hidden(self.pieces[0][0])")),
         Slip("A buffer is kept from an earlier run, whose micro-batches had other lengths: make "
