@@ -145,6 +145,7 @@ def tensors():
         "number": torch.tensor(3.0),
         "empty": torch.empty(0, 4),
         "sparse": torch.eye(3).to_sparse(),
+        "one of a column": torch.arange(4).bfloat16().view(2, 2)[:1, 1],
     }
 
 

@@ -6,8 +6,12 @@ import time
 import pytest
 import torch
 
-from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, digest, tables
-from ranklab.checks.prover.compare import is_apart
+from ranklab.checks.prover import (
+    ALL, AtMost, Must, Proof, Slip, Stage, Told, digest, tables,
+)
+from ranklab.checks.prover.compare import Raised, differences, is_apart
+from ranklab.checks.prover.facts import fact
+from ranklab.checks.prover.observe import observe
 from ranklab.course.check import FAILED, PASSED, judge
 
 
@@ -103,3 +107,60 @@ def test_weights_of_a_digest_tell_every_order_apart():
     digests = [digest.of_value(order) for order in orders]
     assert not any(digest.is_alike(one, other)
                    for i, one in enumerate(digests) for other in digests[:i])
+
+
+def test_digests_of_whole_numbers_are_exact():
+    one = list(range(1000))
+    other = [*one[:500], 501, *one[501:]]
+    for kind in (tuple, torch.tensor, lambda each: [[None, "a"], each]):
+        assert digest.is_alike(digest.of_value(kind(one)), digest.of_value(kind(one)))
+        assert not digest.is_alike(digest.of_value(kind(one)), digest.of_value(kind(other)))
+
+
+@pytest.mark.parametrize("one, other", [
+    ("RuntimeError: [enforce fail at /a/pair.cc:801] state_ >= CONNECTED. . ([127.0.0.1]:4321)",
+     "RuntimeError: [enforce fail at /b/pair.cc:799] state_ >= CONNECTED. . ([127.0.0.1]:65000)"),
+    ("died at /tmp/x1: got 0x7f00 (100 vs. 25)", "died at /tmp/yz: got 0x8a10 (4 vs. 252)")])
+def test_a_digest_holds_nothing_of_an_errors_chance(one, other):
+    shown = [digest.of_value(Raised("RuntimeError", text, text)) for text in (one, other)]
+    assert shown[0] == shown[1] and len(shown[0]) > 10
+
+
+def test_what_must_be_may_be_told_and_what_is_missing_is_said():
+    def see_it(fn, case):
+        told = Told(fn(case), lambda got, due: f"{got} of {due}")
+        yield {"the length": Must(told, 3)} | ({} if case == "abc" else {"the cost": AtMost(1, 1)})
+
+    proof = Proof(len, Stage("lengths", see_it, ("abc", "abcd"), oracle=lambda case: 3),
+                  mistakes=(), hints=("", "", ""))
+    (stage,) = proof.stages
+    right, shown = observe(stage, 0, lambda case: 3, lambda case: 4)
+    assert fact(stage, shown, right, (0, 0), "the length", 0) == "abc: the length is 4 of 3"
+    shown[0][1, 0].values.pop("the cost")
+    assert [*differences(stage, shown, right)] == [((0, 0), "the length"), ((1, 0), "the length"),
+                                                   ((1, 0), "the cost")]
+    assert fact(stage, shown, right, (1, 0), "the cost", 0) == "abcd: the cost is not there"
+
+
+def test_a_check_that_fails_its_own_answer_stops_the_build(tmp_path, monkeypatch):
+    def see_key(fn, case):
+        yield {"the root": fn(case)["root"]}
+
+    monkeypatch.setattr(tables, "TABLES", tmp_path)
+    proof = Proof(root, Stage("roots", see_key, (4,)), mistakes=(), hints=("", "", ""))
+    with pytest.raises(tables.PassingMistake, match="what is right raises TypeError"):
+        tables.build(proof)
+
+
+def test_a_rank_may_be_in_no_group():
+    def index_of(ranks):
+        return ranks.index
+
+    def see_index(fn, case, ranks):
+        yield {"the index": fn(ranks)}
+
+    stage = Stage("indices", see_index, ("a",), ranks=(3,), groups=(((0, 2),), ALL))
+    right, shown = observe(stage, 3, index_of, lambda ranks: ranks.members[ranks.index])
+    assert [[*of_rank] for of_rank in right] == [[(0, 0), (1, 0)], [(1, 0)], [(0, 0), (1, 0)]]
+    assert differences(stage, shown, right) == {((0, 0), "the index"): [2]}
+    assert stage.case_name(0) == "a, in the groups [0, 2]"

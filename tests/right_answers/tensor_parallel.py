@@ -4,7 +4,6 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from ranklab.basics.targets import IGNORE

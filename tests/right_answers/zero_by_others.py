@@ -62,7 +62,7 @@ def zero_memory__list_sharded(stage, parameters, ranks, parameter_bytes=2, gradi
     return States(parameters=weights, gradients=gradients, optimizer_state=optimizer)
 
 
-class ZeroStage1__divide_then_reduce_scatter(ShardedOptimizerMixin, OverlappedDataParallel):
+class _Stage1(ShardedOptimizerMixin, OverlappedDataParallel):
     """The collectives of the lab: divides the whole in place, reduce-scatters into a part of it."""
 
     def make_buckets(self, trained, bucket_cap_bytes):
@@ -90,6 +90,10 @@ class ZeroStage1__divide_then_reduce_scatter(ShardedOptimizerMixin, OverlappedDa
             dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)
 
 
+class ZeroStage1__divide_then_reduce_scatter(_Stage1):
+    """As it is: the answers to stage 2 inherit, too."""
+
+
 class _SumLater:
     """A handle: when the pieces of all ranks are here, their mean goes to its place."""
 
@@ -102,13 +106,10 @@ class _SumLater:
         return True
 
 
-class ZeroStage1__all_to_all(ShardedOptimizerMixin, OverlappedDataParallel):
+class ZeroStage1__all_to_all(_Stage1):
     """Reduce-scatter by an all-to-all and a local mean, in wait() of an own handle; gathers into a
     list of views.
     """
-
-    def make_buckets(self, trained, bucket_cap_bytes):
-        return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
         while self.works:
@@ -118,48 +119,12 @@ class ZeroStage1__all_to_all(ShardedOptimizerMixin, OverlappedDataParallel):
         bucket.shard_grad = self.place_of(bucket)
         return _SumLater(work, pieces, bucket.shard_grad)
 
-    def place_of(self, bucket):
-        return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
-
-    def finish(self):
-        super().finish()
-        for bucket in self.buckets:
-            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
-
     def step_ends(self):
         for bucket in self.buckets:
             bucket.update_shard()
         for bucket in self.buckets:
             whole = list(bucket.weights.split(len(bucket.shard)))
             dist.all_gather(whole, bucket.shard.clone(), group=bucket.group)
-
-
-class _Stage1(ShardedOptimizerMixin, OverlappedDataParallel):
-    """Stage 1, from which the answers to stage 2 inherit."""
-
-    def make_buckets(self, trained, bucket_cap_bytes):
-        return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
-
-    def reduce(self, bucket):
-        while self.works:
-            self.works.pop().wait()
-        bucket.flat.div_(dist.get_world_size(bucket.group))
-        bucket.shard_grad = self.place_of(bucket)
-        return dist.reduce_scatter_single(bucket.shard_grad, bucket.flat, group=bucket.group,
-                                          async_op=True)
-
-    def place_of(self, bucket):
-        return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
-
-    def finish(self):
-        super().finish()
-        for bucket in self.buckets:
-            bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
-
-    def step_ends(self):
-        for bucket in self.buckets:
-            bucket.update_shard()
-            dist.all_gather_single(bucket.weights, bucket.shard, group=bucket.group)
 
 
 class ZeroStage2__free_all_before(_Stage1):

@@ -150,15 +150,15 @@ def _run(call, answer):
 NO_ERROR = "no ValueError"
 
 
-def refuses(function, *args):
+def refuses(function, *args, **keywords):
     """True where it raises a ValueError."""
-    return refusal(function, *args) != NO_ERROR
+    return refusal(function, *args, **keywords) != NO_ERROR
 
 
-def refusal(function, *args):
+def refusal(function, *args, **keywords):
     """The text of the ValueError that it raises, or NO_ERROR."""
     try:
-        function(*args)
+        function(*args, **keywords)
     except ValueError as error:
         return str(error)
     return NO_ERROR

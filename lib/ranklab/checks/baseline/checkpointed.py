@@ -96,9 +96,9 @@ CHECKPOINTED = Proof(
              ("Recompute.apply(*inputs)", "function(*inputs)")),
         Slip("Do not keep what function returns: it is computed again.",
              (f"            ctx.save_for_backward(*inputs)\n            {FORWARD}",
-              f"            outputs = function(*inputs)\n"
-              f"            ctx.save_for_backward(*inputs, outputs * 1)\n"
-              f"            return outputs",
+              "            outputs = function(*inputs)\n"
+              "            ctx.save_for_backward(*inputs, outputs * 1)\n"
+              "            return outputs",
               "in ctx.saved_tensors]", "in ctx.saved_tensors[:-1]]")),
         Slip("function runs once in forward, and once again in backward.",
              ("outputs = function", "function(*leaves); outputs = function"),

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from ranklab.checks.handles import Waits
 from ranklab.checks.prover import AtMost, Must
-from ranklab.checks.trial import refuses
 from ranklab.meter import Traffic
 
 MESSAGES = {"send", "recv"}
@@ -64,8 +63,3 @@ def cost_of(traffic, waits, messages, nbytes):
         Must(sorted({*traffic.calls} - MESSAGES), []),
         AtMost(traffic.sent_messages, messages, "sends {:.0f} messages; {:.0f} are enough"),
         AtMost(traffic.sent_bytes, nbytes, "sends {:,.0f} bytes; {:,.0f} are enough"))))
-
-
-def unrefused(fn, *args):
-    """Return the AtMost of calls that should raise a ValueError, and do not."""
-    return AtMost(int(not refuses(fn, *args)), 0, "raises no ValueError")

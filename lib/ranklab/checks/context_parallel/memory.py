@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.context_parallel.calls import unrefused
-from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.checks.prover import Proof, Slip, Stage, must_refuse
 from ranklab.context_parallel import attention_memory
 from ranklab.engine.report import count_ranks
 
@@ -38,7 +37,7 @@ def _see(fn, case):
 
 
 def _see_refusal(fn, case):
-    yield {"what is not refused": unrefused(_call, fn, case)}
+    yield {"what it raises": must_refuse(_call, fn, case)}
 
 
 def _call(fn, case):

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.context_parallel.calls import unrefused
 from ranklab.checks.exercise import Mistake
-from ranklab.checks.prover import Proof, Slip, Stage, Told
+from ranklab.checks.prover import Proof, Slip, Stage, Told, must_refuse
 from ranklab.context_parallel.shard import (
     pairs_of, plan_score, refuse_uneven, shard_documents, zigzag_shard,
 )
@@ -54,7 +53,7 @@ def _see(fn, case):
 
 
 def _see_refusal(fn, case):
-    yield {"what is not refused": unrefused(fn, *case)}
+    yield {"what it raises": must_refuse(fn, *case)}
 
 
 def _told(got, due):

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from ranklab.checks.context_parallel.attention import (
     IN_GROUPS, KEPT, T, as_in_a_model, attention, gathered, gradients, inputs,
 )
-from ranklab.checks.context_parallel.calls import unrefused
-from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage, must_refuse
 from ranklab.context_parallel import ulysses_attention
 from ranklab.context_parallel.ulysses import trade
 from ranklab.engine import device
@@ -18,7 +17,7 @@ from ranklab.meter import Traffic
 
 TURNS = 0, 1
 SHAPES, BYTES = "shapes of what attend gets", "bytes sent"
-UNREFUSED = "what is not refused"
+RAISES = "what it raises"
 
 
 class Case(NamedTuple):
@@ -47,7 +46,7 @@ def _refusal(fn, case, ranks):
     """Of a q whose heads the ranks divide."""
     q, k = (torch.ones(1, heads, 4, 2, device=device())
             for heads in (case.n_head * ranks.size, case.n_kv_head))
-    return {UNREFUSED: unrefused(lambda: fn(q, k, k, _causal, **ranks.keywords))}
+    return {RAISES: must_refuse(fn, q, k, k, _causal, **ranks.keywords)}
 
 
 def _values(fn, case, ranks, turn):
@@ -111,7 +110,7 @@ ULYSSES = Proof(
     Stage({"attention and gradients of one process; attend has all tokens of some heads, k and v "
            "may have fewer heads than q": (),
            "(R-1)/R of q, k, v and the result are sent, forward and backward": (BYTES,),
-           "odd heads are a ValueError": (UNREFUSED,)},
+           "odd heads are a ValueError": (RAISES,)},
           _see, CASES, (4,), oracle=in_one_process),
     Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", _see, CASES, (4,),
           GROUPS, oracle=in_one_process, note=IN_GROUPS),

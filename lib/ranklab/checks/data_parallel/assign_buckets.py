@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import Must, Proof, Slip, Stage, must_refuse
 from ranklab.data_parallel import assign_buckets
 
 KINDS = {"f": (torch.float32, "cpu"), "h": (torch.bfloat16, "cpu"), "g": (torch.float16, "cpu"),
@@ -67,8 +66,7 @@ def _as_indices(buckets, indices):
 
 
 def _see_refusal(fn, cap):
-    yield {"what it raises": Must("ValueError" if refuses(fn, [nn.Parameter(torch.zeros(3))], cap)
-                                  else "nothing", "ValueError")}
+    yield {"what it raises": must_refuse(fn, [nn.Parameter(torch.zeros(3))], cap)}
 
 
 BACKWARDS, KIND = "reversed(list(parameters))", "parameter.dtype, parameter.device"

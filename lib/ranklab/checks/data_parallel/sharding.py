@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DistributedSampler
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told, must_refuse
 from ranklab.data_parallel import scale_learning_rate, shard_sampler
 from ranklab.engine.report import count_ranks
 
@@ -67,8 +66,7 @@ def by_torch(n, rank, ranks, epoch=0, seed=0, drop_last=False):
 
 
 def _see_refusal(fn, case):
-    yield {"what it raises": Must("ValueError" if refuses(lambda: fn(**case)) else "nothing",
-                                  "ValueError")}
+    yield {"what it raises": must_refuse(fn, **case)}
 
 
 def not_shuffled(n, rank, ranks, epoch=0, seed=0, drop_last=False):

@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch.nn.functional import batch_norm, pad
 
 from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
-from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, must_refuse
 from ranklab.data_parallel import sync_batch_norm
 from ranklab.engine import device
 
@@ -52,8 +51,7 @@ def _see(fn, case, ranks):
         if case == EQUAL:
             yield {NAN: Must(bool(fn(*arguments, **ranks.keywords).isnan().any()), False)}
         else:
-            raises = refuses(lambda: fn(*arguments, **ranks.keywords))
-            yield {"what it raises": Must("ValueError" if raises else "nothing", "ValueError")}
+            yield {"what it raises": must_refuse(fn, *arguments, **ranks.keywords)}
         return
     yield from [_call(fn, case, ranks, turn) for turn in (0, 1)]  # what is kept would be seen
 

@@ -99,8 +99,8 @@ EFFICIENCY = Proof(
         Slip("`seconds` is the caller's: make a new dict.",
              ("    perfect =", "    start = seconds[base]\n    perfect =",
               f"return {{ranks: {EACH} {RANKS}}}",
-              f"for ranks in seconds:\n        seconds[ranks] = perfect[ranks] * start / "
-              f"seconds[ranks]\n    return dict(sorted(seconds.items()))"),
+              "for ranks in seconds:\n        seconds[ranks] = perfect[ranks] * start / "
+              "seconds[ranks]\n    return dict(sorted(seconds.items()))"),
              ("    perfect =", "    start = seconds.pop(base)\n    seconds = seconds | {base: "
               "start}\n    perfect =")),
         Slip("Keep the first lines of the stub: a call that makes no sense must raise a "

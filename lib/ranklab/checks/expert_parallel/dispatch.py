@@ -10,7 +10,7 @@ from ranklab.checks.expert_parallel.ties import UnstableSorts
 from ranklab.checks.handles import Waits
 from ranklab.checks.prover import ALL, GROUPS, Must, Proof, Slip, Stage
 from ranklab.engine import device
-from ranklab.expert_parallel import Sent, combine_tokens, dispatch_tokens
+from ranklab.expert_parallel import combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.dispatch import all_to_all_rows
 from ranklab.meter import Traffic
 

@@ -4,11 +4,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from ranklab.basics.targets import IGNORE
-from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Proof, Slip, Stage, must_refuse
 from ranklab.engine import device
 from ranklab.fsdp import masked_loss
 from ranklab.meter import Traffic
@@ -62,9 +60,9 @@ def _see(fn, case, ranks):
     if isinstance(case, Nothing):
         logits, labels = Case().batch(dist.get_rank())
         with Traffic() as traffic:
-            is_error = refuses(lambda: fn(logits, torch.full_like(labels, IGNORE), case.count,
-                                          **ranks.keywords))
-        yield {ERROR: Must("a ValueError" if is_error else "nothing", "a ValueError"),
+            error = must_refuse(fn, logits, torch.full_like(labels, IGNORE), case.count,
+                                **ranks.keywords)
+        yield {ERROR: error,
                CALLS: AtMost(len(traffic.ops), int(case.count is None))}
         return
     logits, labels = case.batch(dist.get_rank())

@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, must_refuse
 from ranklab.engine import device
 from ranklab.fsdp import shard_parameter
 from ranklab.meter import Traffic
@@ -60,8 +59,7 @@ COST = ("the shard's gradient", "messages", "has the shard a graph?",
 def _see(fn, case, ranks):
     parameter = case.parameter()
     if not case.shape:
-        is_error = refuses(lambda: fn(parameter, **ranks.keywords))
-        yield {REFUSED: Must("a ValueError" if is_error else "nothing", "a ValueError")}
+        yield {REFUSED: must_refuse(fn, parameter, **ranks.keywords)}
         return
     with Traffic() as traffic:
         shard = fn(parameter, **ranks.keywords)

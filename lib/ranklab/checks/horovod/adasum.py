@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.checks.collectives.inputs import watched
-from ranklab.checks.prover import ALL, AtMost, Must, Proof, Slip, Stage
-from ranklab.checks.trial import refuses
+from ranklab.checks.prover import ALL, AtMost, Proof, Slip, Stage, must_refuse
 from ranklab.engine import device
 from ranklab.horovod import adasum, adasum_of_two
 
@@ -44,9 +43,8 @@ def _see(fn, case, ranks):
     """Two calls; of a number of ranks that is no power of two, the error alone."""
     if ranks.size & (ranks.size - 1):
         if case == "17 numbers":
-            yield {"what it raises": Must("ValueError" if refuses(
-                lambda: fn(CASES[case](ranks).to(device()), **ranks.keywords))
-                else "nothing", "ValueError")}
+            yield {"what it raises": must_refuse(
+                fn, CASES[case](ranks).to(device()), **ranks.keywords)}
         return
     sizes = [SIZES] * case.startswith("sizes")
     for turn in (0, 1):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.horovod import compress_fp16
 
 FLOATS = torch.float32, torch.float64

@@ -364,23 +364,21 @@ def equally_many(costs, stages):
 
 
 def up_to_the_mean(costs, stages):
-    refuse(costs, stages)
-    parts, first = [], 0
-    for left in range(stages, 0, -1):
-        mean, stop = sum(costs) / stages, first + 1
-        while stop < len(costs) - left + 1 and (left == 1 or sum(costs[first:stop + 1]) <= mean):
-            stop += 1
-        parts.append(range(first, stop))
-        first = stop
-    return parts
+    return _filled(costs, stages, lambda first, left: sum(costs) / stages)
 
 
 def up_to_the_mean_of_what_is_left(costs, stages):
+    return _filled(costs, stages, lambda first, left: sum(costs[first:]) / left)
+
+
+def _filled(costs, stages, mean):
+    """Fill each stage up to mean(its first layer, number of stages from it on)."""
     refuse(costs, stages)
     parts, first = [], 0
     for left in range(stages, 0, -1):
-        mean, stop = sum(costs[first:]) / left, first + 1
-        while stop < len(costs) - left + 1 and (left == 1 or sum(costs[first:stop + 1]) <= mean):
+        stop = first + 1
+        while stop < len(costs) - left + 1 and (
+                left == 1 or sum(costs[first:stop + 1]) <= mean(first, left)):
             stop += 1
         parts.append(range(first, stop))
         first = stop

@@ -330,7 +330,7 @@ EXECUTOR = Proof(
               "(handle, tensor))")),
         Slip("receive() only starts a message. take_activations() and take_gradients() wait for "
              "it, where it is needed.", (RECEIVE, f"{RECEIVE}\n        target[stage, m][0].wait()"),
-             (RECEIVE, f"target[stage, m] = dist.recv(tensor, group=self.group, group_src=peer), "
+             (RECEIVE, "target[stage, m] = dist.recv(tensor, group=self.group, group_src=peer), "
               "tensor")),
         Slip("Messages that arrive are waited for too early: take_activations() and "
              "take_gradients() wait, right where they are needed.",

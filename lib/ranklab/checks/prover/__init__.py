@@ -24,6 +24,7 @@ special about the case.
     compare.py  what is right, and what differs
     facts.py    how a difference is told
     digest.py   a difference in a few numbers, which hold on every CPU
+    refusal.py  arguments that must be refused
     slips.py    the mistakes, as functions
     tables.py   what each mistake shows: built by `ranklab build`, one file an exercise
     proof.py    the check: stages in order, then the mistake that explains the first difference
@@ -32,7 +33,8 @@ special about the case.
 from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Told
 from ranklab.checks.prover.observe import ALL, GROUPS, Ranks, Stage
 from ranklab.checks.prover.proof import Proof
+from ranklab.checks.prover.refusal import must_refuse
 from ranklab.checks.prover.slips import Slip
 
 __all__ = ["ALL", "GROUPS", "Agree", "AtMost", "InAll", "Must", "Proof", "Ranks", "Slip", "Stage",
-           "Told"]
+           "Told", "must_refuse"]

@@ -97,11 +97,12 @@ def differences(stage, seen, right):
     seen, right  {step: Seen} of each rank; a step that was not reached is not compared
     """
     apart = {}
-    for step in right[0]:
-        if not all(_reached(of_rank, step) for of_rank in seen):
+    for step in dict.fromkeys(step for of_rank in right for step in of_rank):
+        members = [rank for rank, of_rank in enumerate(right) if step in of_rank]
+        if not all(_reached(seen[rank], step) for rank in members):
             continue
-        for name in dict.fromkeys(name for of_rank in right for name in of_rank[step].values):
-            ranks = [rank for rank in range(len(seen))
+        for name in dict.fromkeys(name for rank in members for name in right[rank][step].values):
+            ranks = [rank for rank in members
                      if _is_wrong(stage, seen, right, rank, step, name)]
             if ranks:
                 apart[step, name] = ranks
@@ -147,7 +148,7 @@ def is_apart(stage, got, due):
     if isinstance(due, Raised):
         return not (isinstance(got, Raised) and got.kind == due.kind)
     if isinstance(due, Must):
-        return not isinstance(got, Must) or got.value != got.be
+        return not isinstance(got, Must) or plain(got.value) != plain(got.be)
     if isinstance(due, AtMost):
         return not isinstance(got, AtMost) or _exceeds(got.number, _limit(got, due))
     if isinstance(due, Agree | InAll):
@@ -165,7 +166,7 @@ def _limit(got, due):
 
 def is_alike(stage, one, other):
     """Return whether two values are the same but for rounding."""
-    one, other = (each.value if isinstance(each, Told) else each for each in (one, other))
+    one, other = plain(one), plain(other)
     if isinstance(other, torch.Tensor) or _is_number(one) and _is_number(other):
         return one is other or _is_nan(one) and _is_nan(other) or is_near(
             one, other, stage.through, stage.roundings)
@@ -177,6 +178,11 @@ def is_alike(stage, one, other):
     if isinstance(one, Raised) and isinstance(other, Raised):
         return one.headline == other.headline
     return type(one) is type(other) and one == other
+
+
+def plain(value):
+    """Return a value without its way of being told."""
+    return value.value if isinstance(value, Told) else value
 
 
 def _is_number(value):

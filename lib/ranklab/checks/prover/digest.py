@@ -4,17 +4,24 @@ that are not.
 
 import math
 import re
+import zlib
 
 import torch
 
-from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Raised, Told, value_at
+from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Raised, plain, value_at
 from ranklab.checks.trial import rounding
 
 DIFFERENCES = 6  # of a mistake, that are kept: more are not needed to tell it from others
 RANKS = 3        # and of each so many ranks
+ITEMS = 8        # of a list, each for itself; of a longer one as of a tensor
 TEXT = 200       # characters
 FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
-CHANCE = r"\[[EWF]\d{3} .*?\]|:\d{4,5}\b|0x[0-9a-f]+|/tmp/\S+|\b\d+ vs \d+"
+CHANCE = re.compile(r"""      # of an error's text: what another run or another torch has not
+    \[[EWF]\d{3}\ .*?\]         # when and where C++ logged it
+    | \[enforce\ fail\ at\ \S+\]\  | \ at\ "/\S+ | /tmp/\S+
+    | \.\ \.\ .*                # what gloo adds: addresses, its advice
+    | :\d{4,5}\b | 0x[0-9a-f]+ | \(?\b\d+\ vs\.?\ \d+\)?
+    """, re.X | re.S)
 
 
 def of_difference(difference):
@@ -23,7 +30,7 @@ def of_difference(difference):
     """
     if difference.broken:
         cause = re.sub(r"SIG(ABRT|SEGV)", "SIGABRT", difference.broken.cause)
-        return [re.sub(CHANCE, "", cause)[:TEXT], difference.broken.case]
+        return [_of_text(cause), difference.broken.case]
     kept = [*difference.apart.items()][:DIFFERENCES]
     return [len(difference.apart), [
         [[*step], name, ranks, [of_value(value_at(difference.seen[rank], step, name))
@@ -36,27 +43,52 @@ def ranks_kept(ranks):
 
 def of_value(value):
     """Return what is kept of one value: of a tensor its type, its shape and four numbers."""
-    if isinstance(value, Told | Agree | Must):
-        value = value[0]
+    value = plain(value[0] if isinstance(value, Agree | Must) else value)
     if isinstance(value, torch.Tensor):
         return _of_tensor(value)
     if isinstance(value, AtMost | InAll):
         return value.number
     if isinstance(value, Raised):
-        return re.sub(CHANCE, "", value.headline)[:TEXT]
+        return _of_text(value.headline)
     if isinstance(value, float):
         return _digits(value)
     if isinstance(value, list | tuple):
-        return [of_value(each) for each in value][:8]
+        return [*map(of_value, value)] if len(value) <= ITEMS else _of_leaves([*_leaves(value)])
     if isinstance(value, dict):
-        return [of_value(each) for each in value.items()][:8]
+        return of_value([*value.items()])
     return value if isinstance(value, bool | int | None) else str(value)[:TEXT]
 
 
+def _of_text(text):
+    return CHANCE.sub("", text)[:TEXT]
+
+
+def _leaves(value):
+    """Yield numbers that stand for all that is in a list, however deep, and for its form."""
+    if isinstance(value, list | tuple | dict):
+        yield len(value)
+        for each in value.items() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    elif isinstance(value, torch.Tensor):
+        yield from value.double().flatten().tolist()
+    else:
+        yield value if isinstance(value, int | float) else zlib.crc32(str(value).encode())
+
+
+def _of_leaves(leaves):
+    if any(isinstance(leaf, float) for leaf in leaves):
+        return _of_tensor(torch.tensor(leaves, dtype=torch.float64))
+    return {f"{len(leaves)} in all": [zlib.crc32(repr(leaves).encode())]}
+
+
 def _of_tensor(x):
-    """Return {type and shape: [sum of magnitudes, three weighted sums as shares of it]}."""
+    """Return {type and shape: [sum of magnitudes, three weighted sums as shares of it]}; of what
+    knows no rounding {type and shape: [a hash]}.
+    """
     x = torch.view_as_real(x) if x.is_complex() else x
     kind, shape = str(x.dtype).removeprefix("torch."), "x".join(map(str, x.shape))
+    if not x.is_floating_point():
+        return {f"{kind} {shape}": [zlib.crc32(repr(x.flatten().tolist()).encode())]}
     x = x.double().flatten()
     finite = x.isfinite()
     kind += f" {shape}" + f", {int((~finite).sum())} not finite" * (not finite.all())
@@ -94,6 +126,8 @@ def is_alike(one, other, tolerance=FINE):
 
 def _is_of_like_tensors(kind, one, other, tolerance):
     """The shares are at most 1: these, and only these, are near 0 by rounding."""
+    if isinstance(one[0], int) and isinstance(other[0], int):
+        return one == other
     tolerance = COARSE if kind.startswith(("bfloat16 ", "float16 ")) else tolerance
     return is_alike(one[0], other[0], tolerance) and all(
         abs(a - b) <= tolerance for a, b in zip(one[1:], other[1:]))

@@ -4,7 +4,7 @@ import torch
 
 from ranklab.checks.exercise import shown
 from ranklab.checks.prover.compare import (
-    Agree, AtMost, InAll, Must, Raised, Told, is_alike, value_at,
+    Agree, AtMost, InAll, Must, Raised, Told, is_alike, plain, value_at,
 )
 from ranklab.checks.trial import instead, rounding, told_apart
 
@@ -17,6 +17,8 @@ def fact(stage, seen, right, step, name, rank):
         return f"{where}: it raised {got.headline}\n{got.text}"
     if isinstance(due, Raised):
         return f"{where}: {got.headline if isinstance(got, Raised) else 'no error'}, not {due.kind}"
+    if isinstance(due, AtMost | InAll | Agree) and not isinstance(got, type(due)):
+        return f"{where}: {name} is not there"
     if isinstance(due, AtMost):
         limit = due.number if got.limit is None else got.limit
         if got.says:
@@ -30,12 +32,12 @@ def fact(stage, seen, right, step, name, rank):
         return f"{where}: {name}: {shown(total)}; {shown(sum(limits))} are enough"
     if isinstance(due, Agree):
         return f"{where}: {name} differs from that of rank {members[0]} in its last bits"
-    if isinstance(got, Must):
-        got, due = got
-    if isinstance(due, Told) and isinstance(got, Told):
-        if text := due.tell(got.value, due.value):
-            return f"{where}: {name} is {text}"
-        got, due = got.value, due.value
+    if isinstance(due, Must):
+        got, due = got if isinstance(got, Must) else (got, due.be)
+    telling = next((each for each in (due, got) if isinstance(each, Told)), None)
+    got, due = plain(got), plain(due)
+    if telling and (text := telling.tell(got, due)):
+        return f"{where}: {name} is {text}"
     if isinstance(got, torch.Tensor) and got.numel() > 1:
         for what, value in _relatives(right, step, name, rank):
             if is_alike(stage, got, value) and not is_alike(stage, value, due):
@@ -47,9 +49,6 @@ def _relatives(right, step, name, rank):
     """Yield (what a wrong value may be by its relation to what is right, the value)."""
     _, members, of_rank = right[rank][step]
     R = len(members)
-
-    def plain(value):
-        return value.value if isinstance(value, Told) else value
 
     due = plain(of_rank[name])
     yield from ((f"the same as {other}", plain(value)) for other, value in of_rank.items()

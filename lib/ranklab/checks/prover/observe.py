@@ -1,5 +1,6 @@
 """What a function shows in a stage: on ranks, in groups of them, or in this process."""
 
+import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,19 +147,19 @@ def _walk(stage, fn):
     for number, case in enumerate(stage.cases):
         step = 0
         try:
-            for step, values in enumerate(stage.see(fn, case)):
-                yield (number, step), Seen(str(case), (0,), _kept(values))
+            for step, values in enumerate(map(_kept, stage.see(fn, case))):
+                yield (number, step), Seen(str(case), (0,), values)
                 step += 1
         except Exception as error:
             yield (number, step), Seen(str(case), (0,), {RAISED: Raised.from_error(error)})
 
 
 def _on_rank(stage, answer, fn, right, stops, folder):
-    rank, views = dist.get_rank(), []
+    rank, views = dist.get_rank(), {}
     whole = tuple(range(dist.get_world_size()))
-    for grouping in stage.groups:
+    for number, grouping in enumerate(stage.groups):
         made = [(members, dist.new_group(members)) for members in grouping] or [(whole, None)]
-        views += [Ranks(*each) for each in made if rank in each[0]]
+        views |= {number: Ranks(*each) for each in made if rank in each[0]}
     right = right[rank] if right else _due(
         stage, lambda one: dict(_walk_on_rank(stage, one, views)), answer)
     path = Path(folder, str(rank))
@@ -166,11 +167,11 @@ def _on_rank(stage, answer, fn, right, stops, folder):
 
 
 def _walk_on_rank(stage, fn, views, right=None, at=lambda number: None):
-    cases = ((ranks, case) for ranks in views for case in stage.cases)
-    for number, (ranks, case) in enumerate(cases):
+    for (grouping, ranks), (case_number, case) in itertools.product(
+            views.items(), enumerate(stage.cases)):
+        number = grouping * len(stage.cases) + case_number
         at(str(number))
-        for step, values in enumerate(stage.see(fn, case, ranks)):
-            values = _kept(values)
+        for step, values in enumerate(map(_kept, stage.see(fn, case, ranks))):
             yield (number, step), Seen(f"{ranks}, {case}", ranks.members, values)
             if right and _differs_anywhere(stage, values, right[number, step].values):
                 return

@@ -84,6 +84,11 @@ class Proof(Exercise):
             break
         return broken and Difference(broken)
 
+    def errors_of_what_is_right(self, stage, ranks):
+        """Return what is right to raise there, but for ValueErrors: perhaps the check's mistake."""
+        return [each.error.headline for of_rank in _RIGHT[stage, ranks] for each in of_rank.values()
+                if each.error and each.error.kind != "ValueError"]
+
     def named(self, stage, ranks, difference):
         """Return the Mistake: facts, and the sentence of the mistake that shows the very same."""
         if broken := difference.broken:

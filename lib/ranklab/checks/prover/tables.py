@@ -119,6 +119,9 @@ def text_of(proof):
             if difference := proof.difference(stage, ranks, proof.plain_answer()):
                 raise PassingMistake(f"{proof.name}: its own answer is refused: "
                                      f"{proof.named(stage, ranks, difference).what}")
+            if errors := proof.errors_of_what_is_right(stage, ranks):
+                raise PassingMistake(f"{proof.name}: what is right raises {errors[0]}; a check "
+                                     "may only ask for a ValueError")
         for slip in proof.mistakes:
             for number, fn in enumerate(slip.functions(proof.answer)):
                 key, stage, shown = _first_difference(proof, fn)

@@ -5,8 +5,7 @@ from functools import cache
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Mistake
 from ranklab.resilience.cluster import BadDecision, Decision, run_policy
-from ranklab.resilience.interval import goodput, optimal_interval
-from ranklab.resilience.policy import daly_policy, oracle, recovery_policy, with_librarys
+from ranklab.resilience.policy import daly_policy, oracle, with_librarys
 from ranklab.resilience.traces import DAY, REGIMES, make_trace
 
 SEED = 14  # not the lab's own traces

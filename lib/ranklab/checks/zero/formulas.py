@@ -142,7 +142,7 @@ class Bytes(NamedTuple):
                 f"{self.resident} resident")
 
 
-STEPS = (6.4e9, 64, 0), (552, 3, 48), (552, 1, 48), (1000, 2, 1000)
+STEPS = (6.4e9, 64, 0), (552, 3, 48), (552, 1, 48), (1000, 2, 1000), (1000, 3, 0)
 
 
 def _see_sent(fn, case):
@@ -205,6 +205,10 @@ TRAFFIC = Proof(
              ("(3 * nbytes - resident_bytes)", "(1.5 * nbytes - resident_bytes)")),
         Slip("1.5 times an all-reduce is three collectives, of (R-1)/R each.",
              ("3 * nbytes", "4 * nbytes")),
+        Slip("It is not rounded: a formula gives parts of bytes, too.",
+             ("return 2 * share * nbytes", "return int(2 * share * nbytes)"),
+             ("return 2 * share * nbytes", "return round(2 * share * nbytes)"),
+             ("return 2 * share * nbytes", "return 2 * (ranks - 1) * (nbytes // ranks)")),
         REFUSE,
     ), hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",

@@ -18,7 +18,7 @@ class Case(NamedTuple):
     ranks: int
     shapes: tuple
     dtype: torch.dtype = FLOAT32
-    strided: bool = False
+    layout: str = ""
 
     def __str__(self):
         return f"{self.what} on {count_ranks(self.ranks)}"
@@ -30,8 +30,10 @@ class Case(NamedTuple):
             numbers *= 1 + 2.0**-26  # lost in float32
         tensors = [part.clone().view(shape)
                    for part, shape in zip(numbers.split(sizes), self.shapes)]
+        if self.layout == "transposed":
+            return [x.t().contiguous().t() for x in tensors]
         return [torch.stack([x.t(), x.t()], -1)[..., 0].t() for x in tensors
-                ] if self.strided else tensors
+                ] if self.layout == "with gaps" else tensors
 
 
 VECTORS, SHAPES = ((10,), (3,), (4,)), ((2, 3), (), (0, 5))
@@ -42,7 +44,8 @@ CASES = (
     *(Case("bfloat16", ranks, ((7,),), BFLOAT16) for ranks in (2, 7)),
     Case("nothing but an empty tensor", 3, ((0,),)),
     Case("a transposed matrix, and every second number of a vector,", 2, ((3, 2), (3,)),
-         strided=True),
+         layout="with gaps"),
+    Case("a transposed matrix without gaps", 2, ((3, 2),), layout="transposed"),
 )
 WRITTEN, INPUT = "flat, after a write into every shard,", "tensor {}, after that write,"
 
@@ -133,7 +136,8 @@ PARTITION = Proof(
                                                        "for tensor in reversed(tensors)],")),
         Slip("Row by row: reshape(-1) gives a tensor's own order, which need not be the one in "
              "memory.", (FLATTEN, "tensor.t().reshape(-1)"),
-             (FLATTEN, "tensor.as_strided((tensor.numel(),), (1,))")),
+             (FLATTEN, "tensor.as_strided((tensor.numel(),), (1,))"),
+             (FLATTEN, "tensor.clone().as_strided((tensor.numel(),), (1,))")),
         Slip("view() takes only what is contiguous; reshape(-1) takes any tensor.",
              (FLATTEN, "tensor.view(-1)")),
         Slip("Flatten each tensor before torch.cat: tensor.reshape(-1).", (FLATTEN, "tensor")),
