@@ -15,7 +15,7 @@ from ranklab.engine import device
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
-WORLD_SIZES = (3, 2, 8, 1)  # 3 first: of two ranks each is the other's left and right neighbour
+WORLD_SIZES = 4, 3, 2, 1  # of two ranks each is the other's left and right neighbour
 MARK = 128  # ranks are counted to its base: a sum of marks tells how often each rank is in it
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}

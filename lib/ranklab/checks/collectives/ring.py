@@ -25,10 +25,10 @@ def _passes(number, R):
 
 def _stages(see, oracle, what, cost):
     return (
-        Stage({f"{what}, on 1, 2, 3, 8 ranks; four types": (),
+        Stage({f"{what}, on 1, 2, 3, 4 ranks; four types": (),
                f"x unchanged; each rank sends {cost} of the bytes, to one neighbour": COST},
               see, (MARKS, *TYPES, Case(24, kind="normal")), WORLD_SIZES, oracle=oracle),
-        Stage("on 4 too, when the length does not divide (0, 1, 2, 7, 1001), when x is not "
+        Stage("when the length does not divide (0, 1, 2, 7, 1001), when x is not "
               "contiguous", see, (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=oracle,
               note=LENGTHS),
         Stage("in the `out` that is given", see, INTO, (4,), oracle=oracle, note=OUTSIDE),
@@ -150,10 +150,10 @@ GIVE = "sendrecv(chunks[have], (rank + 1) % R, chunks[want], (rank - 1) % R, gro
 MADE = "shard.new_empty(R * shard.numel())"
 GATHER = Proof(
     ring_all_gather,
-    Stage({"every rank has all shards in rank order, on 1, 2, 3, 8 ranks; four types": (),
+    Stage({"every rank has all shards in rank order, on 1, 2, 3, 4 ranks; four types": (),
            "x unchanged; each rank sends (R-1)/R of the result's bytes, to one neighbour": COST},
           _see_gather, (Case(3, kind="normal"), *TYPES), WORLD_SIZES, oracle=gather_by_torch),
-    Stage("on 4 too, in the `out` that is given, where the shard may lie; R need not divide",
+    Stage("in the `out` that is given, where the shard may lie; R need not divide",
           _see_gather, tuple(case._replace(has_out=True) for case in UNEVEN), (4,),
           oracle=gather_by_torch, note=LENGTHS),
     Stage("alone, too, in the `out` that is given", _see_gather, ALONE, (1,),
