@@ -27,11 +27,15 @@ class Mistake(Exception):
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function or class for the learner to write; `answer` is the library's, of the same name."""
+    """A function or class for the learner to write; `answer` is the library's, of the same name.
+
+    mistakes  Slips (prover/slips.py): the check refuses each, and says its sentence
+    """
 
     answer: Callable
     check: Callable[[Callable], Iterator[str]]
     hints: tuple[str, str, str]
+    mistakes: tuple = ()
 
     @property
     def name(self):

@@ -8,13 +8,14 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
-from ranklab.basics.targets import IGNORE
-from ranklab.checks.baseline.whole_batch import batch, gradients
+from ranklab.checks.baseline.whole_batch import batch, gradients, one_thread, times_right
 from ranklab.checks.beside import expect
-from ranklab.checks.trial import explain, is_near
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
+from ranklab.checks.trial import instead, is_near
 from ranklab.meter.curve import MemoryPeak
 from ranklab.meter.watcher import Watcher
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPT, GPTConfig, cross_entropy
 
 TINY = GPTConfig(vocab_size=31, n_ctx=40, n_layer=3, n_head=2, n_embd=16)
 WIDE = GPTConfig(vocab_size=512, n_ctx=64, n_layer=4, n_head=2, n_embd=32)  # large logits
@@ -27,11 +28,27 @@ CASES = (  # rows, tokens, IGNOREd targets of each row, whether the embedding is
     ("3 rows, some targets are IGNORE, all of one row", 3, 40, (2, 40, 4), False),
     ("2 rows, a frozen embedding, a head of its own", 2, 40, (), True),
 )
-WEIGHTS = ("Divide every piece's sum by the count of the whole batch: the targets that are not "
-           "IGNORE. The embedding has two jobs, so it gets two gradients; each block's goes on "
-           "into the block before.")
+# What is said.
+COUNT = ("Divide every piece's sum by the count of the whole batch: the targets that are not "
+         "IGNORE. Each block's gradient goes on into the block before.")
+TWO_JOBS = "All others are right. The embedding has two jobs, so it gets two gradients."
 LOST = ("Autograd ends where no input needs a gradient, as behind a frozen embedding. checkpointed "
         "needs an input that needs a gradient: x.requires_grad_().")
+DETACH = "Add up loss.detach(), or the graph of every piece stays in memory."
+MEAN = "Return the mean over all targets that count, in the whole batch."
+ADDS = ("Leave .grad as you find it: setting it to zero is the caller's business. And leave the "
+        "model as it was: put back what you replaced in it.")
+PUT_BACK = ("If you replace something in it for the call, such as a block's forward or model.loss, "
+            "put it back (try, finally). Or call the parts yourself: model.token, model.blocks, "
+            "model.norm, model.loss.")
+TWICE = ("Each block may run forward twice, not three times, and no row or piece of the loss more "
+         "often than that.")
+ALL_BLOCKS = ("All blocks of a row keep their activations at once, or blocks of many rows do. Keep "
+              "the inputs of the blocks alone, and run each block again in backward.")
+LOGITS = ("The logits of a whole row are in memory at once, with their softmax and their gradient. "
+          "Take the head and the loss for some tokens at a time.")
+SMALLER = ("Take one row at a time, and free each piece's tensors before the next. Or the logits "
+           "of a whole row are in memory at once: take some tokens at a time.")
 
 
 def _model(config, is_frozen=False):
@@ -46,53 +63,42 @@ def _model(config, is_frozen=False):
 
 
 def check_frugal_gradients(frugal_gradients):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for matrices as small as these a second one costs more than it gives
-    try:
+    with one_thread():
         for case, rows, tokens, ignored, is_frozen in CASES:
             _compare_step(case, partial(_step, frugal_gradients), partial(_model, TINY, is_frozen),
-                         *batch(TINY, rows, tokens, ignored), lambda grad, count: {
-                             f"{n} times too large": (n * grad, WEIGHTS) for n in (count, rows)},
-                         lambda got: LOST if got is None else WEIGHTS)
+                          *batch(TINY, rows, tokens, ignored))
         yield "1, 2, 3, 5 rows, IGNORE, a frozen embedding: the gradient of model(x, y).backward()"
         yield "gradients are added to what .grad held; model, inputs and targets are as they were"
         for name, config, rows, library_peak in SCORED:
             yield f"{name}: {_score(frugal_gradients, name, config, rows, library_peak)}"
-    finally:
-        torch.set_num_threads(threads)
 
 
-def _compare_step(case, step, make_model, inputs, targets, slips, hint):
-    """step(model, inputs, targets), twice, did what one backward does, and changed nothing else.
-
-    slips  gradient, targets that count -> {what a mistake gets: (tensor, hint)}
-    hint   the gradient that was found -> the hint for all else
-    """
+def _compare_step(case, step, make_model, inputs, targets):
+    """step(model, inputs, targets), twice, did what one backward does, and changed nothing else."""
     model, oracle, x, y = make_model(), make_model(), inputs.clone(), targets.clone()
     right, weights = oracle(inputs, targets), [p.detach().clone() for p in model.parameters()]
     right.backward()
     loss = step(model, x, y)
     once = gradients(model)
-    for name, grad in gradients(oracle).items():
-        if grad is None:
-            expect(once[name] is None, f"{case}: {name} is frozen, and yet it has a gradient",
-                   "A frozen parameter gets no gradient.")
-        else:
-            explain(f"{case}: the gradient of {name}", once[name], grad,
-                    slips(grad, int((targets != IGNORE).sum())), hint(once[name]))
+    wrong = {name: grad for name, grad in gradients(oracle).items()
+             if not (once[name] is None if grad is None else is_near(once[name], grad))}
+    for name, grad in wrong.items():
+        expect(grad is not None, f"{case}: {name} is frozen, and yet it has a gradient",
+               "A frozen parameter gets no gradient.")
+        told = times_right(once[name], grad) or instead(once[name], grad)
+        expect(False, f"{case}: the gradient of {name} is {told}", LOST if once[name] is None else
+               TWO_JOBS if [*wrong] == ["token.weight"] else COUNT)
     expect(loss is not None, f"{case}: it returned None", "Return the mean loss of the batch.")
     expect(not getattr(loss, "requires_grad", False), f"{case}: the loss it returned holds its "
-           "graph", "Add up loss.detach(), or the graph of every piece stays in memory.")
-    explain(f"{case}: the loss that it returned", float(loss), right.item(), through=torch.float32,
-            hint="Return the mean over all targets that count, in the whole batch.")
+           "graph", DETACH)
+    expect(is_near(float(loss), right.item(), torch.float32), f"{case}: the loss that it returned "
+           f"is {instead(float(loss), right.item())}", MEAN)
     expect(torch.equal(x, inputs) and torch.equal(y, targets), "inputs or targets have changed",
            "Split them; do not write into them.")
     step(model, x, y)
     expect(all(grad is None or is_near(grad, 2 * once[name])
                for name, grad in gradients(model).items()),
-           f"{case}: a second call did not add the same gradient again", "Leave .grad as you find "
-           "it: setting it to zero is the caller's business. And leave the model as it was: put "
-           "back what you replaced in it.")
+           f"{case}: a second call did not add the same gradient again", ADDS)
     expect(all(map(torch.equal, model.parameters(), weights)), "the weights have changed",
            "Only .grad may change; the step comes later.")
 
@@ -100,9 +106,7 @@ def _compare_step(case, step, make_model, inputs, targets, slips, hint):
 def _step(frugal_gradients, model, inputs, targets):
     before = _parts(model)
     loss = frugal_gradients(model, inputs, targets)
-    expect(before == _parts(model), "the model is not as it was", "If you replace something in it "
-           "for the call, such as a block's forward or model.loss, put it back (try, finally). Or "
-           "call the parts yourself: model.token, model.blocks, model.norm, model.loss.")
+    expect(before == _parts(model), "the model is not as it was", PUT_BACK)
     return loss
 
 
@@ -133,8 +137,7 @@ def _score(frugal_gradients, name, config, rows, library_peak):
     plain_flops, plain_peak = _measured(lambda model, *data: model(*data).backward(), config, rows)
     work, bound = flops / plain_flops, least_bytes(config)
     expect(work <= WORK, f"{name}: {work:.2f} times the FLOPs of the plain step, more than {WORK}",
-           "Each block may run forward twice, not three times, and no row or piece of the loss "
-           "more often than that.")
+           TWICE)
     expect(peak <= MOST * bound, f"{name}: {peak:,} bytes at the peak, more than {MOST} times the "
            f"bound of {bound:,}; the library has {library_peak:,}", _why_large(peak, config))
     return (f"peak {peak:,} bytes, bound {bound:,}, limit {MOST * bound:,} (library "
@@ -152,10 +155,51 @@ def least_bytes(config):
 
 def _why_large(peak, config):
     if peak > 0.9 * config.n_layer * 16 * config.n_ctx * config.n_embd * 4:
-        return ("All blocks of a row keep their activations at once, or blocks of many rows do. "
-                "Keep the inputs of the blocks alone, and run each block again in backward.")
-    if config is WIDE and peak < 3.5 * config.n_ctx * config.vocab_size * 4:
-        return ("The logits of a whole row are in memory at once, with their softmax and their "
-                "gradient. Take the head and the loss for some tokens at a time.")
-    return ("Take one row at a time, and free each piece's tensors before the next. Or the logits "
-            "of a whole row are in memory at once: take some tokens at a time.")
+        return ALL_BLOCKS
+    return LOGITS if config is WIDE and peak < 3.5 * config.n_ctx * config.vocab_size * 4 else (
+        SMALLER)
+
+
+def by_checkpointed(model, inputs, targets):
+    before, model.loss = model.loss, partial(cross_entropy, chunks=4)
+    baseline.checkpoint_blocks(model)
+    mean = baseline.accumulate_gradients(lambda x, y: model(x, y, "sum"), inputs, targets, 1)
+    model.loss = before
+    for block in model.blocks.values():
+        del block.forward
+    return mean
+
+
+ROWS, START = "inputs.split(1), targets.split(1)", "count, mean = "
+PIECES = "hidden.pop().split(16, dim=1), y.split(16, dim=1)"
+AGAIN = "block(h).backward(gradient)"
+FRUGAL = Exercise(
+    baseline.frugal_gradients, check_frugal_gradients, mistakes=(
+        Slip(COUNT, ("(targets != IGNORE).sum()", "targets.numel()"),
+             ('t, "sum") / count', "t) / len(inputs)")),
+        Slip(TWO_JOBS, ("model.token(x).backward(gradient)", "pass")),
+        Slip(LOST, by_checkpointed),
+        Slip(DETACH, ("mean = mean + loss.detach()", "mean = mean + loss")),
+        Slip(MEAN, ("return mean", "return mean / len(inputs)")),
+        Slip(ADDS, (START, f"model.zero_grad()\n    {START}")),
+        Slip(PUT_BACK, (START, f"model.loss = partial(model.loss)\n    {START}"), partial=partial),
+        Slip(TWICE, (AGAIN, f"{AGAIN[:-1]}, retain_graph=True)\n            again = block(h)\n"
+                     "            block(again)")),
+        Slip(ALL_BLOCKS, (ROWS, "[inputs], [targets]"), (
+            "torch.no_grad()", "torch.enable_grad()",
+            "hidden.pop().requires_grad_()", "hidden.pop().detach().requires_grad_()")),
+        Slip(LOGITS, (PIECES, "hidden[-1:], [y]", "pieces.append(h.grad)",
+                      "pieces.append(h.grad)\n        hidden.pop()")),
+        Slip(SMALLER, (ROWS, "inputs.split(2), targets.split(2)")),
+    ), hints=(
+        "Three things are large in a plain step: the activations of all rows, the activations of "
+        "all blocks, and the logits. Each has a cure: one row at a time, blocks that run again, "
+        "the loss in pieces.",
+        "One row at a time, through accumulate_gradients or a loop of your own. Blocks: "
+        "checkpoint_blocks, or call them without autograd and keep their inputs. The loss: model."
+        "loss(model.head, hidden, targets, \"sum\") for some tokens at a time.",
+        "For each row, under torch.no_grad(): hidden = [model.token(x)], and block(hidden[-1]) for "
+        "each block. Then the loss of 16 tokens at a time, / count, backward() at once, on "
+        "h.detach().requires_grad_(); h.grad is what goes on. Then from the last block to the "
+        "first: h = hidden.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
+        "At the end model.token(x).backward(gradient), if model.token.weight.requires_grad."))

@@ -5,23 +5,33 @@ import random
 import time
 
 from ranklab.checks.beside import expect
-from ranklab.data_parallel.plan import block_timeline, bucket_times, exposed_seconds
+from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
+from ranklab.data_parallel.plan import (
+    block_timeline, bucket_times, capped_buckets, exposed_seconds, plan_buckets,
+)
 
 SLOWER, LIMIT = 1.01, 2  # how much longer than the best may be exposed; seconds for 300 gradients
 PAIRS = (1.0, 0.1), (0.1, 0.1), (3.0, 0.02), (0.0, 0.2), (0.5, 0.0), (0.01, 1.0)  # alpha, beta
+# What is said.
+LISTS = ("Return a list of lists of indices, each once, in order, for 0 gradients []: gradients "
+         "travel in the order of their times.")
+COPIES = "They are the caller's: copy them."
+TOO_MANY = "n gradients have 2^(n-1) plans, so you can't look at all."
 SEARCH = "Fix the last bucket. What must be known of all those before it?"
-WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the hint were right
-    "One bucket starts when backward is over. What could travel before?":
-        lambda plan, *case: len(plan),
-    "A message for each gradient pays alpha each time: put some together.":
-        lambda plan, *case: -len(plan),
-    "You count as if the link were always free. A bucket starts when its last gradient is ready "
-    "and the bucket before it has ended: the max of both times.":
-        lambda plan, *case: max(bucket_times([each], *case)[0][1] for each in plan),
-    "alpha is paid for each bucket, also for a small one.":
-        lambda plan, ready, nbytes, alpha, beta: bucket_times(plan, ready, nbytes, 0, beta)[-1][1],
-    "A bucket is sent when its LAST gradient is ready, not its first.":
-        lambda plan, *case: bucket_times([each[::-1] for each in plan], *case)[-1][1],
+ONE_BUCKET = "One bucket starts when backward is over. What could travel before?"
+ONE_EACH = "A message for each gradient pays alpha each time: put some together."
+FREE_LINK = ("You count as if the link were always free. A bucket starts when its last gradient is "
+             "ready and the bucket before it has ended: the max of both times.")
+NO_ALPHA = "alpha is paid for each bucket, also for a small one."
+FIRST = "A bucket is sent when its LAST gradient is ready, not its first."
+WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the sentence were made
+    ONE_BUCKET: lambda plan, *case: len(plan),
+    ONE_EACH: lambda plan, *case: -len(plan),
+    FREE_LINK: lambda plan, *case: max(bucket_times([each], *case)[0][1] for each in plan),
+    NO_ALPHA: lambda plan, ready, nbytes, alpha, beta:
+        bucket_times(plan, ready, nbytes, 0, beta)[-1][1],
+    FIRST: lambda plan, *case: bucket_times([each[::-1] for each in plan], *case)[-1][1],
 }
 
 
@@ -52,12 +62,14 @@ def _timeline(dice, n, pair, unit=1):
     return list(itertools.accumulate(unit * s for s in steps)), nbytes, *(unit * a for a in pair)
 
 
+def _plans(n):
+    cuts = (cut for many in range(n) for cut in itertools.combinations(range(1, n), many))
+    return ([list(range(a, b)) for a, b in zip([0, *cut], [*cut, n])] for cut in cuts)
+
+
 def _smallest(aim, case):
     """The smallest aim(plan, *case) of all plans."""
-    n = len(case[0])
-    cuts = (cut for many in range(n) for cut in itertools.combinations(range(1, n), many))
-    plans = ([list(range(a, b)) for a, b in zip([0, *cut], [*cut, n])] for cut in cuts)
-    return min(aim(plan, *case) for plan in plans)
+    return min(aim(plan, *case) for plan in _plans(len(case[0])))
 
 
 def _least(ready, nbytes, alpha, beta):
@@ -74,9 +86,9 @@ def _near_the_best(plan_buckets, case):
     n, given, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
     plan = _valid(plan_buckets(*given), n)
     spent, exposed = time.process_time() - started, exposed_seconds(plan, *case)
-    expect(spent <= LIMIT, f"{n} gradients take {spent:.1f} s, more than {LIMIT}", "n gradients "
-           "have 2^(n-1) plans, so you can't look at all.")
-    expect(given == case, "its arguments have changed", "They are the caller's: copy them.")
+    expect(spent <= LIMIT, f"{n} gradients take {spent:.1f} s, more than {LIMIT}",
+           TOO_MANY)
+    expect(given == case, "its arguments have changed", COPIES)
     least = _least(*case) if n > 9 else _smallest(exposed_seconds, case)
     if exposed > SLOWER * least + 1e-12:
         ready, nbytes, alpha, beta = case
@@ -90,8 +102,7 @@ def _near_the_best(plan_buckets, case):
 def _valid(plan, n):
     expect(isinstance(plan, list) and all(isinstance(each, list) for each in plan)
            and sum(plan, []) == [*range(n)] and [] not in plan, f"for {n} gradients it returned "
-           f"{str(plan)[:60]}", "Return a list of lists of indices, each once, in order, for 0 "
-           "gradients []: gradients travel in the order of their times.")
+           f"{str(plan)[:60]}", LISTS)
     return plan
 
 
@@ -100,3 +111,51 @@ def _hint(plan_buckets):
     tried = [(plan_buckets(*case), *case) for case in _short_timelines(60)]
     return next((hint for hint, aim in WRONG_AIMS.items() if all(
         aim(*each) <= _smallest(aim, each[1:]) for each in tried)), SEARCH)
+
+
+def the_best_cap(ready, nbytes, alpha, beta):
+    caps = [capped_buckets(nbytes, max(1, sum(nbytes) * k // 50)) for k in range(1, 51)]
+    return ready and min(caps, key=lambda plan: exposed_seconds(plan, ready, nbytes, alpha, beta))
+
+
+def whatever_is_ready(ready, nbytes, alpha, beta):
+    """Send it when the link is free."""
+    buckets, start, free = [], 0, 0.0
+    while start < len(ready):
+        now = max(free, ready[start])
+        stop = max(i for i, when in enumerate(ready, 1) if when <= now)
+        buckets.append(list(range(start, stop)))
+        free = now + alpha + sum(nbytes[start:stop]) * beta
+        start = stop
+    return buckets
+
+
+def the_best_of_all(ready, *more):
+    return ready and min(_plans(len(ready)), key=lambda plan: exposed_seconds(plan, ready, *more))
+
+
+STARTS, BUCKET, BEGIN = "in range(j))", "list(range(starts[stop], stop))", "    ends, starts"
+PLAN = Exercise(
+    plan_buckets, check_plan_buckets, mistakes=(
+        Slip(SEARCH, the_best_cap, whatever_is_ready, (STARTS, "in range(max(0, j - 5), j))"),
+             (BEGIN, "    ready, alpha, beta = [round(1e6 * when) for when in ready], round("  # us
+              f"1e6 * alpha), 1e6 * beta\n{BEGIN}")),
+        Slip(ONE_BUCKET, (STARTS, "in range(1))")),
+        Slip(ONE_EACH, (STARTS, "in range(j - 1, j))")),
+        Slip(FREE_LINK, ("max(ends[i], last)", "last")),
+        Slip(NO_ALPHA, ("+ alpha +", "+")),
+        Slip(FIRST, ("max(ends[i], last)", "max(ends[i], ready[i])")),
+        Slip(LISTS, (f"insert(0, {BUCKET})", f"append({BUCKET})"),
+             (BUCKET, "(starts[stop], stop)")),
+        Slip(COPIES, ("    return", "    ready.clear()\n    return")),
+        Slip(TOO_MANY, the_best_of_all),
+        Slip("plan_buckets(ready=[], nbytes=[]", ("[0.0], [0]", "[0 * ready[0]], [0]")),
+    ), hints=(
+        "Fix the last bucket. What do you have to know about all buckets before it?",
+        "Only when they have arrived, and earlier is better. So keep the earliest end for the "
+        "first j gradients. Try every start i of the last bucket: it begins after the end that "
+        "you kept for the first i.",
+        "ends = [0.0]; for j in 1 .. n: end of (i) = max(ends[i], ready[j - 1]) + alpha + "
+        "sum(nbytes[i:j]) * beta; keep the smallest, and its i. Then walk back from n: the last "
+        "bucket is i .. n - 1, and the one before it ends at i.",
+    ))

@@ -10,7 +10,8 @@ from torch import nn
 
 from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.ddp.hooks import COUNT, Given, alike, hook_on_groups, steps_in_ddp, watched
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.ddp import TopK, compress_to_budget, top_k_bytes
 from ranklab.ddp.quality import MODEL, compare_hooks, train_with_each
 from ranklab.engine import device
@@ -24,11 +25,14 @@ INDICES = ("If places have 16 bits: int16 ends at 32,767, uint16 at 65,535. Coun
            "that are short enough.")
 SAME = ("Every rank must add up the same numbers in the same order, and its own numbers as it sent "
         "them.")
-FAILURES = {
-    r"RuntimeError: The size of tensor a \(\d+\) must match .*": FEEDBACK,
-    ".*Invalid scalar type": "gloo sends no 16-bit integers: .view(torch.uint8) before, "
-    ".view(torch.int16) after.",
-    "(Index|Runtime)Error: .* out of bounds .*": INDICES}
+COUNTED = "Count values, places, scales: an all-gather sends (R-1) times what a rank has."
+ZEROS = "0 / 0 is NaN, and a zero has no sign."
+FLOAT16 = "float16 ends at 65,504, bfloat16 does not."
+UNSEEN = ("A NaN that stays in the error is never seen: send it. topk takes NaN for the largest "
+          "number.")
+IN_SIZE = "Largest in size: -5 counts as 5. Take topk of .abs()."
+SUM = "That is the sum over ranks: divide by their number."
+MORE = "Send more entries, of fewer bytes each: the largest of the whole bucket."
 
 
 class Job(NamedTuple):
@@ -43,33 +47,32 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "zeros": Job(lambda rank, x: 0 * x, 3, 0.0, "0 / 0 is NaN, and a zero has no sign."),
+    "zeros": Job(lambda rank, x: 0 * x, 3, 0.0, ZEROS),
     "a gradient that stays": Job(lambda rank, x: x, 60, 0.6),
     "55 numbers, then zeros": Job(lambda rank, x: x * (torch.arange(COUNT) % 4 == 0), 60, 0.005,
                                   stays=False),
     "one number, over 100,000": Job(
-        lambda rank, x: torch.full((1,), 1e5 * (1 + rank)), 8, 0.001, "float16 ends at 65,504, "
-        f"bfloat16 does not. {FEEDBACK}", model=partial(nn.Linear, 1, 1, bias=False)),
+        lambda rank, x: torch.full((1,), 1e5 * (1 + rank)), 8, 0.001,
+        f"{FLOAT16} {FEEDBACK}", model=partial(nn.Linear, 1, 1, bias=False)),
     "4 of 70,000 numbers, then zeros": Job(
         lambda rank, x: torch.zeros(MANY).index_fill(0, SPIKES, 1.0 + rank), 60, 0.1, stays=False,
         model=partial(nn.Linear, MANY, 1, bias=False)),
     "a NaN of one rank": Job(
         lambda rank, x: x.index_fill(0, torch.tensor(130), torch.nan if rank in (0, 3) else 1.0),
-        1, None, "A NaN that stays in the error is never seen: send it. topk takes NaN for the "
-                 "largest number."),
+        1, None, UNSEEN),
 }
 
 
 def check_compress_to_budget(hook):
-    hook_on_groups(_trial, hook, failures=FAILURES, groupings=IN_GROUPS, group_hint="")
+    hook_on_groups(_trial, hook, groupings=IN_GROUPS, group_hint="")
     yield "in groups of 3 and of 1 all ranks have the same, for at most top-k's bytes in each step"
     yield "nothing is lost; zeros stay zeros, 100,000 is finite, a NaN is seen; 1 to 70,000 numbers"
-    sent, loss = hook_on_groups(_training, hook, failures=FAILURES, ranks=2)[0]
+    sent, loss = hook_on_groups(_training, hook, ranks=2)[0]
     plain, top_k, library = _other_losses()
     told = (f"held-out loss {loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
             f"library's {library:.3f}, uncompressed {plain:.3f})")
     expect(loss < top_k - BETTER, f"the lab's model: {told}", f"It must be {BETTER} below top-k's. "
-           "Send more entries, of fewer bytes each: the largest of the whole bucket.")
+           f"{MORE}")
     yield told
 
 
@@ -94,7 +97,7 @@ def _fits(where, model, ranks, steps):
     sent = [sum(op.sent_bytes for call in calls for op in call.ops) for calls in steps]
     for step, nbytes in enumerate(sent):
         expect(nbytes <= most, f"{where}: step {step} sends {nbytes:,} bytes, top-k 0.1% {most:,}",
-               "Count values, places, scales: an all-gather sends (R-1) times what a rank has.")
+               COUNTED)
     return max(sent)
 
 
@@ -106,9 +109,8 @@ def _comes_through(where, job, results, given, of_all):
     if apart <= job.most * right.norm():
         return None
     hints = {
-        "Largest in size: -5 counts as 5. Take topk of .abs().":
-            (right < 0).any() and not (got < 0).any(),
-        "That is the sum over ranks: divide by their number.": _is_like(got, sum(given), right),
+        IN_SIZE: (right < 0).any() and not (got < 0).any(),
+        SUM: _is_like(got, sum(given), right),
         "That is the mean of all 4 ranks: state.get('group') is the group.":
             _is_like(got, of_all, right),
         INDICES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}
@@ -137,3 +139,46 @@ def _other_losses():
     hooks = {"float32": None, "top-k": lambda: (TopK(FRACTION), TopK.hook),
              "library": lambda: ({}, compress_to_budget)}
     return [each.loss for each in compare_hooks(hooks, steps=STEPS)]
+
+
+def top_k_itself(state, bucket: dist.GradBucket):
+    return TopK.hook(state.setdefault("top-k", TopK(FRACTION, state.get("group"))), bucket)
+
+
+ERRORS = "    errors.update(zip(parameters, remainder.split([p.numel() for p in parameters])))\n"
+LEFT = "grid.scatter_add(1, places, -values.to(grid.dtype))"
+VALUES, K = "grid.gather(1, places).bfloat16()", "top_k_bytes(parameters, 0.001) // 4 // rows"
+BUDGET = Exercise(
+    compress_to_budget, check_compress_to_budget, mistakes=(
+        Slip(FEEDBACK, (ERRORS, ""), (LEFT, "grid.scatter(1, places, 0.0)"), (" / R)", " / R * 3)"),
+             (VALUES, VALUES.replace(".b", ".to(torch.float8_e4m3fn).b"),
+              LEFT, "grid.scatter(1, places, 0.0)"),
+             ("[errors[p] if p in errors else torch.zeros_like(p).flatten() for p in parameters]",
+              "[x if len(x := errors.get(bucket.index(), ())) == len(buffer) else 0 * buffer]",
+              ERRORS, "    errors[bucket.index()] = remainder\n")),
+        Slip(COUNTED, (K, K.replace("4", "2")), ('state.get("group")', "None"),
+             (K, f"{K}) if errors else (grid.shape[1]")),
+        Slip(ZEROS, (VALUES, "grid.gather(1, places)\n    scale = values.abs().max()\n    values = "
+                     "((values / scale * 127).round() * scale / 127).bfloat16()")),
+        Slip(SUM, (" / R)", ")")),
+        Slip(FLOAT16, (".bfloat16()", ".half()", "view(torch.bfloat16)", "view(torch.float16)")),
+        Slip(UNSEEN, ("target = buffer", "target = buffer.nan_to_num(0)")),
+        Slip(IN_SIZE, ("grid.abs().topk", "grid.topk")),
+        Slip(INDICES, ("2**15)", "2**17)", "indices.long()", "indices.long() % grid.shape[1]")),
+        Slip(SAME, ("    remainder", "    total.scatter_add_(1, places, grid.gather(1, places) - "
+                    "values.to(grid.dtype))\n    remainder")),
+        Slip("DDP wants a future, and gets something else", ("finished(", "(")),
+        Slip(MORE, top_k_itself),
+    ), hints=(
+        "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. How few bytes can each "
+        "do with?",
+        "A value in bfloat16 has 2 bytes. A place needs 2 bytes if it counts inside a row of "
+        "32,768 numbers, and 1 byte as the distance from the place before it. Take the largest of "
+        "the whole bucket, not some of each parameter. What rounding loses belongs in the error, "
+        "too.",
+        "target = buffer + errors; places = target.abs().topk(k).indices, k = top_k_bytes("
+        "bucket.parameters(), 0.001) // 4; values = target[places].bfloat16(); their bytes and "
+        "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "
+        "divide by R. The error is target, less values.float() at these places; cut it by "
+        "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
+    ))

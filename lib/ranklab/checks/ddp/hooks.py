@@ -25,7 +25,7 @@ BACK = ("Does the result get back? DDP takes what the future holds: in .then(...
         "bucket.buffer(), and return that buffer.")
 LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
 FUNCTION = "Give .then(...) a function, not what it returns: it is called when the sum is there."
-OF_DDP = {  # what DDP or Python says, as a regex of all of it: what it means here, and a hint
+OF_DDP = {  # what C++ says, as a regex of all of it: what it means here, and a hint
     ".*must return a torch.futures.Future.*": (
         "DDP wants a future, and gets something else",
         "dist.all_reduce(..., async_op=True).get_future() is one, and so is what its .then(...) "
@@ -34,19 +34,13 @@ OF_DDP = {  # what DDP or Python says, as a regex of all of it: what it means he
         "the future that DDP gets holds the all-reduce's list, not the bucket", BACK),
     r"\w+: Expected a proper Tensor but got None.*": (
         "what runs in .then(...) returns None", BACK),
-    ".*TypeError: .*must be Tensor, not list.*": (
-        "in .then(...) a list is taken for a tensor", LIST),
     r"\w+: Unable to cast \[tensor\(.*": ("what runs in .then(...) returns a list", LIST),
-    "AttributeError: 'NoneType' object has no attribute 'get_future'": (
-        "dist.all_reduce returns None here",
-        "With async_op=True it returns a Work at once, and that has get_future()."),
     r"RuntimeError: .*completed\(\) INTERNAL ASSERT.*": (
         "value() is called on a future that is not done", FUNCTION),
     r"TypeError: then\(\): incompatible function arguments.*": (
         ".then(...) gets no function", FUNCTION),
-    "AttributeError: 'NoneType' object has no attribute 'size'": (
-        "the group is None here, which has no size()",
-        "register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes None."),
+    ".*Invalid scalar type": (
+        "gloo can't send numbers of this type", ".view(torch.uint8) before, and back after."),
 }
 
 

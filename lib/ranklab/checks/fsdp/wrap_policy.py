@@ -4,13 +4,26 @@ import torch
 from torch import nn
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses
-from ranklab.fsdp.wrapping import can_be_a_block, outermost, parameter_bytes, whole_bytes
+from ranklab.fsdp.wrapping import (
+    can_be_a_block, outermost, parameter_bytes, whole_bytes, wrap_policy,
+)
 from ranklab.models.gpt import GPT, GPTConfig
 
 OURS = 159  # blocks that the library's policy takes in all; a test holds them together
 MOST = 1.2  # times as many
+# What is said.
+TOO_LARGE = "Raise a ValueError where the finest blocks are too large."
+LARGER = "Take larger blocks as long as they fit, and none where the root has room."
+THERE_IS = ("There is a choice that fits: whole_bytes() may be as large as most_bytes. Go down to "
+            "single layers.")
+MODULES = "Return modules inside the model: not names, and not the model itself, the root."
+OUTERMOST = "outermost() drops these."
+CAN_BE = ("can_be_a_block() tells. Take a larger module that holds everything it shares, or "
+          "modules inside it.")
+ROOT = "Count the root, what is in no block, and twice the largest block: whole_bytes()."
 
 
 def _stages():
@@ -41,11 +54,11 @@ def check_wrap_policy(wrap_policy):
             blocks_in_all += len(_blocks(wrap_policy, f"{name}, most_bytes={most:,}", model, most))
         most = limits(model)[0] - 1
         expect(refuses(wrap_policy, model, most), f"{name}: most_bytes={most:,} raises no error",
-               "Raise a ValueError where the finest blocks are too large.")
+               TOO_LARGE)
     yield "no more is whole than most_bytes: on 5 models; a ValueError where the finest do not fit"
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     expect(blocks_in_all <= MOST * OURS, f"{blocks_in_all} blocks in all, where {OURS} are enough",
-           "Take larger blocks as long as they fit, and none where the root has room.")
+           LARGER)
     yield f"your score: {blocks_in_all} blocks in all; the library's policy has {OURS}"
 
 
@@ -63,20 +76,49 @@ def _blocks(wrap_policy, where, model, most):
     try:
         blocks = list(wrap_policy(model, most))
     except ValueError as error:
-        raise Mistake(f"{where}: ValueError({error})", "There is a choice that fits: whole_bytes() "
-                      "may be as large as most_bytes. Go down to single layers.") from None
+        raise Mistake(f"{where}: ValueError({error})", THERE_IS) from None
     names = {id(module): name for name, module in model.named_modules() if module is not model}
     expect(all(id(block) in names for block in blocks), f"{where}: it returns {str(blocks)[:60]}",
-           "Return modules inside the model: not names, and not the model itself, the root.")
+           MODULES)
     expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
-           f"{where}: a block is inside another one, or there twice", "outermost() drops these.")
+           f"{where}: a block is inside another one, or there twice", OUTERMOST)
     for block in blocks:
         is_called = type(block).forward is not nn.Module.forward
         what = "shares a parameter with what is outside" if is_called else "is never called"
         expect(can_be_a_block(model, block), f"{where}: `{names[id(block)]}` {what}",
-               "can_be_a_block() tells. Take a larger module that holds everything it shares, or "
-               "modules inside it.")
+               CAN_BE)
     got = whole_bytes(model, blocks)
     expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",
-           "Count the root, what is in no block, and twice the largest block: whole_bytes().")
+           ROOT)
     return blocks
+
+
+FREE = "[m for m in model.modules() if m is not model and can_be_a_block(model, m)]"
+FITS, LAST = "if whole_bytes(model, blocks) <= most_bytes:", "    raise ValueError(f"
+CHOSEN = "[m for m in free if 0 < parameter_bytes(m) <= largest]"
+FOUND = "return without_needless(model, blocks, most_bytes)"
+WRAP = Exercise(
+    wrap_policy, check_wrap_policy, mistakes=(
+        Slip(CAN_BE, (FREE, "[m for m in model.modules() if m is not model]"),
+             (FREE, "[m for m in model.modules() if m is not model and type(m).forward is not "
+              "nn.Module.forward]")),
+        Slip(OUTERMOST, (f"outermost({CHOSEN})", CHOSEN)),
+        Slip(ROOT, (FITS, "if 2 * max(map(parameter_bytes, blocks), default=0) <= most_bytes:")),
+        Slip(THERE_IS, (FITS, FITS.replace("<=", "<")),
+             (FREE, "[m for m in model.children() if can_be_a_block(model, m)]"),
+             (FREE, "[m for m in model.modules() if not list(m.children()) and can_be_a_block("
+              "model, m)]", FOUND, "return blocks")),
+        Slip(TOO_LARGE, (LAST, f"    return outermost(free)\n{LAST}"),
+             (LAST, "    if most_bytes >= 2 * max(p.nbytes for p in model.parameters()):\n        "
+              f"return outermost([m for m in free if not list(m.children())])\n{LAST}")),
+        Slip(LARGER, ("reverse=True", "reverse=False")),
+        Slip(MODULES, (FOUND, "return [name for name, m in model.named_modules() if m in blocks]"),
+             (FOUND, "return [*blocks, model]")),
+    ), hints=(
+        "What would be whole with no block at all? With each layer as a block? What is between?",
+        "Let no block be larger than some size, and take the largest modules within it that can "
+        "be blocks. Try all sizes, from the largest down, until whole_bytes() is small enough.",
+        "For each size: modules with can_be_a_block() and parameter_bytes() <= size, without those "
+        "that are inside another of them. The first size that fits wins. At last drop the blocks "
+        "that fit in the root as well, the smallest first.",
+    ))

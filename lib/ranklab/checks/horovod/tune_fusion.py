@@ -5,13 +5,24 @@ from numbers import Integral
 from statistics import mean
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.horovod import tune_fusion
 from ranklab.horovod.cost import CALLS, NoisySteps, Workload
 
 WORKLOADS = [Workload(seed) for seed in range(30)]  # each knows its best after one check
 RIGHT, SLOWER, WORST = 27, 1.05, 1.5
 EDGES = (1, 2**20, 2**26), (3, 2**20, 2**26), (7, 1, 2**30), (50, 4096, 4096), (30, 1000, 1003)
+# What is said.
+BEYOND = "Both ends belong to the range, and nothing beyond them."
+SHARE = "Share the calls out before you begin; what rounding leaves over need not be used."
+WHOLE = "Bytes are whole numbers: round(), and return the threshold, not its seconds."
+MEASURE = "No threshold suits all models and networks: call seconds_of."
+BOTH_ENDS = "low and high belong to the range: measure both."
+RATIOS = "bytes: take equal ratios."
+ONCE = "Each threshold is measured once: take medians of several."
+MEDIANS = ("One step in ten takes three times as long: the median of several calls does not mind, "
+           "a mean does. Measure the best ones again.")
 
 
 class Measured(NoisySteps):
@@ -20,9 +31,9 @@ class Measured(NoisySteps):
     def __call__(self, threshold):
         low, high = self.workload.low, self.workload.high
         expect(low <= threshold <= high, f"it measures at {threshold:,.0f} bytes, and not from "
-               f"{low:,} to {high:,}", "Both ends belong to the range, and nothing beyond them.")
+               f"{low:,} to {high:,}", BEYOND)
         expect(len(self.asked) < self.calls, f"it measures more than calls={self.calls} times",
-               "Share the calls out before you begin; what rounding leaves over need not be used.")
+               SHARE)
         return super().__call__(threshold)
 
 
@@ -53,11 +64,11 @@ def _tuned(tune, measured):
     low, high, calls = measured.workload.low, measured.workload.high, measured.calls
     chosen = measured.tuned(tune)
     where = f"from {low:,} to {high:,} with {calls} call{'s' * (calls > 1)}"
-    expect(isinstance(chosen, Integral), f"{where} it returns a {type(chosen).__name__}", "Bytes "
-           "are whole numbers: round(), and return the threshold, not its seconds.")
+    expect(isinstance(chosen, Integral), f"{where} it returns a {type(chosen).__name__}",
+           WHOLE)
     expect(low <= chosen <= high, f"{where} it returns {chosen:,}", "It must be in the range.")
     expect(measured.asked or low == high or calls < CALLS, f"{where} it measures nothing, and "
-           f"returns {chosen:,}", "No threshold suits all models and networks: call seconds_of.")
+           f"returns {chosen:,}", MEASURE)
     return chosen
 
 
@@ -68,15 +79,44 @@ def _mistake(score, chosen, measured, right):
     low, high = max(zip(steps, steps[1:]), key=lambda two: two[1] / two[0], default=(1, 1))
     reasons = (
         (chosen == steps[0] > workload.low or chosen == steps[-1] < workload.high,
-         "low and high belong to the range: measure both."),
-        (high / low > 64, f"Nothing from {low:,} to {high:,} bytes: take equal ratios."),
-        (max(asked.values()) == 1, "Each threshold is measured once: take medians of several."),
+         BOTH_ENDS),
+        (high / low > 64, f"Nothing from {low:,} to {high:,} {RATIOS}"),
+        (max(asked.values()) == 1, ONCE),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
          "calls, less noise."),
-        (True, "One step in ten takes three times as long: the median of several calls does not "
-         "mind, a mean does. Measure the best ones again."),
+        (True, MEDIANS),
     )
     return Mistake(f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads, "
                    f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. "
                    f"There it chooses {chosen:,} bytes, and the best lies {workload.kind}",
                    next(hint for holds, hint in reasons if holds))
+
+
+def each_once(seconds_of, low, high, calls):
+    grid = [round(low * (high / low) ** (i / 16)) for i in range(17)][:calls]
+    return min(grid, key=seconds_of)
+
+
+GRID, SHARED, BEST = "low * (high / low) ** (i / last)", "half // len(new)", "measured.get, default"
+TUNE = Exercise(
+    tune_fusion, check_tune_fusion, mistakes=(
+        Slip(BOTH_ENDS, (GRID, "low * (high / low) ** ((i + 1) / (last + 2))")),
+        Slip(RATIOS, (GRID, "low + (high - low) * i / last")),
+        Slip(ONCE, each_once),
+        Slip("calls. More calls, less noise.", (SHARED, "min(2, half // len(new))")),
+        Slip(MEDIANS, ("median(times)", "sum(times) / len(times)"), (
+            "range(2 if", "range(1 if", "min(8, half - 1)", "min(7, half - 1)")),
+        Slip(SHARE, (SHARED, f"{SHARED} + 3")),
+        Slip(WHOLE, ("round(low", "(low"), (f"return min(measured, key={BEST}=low)",
+                                            "return min(measured.values(), default=0.0)")),
+        Slip(BEYOND, (GRID, f"2 * {GRID}")),
+        Slip(MEASURE, lambda seconds_of, low, high, calls: max(low, min(high, 64 * 2**20))),
+        Slip("calls=1)", (f"{BEST}=low", "measured.get")),
+    ), hints=(
+        "Which thresholds do you try, how often do you try each, and which of its times counts?",
+        "A grid of equal ratios, and at each the median of several calls, because a mean takes in "
+        "the stragglers. Calls are worth more near the best than far away from it.",
+        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
+        "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
+        "of the calls the same once more, between the neighbours of the best.",
+    ))

@@ -4,8 +4,6 @@ Read toys.py first, the small models, and training.py, which trains them beside 
 the exercise's own file. units_to_keep is open and has a score, and so a check of its own.
 """
 
-from ranklab import zero
-from ranklab.checks.exercise import Exercise
 from ranklab.checks.zero.deepspeed_config import CONFIG
 from ranklab.checks.zero.formulas import MEMORY, TRAFFIC
 from ranklab.checks.zero.offload_optimizer import OFFLOAD
@@ -13,7 +11,7 @@ from ranklab.checks.zero.partition_flat import PARTITION
 from ranklab.checks.zero.predictions import PREDICTIONS
 from ranklab.checks.zero.stage3 import STAGE_3
 from ranklab.checks.zero.stages import STAGE_1, STAGE_2
-from ranklab.checks.zero.units_to_keep import check_units_to_keep
+from ranklab.checks.zero.units_to_keep import KEEP
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -23,13 +21,7 @@ EXERCISES = (
     STAGE_1,
     STAGE_2,
     STAGE_3,
-    Exercise(zero.units_to_keep, check_units_to_keep, hints=(
-        "What does step.seconds() say of no unit, of all that fit, and of those between?",
-        "n units have 2^n sets. Begin with one of them, and look at those that differ from it a "
-        "little. When is one better, and when do you stop?",
-        "Add a unit, drop one, or put one in another's place: take the best of these changes, "
-        "again and again, until none of them makes step.seconds(kept) less.",
-    )),
+    KEEP,
     TRAFFIC,
     OFFLOAD,
     CONFIG,

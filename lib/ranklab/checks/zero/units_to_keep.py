@@ -5,14 +5,20 @@ import itertools
 import random
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses
 from ranklab.zero import keeping
 
 SLOWER, CALLS, SEED = 1.02, 3000, 6  # than the best; of step.seconds() for one step
 SEARCH = ("Is there a unit to add, to drop, or to put in another's place, so that step.seconds() "
           "is less? Look until there is none.")
-RULES = {
+TOO_MANY = f"n units have 2^n sets, so you can't look at all. {SEARCH}"
+UNITS = "Return a list of units, numbers from 0 to"
+NO_ROOM = ("step.seconds(kept) is infinite. All that is kept is whole at the turn, and beside what "
+           "is kept each other unit must fit.")
+LARGEST = "The largest unit must fit: raise ValueError(...)."
+RULES = {  # all choices are as the rule of the sentence has them
     "Nothing stays whole: each unit is gathered twice. What would a kept one save?":
         lambda step: [],
     "You keep those that are used again soonest, as long as they fit (DeepSpeed's "
@@ -35,7 +41,7 @@ def check_units_to_keep(units_to_keep):
         _near(units_to_keep, step, least, f"{step}", steps)
     yield f"{len(steps)} steps of 1 to 7 units: at most 2% slower than the best of all sets"
     expect(refuses(units_to_keep, dataclasses.replace(steps[0], limit=1)),
-           "a limit of 1 byte: no ValueError", "The largest unit must fit: raise ValueError(...).")
+           "a limit of 1 byte: no ValueError", LARGEST)
     yield "a unit that is larger than the limit is a ValueError; now 20 units of published shapes:"
     for name, step in keeping.published_steps().items():
         scores = keeping.scores(step)
@@ -59,20 +65,47 @@ def _near(units_to_keep, step, least, said, steps):
     class Counted(keeping.Step):
         def seconds(self, resident=()):
             expect(next(calls) <= CALLS, f"{said}: more than {CALLS} calls of step.seconds()",
-                   f"n units have 2^n sets, so you can't look at all. {SEARCH}")
+                   TOO_MANY)
             return super().seconds(resident)
 
     kept, n = units_to_keep(Counted(**vars(step))), len(step.nbytes)
     expect(isinstance(kept, list) and sorted(kept) == [unit for unit in range(n) if unit in kept],
            f"{said}: it returned {str(kept)[:60]}",
-           f"Return a list of units, numbers from 0 to {n - 1}, each at most once.")
+           f"{UNITS} {n - 1}, each at most once.")
     seconds = step.seconds(kept)
     expect(seconds < float("inf"), f"{said}: {kept} is kept, and another unit has no room",
-           "step.seconds(kept) is infinite. All that is kept is whole at the turn, and beside what "
-           "is kept each other unit must fit.")
+           NO_ROOM)
     if seconds > SLOWER * least:
         same = (hint for hint, rule in RULES.items() if all(
             set(units_to_keep(each)) == set(rule(each)) for each in steps[:9]))
         raise Mistake(f"{said}: {str(kept)[:60]} takes {seconds:.4g} s; {least:.4g} are possible",
                       next(same, SEARCH))
     return seconds
+
+
+def in_one_pass(step):
+    kept = []
+    for unit in reversed(range(len(step.nbytes))):
+        if step.seconds([*kept, unit]) < step.seconds(kept):
+            kept.append(unit)
+    return kept
+
+
+BEST = "return sorted(best)"
+KEEP = Exercise(
+    keeping.units_to_keep, check_units_to_keep, mistakes=(
+        *(Slip(says, rule) for says, rule in RULES.items()),
+        Slip(SEARCH, in_one_pass),
+        Slip(NO_ROOM, (BEST, "return [*units]")),
+        Slip(UNITS, (BEST, "return best"), (BEST, "return [unit in best for unit in units]")),
+        Slip(LARGEST, ("if step.seconds() ==", "if 0 ==")),
+        Slip(TOO_MANY, (BEST, "return list(min((kept for n in range(len(units) + 1) for kept in "
+                        "itertools.combinations(units, n)), key=step.seconds))"),
+             itertools=itertools),
+    ), hints=(
+        "What does step.seconds() say of no unit, of all that fit, and of those between?",
+        "n units have 2^n sets. Begin with one of them, and look at those that differ from it a "
+        "little. When is one better, and when do you stop?",
+        "Add a unit, drop one, or put one in another's place: take the best of these changes, "
+        "again and again, until none of them makes step.seconds(kept) less.",
+    ))
