@@ -103,7 +103,6 @@ TUNE = Exercise(
         Slip(BOTH_ENDS, (GRID, "low * (high / low) ** ((i + 1) / (last + 2))")),
         Slip(RATIOS, (GRID, "low + (high - low) * i / last")),
         Slip(ONCE, each_once),
-        Slip("calls. More calls, less noise.", (SHARED, "min(2, half // len(new))")),
         Slip(MEDIANS, ("median(times)", "sum(times) / len(times)"), (
             "range(2 if", "range(1 if", "min(8, half - 1)", "min(7, half - 1)")),
         Slip(SHARE, (SHARED, f"{SHARED} + 3")),
