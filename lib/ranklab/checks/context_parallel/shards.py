@@ -7,14 +7,16 @@ from typing import NamedTuple
 import torch
 
 from ranklab.checks.beside import expect, refused
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Proof, Slip, Stage, Told, must_refuse
 from ranklab.context_parallel.shard import (
-    pairs_of, plan_score, refuse_uneven, shard_documents, zigzag_shard,
+    contiguous_shard, pairs_of, plan_score, refuse_uneven, shard_documents, zigzag_shard,
 )
 from ranklab.engine.report import count_ranks
 
-
+ROWS = "A row for each rank, and all ranks have as many tokens."
+ONE_RANK = "Each token is on one rank."
+ORDER = "Ranks keep their tokens in the order of the sequence."
 
 def fault_of(positions, tokens, ranks):
     """Return (what is wrong with a plan, what it must be), or None. All ranks have as many tokens,
@@ -24,13 +26,11 @@ def fault_of(positions, tokens, ranks):
         return "not a tensor of torch.long", "torch.arange, stacked: (R, T/R)."
     if positions.shape != (ranks, tokens // ranks):
         return (f"of shape {tuple(positions.shape)}, not {(ranks, tokens // ranks)}",
-                "A row for each rank, and all ranks have as many tokens.")
+                ROWS)
     if not torch.equal(positions.flatten().sort().values, torch.arange(tokens)):
-        return ("one in which some tokens are there twice, or not at all",
-                "Each token is on one rank.")
+        return "one in which some tokens are there twice, or not at all", ONE_RANK
     if not bool((positions.diff(dim=1) > 0).all()):
-        return ("one in which a row is not ascending",
-                "Ranks keep their tokens in the order of the sequence.")
+        return "one in which a row is not ascending", ORDER
     return None
 
 
@@ -131,6 +131,7 @@ ZIGZAG = Proof(
 # --- documents ------------------------------------------------------------------------------------
 
 TOKENS, MOST = 8192, 1.1  # of the mean: pairs of the fullest rank
+FULLEST, COPY = "the fullest rank computes", "Work on a copy: sorted()."
 
 
 def lengths_of(seed, tokens=TOKENS):
@@ -150,10 +151,10 @@ def check_shard_documents(plan):
         copy = list(lengths)
         if fault := fault_of(plan(copy, ranks), sum(lengths), ranks):
             raise Mistake(f"{where}: the plan is {fault[0]}", fault[1])
-        expect(copy == lengths, f"{where}: `lengths` is changed", "Work on a copy: sorted().")
+        expect(copy == lengths, f"{where}: `lengths` is changed", COPY)
         fullest, _ = plan_score(plan, lengths, ranks)
-        expect(fullest <= MOST, f"{where}: the fullest rank computes {fullest:.2f} times the mean, "
-               f"more than {MOST}", "")
+        expect(fullest <= MOST, f"{where}: {FULLEST} {fullest:.2f} times the mean, more than "
+               f"{MOST}", "")
     yield f"each token on one rank, as many on each; the fullest rank at most {MOST} times the mean"
     refused("10 tokens on 4 ranks", partial(plan, [3, 7], 4))()
     yield "where the ranks do not divide the tokens it is a ValueError"
@@ -165,3 +166,42 @@ def check_shard_documents(plan):
                f"{library[0]:.3f}, zigzag {zigzag[0]:.3f}); {fetched:,} tokens are fetched "
                f"(library {library[1]:,}, zigzag {zigzag[1]:,}, "
                f"ring {(ranks - 1) * sum(lengths):,})")
+
+
+def zigzag_in_each(lengths, ranks):
+    """The tokens that are left over are the late ones, in blocks."""
+    refuse_uneven(sum(lengths), ranks)
+    rows, rest, where = [[] for _ in range(ranks)], [], 0
+    for n in lengths:
+        part = n // (2 * ranks)
+        for r in range(ranks):
+            for at in (r, 2 * ranks - 1 - r):
+                rows[r] += range(where + at * part, where + (at + 1) * part)
+        rest += range(where + 2 * ranks * part, where + n)
+        where += n
+    for row in rows:
+        free = sum(lengths) // ranks - len(row)
+        row += rest[:free]
+        del rest[:free]
+    return torch.tensor([sorted(row) for row in rows])
+
+
+PAIRED, FOUND = "min(part, 2 * ranks - 1 - part)", "    return positions"
+DOCUMENTS = Exercise(
+    shard_documents, check_shard_documents, mistakes=(
+        Slip(FULLEST, zigzag_in_each, ("n * (n + 1) / 2 <= max_pairs", "True"),
+             (PAIRED, "part // 2"),
+             lambda lengths, ranks: zigzag_shard(sum(lengths), ranks),
+             lambda lengths, ranks: contiguous_shard(sum(lengths), ranks)),
+        Slip(ROWS, (FOUND, f"{FOUND}[:, :sum(lengths) // ranks // 32 * 32]")),
+        Slip(ONE_RANK, ("torch.arange(start, stop)", "torch.arange(start - begin, stop - begin)")),
+        Slip(ORDER, (".sort().values", "")),
+        Slip(COPY, (FOUND, f"    lengths.sort()\n{FOUND}")),
+    ), hints=(
+        "How much work is a document of n tokens? Which one alone is more than a rank's share?",
+        "Cut the long ones into 2R parts, an early and a late one for each rank. The others, "
+        "longest first, go whole to the rank with the least work that has room.",
+        "Keep for each rank the room that is left and the pairs that it has. If no rank has room "
+        "for a whole document, fill the rank with the most room, and go on with the rest. Of a "
+        "document that is cut, deal the first n % (2 * ranks) tokens one by one.",
+    ))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ranklab.checks.beside import expect, refused
+from ranklab.checks.exercise import Exercise
 from ranklab.checks.expert_parallel.inputs import error_of
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.engine.report import count_ranks
@@ -108,6 +109,13 @@ TRAFFIC = Proof(
 # --- place_experts --------------------------------------------------------------------------------
 
 MOST, CROSSED = 1.1, 0.95  # times the mean load; times what experts in order of load must reach
+COPIES = ("An expert with more than a rank's share needs copies: give each free slot to the expert "
+          "whose copies have the highest load. Then place the heaviest first, each on the emptiest "
+          "rank.")
+TOGETHER = ("Experts that are often chosen together belong on one node. Choose the node first, by "
+            "how often its experts are chosen with this one.")
+LISTS = "A list of experts for each rank; all slots are filled."
+AT_LEAST = "Each expert at least once, whatever its load."
 
 
 def trace(seed, n_experts=32, k=4, tokens=4096):
@@ -144,15 +152,11 @@ def check_place_experts(place):
                           for each in (place_experts, by_load))
         most = MOST if R * slots > E else MOST * library[0]
         expect(score[0] <= most, f"{where}: the fullest rank has {score[0]:.2f} times the mean "
-               f"load, more than {most:.2f}", "An expert with more than a rank's share needs "
-               "copies: give each free slot to the expert whose copies have the highest load. Then "
-               "place the heaviest first, each on the emptiest rank.")
+               f"load, more than {most:.2f}", COPIES)
         is_free = R not in (per_node, E // slots)  # several nodes, and slots for copies
         expect(score[1] <= CROSSED * dealt[1] or not is_free, f"{where}: a token must reach "
                f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
-               "experts that are dealt by load", "Experts that are often chosen together belong on "
-               "one node. Choose the node first, by how often its experts are chosen with this "
-               "one.")
+               "experts that are dealt by load", TOGETHER)
         seen.append((score, library, dealt))
     yield f"each expert stands somewhere; the fullest rank has at most {MOST} times the mean load"
     yield f"other nodes that a token must reach: at most {CROSSED} times as many as dealt by load"
@@ -166,11 +170,29 @@ def check_place_experts(place):
 
 def _is_plan(where, plan, E, R, slots):
     expect(isinstance(plan, list) and [len(each) for each in plan] == [slots] * R,
-           f"{where}: not {R} lists of {slots}", "A list of experts for each rank; all slots are "
-           "filled.")
+           f"{where}: not {R} lists of {slots}", LISTS)
     placed = [e for each in plan for e in each]
     expect(set(placed) <= set(range(E)), f"{where}: {sorted(set(placed) - set(range(E)))[:3]} are "
            "no experts", f"Whole numbers from 0 to {E - 1}.")
     missing = sorted(set(range(E)) - set(placed))
-    expect(not missing, f"{where}: experts {missing[:6]} stand nowhere", "Each expert at least "
-           "once, whatever its load.")
+    expect(not missing, f"{where}: experts {missing[:6]} stand nowhere", AT_LEAST)
+
+
+NEEDY, SLACK = "(loads / copies).argmax()", "slack=0.08 *"
+PLAN = "[rank for node in nodes for rank in pack(node, per_node, slots, slack=0)]"
+PLACE = Exercise(
+    place_experts, check_place_experts, mistakes=(
+        Slip(COPIES, (NEEDY, "0"), (NEEDY, "loads.argmax()"), ("-share[e])", "share[e])"),
+             (SLACK, "slack=9.0 *")),
+        Slip(TOGETHER, (SLACK, "slack=1e-9 *",  # copies of one expert stand on one node
+                        "e not in placed[b]", "(e in placed[b]) == bool(slack)")),
+        Slip(AT_LEAST, ("[e for e in", "[e or 1 for e in")),
+        Slip(LISTS, (PLAN, f"torch.tensor({PLAN})")),
+    ), hints=(
+        "What can be done with an expert whose load alone is more than a rank's share?",
+        "First the copies: each free slot goes to the expert whose copies have the highest load. "
+        "Then nodes, then the ranks of a node; always the heaviest first.",
+        "Of the nodes that are nearly as empty, take the one whose experts are chosen together "
+        "with this one most often: one_hot(chosen).sum(1), and its transpose times itself, counts "
+        "that.",
+    ))
