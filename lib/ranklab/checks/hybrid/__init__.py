@@ -3,7 +3,7 @@
 from ranklab import checkpoint
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.hybrid.build_mesh import check_build_mesh
-from ranklab.checks.hybrid.choose_layout import check_choose_layout
+from ranklab.checks.hybrid.choose_layout import LAYOUT
 from ranklab.checks.hybrid.gradients import check_tied_embedding_sync
 from ranklab.checks.hybrid.mesh_grad_norm import MESH_NORM
 from ranklab.checks.hybrid.parallelize import check_parallelize
@@ -12,7 +12,6 @@ from ranklab.checks.hybrid.reshard_checkpoint import check_reshard_checkpoint
 from ranklab.hybrid import parallelize
 from ranklab.mesh import build_mesh
 from ranklab.pipeline_parallel import tied_embedding_sync
-from ranklab.planner import choose_layout
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -49,12 +48,5 @@ EXERCISES = (
         "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
         "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
     )),
-    Exercise(choose_layout, check_choose_layout, hints=(
-        "How many legal layouts are there? Can you simply look at all of them?",
-        "Try all divisors of gpus for tp and pp, all divisors of the batch for micro-batches, and "
-        "all options. Skip what is not legal, sort by seconds, and take the first that fits.",
-        "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
-        "plan = plan_of(replace(job, micro_batch=size), layout); step_time(model, plan, "
-        "machine).total; memory_per_gpu(model, plan, machine).total <= machine.memory_bytes",
-    )),
+    LAYOUT,
 )

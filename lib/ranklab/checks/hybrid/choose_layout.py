@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
-from ranklab.checks.failures import hinted
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refusal
 from ranklab.hybrid import Job, Layout
 from ranklab.hybrid.legal import legal
 from ranklab.models.gpt import GPTConfig
-from ranklab.planner import memory_per_gpu, model_of, plan_of, step_time
+from ranklab.planner import choose_layout, memory_per_gpu, model_of, plan_of, step_time
 from ranklab.planner.machine import Machine, machine
 
 SLOWER, CALLS = 1.01, 20_000  # than the best; of step_time() in one search
@@ -32,12 +32,10 @@ JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of e
     "3 wide blocks, 25 heads": (3, 6400, 25, 1024, 64, 16, 24, (16, 100e9)),
 }
 NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, (8, 300e9)
-FAILURES = {  # of an exception
-    "ValueError: .*must be between 1 and the.*":
-        "Each of the pp * virtual stages has a block: n_layer is at least pp * virtual.",
-    "ValueError: .*a multiple of ranks.*":
-        "With virtual > 1 the micro-batches, batch // (dp * micro_batch), are a multiple of pp.",
-}
+PAIR = "Return (Layout, micro_batch)."
+NEEDED = "Raise a ValueError. Say how much memory is needed: the smallest layout takes"
+ONCE = "There are a few thousand legal choices. Ask once for each."
+LEGAL = "Skip everything that is not legal."
 MEMORY = ("memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, recompute and "
           "smaller micro-batches save memory.")
 FASTER = ("Compare step_time(model, plan, machine).total of all layouts that fit, with every "
@@ -46,10 +44,9 @@ FASTER = ("Compare step_time(model, plan, machine).total of all layouts that fit
 
 def check_choose_layout(choose_layout):
     for name in JOBS:
-        with hinted(FAILURES):
-            chosen = _chosen(choose_layout, name)
+        chosen = _chosen(choose_layout, name)
         expect(isinstance(chosen, tuple) and [*map(type, chosen)] == [Layout, int],
-               f"{name}: {chosen!r} is returned", "Return (Layout, micro_batch).")
+               f"{name}: {chosen!r} is returned", PAIR)
         yield f"{name}: {_score(name, *chosen)}"
     job, gpus, gpu = _case(NONE_FITS)
     said = refusal(choose_layout, job, gpus, gpu)
@@ -58,8 +55,7 @@ def check_choose_layout(choose_layout):
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     # To 10%: `legal` leaves out zero=3 on one data rank, which holds a little less.
     expect(any(abs(n - right) <= 0.1 * right for n in numbers for right in (least, least / 1e9)),
-           f"where none fits: {said}", "Raise a ValueError. Say how much memory is needed: the "
-           f"smallest layout takes {least / 1e9:.1f} GB.")
+           f"where none fits: {said}", f"{NEEDED} {least / 1e9:.1f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
 
@@ -80,21 +76,20 @@ def _chosen(choose_layout, name):
     class Counted(Machine):
         def rate(self, precision):  # step_time() asks for each of 15 products: of layer and head
             if next(calls) >= 15 * CALLS:
-                raise Mistake(f"{name}: more than {CALLS:,} calls of step_time()",
-                              "There are a few thousand legal choices. Ask once for each.")
+                raise Mistake(f"{name}: more than {CALLS:,} calls of step_time()", ONCE)
             return super().rate(precision)
 
     try:
         return choose_layout(job, gpus, Counted(**vars(gpu)))
     except ValueError as error:
-        raise Mistake(f"{name}: a ValueError, {error}", cause=f"ValueError: {error}") from None
+        raise Mistake(f"{name}: a ValueError, {error}") from None
 
 
 def _score(name, layout, size):
     """A sentence about the choice; a wrong or slow one is a Mistake."""
     (job, gpus, gpu), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
     wrong = _illegal(layout, size, job, gpus, gpu.node)
-    expect(not wrong, f"{where} is not legal: {wrong}", "Skip everything that is not legal.")
+    expect(not wrong, f"{where} is not legal: {wrong}", LEGAL)
     planned = _planned(layout, size, job, gpu)
     needed, step, best = memory_per_gpu(*planned).total, step_time(*planned), _best(name)
     expect(needed <= gpu.memory_bytes, f"{where} needs {needed / 1e9:.1f} GB, and a GPU has "
@@ -130,3 +125,32 @@ def _illegal(layout, size, job, gpus, node):
         f"tp={tp} must divide n_ctx": layout.sequence_parallel and job.config.n_ctx % tp,
         f"its schedule is {layout.schedule}": layout.schedule != "1f1b"}
     return next((rule for rule, broken in rules.items() if broken), None)
+
+
+SORT, FITS = "sorted(candidates, key=lambda each: each[0])", "needs[-1][0] <= machine.memory_bytes"
+SECONDS = "append((step_time(model, plan, machine).total"
+LAYOUTS, RAISE = "legal(job, gpus, machine.node)", "raise ValueError(refusal(needs, gpus, machine))"
+FOUND = "return layout, plan.micro_batch"
+LAYOUT = Exercise(
+    choose_layout, check_choose_layout, mistakes=(
+        Slip(FASTER, (SORT, "candidates"), (SECONDS, SECONDS.replace("total", "products")),
+             (SECONDS, SECONDS.replace("plan", "plan_of(job, layout)")),
+             *((f"{LAYOUTS}:\n", f"{LAYOUTS}:\n        if {kind}:\n            continue\n")
+               for kind in ("layout.outermost == 'data'", "layout.virtual > 1", "size > 1",
+                            "layout.zero == 3"))),
+        Slip(MEMORY, (FITS, "True"), ("(memory_per_gpu(model, plan,",
+                                      "(memory_per_gpu(model, plan_of(job, layout),")),
+        Slip(LEGAL, (LAYOUTS, "legal(job, gpus, gpus)"), (FOUND, "return layout, 3"),
+             (FOUND, "return replace(layout, virtual=job.config.n_layer), plan.micro_batch")),
+        Slip(PAIR, (FOUND, "return layout")),
+        Slip(ONCE, (SECONDS, f"{SECONDS} + 0 * sum({SECONDS[8:]} for _ in range(99))")),
+        Slip(NEEDED, (RAISE, "return layout, 1"), (RAISE, "raise ValueError('it does not fit')"),
+             (RAISE, "raise ValueError(f'nothing fits in {machine.memory_bytes / 1e9} GB')")),
+    ), hints=(
+        "How many legal layouts are there? Can you simply look at all of them?",
+        "Try all divisors of gpus for tp and pp, all divisors of the batch for micro-batches, and "
+        "all options. Skip what is not legal, sort by seconds, and take the first that fits.",
+        "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
+        "plan = plan_of(replace(job, micro_batch=size), layout); step_time(model, plan, "
+        "machine).total; memory_per_gpu(model, plan, machine).total <= machine.memory_bytes",
+    ))

@@ -9,13 +9,11 @@
                 of its own
 """
 
-from ranklab import planner
-from ranklab.checks.exercise import Exercise
 from ranklab.checks.planner.cost import COST
 from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
 from ranklab.checks.planner.scaling import SCALING
-from ranklab.checks.planner.search import check_search_layouts
+from ranklab.checks.planner.search import SEARCH
 from ranklab.checks.planner.step import STEP
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
@@ -25,11 +23,5 @@ EXERCISES = (
     STEP,
     COST,
     SCALING,
-    Exercise(planner.search_layouts, check_search_layouts, hints=(
-        "Which test rules out most plans, and is cheap?",
-        "Ask for memory first, and ask step_time only about plans that fit. Begin with "
-        "layouts(model, machine, gpus, sequence, batch, tool).",
-        "The library leaves this out: take a fast plan that nearly fits, and raise `recomputed` "
-        "from 0 until it does.",
-    )),
+    SEARCH,
 )

@@ -5,13 +5,14 @@ import re
 from dataclasses import replace
 
 from ranklab.checks.beside import expect
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
 from ranklab.checks.trial import NO_ERROR, called_with, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.plan import Plan
 from ranklab.planner.request import Request
-from ranklab.planner.search import RESERVE, Found, NoLayout, fastest, room
+from ranklab.planner.search import RESERVE, Found, NoLayout, fastest, room, search_layouts
 from ranklab.planner.space import ADVISED, refuse
 from ranklab.planner.step import step_time
 
@@ -38,6 +39,17 @@ NONE = MODELS["gpt3-175b"], A100, 8, 2048, 64
 NO_PLAN = MODELS["llama-8b"], A100, 64, 2048, 3  # of 64 GPUs at most 3 can be data ranks
 FASTER = ("Compare step_time(...).total of all plans that fit, with every option: each gains in "
           "one part and loses in another.")
+FITTING = "The library finds a layout that fits."
+ALL = "Return what fits, and not only the best."
+LEAVE_OUT = "Leave out what does not fit."
+A_LIST = "A list of Found(plan, memory, step), the fastest first."
+SORTED = "Sort by step.total, the fastest first."
+OF_ONE_PLAN = ("Found(plan, memory_per_gpu(model, plan, machine), step_time(...)) of one plan.")
+ASK = "Ask refuse(plan, ...)."
+TOOLS = "See `tools`."
+WATCH = "for plan in watch(plans): ..."
+RAISE = "Raise a NoLayout."
+SAY = "Say how much memory the smallest layout needs:"
 
 
 def check_search_layouts(search_layouts):
@@ -46,17 +58,16 @@ def check_search_layouts(search_layouts):
         yield f"{name}: {_score(name, found)}"
         least = min(ENOUGH, len(_best(name)))
         expect(len(found) >= least, f"{name}: the list has {len(found)} of {least} layouts or more",
-               "Return what fits, and not only the best.")
+               ALL)
         expect(watched and all(isinstance(each, Plan) for each in watched),
-               f"{name}: watch got {len(watched)} plans", "for plan in watch(plans): ...")
+               f"{name}: watch got {len(watched)} plans", WATCH)
     yield "the lists have what fits, and watch gets the plans"
     error = _error(search_layouts, "175B on 8 A100s, which fits in no way", *NONE)
     needed = float(re.search(r"needs ([\d.]+) GB", str(_error(fastest, "", *NONE)))[1])
     said = str(error)
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
     expect(any(abs(n - needed) <= 0.1 * needed for m in numbers for n in (m, m / 1e9)),
-           f"where none fits: {said}", "Say how much memory the smallest layout needs: "
-           f"{needed:.0f} GB.")
+           f"where none fits: {said}", f"{SAY} {needed:.0f} GB.")
     yield "where no layout fits a NoLayout says what would be needed"
     _error(search_layouts, "3 sequences on 64 GPUs, which no layout divides", *NO_PLAN,
            tools=("deepspeed",))
@@ -70,9 +81,8 @@ def _error(search, where, *asked, **how):
     except NoLayout as error:
         return error
     except ValueError as error:
-        raise Mistake(f"{where}: a {type(error).__name__}, {error}", "Raise a NoLayout.",
-                      cause=f"{type(error).__name__}: {error}") from None
-    raise Mistake(f"{where}: {NO_ERROR}", "Raise a NoLayout.")
+        raise Mistake(f"{where}: a {type(error).__name__}, {error}", RAISE) from None
+    raise Mistake(f"{where}: {NO_ERROR}", RAISE)
 
 
 def _searched(search, name):
@@ -89,19 +99,17 @@ def _searched(search, name):
         with called_with(name):
             found = search(*case, tools=tools, watch=watch, **reserve)
     except ValueError as error:
-        raise Mistake(f"{name}: a ValueError, {error}", "The library finds a layout that fits.",
-                      cause=f"ValueError: {error}") from None
+        raise Mistake(f"{name}: a ValueError, {error}", FITTING) from None
     expect(isinstance(found, list) and found and all(isinstance(each, Found) for each in found),
-           f"{name}: {found!r:.60} is returned", "A list of Found(plan, memory, step), the fastest "
-           "first.")
+           f"{name}: {found!r:.60} is returned", A_LIST)
     most, free = room(case[1], **reserve), reserve.get("reserve", RESERVE)
     held = max(float(each.memory.total) for each in found)
     expect(held <= most, f"{name}: one in the list needs {held / 1e9:.1f} GB, and with {free:.0%} "
-           f"left free a GPU has {most / 1e9:.1f}", "Leave out what does not fit.")
+           f"left free a GPU has {most / 1e9:.1f}", LEAVE_OUT)
     seconds = [float(each.step.total) for each in found]
     for one, after in zip(seconds, seconds[1:]):
         expect(after >= one * (1 - 1e-9), f"{name}: in the list {one:.3f} s are before "
-               f"{after:.3f} s", "Sort by step.total, the fastest first.")
+               f"{after:.3f} s", SORTED)
     return found, watched
 
 
@@ -122,17 +130,17 @@ def _is_right(name, found):
     plan, most = found.plan, room(machine, **reserve)
     where = f"{name}: {plan.tool} {plan.words()}"
     wrong = refusal(refuse, plan, model, machine, *sizes)
-    expect(wrong == NO_ERROR, f"{where} can't run: {wrong}", "Ask refuse(plan, ...).")
-    expect(plan.tool in tools, f"{where}: only {', '.join(tools)} is asked for", "See `tools`.")
+    expect(wrong == NO_ERROR, f"{where} can't run: {wrong}", ASK)
+    expect(plan.tool in tools, f"{where}: only {', '.join(tools)} is asked for", TOOLS)
     held = memory_per_gpu(model, plan, machine).total
     free = reserve.get("reserve", RESERVE)
     expect(held <= most, f"{where} needs {held / 1e9:.1f} GB, and with {free:.0%} left free a GPU "
-           f"has {most / 1e9:.1f}", "Leave out what does not fit.")
+           f"has {most / 1e9:.1f}", LEAVE_OUT)
     seconds = step_time(model, plan, machine).total
     for what, said, is_so in (("memory", found.memory.total, held),
                               ("step", found.step.total, seconds)):
         expect(is_near(float(said), float(is_so)), f"{where}: its {what} is not that of its plan",
-               "Found(plan, memory_per_gpu(model, plan, machine), step_time(...)) of one plan.")
+               OF_ONE_PLAN)
 
 
 @functools.cache
@@ -140,3 +148,58 @@ def _best(name):
     """What the library finds."""
     *case, tools, reserve = CASES[name]
     return Request(*case, tools, **reserve).search()
+
+
+PLANS = "for plan in layouts(model, machine, gpus, sequence, batch, tool)"
+SORT, LAST = "sorted(candidates, key=lambda each: each.step.total)", "    return sorted(candidates"
+NO_PLANS = "raise NoLayout(refusal(least, machine, gpus, batch, reserve))"
+ADD = "candidates.append(Found(plan, memory, step_time(model, plan, machine)))"
+
+
+def _only(*kinds):
+    return [(PLANS, f"{PLANS} if {kind}") for kind in kinds]
+
+
+def _changed(*changes):
+    return [(LAST, f"    candidates = [each._replace(plan=replace(each.plan, {change})) for each "
+             f"in candidates]\n{LAST}") for change in changes]
+
+
+SEARCH = Exercise(
+    search_layouts, check_search_layouts, mistakes=(
+        Slip(FASTER, *_only(
+            "plan.recompute == 'full'", "plan.recompute != 'operators'", "plan.micro_batch == 1",
+            "plan.cp == 1", "plan.ep == 1", "plan.virtual == 1", "plan.tp == 1",
+            "plan.outermost == 'data' or 1 in (plan.dp, plan.pp)"),
+            (SORT, "[min(candidates, key=lambda each: each.step.products)]")),
+        Slip(FITTING, *_only("not plan.offload", "plan.pp == 1",
+                             "plan.tp * plan.pp in (1, 2, 4, 8, 16, 32)"),
+             ("for tool in tools", "for tool in tools[:1]")),
+        Slip(ALL, *_only("plan.recompute == 'none'"), (SORT, f"{SORT}[:1]")),
+        Slip(LEAVE_OUT, *(("room(machine, reserve)", room) for room in (
+            "1e99", "80e9", "machine.memory_bytes", "machine.memory_bytes * gpus",
+            "room(machine)"))),
+        Slip(OF_ONE_PLAN, (ADD, ADD.replace("machine)", "replace(machine, island=0))")),
+             *_changed("recompute='full'"), replace=replace),
+        Slip(ASK, *_changed("precision='nvfp4'", "shard=-1",
+                            "micro_batches=2 * each.plan.micro_batches"), replace=replace),
+        Slip(TOOLS, ("for tool in tools", "for tool in ADVISED")),
+        Slip(WATCH, ("in watch([plan", "in ([plan")),
+        Slip(SORTED, (SORT, "candidates"), (SORT, f"{SORT}[::-1]"),
+             (SORT, SORT.replace("step", "memory"))),
+        Slip(A_LIST, (SORT, f"{SORT}[0]"), (SORT, f"{SORT}[0].plan"),
+             (SORT, f"[each.plan for each in {SORT}]"), (SORT, f"[*map(tuple, {SORT})]")),
+        Slip(RAISE, (NO_PLANS, "return []"), (NO_PLANS, NO_PLANS.replace("NoLayout", "ValueError")),
+             ("    if not candidates:", "    if least is None:\n        min([])\n    if not "
+              "candidates:")),
+        Slip(SAY, (NO_PLANS, "raise NoLayout('nothing fits')"), ("< least[0]", "> least[0]"),
+             (NO_PLANS, "raise NoLayout(f'80 GB do not do on {gpus} GPUs')")),
+        Slip("it calls the library's own search_layouts", ("    candidates, least = [], None\n", (
+            "    return [fastest(model, machine, gpus, sequence, batch, tools=tools)]\n"))),
+    ), hints=(
+        "Which test rules out most plans, and is cheap?",
+        "Ask for memory first, and ask step_time only about plans that fit. Begin with "
+        "layouts(model, machine, gpus, sequence, batch, tool).",
+        "The library leaves this out: take a fast plan that nearly fits, and raise `recomputed` "
+        "from 0 until it does.",
+    ))
