@@ -24,5 +24,5 @@ EXERCISES = (
     MFU, STRAGGLER,
     MANIFEST,
     STORAGE,
-    *ALARM,
+    ALARM,
 )

@@ -4,12 +4,14 @@ import numbers
 import secrets
 import warnings
 from collections import Counter
+from functools import cache
 
 import numpy as np
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Exercise
-from ranklab.cluster.alarm import LEAST, LEAST_NEW, score, sick_rank_alarm
+from ranklab.checks.prover import Slip
+from ranklab.cluster.alarm import LEAST, LEAST_NEW, rule_alarm, score, sick_rank_alarm
 from ranklab.cluster.recordings import HEALTHY, SECONDS, SICK, recordings
 
 SEEDS, MOST_FALSE = range(9001, 9004), 1
@@ -26,6 +28,8 @@ FALSE = {"calm": "Noise and pauses: decide by several scrapes, not by one.",
          "ECC once": "The errors do not go on: in how many scrapes are there new ones?",
          "all slow": "",
          "restart": "A counter that has fallen began again at 0; first steps compile."}
+ASKED, COPIES = f"{LEAST} is asked for", "Work on copies."
+KNOWN = "It is good only on runs that it can know, and not on new ones."
 
 
 def check_sick_rank_alarm(sick_rank_alarm):
@@ -40,13 +44,13 @@ def check_sick_rank_alarm(sick_rank_alarm):
            f"{FALSE.get(worst, 'It names another rank, or it comes before the onset.')}")
     means = {kind: round(sum(late) / len(late)) for kind, late in found.seconds.items()}
     late = max(means, key=means.get)
-    expect(found.value >= LEAST, f"the score is {found.value:.3f}, {LEAST} is asked for; seconds "
+    expect(found.value >= LEAST, f"the score is {found.value:.3f}, {ASKED}; seconds "
            f"to the alarm: {means}", f"{late}: {SICK[late]}. {MISSED[late]}")
     yield str(found)
     new = score(sick_rank_alarm, recordings(secrets.randbits(32) for _ in range(2)))
     expect(new.value >= LEAST_NEW, f"drawn just now: {new}; {LEAST_NEW} is asked for, and on the "
            f"others it is {found.value:.3f}",
-           "It is good only on runs that it can know, and not on new ones.")
+           KNOWN)
     yield f"as good on {len(new.points)} recordings that were drawn just now"
 
 
@@ -62,11 +66,30 @@ def _obeys(alarm, run):
                f"{rank!r}", f"None, or a rank: 0 .. {ranks - 1}.")
         expect(given.keys() == run.metrics.keys() and all(
             np.array_equal(each, run.metrics[name][:end], equal_nan=True)
-            for name, each in given.items()), "the metrics are changed", "Work on copies.")
+            for name, each in given.items()), "the metrics are changed", COPIES)
 
 
-ALARM = (
-    Exercise(sick_rank_alarm, check_sick_rank_alarm, hints=(
+@cache
+def _known():
+    return {run.metrics[SECONDS][0].tobytes(): run for run in recordings(SEEDS)}
+
+
+def by_heart(metrics):
+    run = _known().get(metrics[SECONDS][0].tobytes())
+    return run.sick[0] if run and run.sick and len(metrics[SECONDS]) > run.onset else None
+
+
+ALARM = Exercise(
+    sick_rank_alarm, check_sick_rank_alarm, mistakes=(
+        Slip(HEALTHY["all slow"], ("np.sort(x, axis=1)", "np.sort(x[:1], axis=1)")),
+        Slip(HEALTHY["imbalance"], ("np.median(x[:-8], axis=0)", "0")),
+        Slip(FALSE["calm"], ("np.sort(now, axis=0)[1]", "np.sort(now, axis=0)[-1]")),
+        Slip(FALSE["ECC once"], ("np.minimum((errors > 0)", "np.maximum((errors > 0)")),
+        Slip(MISSED["bad link"], ("for name in (ECC, SYMBOLS):", "for name in (ECC,):")),
+        Slip(COPIES, ("x = np.where(np", "metrics[name][-40:] = np.where(np")),
+        Slip(ASKED, rule_alarm),
+        Slip(KNOWN, by_heart),
+    ), hints=(
         "Do you compare a rank's number with the other ranks now, or with its own past? What goes "
         "wrong with each of the two alone?",
         "Use both: first the distance from the median rank of each scrape, then how it has "
@@ -74,5 +97,4 @@ ALARM = (
         "the last scrapes have they grown?",
         "x = x / the row's median; now = the second smallest of the last 8; before = the median of "
         "what came before; an alarm where now - before is above 5% and above the spread of the "
-        "last 8. Look at the kinds in help(recordings) one by one.")),
-)
+        "last 8. Look at the kinds in help(recordings) one by one."))

@@ -5,7 +5,7 @@ from ranklab.checks.exercise import Exercise, Prediction
 from ranklab.checks.ranks.all_ranks_finite import check_all_ranks_finite
 from ranklab.checks.ranks.pass_the_token import check_pass_the_token
 from ranklab.checks.ranks.ring_shift import check_ring_shift
-from ranklab.checks.ranks.roll_call import check_roll_call
+from ranklab.checks.ranks.roll_call import ROLL_CALL
 from ranklab.checks.ranks.shard_range import check_shard_range
 
 EXERCISES = (
@@ -27,17 +27,7 @@ EXERCISES = (
         "Turn the loss into a flag first: 1 for finite, 0 for not.",
         "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
         "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
-    Exercise(ranks.roll_call, check_roll_call, hints=(
-        "Two ranks may look at different moments, and find different ranks missing. So there may "
-        "be only one list. Which rank may write it?",
-        "Each rank writes a key of its own, and counts itself with store.add. The last rank to "
-        "call ends the wait of all ranks. If the time is up before that, the first rank to notice "
-        "looks for the keys of all ranks. Either way it writes the list under one key, with "
-        "compare_set.",
-        'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
-        'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
-        'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '
-        'json.loads(store.compare_set("missing", "", json.dumps(missing))).')),
+    ROLL_CALL,
 )
 
 PREDICTIONS = (

@@ -11,11 +11,13 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ranklab.checks.beside import expect, located
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.failures import hinted
+from ranklab.checks.prover import Slip
 from ranklab.checks.trial import LIMIT, on_ranks
 from ranklab.engine.surroundings import patience
 from ranklab.meter import Traffic
+from ranklab.ranks import roll_call
 
 SECONDS, AGAIN = 0.6, 3  # of a roll call; times as long where a busy machine may have been late
 LATE, PAUSE = 2, 3  # times SECONDS: when the others have their list; how long a held rank stops
@@ -36,6 +38,18 @@ WAKE = ("The last rank to call knows that all are here: store.add counts. Let th
 COME = "A rank that has not called yet may still come: wait until the time is up."
 LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
          "that calls later gets the same list, and must not replace it.")
+COLLECTIVE = "it makes a collective"
+WHOLE = "Return a list of whole numbers. What a store gives back is bytes."
+ONE_LIST = ("Ranks look at different moments, so what each one sees may differ. So there must be "
+            "one list: compare_set writes it if there is none yet, and returns the one that is "
+            "there.")
+KEYS = ("A rank is missing when it has not called: give each rank a key of its own, and look for "
+        "the keys of all `ranks` when the time is up. Sort numbers, not their texts. Use the "
+        "arguments rank and ranks; dist knows other numbers.")
+AT_ONCE = "All are here, so return at once."
+ONE_WAIT = ("Wait once, for all ranks together and not for each in turn, and with a limit: "
+            "store.wait(keys, timedelta(seconds=seconds)).")
+FLOOD = "Don't ask again and again: with thousands of ranks that floods the store."
 
 
 def _counted(name):
@@ -114,30 +128,69 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     missing = [rank for rank in range(ranks) if starts.get(rank, LATE) == LATE]
     seen = ", ".join(f"rank {rank} has {textwrap.shorten(str(got), 40)}"
                      for rank, got in zip(starts, lists))
-    expect(not any(collectives), "it makes a collective", HANGS)
+    expect(not any(collectives), COLLECTIVE, HANGS)
     expect(all(isinstance(got, list) and {*map(type, got)} <= {int} for got in lists), seen,
-           "Return a list of whole numbers. What a store gives back is bytes.")
-    expect(all(got == lists[0] for got in lists), seen, "Ranks look at different moments, so what "
-           "each one sees may differ. So there must be one list: compare_set writes it if there is "
-           "none yet, and returns the one that is there.")
+           WHOLE)
+    expect(all(got == lists[0] for got in lists), seen, ONE_LIST)
     if held is None:
         expect(lists[0] == missing, f"{seen}; missing are {textwrap.shorten(str(missing), 40)}",
-               LATER if LATE in starts.values() else COME if not missing else "A rank is missing "
-               "when it has not called: give each rank a key of its own, and look for the keys of "
-               "all `ranks` when the time is up. Sort numbers, not their texts. Use the arguments "
-               "rank and ranks; dist knows other numbers.")
+               LATER if LATE in starts.values() else COME if not missing else KEYS)
     said = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2
         late = f", which called {start * seconds:.1f} s after the first," if start else ""
         expect(waited <= limit, f"rank {rank}{late} has its list {start * seconds + waited:.1f} s "
                f"after the first call, {said}",
-               f"All are here, so return at once. {WAKE}" if not missing else LATER if start else
-               "Wait once, for all ranks together and not for each in turn, and with a limit: "
-               "store.wait(keys, timedelta(seconds=seconds)).")
+               f"{AT_ONCE} {WAKE}" if not missing else LATER if start else ONE_WAIT)
     expect(not missing or max(took) >= 0.8 * seconds, f"it returned after {max(took):.2f} s {said}",
            COME)
     expect(max(calls) <= ranks + MORE, f"a rank makes {max(calls)} calls to the store, more than "
-           f"{ranks + MORE}", "Don't ask again and again: with thousands of ranks that floods the "
-           f"store. {WAKE}")
+           f"{ranks + MORE}", f"{FLOOD} {WAKE}")
     return max(calls)
+
+
+WAIT = 'store.wait(["missing"], timedelta(seconds=seconds))'
+RETURN = 'return json.loads(store.compare_set("missing", "", json.dumps(missing)))'
+LOOK = '[r for r in range(ranks) if not store.check([f"here/{r}"])]'
+HERE, ALL_HERE = 'store.set(f"here/{rank}", "")', 'store.add("calls", 1) < ranks'
+EACH = '[f"here/{r}" for r in range(ranks)]'
+ROLL_CALL = Exercise(
+    roll_call, check_roll_call, mistakes=(
+        Slip(HANGS, (f"if {ALL_HERE}", "for r in range(ranks)", '["missing"], timedelta',
+                     '[f"here/{r}"], timedelta', f"missing = {LOOK}", "missing.append(r)"),
+             ("missing = []", 'missing = []\n    if rank:\n'  # rank 0 decides
+              f'        {HERE}\n        store.wait(["missing"])\n'
+              '        return json.loads(store.get("missing"))\n',
+              '["missing"], timedelta', f"{EACH}, timedelta", ALL_HERE, "True")),
+        Slip(COLLECTIVE, ("missing = []", "missing = [None]\n"
+                          "    dist.all_gather_object(missing, rank)"), dist=dist),
+        Slip(COME, (WAIT, "raise RuntimeError")),
+        Slip(LATER, ('["missing"], timedelta', f"{EACH}, timedelta")),
+        Slip(ONE_LIST, (RETURN, f"{RETURN[18:-1]}\n    return missing"),
+             (RETURN, 'store.set("missing", json.dumps(missing))\n    return missing'),
+             (RETURN, 'if not store.check(["missing"]):\n        store.set("missing", json.dumps('
+              'missing))\n    return json.loads(store.get("missing"))')),
+        Slip(KEYS, (LOOK, 'list(range(int(store.get("calls")), ranks))'),
+             ('f"here/{rank}"', 'f"here/{dist.get_rank()}"'), dist=dist),
+        Slip(WHOLE, ("for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))")),
+        Slip(AT_ONCE, ("< ranks", "<= ranks"),
+             (WAIT, "time.sleep(seconds)\n            raise RuntimeError"), time=time),
+        Slip(FLOOD, (WAIT, "end = time.monotonic() + seconds\n"
+                     '            while not store.check(["missing"]):\n'
+                     "                if time.monotonic() > end:\n"
+                     "                    raise RuntimeError\n"
+                     "                time.sleep(0.01)"), time=time),
+        Slip(ONE_WAIT, (", timedelta(seconds=seconds)", "")),
+        Slip("rank=66, ranks=70", (HERE, 'store.add("bits", 1 << rank)', LOOK,
+             '[r for r in range(ranks) if not store.add("bits", 0) >> r & 1]')),
+    ), hints=(
+        "Two ranks may look at different moments, and find different ranks missing. So there may "
+        "be only one list. Which rank may write it?",
+        "Each rank writes a key of its own, and counts itself with store.add. The last rank to "
+        "call ends the wait of all ranks. If the time is up before that, the first rank to notice "
+        "looks for the keys of all ranks. Either way it writes the list under one key, with "
+        "compare_set.",
+        'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
+        'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
+        'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '
+        'json.loads(store.compare_set("missing", "", json.dumps(missing))).'))

@@ -1,7 +1,10 @@
 """The check of atomic_save: processes that die in the middle of it, and the order of its calls."""
 
+import io
 import os
+import shutil
 import tempfile
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +12,10 @@ import torch
 
 from ranklab.checks.beside import expect, on_groups
 from ranklab.checks.dying import Reduced, die, in_child, watched
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.prover import Slip
+from ranklab.checks.trial import called_with
+from ranklab.resilience import atomic_save
 
 OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
 BESIDE = ("Write to another file of the same folder. When it is complete, os.replace(it, path): "
@@ -17,12 +23,22 @@ BESIDE = ("Write to another file of the same folder. When it is complete, os.rep
 SEEN = "Call os.fsync and os.replace by these names: the check watches them."
 LEFT = ("Catch what is raised, remove the temporary file, and raise again. Give it the same name "
         "in each save of this path, so that the next save writes over what a killed one left.")
-FAILURES = {
-    "FileNotFoundError: .*''.*": "\"name.pt\" has no folder in its text: os.path.dirname gives ''. "
-                                 "Path(path).parent gives '.'.",
-    "(AttributeError|TypeError: unsupported operand).* 'str'.*": "path may be a str: Path(path).",
-    "AttributeError: 'PosixPath' object has no .*": "path may be a Path: Path(path), or os.fspath.",
-}
+IN_PLACE = "the old file is written over in place"
+CLOSE = "os.open needs an os.close: after a thousand saves no file can be opened."
+SAME_FOLDER = ("If that is another file system, os.replace raises, and a move copies: write in the "
+               "folder of `path`.")
+SYNC = ("The system keeps written bytes in memory for a while: call os.fsync(file.fileno()) before "
+        "os.replace.")
+SYNC_FIRST = ("If the power fails in between, the new name is there and its bytes are not: "
+              "os.fsync first.")
+FLUSH = "The rest is in Python's buffer: file.flush() before os.fsync."
+SYNC_FOLDER = ("The new name is an entry of the folder: os.open(folder, os.O_RDONLY), os.fsync, "
+               "os.close.")
+FOLDER_LAST = "The new name is an entry of the folder: os.fsync it after that."
+UNTOUCHED = "Nothing may be written to `path`, or removed."
+RAISE = "The run must know that it has no new checkpoint."
+MEET = ("Each path needs a temporary file of its own: put the whole name of `path` into its name, "
+        "and remove no other. with_suffix takes the .10 away.")
 
 
 def content(path):
@@ -54,22 +70,23 @@ def _plain(atomic_save):
     path = _fresh(atomic_save)
     _holds("a first save", path, "the old one", BESIDE, left="")
     node = path.stat().st_ino
-    atomic_save(NEW, str(path))
+    with called_with("a str"):
+        atomic_save(NEW, str(path))
     _holds("a second save, to a str", path, "the new one", BESIDE, left="")
-    expect(path.stat().st_ino != node, "the old file is written over in place", "A kill in the "
+    expect(path.stat().st_ino != node, IN_PLACE, "A kill in the "
            f"middle leaves a torn file. {BESIDE}")
     here = os.getcwd()
     os.chdir(path.parent)
     try:
-        atomic_save(OLD, path.name)
+        with called_with("a name alone"):
+            atomic_save(OLD, path.name)
     finally:
         os.chdir(here)
     _holds('a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
     free = _free_descriptor(path)
     for _ in range(8):
         atomic_save(OLD["w"], path)
-    expect(_free_descriptor(path) < free + 8, "after 8 saves 8 more files are open", "os.open "
-           "needs an os.close: after a thousand saves no file can be opened.")
+    expect(_free_descriptor(path) < free + 8, "after 8 saves 8 more files are open", CLOSE)
     expect(torch.equal(torch.load(path), OLD["w"]), "a tensor alone is another one in the file",
            "torch.save takes any state.")
 
@@ -96,21 +113,16 @@ def _order(atomic_save):
     expect(renamed is not None, "no os.replace brings the file to `path`", SEEN)
     place = calls[renamed][2]
     expect(place == path.parent.resolve(), f"the file is renamed from another folder, {place.name}",
-           "If that is another file system, os.replace raises, and a move copies: write in the "
-           "folder of `path`.")
+           SAME_FOLDER)
     synced = [(i, call[1]) for i, call in enumerate(calls) if call[0] == node and not call[2]]
     early = [nbytes for i, nbytes in synced if i < renamed]
-    expect(synced, "the file is never synced", "The system keeps written bytes in memory for a "
-           "while: call os.fsync(file.fileno()) before os.replace.")
-    expect(early, "the file is synced after it was renamed", "If the power fails in between, the "
-           "new name is there and its bytes are not: os.fsync first.")
+    expect(synced, "the file is never synced", SYNC)
+    expect(early, "the file is synced after it was renamed", SYNC_FIRST)
     expect(size in early, f"{max(early, default=0):,} bytes are there at os.fsync, of {size:,}",
-           "The rest is in Python's buffer: file.flush() before os.fsync.")
+           FLUSH)
     folders = [i for i, call in enumerate(calls) if call[0] == folder]
-    expect(folders, "the folder is never synced", "The new name is an entry of the folder: "
-           "os.open(folder, os.O_RDONLY), os.fsync, os.close.")
-    expect(max(folders) > renamed, "the folder is synced before the name changes", "The new name "
-           "is an entry of the folder: os.fsync it after that.")
+    expect(folders, "the folder is never synced", SYNC_FOLDER)
+    expect(max(folders) > renamed, "the folder is synced before the name changes", FOLDER_LAST)
 
 
 def _killed(atomic_save):
@@ -130,7 +142,7 @@ def _killed(atomic_save):
         expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, "
                "and again in each call.")
         expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
-               f"Nothing may be written to `path`, or removed. {BESIDE}")
+               f"{UNTOUCHED} {BESIDE}")
         atomic_save(NEW, path)
         _holds(f"killed {way}, and saved again", path, "the new one", LEFT)
 
@@ -149,8 +161,7 @@ def _errors(atomic_save):
     ways["a state that can't be pickled"] = {"f": lambda: None}, None
     for way, (state, most) in ways.items():
         end = in_child(partial(atomic_save, state, path), most, dies=False)
-        expect(end == "raised", f"{way}: nothing is raised", "The run must know that it has no new "
-               "checkpoint.")
+        expect(end == "raised", f"{way}: nothing is raised", RAISE)
         _holds(way, path, "the old one", BESIDE)
 
 
@@ -166,14 +177,10 @@ def _at_once(atomic_save):
     expect(found == ("the old one", "the new one"), f"{where}: in them {' and '.join(found)}", MEET)
 
 
-MEET = ("Each path needs a temporary file of its own: put the whole name of `path` into its name, "
-        "and remove no other. with_suffix takes the .10 away.")
-
-
 def check_atomic_save(atomic_save):
     with tempfile.TemporaryDirectory() as home:
         for part, holds in PARTS:
-            on_groups(partial(_in, home, part), atomic_save, ranks=1, failures=FAILURES)
+            on_groups(partial(_in, home, part), atomic_save, ranks=1)
             yield holds
 
 
@@ -191,3 +198,44 @@ PARTS = (
     (_errors, "a full disk, a state that can't be pickled: an error, the old file, nothing left"),
     (_at_once, "two saves at once in one folder do not meet"),
 )
+
+
+NAME, PATH = 'f".{path.name}.part"', "    path = Path(path)\n"
+FLUSHED, SYNCED = "            file.flush()", "            os.fsync(file.fileno())"
+AFTER = ("    folder = os.open(path.parent, os.O_RDONLY)\n    try:\n        os.fsync(folder)\n"
+         "    finally:\n        os.close(folder)\n")
+RENAME, SAVED = "        os.replace(part, path)\n", "torch.save(state, file)"
+REMOVE = "        part.unlink(missing_ok=True)\n"
+SAVE = Exercise(
+    atomic_save, check_atomic_save, mistakes=(
+        Slip(IN_PLACE, (f"path.with_name({NAME})", "path"),
+             (RENAME, "        shutil.copyfile(part, path)\n        part.unlink()\n"),
+             shutil=shutil),
+        Slip(MEET, (f"with_name({NAME})", 'with_suffix(".tmp")'), (NAME, '"checkpoint.part"'),
+             (PATH, f"{PATH}    for old in path.parent.glob('.*.part'):\n        old.unlink()\n")),
+        Slip(LEFT, (NAME, "f'.{path.name}.{os.urandom(4).hex()}.part'"),
+             (NAME, "f'.{path.name}.{os.getpid()}.part'"), (REMOVE, "        pass\n")),
+        Slip(SAME_FOLDER, (f"path.with_name({NAME})", "Path(tempfile.mkdtemp(), path.name)"),
+             tempfile=tempfile),
+        Slip(FLUSH, (FLUSHED, "            #", SAVED, "torch.save(state, whole := io.BytesIO())\n"
+              "            whole.seek(0)\n            shutil.copyfileobj(whole, file, 1000)"),
+             io=io, shutil=shutil),
+        Slip(SYNC, (SYNCED, "            #")),
+        Slip(SYNC_FIRST, (SYNCED, "            #", RENAME, f"{RENAME}        with open(path) as "
+                          "done:\n            os.fsync(done.fileno())\n")),
+        Slip(SYNC_FOLDER, (AFTER, "")),
+        Slip(FOLDER_LAST, (AFTER, "", RENAME, textwrap.indent(AFTER, "    ") + RENAME)),
+        Slip(UNTOUCHED, (RENAME, "        path.unlink(missing_ok=True)\n"
+                         "        os.rename(part, path)\n")),
+        Slip(RAISE, (f"{REMOVE}        raise\n", f"{REMOVE}        return\n")),
+        Slip(CLOSE, (AFTER, "    os.fsync(os.open(path.parent, os.O_RDONLY))\n")),
+        Slip("atomic_save(state=<(5000,), float32>", (SAVED, "torch.save(dict(state), file)")),
+        Slip("called with a str", (PATH, "")),
+    ), hints=(
+        "Which of the system's calls changes a whole file at once, or not at all?",
+        "Write to another file in the same folder, then os.replace gives it the name. Its bytes "
+        "must be on the disk before that, and the folder's entry after it. What if writing raises?",
+        "part = path.with_name(f'.{path.name}.part'); torch.save, file.flush(), "
+        "os.fsync(file.fileno()); os.replace(part, path); then os.fsync of os.open(path.parent, "
+        "os.O_RDONLY). On any error: part.unlink(missing_ok=True), raise",
+    ))
