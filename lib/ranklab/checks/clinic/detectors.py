@@ -5,7 +5,26 @@ import random
 
 from ranklab.checks.beside import expect
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
 from ranklab.clinic.detectors import circle_of_waits, first_difference, own_limit, steps_behind
+
+
+# What is said.
+ALIKE = ("As far as each rank has come: a list that ends is no difference, but those that go on "
+         "are compared.")
+FIRST = "The first one counts."
+TWO = "Two wait for one another."
+SEVERAL = "A rank may wait for several, and the first way may lead nowhere."
+LEADS = "0 only leads to the circle: it is not in it."
+NOBODY = "2 waits for nobody: that is no circle."
+ONE_ALONE = "One rank alone has the largest norm."
+ONE_OF_5 = "Two have it in one step of 5."
+NO_TENTH = "2 of 29 are no tenth."
+NOT_FINITE = "Norms that are not finite say nothing."
+ROUNDED = "Norms are rounded: alike up to `tolerance`."
+SMALLEST = "used[step] is held[step - behind]: the smallest number that fits nearly all steps."
+TENTH = "A tenth of the steps may differ: evaluations, a first step."
+TOLERANCE = "`tolerance` is small."
 
 
 def agree(fn, cases, args_of=lambda given: (given,)):
@@ -25,42 +44,39 @@ def shortened(given):
 
 
 def check_first_difference(first_difference):
-    alike = ("As far as each rank has come: a list that ends is no difference, but those that go "
-             "on are compared.")
     a, b, c = "all_reduce", "broadcast", ("reduce", 3)
     agree(first_difference, (
         ({0: [a, b], 1: [a, b]}, None, "Alike is None."), ({}, None, "No ranks, no difference."),
         ({0: [], 1: []}, None, "No calls, no difference.")))
     yield "None where all is alike"
     agree(first_difference, (
-        ({0: [a, b], 1: [b, a]}, 0, ""), ({0: [a, b, a], 1: [a, b, b]}, 2, ""),
+        ({0: [a, b], 1: [b, a]}, 0, FIRST), ({0: [a, b, a], 1: [a, b, b]}, 2, FIRST),
         ({2: [a, b, a], 5: [a, b, a], 7: [a, c, a]}, 1, "All ranks are to be looked at, also the "
          "last one; their numbers need not be 0, 1, 2."),
-        ({0: [a, a, b], 1: [a, c, c]}, 1, "The first one counts."),
+        ({0: [a, a, b], 1: [a, c, c]}, 1, FIRST),
         ({0: [a, b, c], 1: [a, b, b], 2: [c, b, c]}, 0, "The first one counts, of any two.")))
     yield "the first call that is not the same, whichever rank differs"
     agree(first_difference, (
-        ({0: [a, b, c], 1: [a, b]}, None, alike), ({0: [a], 1: [a, b], 2: [a, c]}, 1, alike),
-        ({0: [a, b], 1: [a], 2: [a, c]}, 1, alike),
-        ({0: [], 1: [a, a], 2: [a, b]}, 1, alike)))
+        ({0: [a, b, c], 1: [a, b]}, None, ALIKE), ({0: [a], 1: [a, b], 2: [a, c]}, 1, ALIKE),
+        ({0: [a, b], 1: [a], 2: [a, c]}, 1, ALIKE),
+        ({0: [], 1: [a, a], 2: [a, b]}, 1, ALIKE)))
     yield "lists of different lengths"
 
 
 def check_circle_of_waits(circle_of_waits):
     agree(circle_of_waits, (
-        ({}, [], "Nobody waits."), ({0: {1}, 1: {2}}, [], "2 waits for nobody: that is no circle."),
+        ({}, [], "Nobody waits."), ({0: {1}, 1: {2}}, [], NOBODY),
         ({3: {1}, 1: {0}, 2: {1}, 0: set()}, [], "Ways that meet are no circle.")))
     yield "[] where there is none"
     agree(circle_of_waits, (
-        ({0: {1}, 1: {0}}, [0, 1], "Two wait for one another."),
+        ({0: {1}, 1: {0}}, [0, 1], TWO),
         ({4: {2}, 2: {7}, 7: {4}}, [2, 7, 4], "A circle has any length. The smallest rank stands "
          "first, and each waits for the next one.")))
     yield "the ranks in the order of their waits, the smallest first"
     agree(circle_of_waits, (
-        ({0: {3}, 3: {5}, 5: {3}}, [3, 5], "0 only leads to the circle: it is not in it."),
+        ({0: {3}, 3: {5}, 5: {3}}, [3, 5], LEADS),
         ({0: {5}, 5: {3}, 3: {5}}, [3, 5], "The smallest of the circle stands first."),
-        ({0: {1, 2}, 1: {4}, 2: {5}, 5: {0}}, [0, 2, 5], "A rank may wait for several, and the "
-         "first way may lead nowhere."),
+        ({0: {1, 2}, 1: {4}, 2: {5}, 5: {0}}, [0, 2, 5], SEVERAL),
         ({1: {2, 3}, 2: {3}, 3: {4}, 4: {2}}, [2, 3, 4], "Go back where a way ends, and try the "
          "others.")))
     yield "also where other ranks lead to it, and where ways end"
@@ -84,19 +100,19 @@ def check_own_limit(own_limit):
     agree(own_limit, (
         (own, 1.0, "Two ranks or more have the same norm in one step, and none has more."),
         ([[0.25, 0.25]] * 3 + [[0.1, 0.2]] * 5, 0.25, "Later steps are within the limit."),
-        ([[1.0, 0.9995], [0.9994, 0.9996]], 1.0, "Norms are rounded: alike up to `tolerance`."),
+        ([[1.0, 0.9995], [0.9994, 0.9996]], 1.0, ROUNDED),
         ([[1000.0, 999.5], [999.6, 1000.0]], 1000.0, "`tolerance` is a part of the limit."),
         ([[float("nan"), 0.5, 0.5], [0.5, 0.5, float("inf")]], 0.5,
-         "Norms that are not finite say nothing.")))
+         NOT_FINITE)))
     yield "the limit, also where some steps are below it, or a norm is not finite"
     small = [[0.9, 0.7, 0.3, 0.2]]
-    agree(own_limit, ((free[:1] * 20, None, "One rank alone has the largest norm."),
-                      ([[1.0, 1.0, 0.4, 0.2]] + small * 4, None, "Two have it in one step of 5."),
+    agree(own_limit, ((free[:1] * 20, None, ONE_ALONE),
+                      ([[1.0, 1.0, 0.4, 0.2]] + small * 4, None, ONE_OF_5),
                       ([[1.0, 1.0, 1.0, 1.0]], None, "There is one step."),
                       ([[1.0, 1.0, 0.4, 0.2], [0.3, 1.0, 1.0, 0.1]] + small * 8, 1.0,
                        "Two have it in 2 steps of 10."),
                       ([[2.0, 2.0]] + [[1.0, 0.5]] * 30, None, "Once in 31 steps is chance."),
-                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 27, None, "2 of 29 are no tenth."),
+                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 27, None, NO_TENTH),
                       ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 18, 0.5, "2 of 20 are a tenth."),
                       ([[0.3, 0.3], [0.2, 0.2], [0.9, 0.1]], None, "The limit is one for the run: "
                        "its largest norm. Who has that?")))
@@ -110,15 +126,13 @@ def check_steps_behind(steps_behind):
         used = held[:1] * steps + held[:20 - steps]
         return [x + 1 if step in spoilt else x for step, x in enumerate(used)]
 
-    hint = "used[step] is held[step - behind]: the smallest number that fits nearly all steps."
-    pairs = [((late(behind), held), behind, hint) for behind in (0, 1, 3)]
+    pairs = [((late(behind), held), behind, SMALLEST) for behind in (0, 1, 3)]
     pairs += [(([-x for x in late(1)], [-x for x in held]), 1, "Numbers may be below 0: abs()."),
-              (([5.0] * 10, [5.0] * 10), 0, hint)]
+              (([5.0] * 10, [5.0] * 10), 0, SMALLEST)]
     agree(steps_behind, pairs, lambda given: given)
     yield "0 where nothing is stale, and how many steps otherwise"
-    tenth = "A tenth of the steps may differ: evaluations, a first step."
-    agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, tenth),
-                         ((late(0, spoilt=(0, 9)), held), 0, tenth),
+    agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, TENTH),
+                         ((late(0, spoilt=(0, 9)), held), 0, TENTH),
                          ((late(0, spoilt=(3, 9, 12)), held), None, "3 of 20 are more than that.")),
           lambda given: given)
     yield "a tenth of the steps may differ"
@@ -127,30 +141,58 @@ def check_steps_behind(steps_behind):
                          (([x * (1 + 1e-12) for x in held], held), 0, "Equal up to `tolerance`."),
                          (([1e5 * x * (1 + 1e-12) for x in held], [1e5 * x for x in held]), 0,
                           "`tolerance` is a part of the number."),
-                         (([x * (1 + 1e-6) for x in held], held), None, "`tolerance` is small.")),
+                         (([x * (1 + 1e-6) for x in held], held), None, TOLERANCE)),
           lambda given: given)
     yield "None where nothing fits; equal up to the tolerance"
 
 
 DETECTORS = (
-    Exercise(first_difference, check_first_difference, hints=(
+    Exercise(first_difference, check_first_difference, mistakes=(
+        Slip(ALIKE, ("range(max(map(len, calls.values()), default=0))",
+                     "range(min(map(len, calls.values()), default=0))"),
+             ("rank_calls[number] for rank_calls in calls.values() if len(rank_calls) > number",
+              "(*rank_calls, *[None] * 9)[number] for rank_calls in calls.values()")),
+        Slip(FIRST, ("if len(kinds) > 1:", "if len(kinds) > 1 and number:"),
+             ("return number", "return number + 1")),
+        Slip("All ranks are to be looked at, also the last one", (
+            "in calls.values() if len(r", "in [*calls.values()][:2] if len(r")),
+    ), hints=(
         "Which ranks have a call of this number at all?",
         "For each number: the set of the calls of all ranks that have come so far. Two in it are a "
         "difference.",
         "len({each[number] for each in calls.values() if len(each) > number}) > 1")),
-    Exercise(circle_of_waits, check_circle_of_waits, hints=(
+    Exercise(circle_of_waits, check_circle_of_waits, mistakes=(
+        Slip(SEVERAL, ("rank > path[0] and rank not in path and (circle := walk([*path, rank]))",
+                       "rank not in path", "return circle\n", "return walk([*path, rank])\n")),
+        Slip(LEADS, ("if rank == path[0]:", "if rank in path:")),
+        Slip(TWO, ("sorted(waits) if", "sorted(waits, reverse=True) if",
+                   "if rank > path[0] and rank", "if rank")),
+        Slip("circle_of_waits(waits={0: {1}", ("waits.get(path[-1], ())", "waits[path[-1]]")),
+    ), hints=(
         "Begin at a rank and go where it waits. When are you in a circle, and when at an end?",
         "Go on from the last rank of a path to each rank that it waits for: the first of the path "
         "closes the circle. Where all ways end, go back.",
         "A function walk(path) that returns a circle or []; only over ranks larger than path[0], "
         "so that the smallest stands first, and each circle is found once.")),
-    Exercise(own_limit, check_own_limit, hints=(
+    Exercise(own_limit, check_own_limit, mistakes=(
+        Slip(ONE_ALONE, ("count >= 2", "count >= 1")),
+        Slip(ONE_OF_5, ("max(2, len(norms) / 10)", "max(1, len(norms) / 10)"),
+             ("max(2, len(norms) / 10)", "1")),
+        Slip(NO_TENTH, ("len(norms) / 10", "0")),
+        Slip(NOT_FINITE, ("if math.isfinite(norm)), default=0)", "), default=0)")),
+        Slip(ROUNDED, ("norm >= limit * (1 - tolerance)", "norm == limit")),
+    ), hints=(
         "What have several ranks in common, if each has clipped for itself?",
         "The largest finite norm of all is the limit. In how many steps do two ranks or more have "
         "it?",
         "At least two steps, and a tenth of all, with two ranks at limit * (1 - tolerance) or "
         "more.")),
-    Exercise(steps_behind, check_steps_behind, hints=(
+    Exercise(steps_behind, check_steps_behind, mistakes=(
+        Slip(SMALLEST, ("range(len(used) // 2)", "range(1, len(used) // 2)"),
+             ("zip(used[behind:], held)", "zip(used, held[behind:])")),
+        Slip(TENTH, ("if misses <= len(pairs) / 10:", "if not misses:")),
+        Slip(TOLERANCE, ("rel_tol=tolerance", "rel_tol=1e-3")),
+    ), hints=(
         "If the model uses weights of the step before, with which number of `held` do you compare "
         "used[5]?",
         "Try 0, 1, 2, ...: compare used[behind:] with held, and count what differs.",

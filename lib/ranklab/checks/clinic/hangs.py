@@ -4,10 +4,11 @@ from functools import partial
 from itertools import product
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, near, runs, traffic_and
+from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, SAME, near, runs, traffic_and
 from ranklab.checks.clinic.slowdowns import SLOWDOWNS
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import MISMATCH, STUCK
+from ranklab.checks.prover import Slip
 from ranklab.clinic import hangs
 
 EVERYWHERE = FOUR, GROUPS, PAIRS
@@ -16,22 +17,23 @@ EVERYWHERE = FOUR, GROUPS, PAIRS
 # --- train_with_owners ----------------------------------------------------------------------------
 
 OWNERS = {"steps": 6, "images": 200}, {"steps": 4, "images": 20, "width": 7, "seed": 3}
-OWNERS_FAILURES = {
-    r"hang: broadcast(, broadcast)*": "All wait in the same line, and each for another rank: let "
-    "each rank print what it sends or waits for, before it does.",
-    "hang: .*all_reduce.*": "The counts have one size, so a rank has made fewer calls than the "
-    "others. With 20 images a rank does not see every digit.",
-}
+IN_LINE = ("All wait in the same line, and each for another rank: let each rank print what it "
+           "sends or waits for, before it does.")
+FEWER_COUNTS = ("The counts have one size, so a rank has made fewer calls than the others. With 20 "
+                "images a rank does not see every digit.")
+OWNERS_FAILURES = {r"hang: broadcast(, broadcast)*": IN_LINE, "hang: .*all_reduce.*": FEWER_COUNTS}
+AS_OWNED = "Each rank must have each parameter as its owner has it."
+KEPT_ONCE = "The owner of a parameter alone keeps its momentum."
 OWN_BATCH = "torch.arange(16 * step, 16 * step + 16, device=device()) % len(y)"
 ALL_BATCHES = ("torch.cat([own[torch.arange(16 * step, 16 * step + 16) % len(own)] for own in "
                "(torch.arange(rank, len(y), {0}) for rank in range({0}))])")
 SLIPS_OF_OWNERS = (
-    ("They are those of the start: nothing has been learned.", ("lr=0.05", "lr=0.0")),
-    ("They are added up over different digits. The k-th call of each rank is for another digit: "
-     "which digits, in which order, has each rank's dict?",
-     ("in range(10)", "in dict.fromkeys([*right, *range(10)])")),
-    ("They are still this rank's own: nothing from the other ranks has come into them.",
-     ("dist.all_reduce(count, group=group)", "pass")))
+    Slip("They are those of the start: nothing has been learned.", ("lr=0.05", "lr=0.0")),
+    Slip("They are added up over different digits. The k-th call of each rank is for another "
+         "digit: which digits, in which order, has each rank's dict?",
+         ("in range(10)", "in dict.fromkeys([*right, *range(10)])")),
+    Slip("They are still this rank's own: nothing from the other ranks has come into them.",
+         ("dist.all_reduce(count, group=group)", "pass")))
 
 
 def _momentum(optimizer):
@@ -42,19 +44,18 @@ def _momentum(optimizer):
 
 def check_train_with_owners(program):
     for run in runs(program, hangs.train_with_owners, *product(EVERYWHERE, OWNERS),
-                    one=lambda size, _: ([(OWN_BATCH, ALL_BATCHES.format(size))], {}),
+                    one=lambda size, _: ((OWN_BATCH, ALL_BATCHES.format(size)), {}),
                     watch=partial(traffic_and, _momentum), failures=OWNERS_FAILURES):
         run.awaited()
         expect(all(near(found["weights"], run.found[0]["weights"]) for found in run.found),
                f"{run.where}: the ranks differ in `weights`",
-               "Each rank must have each parameter as its owner has it.")
+               AS_OWNED)
         run.equal(run.one.part("weights"), SLIPS_OF_OWNERS)
         run.equal(run.one.part("right"), SLIPS_OF_OWNERS)
         kept, once = (sum(found.watched.of_optimizers for found in of)
                       for of in (run.found, [run.one]))
         expect(kept <= once, f"{run.where}: the ranks together keep {kept:,} numbers of momentum, "
-               f"and one process {once:,}",
-               "The owner of a parameter alone keeps its momentum.")
+               f"and one process {once:,}", KEPT_ONCE)
     yield "it ends, on 1, 2, 3 and 4 ranks, also where a rank does not see every digit"
     yield "weights and counts are those of one process; each momentum is kept once"
 
@@ -85,9 +86,9 @@ def _groups_in_order(run, place, tensor):
 def _one_replica(size, settings):
     """It takes the batches of all."""
     of_all = 16 * size // settings["tensor"]
-    return [("start = 16", f"start = {of_all}"), *(
-        (f"{name}[start:start + 16]", f"{name}[start:start + {of_all}]") for name in "xy")], {
-            "tensor": 1}
+    return ("start = 16", f"start = {of_all}",
+            "x[start:start + 16]", f"x[start:start + {of_all}]",
+            "y[start:start + 16]", f"y[start:start + {of_all}]"), {"tensor": 1}
 
 
 def _as_on_a_grid(run, tensor):
@@ -130,10 +131,10 @@ ALL_DECIDE = "`good` of all held-out digits: add up what is right on all ranks, 
 EVERY_CALL = ("A step's mean is over the scans that are left, of all ranks. A rank without one "
               "has a sum of zeros to give: if it leaves out the call, its next scans are added to "
               "others' scans of the step before.")
-ONE_DECIDES = (
+ONE_DECIDES = Slip(
+    f"It ends where the first rank is good. {ALL_DECIDE}",
     ("seen = torch.stack([right, torch.tensor(len(held_y), device=device())])",
-     "seen = (right >= good * len(held_y)).long()"), ("seen[0] >= good * seen[1]", "seen > 0"))
-SLIPS_OF_GOOD = (f"It ends where the first rank is good. {ALL_DECIDE}", *ONE_DECIDES),
+     "seen = (right >= good * len(held_y)).long()", "seen[0] >= good * seen[1]", "seen > 0"))
 
 
 def check_train_until_good(program):
@@ -145,25 +146,52 @@ def check_train_until_good(program):
         as_far = run.one if taken == run.one["steps"] else run.alone(
             batch=batch, steps=taken, good=2)
         run.equal(as_far.part("weights"), hint=EVERY_CALL)
-        run.equal(run.one.part("steps"), SLIPS_OF_GOOD, ALL_DECIDE)
+        run.equal(run.one.part("steps"), [ONE_DECIDES], ALL_DECIDE)
     yield "it ends on all ranks at one step, that of one process: on 1, 2, 3 and 4 ranks"
     yield "weights are those of one process, also where a rank, or all, have no clear scan"
 
 
+OWNERS_CASE, GRID_CASE, GOOD_CASE, *_ = hangs.CASES
+SENDS = ("        for name in weights:\n            dist.broadcast(weights[name].data, group_src="
+         "owner[name], group=group)\n")
+REDUCED = "dist.reduce(weights[name].grad, group_dst=owner[name], group=group)"
+GRADIENTS = """for part in parts:
+            dist.all_reduce(part.grad, group=columns)"""
+BEGIN = "[dist.all_reduce(part.grad, group=columns, async_op=True) for part in parts]"
+DECIDES = "seen[0] >= good * seen[1]"
 HANGS = (
-    Exercise(hangs.train_with_owners, check_train_with_owners, hints=(
+    Exercise(hangs.train_with_owners, check_train_with_owners, mistakes=(
+        *SLIPS_OF_OWNERS,
+        Slip(IN_LINE, OWNERS_CASE.edits[0]),
+        Slip(FEWER_COUNTS, OWNERS_CASE.edits[1]),
+        Slip(AS_OWNED, (SENDS, "")),
+        Slip(KEPT_ONCE, ("for name in mine]", "for name in weights]", REDUCED,
+                         "dist.all_reduce(weights[name].grad, group=group)", SENDS, "")),
+    ), hints=(
         "For each loop with a call in it: what does its order depend on, and is that the same on "
         "all ranks?",
         "There are two such loops. In one the order depends on what a rank owns, in the other on "
         "what it has seen, and it may not have seen all.",
         "for name in weights, on all ranks; for digit in range(10), with right.get(digit, 0).")),
-    Exercise(hangs.train_on_a_grid, check_train_on_a_grid, hints=(
+    Exercise(hangs.train_on_a_grid, check_train_on_a_grid, mistakes=(
+        Slip(ALL_WAIT, GRID_CASE.edits[0]),
+        Slip(WRITER, ("replica % tensor, []", "0, []")),
+        Slip(ONE_ORDER, (GRADIENTS, f"works = [] if writes else {BEGIN}", "log.append(size)\n",
+                         f"log.append(size)\n            works = {BEGIN}\n        for work in "
+                         "works:\n            work.wait()\n")),
+        Slip(SAME, ("- 0.1 *", "- 0.0 *")),
+    ), hints=(
         "Write down for ranks 0 to 3 which group each calls first after backward, and for whom it "
         "waits there.",
         "All ranks need the norm. Let all take it at the same place.",
         "All-reduce the gradients, then size = norm() on every rank, and then "
         "`if writes: log.append(size)`.")),
-    Exercise(hangs.train_until_good, check_train_until_good, hints=(
+    Exercise(hangs.train_until_good, check_train_until_good, mistakes=(
+        ONE_DECIDES,
+        Slip(ONE_LESS, GOOD_CASE.edits[0], GOOD_CASE.edits[1]),
+        Slip(ALL_DECIDE, (DECIDES, "False"), (DECIDES, "2 * seen[0] >= good * seen[1]")),
+        Slip(EVERY_CALL, ("clear = ", "clear = (x[now] != 9).all(dim=1)  # ")),
+    ), hints=(
         "Which lines end a step, or the loop, before its calls are made? What do they look at?",
         "A rank with no clear scan gives zeros and the count 0. When to stop, all decide together.",
         "Leave out the `continue`: the sum over no scans is 0, and so is its gradient. All-reduce "

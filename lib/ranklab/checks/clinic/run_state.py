@@ -12,10 +12,10 @@ from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import STUCK
+from ranklab.checks.prover import Slip
 from ranklab.clinic import run_state
 from ranklab.clinic.shards import SIZE, Shard, stored_shards
 from ranklab.meter import MemoryCurve
-
 
 STUCK_HERE = "All ranks that are there must make the same calls."
 
@@ -48,15 +48,23 @@ ALL_PARTS = """\
             losses[-1].append(loss.item())
             scaler.scale(loss).backward()
 """
+HALF = {"through": torch.float16, "roundings": 2**15}  # near: half a percent
+STEPPED = ("A rank has stepped with a gradient that is not finite. What did it look at before it "
+           "decided, and what came in after that?")
+HALVED = ("It is halved for an overflow on any rank, and on all of them; and float16, `scale` and "
+          "`growth` stay what they are.")
+TOO_LOW = "`scale` and `growth` are given. Only a step that overflows halves it."
+SKIPPED = ("A step is skipped where the sum over ranks overflows, and no other. Else it is a step "
+           "by the mean of the gradients, divided by the scale.")
 
 
 def check_half_digits(half_digits):
     for run in _runs(half_digits, run_state.half_digits, HALVES, lambda size, _: (
-            [(OWN_PART, ALL_PARTS.format(size)), ("p.grad /= ranks", f"p.grad /= {size}")], {})):
+            (OWN_PART, ALL_PARTS.format(size), "p.grad /= ranks", f"p.grad /= {size}"), {})):
         one = run.one
         if run.found[0]["scale"] != one["scale"]:  # perhaps it divides before backward: fewer halve
             parts = ALL_PARTS.format(run.size).replace("scale(loss)", f"scale(loss / {run.size})")
-            before = run.alone((OWN_PART, parts), ("p.grad /= ranks", "p.grad /= 1"))
+            before = run.alone((OWN_PART, parts, "p.grad /= ranks", "p.grad /= 1"))
             one = before if run.found[0]["scale"] == before["scale"] else one
         for place, found in enumerate(run.found):
             losses, ends = torch.tensor(found["losses"]), (
@@ -64,19 +72,12 @@ def check_half_digits(half_digits):
                 f"takes the ranks' parts in turn has {one['scale']:g}")
             bad = (~losses.isfinite()).nonzero()
             expect(not len(bad), f"{run.at(place)}: the loss is not finite from step "
-                   f"{int(bad[0, 0]) if len(bad) else 0} on", "A rank has stepped with a gradient "
-                   "that is not finite. What did it look at before it decided, and what came in "
-                   "after that?")
-            expect(found["scale"] <= one["scale"], ends, "It is halved for an overflow on any "
-                   "rank, and on all of them; and float16, `scale` and `growth` stay what they "
-                   "are.")
-            expect(found["scale"] == one["scale"], ends, "`scale` and `growth` are given. Only a "
-                   "step that overflows halves it.")
+                   f"{int(bad[0, 0]) if len(bad) else 0} on", STEPPED)
+            expect(found["scale"] <= one["scale"], ends, HALVED)
+            expect(found["scale"] == one["scale"], ends, TOO_LOW)
         run.equal([{"losses": [of_step[place] for of_step in one["losses"]]}
-                   for place in range(run.size)], hint=SAME, tolerance=5e-3)
-        run.equal(one.part("weights"), (), "A step is skipped where the sum over ranks "
-                  "overflows, and no other. Else it is a step by the mean of the gradients, "
-                  "divided by the scale.", 5e-3)
+                   for place in range(run.size)], **HALF)
+        run.equal(one.part("weights"), hint=SKIPPED, **HALF)
     yield "no loss is NaN, with 4, 3 and 1 ranks, from other scales, with overflows at other steps"
     yield "all ranks skip the same steps and have one scale; weights as in one process"
 
@@ -92,6 +93,11 @@ def _peak():
     seen.bytes = curve.peak_bytes
 
 
+GRAPH = ("The validation of 360 images makes activations of 213,120 bytes. A number that is kept "
+         "holds the graph that it came from, until nothing holds the number. Two numbers are kept.")
+EACH_STEP = "Rank 0 validates after each step, and returns all of it."
+
+
 def check_validated_digits(validated_digits):
     first, seen = {}, []
     for run in runs(validated_digits, run_state.validated_digits, *(
@@ -102,17 +108,14 @@ def check_validated_digits(validated_digits):
         for place, (found, less) in enumerate(zip(run.found, of_three.found)):
             growth = (found.watched.bytes - less.watched.bytes) / 4
             expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
-                   "The validation of 360 images makes activations of 213,120 bytes. A number that "
-                   "is kept holds the graph that it came from, until nothing holds the number. Two "
-                   "numbers are kept." if growth > 1e5 else
+                   GRAPH if growth > 1e5 else
                    "Something is kept of each step: a number alone has 4 bytes.")
     yield "7 steps take the memory of 3, on every rank"
     for run in seen:
         one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
         expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
-               f"{kept[1]} numbers, not {run.settings['steps']} of each", "Rank 0 validates after "
-               "each step, and returns all of it.")
-        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)], hint=SAME)
+               f"{kept[1]} numbers, not {run.settings['steps']} of each", EACH_STEP)
+        run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)])
     yield "all numbers of each validation are there; they and the weights as in one process"
 
 
@@ -142,22 +145,24 @@ ALL_WHOLE_SHARDS = """\
         x, y = map(torch.cat, zip(*([part[:len(part) * is_whole] for part in shard.batch()]
                                     for shard, is_whole in zip(read, whole))))
 """
+CHECKSUM = "if hashlib.sha256(shard.content).hexdigest() != shard.sha256:"
 SLIPS_OF_SHARDS = (
-    ("It trains on a shard that is not what was written. Beside each one stands its checksum: "
-     "compare before use.", *run_state.STORED),
-    ("What is left out does not count, either: the mean is over the images that are trained on, of "
-     "all ranks.", ("float(len(y))", f"{SIZE}.0")))
+    Slip("It trains on a shard that is not what was written. Beside each one stands its checksum: "
+         "compare before use.", (CHECKSUM, "if False:"), (CHECKSUM, "if x.abs().max() > 10:"),
+         (CHECKSUM, "if F.cross_entropy(model(x), y) > 4:")),
+    Slip("What is left out does not count, either: the mean is over the images that are trained "
+         "on, of all ranks.", ("float(len(y))", f"{SIZE}.0")))
+NO_PART = ("A damaged shard takes no part, and each other one stays in its step and on its rank. "
+           "The checksum tells which is damaged; the loss does not. And NaN times 0 is NaN.")
+NOTHING = "A rank with nothing to give still goes through each collective, with zeros."
 
 
 def check_stored_digits(stored_digits):
     for run in _runs(stored_digits, run_state.stored_digits, _stores(), lambda size, _: (
-            [(OWN_SHARD, ALL_WHOLE_SHARDS.format(size)), *run_state.STORED], {}), stuck=(
-                f"{STUCK_HERE} A rank with nothing to give still goes through each collective, "
-                "with zeros.")):
-        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, "A damaged shard takes no part, and "
-                  "each other one stays in its step and on its rank. The checksum tells which is "
-                  "damaged; the loss does not. And NaN times 0 is NaN.")
-        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS, SAME)
+            (OWN_SHARD, ALL_WHOLE_SHARDS.format(size), *run_state.STORED[0]), {}), stuck=(
+                f"{STUCK_HERE} {NOTHING}")):
+        run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, NO_PART)
+        run.equal(run.one.part("weights"), SLIPS_OF_SHARDS)
     yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
     yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
 
@@ -168,11 +173,16 @@ RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"sto
            "a stop at the end of an epoch": {"stops": (6,)},
            "three stops in the third epoch": {"stops": (13, 14, 16), "steps": 18},
            "batch=100": {"stops": (9,), "batch": 100, "steps": 15}}
+NEXT = ("What comes after a stop begins with the batch that is next in its epoch. A checkpoint "
+        "must say, or tell by its step, which that is: in any epoch, also with a smaller last "
+        "batch, and after a second stop.")
+ANOTHER_ORDER = "The same images, but in another order than without a stop."
+AS_SAVED = "The data are right. Is all else as it was saved?"
 
 
 def check_resumed_digits(resumed_digits):
     for run in _runs(resumed_digits, run_state.resumed_digits, RESUMES, lambda size, _: (
-            [("seen += mine.tolist()", "seen.append(at)")], {"stops": ()})):
+            ("seen += mine.tolist()", "seen.append(at)"), {"stops": ()})):
         one = run.one
         steps, rights = len(one["losses"]), [{"seen": torch.cat(
             [at.tensor_split(run.size)[place] for at in one["seen"]])} for place in range(run.size)]
@@ -182,16 +192,13 @@ def check_resumed_digits(resumed_digits):
                    "A run that goes on does what is left, and no step twice.")
             more = Counter(found["seen"]) - Counter(rights[place]["seen"].tolist())
             expect(not more, f"{run.at(place)}: {len(more)} images are trained on more often than "
-                   "in a run without a stop", "What comes after a stop begins with the batch that "
-                   "is next in its epoch. A checkpoint must say, or tell by its step, which that "
-                   "is: in any epoch, also with a smaller last batch, and after a second stop.")
+                   "in a run without a stop", NEXT)
             mine, due = len(found["seen"]), len(rights[place]["seen"])
             expect(mine == due, f"{run.at(place)}: it trains on {mine} images; on {due} without "
                    "a stop", "The rest of the epoch is left, to its last image.")
-        run.equal(rights, (), "The same images, but in another order than without a stop.", 0)
-        run.equal(one.part("losses"), (), "The data are right. Is all else as it was "
-                  "saved?")
-        run.equal(one.part("weights"), hint=SAME)
+        run.equal(rights, hint=ANOTHER_ORDER, through=None, roundings=0)
+        run.equal(one.part("losses"), hint=AS_SAVED)
+        run.equal(one.part("weights"))
     yield "each image as often as without a stop, and in the same order, on 4, 3 and 1 ranks"
     yield "stopped in any epoch, at its end, twice, in a small batch; losses as in one process"
 
@@ -202,6 +209,10 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
           "a save each 3 steps": {"every": 3, "stop": 9, "first": 2},
           "nobody has saved but in the last step": {"every": 5, "stop": 5, "first": 0},
           "a stop between saves": {"stop": 7, "first": 1}}
+NEWEST_OF_ALL = "Which is the newest that all have, and is it still there?"
+A_NEWER_ONE = "The newest state that all ranks have is a newer one."
+FROM_ZERO = "Start from zero only where there is no state that all ranks have."
+OF_ONE_STEP = "but not with what all ranks had then: rows and momentum of one step, on every rank."
 
 
 def check_split_digits(split_digits):
@@ -214,40 +225,81 @@ def check_split_digits(split_digits):
             start = stop + len(one["losses"]) - len(found["losses"])
             expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
                 f"Without the rank that is lost: the break comes before its save of step {start}. "
-                "Which is the newest that all have, and is it still there?") if start > right else (
-                "The newest state that all ranks have is a newer one.") if start else (
-                "Start from zero only where there is no state that all ranks have."))
-        run.equal({"losses": one["losses"][:stop] + one["losses"][right:]}, (), "It goes on from "
-                  f"step {right}, but not with what all ranks had then: rows and momentum of one "
-                  "step, on every rank.")
-        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)], (), SAME)
+                f"{NEWEST_OF_ALL}") if start > right else A_NEWER_ONE if start else FROM_ZERO)
+        run.equal({"losses": one["losses"][:stop] + one["losses"][right:]},
+                  hint=f"It goes on from step {right}, {OF_ONE_STEP}")
+        run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)])
     yield "it goes on from the newest step that all ranks have, whichever rank was first"
     yield "no step more is lost where all have saved; anew where nobody has; as in one process"
 
 
+SCALE, NO_GRAD = run_state.SCALE, run_state.VALIDATED[0][0]
+UNSCALE, STEP = f"{SCALE}        scaler.unscale_(optimizer)\n", "        scaler.step(optimizer)\n"
+NO_GRAPH = "            logits = model(held_out)\n"
+LOSS = "losses.append(F.cross_entropy(logits, labels)"
+ORDER = "order.split(batch)[step % in_epoch:]"
+NEWEST = "dist.all_reduce(start, dist.ReduceOp.MIN, group=group)"
+OWN = "state = torch.load(Path(disk, str(start.item())), map_location=device())"
 RUN_STATE = (
-    Exercise(run_state.half_digits, check_half_digits, hints=(
+    Exercise(run_state.half_digits, check_half_digits, mistakes=(
+        Slip(STEPPED, (SCALE, f"{UNSCALE}        dist.barrier(group)\n")),
+        Slip(HALVED, (SCALE, UNSCALE, STEP, "        for p in model.parameters():\n"
+                      f"            p.grad.nan_to_num_(0.0, 0.0, 0.0)\n{STEP}"),
+             ("torch.float16", "torch.bfloat16"),
+             (SCALE, f"{UNSCALE}        fine = torch.stack([p.grad.isfinite().all() for p in "
+              "model.parameters()]).all().float()\n        dist.all_reduce(fine, dist.ReduceOp."
+              "MIN, group=group)\n", STEP, f"        if fine:\n    {STEP}")),
+        Slip(TOO_LOW, ("init_scale=scale", "init_scale=1024.0")),
+    ), hints=(
         "In which step does the first loss become NaN? Print scaler.get_scale() of each rank "
         "around it.",
         "Where in a step does GradScaler look for infinities, and what has each rank in p.grad "
         "then?",
         "Leave out scaler.unscale_: step() does it, after the sum is there. If you clip, unscale "
         "after the all-reduces.")),
-    Exercise(run_state.validated_digits, check_validated_digits, hints=(
+    Exercise(run_state.validated_digits, check_validated_digits, mistakes=(
+        Slip(GRAPH, (NO_GRAD, f"            model.eval()\n{NO_GRAPH}            model.train()\n"),
+             (NO_GRAD, NO_GRAPH, LOSS, f"{LOSS}.detach()")),
+        Slip(EACH_STEP, (NO_GRAD, f"            del losses[:-1], sure[:-1]\n{NO_GRAPH}")),
+        Slip(SAME, (NO_GRAD, NO_GRAD.replace("held_out", "x[at]"),
+                    LOSS, LOSS.replace("labels", "y[at]"))),
+    ), hints=(
         "MemoryCurve of 4 steps and of 8, on each rank: how many bytes does a step leave?",
         "What does a tensor hold that has a grad_fn, and until when?",
         "with torch.no_grad(): logits = model(held_out). Or .item() for all that is kept.")),
-    Exercise(run_state.stored_digits, check_stored_digits, hints=(
+    Exercise(run_state.stored_digits, check_stored_digits, mistakes=(
+        *SLIPS_OF_SHARDS,
+        Slip(NO_PART, (CHECKSUM, "if False:", "        optimizer.step()\n",
+                       "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+                       "        optimizer.step()\n")),
+        Slip(NOTHING, ("x, y = x[:0], y[:0]", "continue")),
+    ), hints=(
         "Which shard does which rank read in step 5, and what is x.abs().max()?",
         "Beside a shard's content stands what its content must give: hashlib.sha256(...)"
         ".hexdigest(). And a rank that leaves its shard out must not leave the others alone.",
         "x, y = x[:0], y[:0]: the sum over no images is 0, its gradients are zeros, and the count "
         "is 0.")),
-    Exercise(run_state.resumed_digits, check_resumed_digits, hints=(
+    Exercise(run_state.resumed_digits, check_resumed_digits, mistakes=(
+        Slip(NEXT, (ORDER, "order[step * batch % len(x):].split(batch)"),
+             (ORDER, ORDER.replace("in_epoch", "in_epoch if last == steps else 0")),
+             ("step // in_epoch", "-(-step // in_epoch)", ORDER, "order.split(batch)"),
+             (ORDER, "(order.split(batch) if len(losses) == step and step % in_epoch == 0 else "
+              "order.flip(0).split(batch)[step % in_epoch:])")),
+        Slip(ANOTHER_ORDER, ("mine.tolist()", "sorted(mine.tolist())")),
+        Slip(AS_SAVED, ('            optimizer.load_state_dict(state["optimizer"])\n', "")),
+    ), hints=(
         "Collect `seen` of all ranks, and count how often each image comes in two epochs.",
         "How many batches of its epoch are over when the run goes on?",
         "order.split(batch)[step % in_epoch:], which is all of it where an epoch begins.")),
-    Exercise(run_state.split_digits, check_split_digits, hints=(
+    Exercise(run_state.split_digits, check_split_digits, mistakes=(
+        Slip(NEWEST_OF_ALL, (NEWEST, "dist.broadcast(start, group=group, group_src=0)",
+                             OWN, OWN.replace("start.item()", "newest"))),
+        Slip(A_NEWER_ONE, (NEWEST, f"{NEWEST.replace('MIN', 'MAX')}\n"
+                           "            start = (start - every).clamp(min=0)")),
+        Slip(FROM_ZERO, ("start > 0", "start < 0", "int(start) + 1", "1")),
+        Slip(OF_ONE_STEP, (NEWEST, f"{NEWEST}\n            newest and start.fill_(max(int(start), "
+                           "0))", OWN, OWN.replace("start.item()", "newest"))),
+    ), hints=(
         'Print state["step"] on every rank, after it was loaded.',
         "Two things are needed: to agree on the newest step that all have, and that every rank "
         "still has that one.",

@@ -1,15 +1,15 @@
 """The one way in which the checks of this lab run a mended program, and compare it.
 
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000})):
-        run.equal(run.one, slips=((hint, (old, new), ...), ...))
+        run.equal(run.one, slips=(Slip("The sentence.", (old, new)), ...))
 
 What runs   the program as in the lab, and then with hidden settings: these have the same disease at
             another place, since the cause is to be mended
 Where       on the lab's four ranks; then in groups of one, two or three of them
 Beside      the library's program on one rank: the same training in one process. Where its data
             depend on the number of ranks, edits make that rank do the work of all
-Slips       edits of the library's program, too: a mistake is named where these very ranks return
-            the same numbers with it
+Slips       edits of the library's program, too: the sentence of one is said where these very ranks
+            return the same numbers with its first program
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from ranklab.checks.beside import located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
-from ranklab.checks.trial import GROUPS, on_ranks
-from ranklab.clinic.case import edited_program
+from ranklab.checks.prover.slips import edited
+from ranklab.checks.trial import GROUPS, instead, is_near, on_ranks
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
-__all__ = ["FOUR", "GROUPS", "LAB", "PAIRS", "SAME", "near", "runs", "traffic_and"]
+__all__ = ["ELSEWHERE", "FOUR", "GROUPS", "LAB", "PAIRS", "SAME", "near", "runs", "traffic_and"]
 
 FOUR, PAIRS = ((0, 1, 2, 3),), ((0, 2), (1, 3))
 LAB = FOUR, {}
-NEAR = 1e-4  # of the largest number: trainings in float32, in another order, stay within 1e-5
+NEAR = 2**11  # roundings: in float32, in another order, trainings stay within a tenth of that
 SAME = "Only the cause is to be mended: data, sizes, optimizer and what is returned stay."
 ELSEWHERE = ("The four ranks of the lab were right. Here the ranks are others: what holds for four "
              "alone, for the lab's settings, or without `group`?")
@@ -78,10 +78,9 @@ class Run:
         of = f"rank {self.members[place]} of " if self.size > 1 else ""
         return f"{of}{group}{self.told}"
 
-    def alone(self, *edits, **settings):
+    def alone(self, edits=(), **settings):
         """Like `one`, with edits and settings that follow from what was found."""
-        program = edited_program(self.answer, edits)
-        [[found]] = self.launched([((0,), self.settings | settings, program)])
+        [[found]] = self.launched([((0,), self.settings | settings, edited(self.answer, edits))])
         return found
 
     def awaited(self):
@@ -89,31 +88,33 @@ class Run:
         for place, found in enumerate(self.found):
             all_awaited(found.watched.missing, self.at(place))
 
-    def equal(self, right, slips=(), hint="", tolerance=NEAR, of=lambda found: found):
+    def equal(self, right, slips=(), hint=SAME, of=lambda found: found, **on_the_way):
         """All ranks returned what is right, but for rounding; else a Mistake says what it is.
 
-        right  {name: numbers}, or a list with one for each rank; what else is returned is not asked
-        slips  ((hint, pair of edits, ...), ...); the first that gives these numbers is named
-        of     gives {name: numbers} of what a rank returned
+        right       {name: numbers}, or a list with one for each rank; what else is returned is not
+                    asked
+        slips       Slips; the first that gives these numbers is named
+        of          gives {name: numbers} of what a rank returned
+        on_the_way  through, roundings: see near()
         """
         rights = right if isinstance(right, list) else [right] * self.size
         found = [*map(of, self.found)]
         for place, (mine, due) in enumerate(zip(found, rights)):
-            if name := _differs(mine, due, tolerance):
+            if name := _differs(mine, due, on_the_way):
                 elsewhere = ELSEWHERE if self.size < 4 else ""
                 raise Mistake(f"{self.at(place)}: {name} {_told(mine[name], due[name])}",
-                              self._named(slips, found, rights, tolerance, of)
+                              self._named(slips, found, rights, of, on_the_way)
                               or f"{elsewhere} {hint}".strip())
 
-    def _named(self, slips, found, rights, tolerance, of):
-        for hint, *edits in slips:
-            program = edited_program(self.answer, edits)
+    def _named(self, slips, found, rights, of, on_the_way):
+        for slip in slips:
+            program, *_ = slip.functions(self.answer)
             [wrong] = self.launched([(self.members, self.given, program)])
             wrong = [*map(of, wrong)]
-            if not any(_differs(mine, those, tolerance, due)
+            if not any(_differs(mine, those, on_the_way, due)
                        for mine, those, due in zip(found, wrong, rights)) and any(
-                    _differs(those, due, tolerance) for those, due in zip(wrong, rights)):
-                return hint
+                    _differs(those, due, on_the_way) for those, due in zip(wrong, rights)):
+                return slip.says
         return ""
 
 
@@ -152,7 +153,7 @@ def _jobs_of_one(answer, situations, one):
         for size in map(len, groups):
             edits, more = one(size, settings := _settings(given, size, 0))
             # a copy, because ranks refuse the library's own program: a learner may not call it
-            jobs.append(((len(jobs) % 4,), settings | more, edited_program(answer, edits)))
+            jobs.append(((len(jobs) % 4,), settings | more, edited(answer, edits)))
     return jobs
 
 
@@ -245,23 +246,20 @@ def flat(value):
     return torch.as_tensor(value).detach().cpu().double().flatten()
 
 
-def near(got, right, tolerance=NEAR):
-    """True where they are as many numbers, and differ by rounding only."""
-    got, right = flat(got), flat(right)
-    most = right.abs().max().clamp(min=1e-3) if len(right) else 1
-    return got.shape == right.shape and bool(((got - right).abs() <= tolerance * most).all())
+def near(got, right, through=torch.float32, roundings=NEAR):
+    """True where they are as many numbers, and differ by rounding only: see trial.is_near()."""
+    return is_near(flat(got), flat(right), through, roundings)
 
 
-def _differs(found, right, tolerance, names=None):
+def _differs(found, right, on_the_way, names=None):
     """The first name under which another value is found; None where there is none."""
     return next((name for name in names or right
-                 if not near(found[name], right[name], tolerance)), None)
+                 if not near(found[name], right[name], **on_the_way)), None)
 
 
 def _told(got, right):
     got, right = flat(got), flat(right)
     if len(got) != len(right):
         return f"are {len(got)} numbers, and in one process {len(right)}"
-    at = int((got - right).abs().nan_to_num(torch.inf).argmax())
-    number = f"[{at}] " if len(right) > 1 else ""
-    return f"{number}is {got[at]:.4g}, and in one process {right[at]:.4g}"
+    got, right = (each.item() if len(each) == 1 else each for each in (got, right))
+    return f"is {instead(got, right)} as in one process"

@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.runs import FOUR, GROUPS, near, runs, traffic_and
+from ranklab.checks.clinic.runs import ELSEWHERE, FOUR, GROUPS, SAME, near, runs, traffic_and
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
 from ranklab.clinic import sharding
-from ranklab.clinic.sharding import GATHER, HELD_OUT, KEEP, LOAD, SEND, STEP
+from ranklab.clinic.sharding import (
+    BLOCKS, CLIP, GATHER, HELD_OUT, KEEP, LOAD, OPTIMIZER, OWN, ROOT, SEEDS, SEND, STEP, SUM_ENDS,
+)
 
-ROUNDED = 1e-5  # as sums of float32 are
+IN_GROUPS = "in groups of 1 and 3 ranks"  # it does not end
 
 
 def _runs(program, answer, *settings, groups=(FOUR, GROUPS, FOUR), **options):
@@ -51,63 +54,68 @@ def check_wide_layer(program):
         masks = [(torch.cat([torch.cat([wide[T * d + t][step] for t in range(T)], 1)
                              for d in range(D)]), torch.cat([each[step] for each in narrow[::T]]))
                  for step in range(4)]
-        one = run.alone(*BY_MASKS, tensor=1, masks=masks, parts=D)
+        one = run.alone(BY_MASKS, tensor=1, masks=masks, parts=D)
         run.equal([{"losses": [of_step[rank // T] for of_step in one["losses"]], "weights": {
             name: right.chunk(T, DIMS[name])[rank % T] if name in DIMS else right
             for name, right in one["weights"].items()}} for rank in range(run.size)],
             hint="The masks are right. One process that drops the same computes something else.",
-            tolerance=ROUNDED)
+            roundings=0)
         yield f"as one process, {run.where}"
 
 
 DIMS = {"up.weight": 0, "down.weight": 1}  # in which they are cut
 # All rows on one rank, which drops what it is told: the losses are those of each part of the rows.
 BY_MASKS = (
-    ("group=None):", "group=None, masks=(), parts=1):"),
-    ('F.dropout(F.relu(model["up"](x)), p)',
-     'F.relu(model["up"](x)) * masks[step][0].to(device())'),
-    ('F.dropout(reduce_from_region(model["down"](h), inside), p)',
-     'reduce_from_region(model["down"](h), inside) * masks[step][1].to(device())'),
-    ("targets[:, -1])",
-     "targets[:, -1], reduction='none')\n        each, loss = loss, loss.mean()"),
-    ("losses.append(loss.item())",
-     "losses.append([rows.mean().item() for rows in each.chunk(parts)])"))
+    "group=None):", "group=None, masks=(), parts=1):",
+    'F.dropout(F.relu(model["up"](x)), p)', 'F.relu(model["up"](x)) * masks[step][0].to(device())',
+    'F.dropout(reduce_from_region(model["down"](h), inside), p)',
+    'reduce_from_region(model["down"](h), inside) * masks[step][1].to(device())',
+    "targets[:, -1])",
+    "targets[:, -1], reduction='none')\n        each, loss = loss, loss.mean()",
+    "losses.append(loss.item())",
+    "losses.append([rows.mean().item() for rows in each.chunk(parts)])")
+STAYS = "Dropout is to stay."
+ANEW = "Each step draws anew: a seed that is set in each step must follow from the step, too."
+BEFORE = "Look at what both have before dropout, and after."
+OTHER_ROWS = ("Rows that are dropped alike are less noise averaged out: in one process each row "
+              "has its own.")
+OTHER_PART = ("Each rank has its own part, or its own rows, of it: one process would drop other "
+              "places in each.")
 
 
 def _look_at_masks(where, T, wide, narrow):
     kept = torch.cat([mask.flatten() for of_rank in (*wide, *narrow) for mask in of_rank]) != 0
     expect(abs(kept.double().mean() - 0.75) < 0.05, f"{where}: {1 - kept.double().mean():.0%} of "
-           "the numbers are dropped, not 25%", "Dropout is to stay.")
+           "the numbers are dropped, not 25%", STAYS)
     for a in range(len(wide)):
         expect(not torch.equal(narrow[a][0], narrow[a][1]) and not torch.equal(*wide[a][:2]),
-               f"{where}: rank {a} drops the same in steps 0 and 1", "Each step draws anew: a seed "
-               "that is set in each step must follow from the step, too.")
+               f"{where}: rank {a} drops the same in steps 0 and 1", ANEW)
         for b in range(a):
             pair, one = f"ranks {b} and {a}", b // T == a // T
             equal = torch.equal(narrow[a][0], narrow[b][0])
             expect(equal or not one, f"{where}: {pair} share a wide layer, and drop different "
-                   "places in the second dropout of a step", "Look at what both have before "
-                   "dropout, and after.")
+                   "places in the second dropout of a step", BEFORE)
             expect(not equal or one, f"{where}: {pair} have different rows, and drop the same "
-                   "places of them", "Rows that are dropped alike are less noise averaged out: in "
-                   "one process each row has its own.")
+                   "places of them", OTHER_ROWS)
             expect(not torch.equal(wide[a][0], wide[b][0]), f"{where}: {pair} drop the same places "
-                   "of the wide layer", "Each rank has its own part, or its own rows, of it: one "
-                   "process would drop other places in each.")
+                   "of the wide layer", OTHER_PART)
 
 
 # --- tied_weights ---------------------------------------------------------------------------------
 
 SUM = "dist.all_reduce(end.weight.grad, group=ends)"
 TIED = (
-    ("It is trained by the mean of both gradients. One matrix, used twice in one loss: gradients "
-     "of two uses add up.", (SUM, f"{SUM}\n            end.weight.grad /= 2")),
-    ("It is trained by the embedding's gradient alone. What the head sees is lost.",
-     (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=0)")),
-    ("It is trained by the head's gradient alone. What the embedding sees is lost.",
-     (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=1)")),
-    ("It is trained by twice the sum of both gradients. Each is in it twice.",
-     (SUM, f"{SUM}\n            end.weight.grad *= 2")))
+    Slip("It is trained by the mean of both gradients. One matrix, used twice in one loss: "
+         "gradients of two uses add up.", (SUM, f"{SUM}\n            end.weight.grad /= 2")),
+    Slip("It is trained by the embedding's gradient alone. What the head sees is lost.",
+         (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=0)")),
+    Slip("It is trained by the head's gradient alone. What the embedding sees is lost.",
+         (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=1)")),
+    Slip("It is trained by twice the sum of both gradients. Each is in it twice.",
+         (SUM, f"{SUM}\n            end.weight.grad *= 2")))
+APART = "They begin alike. Which gradients has each of them had?"
+BOTH = ("The copies are alike, and not what one process has: it takes each step by the sum of both "
+        "gradients.")
 
 
 def check_staged_gpt(program):
@@ -118,26 +126,26 @@ def check_staged_gpt(program):
         if run.size > 1:
             apart = (stages[0]["token.weight"] - stages[-1]["head.weight"]).abs().max().item()
             expect(apart < 1e-6, f"{run.where}: after 4 steps token.weight of the first and "
-                   f"head.weight of the last stage are up to {apart:.2g} apart", "They begin "
-                   "alike. Which gradients has each of them had?")
+                   f"head.weight of the last stage are up to {apart:.2g} apart", APART)
         run.equal([{"token.weight": one["weights"]["token.weight"]}] + [{}] * (run.size - 1), TIED,
-                  "The copies are alike, and not what one process has: it takes each step by the "
-                  "sum of both gradients.", ROUNDED, of=lambda found: found["weights"])
+                  BOTH, of=lambda found: found["weights"], roundings=0)
         run.equal([{"losses": [] if stage is not stages[-1] else one["losses"],
                     "weights": {name: one["weights"][name] for name in stage}}
-                   for stage in stages], tolerance=ROUNDED)
+                   for stage in stages], roundings=0)
         yield f"as one process, {run.where}"
 
 
 # --- stale_weights --------------------------------------------------------------------------------
 
-SLIP_OF_FORWARD = ("It is that of the first weights. Step 0 has changed the shards by then. Which "
-                   "numbers does the forward use?", (STEP + GATHER, KEEP + SEND + STEP)),
+FORWARD = Slip("It is that of the first weights. Step 0 has changed the shards by then. Which "
+               "numbers does the forward use?",
+               (STEP + GATHER, f"{GATHER}        coming.wait()\n{STEP}"),
+               (STEP + GATHER, KEEP + SEND + STEP, "SGD([shard], lr,", "SGD([shard], lr / 4,"))
 BY_WHICH = "With which weights does each step compute? Print their sum beside that of one process."
-SLIP_OF_HELD_OUT = ("It is that of the weights before the step. Training is right. Which numbers "
-                    "does the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD)),
-SLIP_OF_END = ("They are those before the last step, which is lost.", (
-    LOAD, f"        before = flat.clone()\n{LOAD}"), ('"weights": flat', '"weights": before')),
+EVALUATED = Slip("It is that of the weights before the step. Training is right. Which numbers does "
+                 "the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD))
+END = Slip("They are those before the last step, which is lost.", (
+    LOAD, f"        before = flat.clone()\n{LOAD}", '"weights": flat', '"weights": before'))
 
 
 def check_gathered_model(program):
@@ -145,15 +153,21 @@ def check_gathered_model(program):
                      lambda size, _: {"steps": 6, "lr": 0.3, "seed": size}):
         one = run.one
         run.awaited()
-        run.equal({"the loss of step 1": one["losses"][1]}, SLIP_OF_FORWARD, BY_WHICH, ROUNDED,
+        run.equal({"the loss of step 1": one["losses"][1]}, [FORWARD], BY_WHICH, roundings=0,
                   of=lambda found: {"the loss of step 1": found["losses"][1]})
-        run.equal(one.part("losses"), (), BY_WHICH, ROUNDED)
-        run.equal(one.part("held_out"), SLIP_OF_HELD_OUT, tolerance=ROUNDED)
-        run.equal(one.part("weights"), SLIP_OF_END, tolerance=ROUNDED)
+        run.equal(one.part("losses"), hint=BY_WHICH, roundings=0)
+        run.equal(one.part("held_out"), [EVALUATED], roundings=0)
+        run.equal(one.part("weights"), [END], roundings=0)
         yield f"as one process, {run.where}"
 
 
 # --- optimizer_before_sharding --------------------------------------------------------------------
+
+HAS_THEM = "Does the optimizer have them? Compare its parameters with the model's, by `is`."
+SHARDED = ("Two blocks and the rest stay sharded by fully_shard: that is what the run was moved "
+           "for.")
+OTHERS = "The others are kept in memory, and no step changes them."
+
 
 def _given(optimizer):
     """How many parameters an optimizer has."""
@@ -166,22 +180,20 @@ def check_moved_gpt(program):
                      watch=partial(traffic_and, _given)):
         for place, found in enumerate(run.found):
             weights = found["weights"]
-            if near(weights, run.one["weights"], ROUNDED):
+            if near(weights, run.one["weights"], roundings=0):
                 continue
             start = run.alone(steps=0)["weights"]
-            still = [name for name in weights if near(weights[name], start[name], 0)]
+            still = [name for name in weights if near(weights[name], start[name], None, 0)]
             expect(not still, f"{run.at(place)}: {len(still)} of {len(weights)} weights are what "
-                   f"they were before training: {', '.join(still[:3])} ...", "Does the optimizer "
-                   "have them? Compare its parameters with the model's, by `is`.")
-        run.equal(run.one, tolerance=ROUNDED)
+                   f"they were before training: {', '.join(still[:3])} ...", HAS_THEM)
+        run.equal(run.one, roundings=0)
         for place, found in enumerate(run.found):
             scatters = sum("reduce_scatter" in op.name for op in found.watched.ops)
             expect(run.size == 1 or scatters >= 9, f"{run.at(place)}: {scatters} reduce-scatters "
-                   "in 3 steps, not 3 a step", "Two blocks and the rest stay sharded by "
-                   "fully_shard: that is what the run was moved for.")
+                   "in 3 steps, not 3 a step", SHARDED)
             given, own = found.watched.of_optimizers, len(found["weights"])
             expect(given <= own, f"{run.at(place)}: the optimizer has {given} parameters, and the "
-                   f"model {own}", "The others are kept in memory, and no step changes them.")
+                   f"model {own}", OTHERS)
         yield f"as one process, {run.where}"
 
 
@@ -189,16 +201,18 @@ def check_moved_gpt(program):
 
 SQUARE = "dist.all_reduce(square, group=group)"
 SLIPS_OF_NORM = (
-    ("It is that of this rank's shard. The gradient is one vector, and this rank has a part of it.",
-     (SQUARE, "pass")),
-    ("It is the sum of the shards' norms. Norms do not add up; squares do.", (SQUARE, "pass"),
-     ("norm = square.sqrt()", "norm = square.sqrt()\n        dist.all_reduce(norm, group=group)")),
-    ("It is the largest of the shards' norms. That is a part of the vector.",
-     (SQUARE, SQUARE.replace("square,", "square, dist.ReduceOp.MAX,"))),
-    ("It is the root of the mean square. Squares add up; a mean of them is too small.",
-     (SQUARE, f"{SQUARE}\n        square /= R")))
-LENGTHENED = ("A gradient that is short enough stays as it is: the factor is at most 1.",
-              (".clamp(max=1)", "")),
+    Slip("It is that of this rank's shard. The gradient is one vector, and this rank has a part of "
+         "it.", (SQUARE, "pass")),
+    Slip("It is the sum of the shards' norms. Norms do not add up; squares do.",
+         (SQUARE, "pass", "norm = square.sqrt()",
+          "norm = square.sqrt()\n        dist.all_reduce(norm, group=group)")),
+    Slip("It is the largest of the shards' norms. That is a part of the vector.",
+         (SQUARE, SQUARE.replace("square,", "square, dist.ReduceOp.MAX,"))),
+    Slip("It is the root of the mean square. Squares add up; a mean of them is too small.",
+         (SQUARE, f"{SQUARE}\n        square /= R")))
+LENGTHENED = Slip("A gradient that is short enough stays as it is: the factor is at most 1.",
+                  (".clamp(max=1)", ""))
+CLIPPED = "That of step 0 is right. When is the gradient clipped, and by which norm?"
 
 
 def check_flat_model(program):
@@ -208,42 +222,77 @@ def check_flat_model(program):
         one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
         hint = f"The ranks log {', '.join(logged)}: one gradient has one norm."
         run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
-                  hint if len({*logged}) > 1 else "", ROUNDED,
+                  hint if len({*logged}) > 1 else SAME, roundings=0,
                   of=lambda found: {"the norm of step 0": found["norms"][0]})
-        run.equal(one.part("norms"), LENGTHENED, "That of step 0 is right. When is the "
-                  "gradient clipped, and by which norm?", ROUNDED)
-        run.equal(one, tolerance=ROUNDED)
+        run.equal(one.part("norms"), [LENGTHENED], CLIPPED, roundings=0)
+        run.equal(one, roundings=0)
         yield f"as one process, {run.where}"
 
 
-SHARDING = tuple(Exercise(program, check, hints) for program, check, hints in (
+SOME_RANKS = "ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)"
+BY_HAND = """        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, group=group)
+            weight.grad /= R
+"""
+IF_ENDS, FACTOR = "".join(SUM_ENDS.splitlines(True)[:2]), "shard.grad *= (max_norm"
+SHARDING = tuple(Exercise(program, check, hints, mistakes) for program, check, hints, mistakes in (
     (sharding.wide_layer, check_wide_layer, (
         "Print what F.dropout gets and what it returns, on the two ranks of a pair, in step 0.",
         "y is the same on both ranks of a pair: they must drop the same of it. h is another part "
         "on each: they must not. And other rows are dropped otherwise.",
         "Lab 08: shared, own = dropout_seeds(seed, row, column, tensor); torch.manual_seed(shared) "
-        "before the loop; with own_random(own): around the dropout of h.")),
+        "before the loop; with own_random(own): around the dropout of h."), (
+        Slip(OTHER_PART, (SEEDS, "    torch.manual_seed(seed)\n", *OWN)),
+        Slip(BEFORE, (SEEDS, "    torch.manual_seed(seed + rank)\n", *OWN,
+                      "losses.append(loss.item())", "loss = loss.detach()\n        dist.all_reduce("
+                      "loss, group=inside)\n        losses.append(loss.item() / tensor)")),
+        Slip(STAYS, ("p=0.25", "p=0.0")),
+        Slip(OTHER_ROWS, ("dropout_seeds(seed, row, column", "dropout_seeds(seed, 0, column")),
+        Slip(ANEW, ("        with own_random(own):", "        torch.manual_seed(shared)\n"
+                    "        with own_random(own):")),
+        Slip(IN_GROUPS, (SOME_RANKS, "ranks, rank = [*range(4)], dist.get_rank()")))),
     (sharding.staged_gpt, check_staged_gpt, (
         "The two copies are alike before the first step. When do they part, and which gradients "
         "have they had by then?",
         "In one process the matrix has one gradient: that of its use as embedding and that of its "
         "use as head, added up. Here each end has one of the two.",
         "A group of the first and the last rank; after backward, before the step, an all-reduce of "
-        "the shared matrix's gradient in it. A single rank has nothing to do.")),
+        "the shared matrix's gradient in it. A single rank has nothing to do."), (
+        *TIED,
+        Slip(BOTH, (SUM_ENDS + STEP, f"{STEP}{IF_ENDS}            dist.all_reduce(end.weight.data, "
+                    "group=ends)\n            end.weight.data /= 2\n")),
+        Slip(APART, (SUM_ENDS + STEP, STEP + SUM_ENDS)),
+        Slip(IN_GROUPS, ("[ranks[0], ranks[-1]]", "[0, 3]")))),
     (sharding.gathered_model, check_gathered_model, (
         "Run two steps with lr=0 and with lr=100. Which weights give the loss of step 1?",
         "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
         "arrive come into the model? Then the same for the evaluation.",
-        "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate.")),
+        "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate."),
+        (FORWARD, EVALUATED, END,
+         Slip(BY_WHICH, ("[shard], lr,", "[shard], lr / 2,")),
+         Slip("of its calls were never waited for", ("        coming.wait()\n", "")))),
     (sharding.moved_gpt, check_moved_gpt, (
         "Which weights have changed after a step? And which gradients are there?",
         "fully_shard puts new parameters, DTensors, in the place of the model's. The optimizer "
         "keeps those that it was given.",
-        "Make the optimizer after the last fully_shard, that of the root: it has the embedding.")),
+        "Make the optimizer after the last fully_shard, that of the root: it has the embedding."), (
+        Slip(HAS_THEM, (ROOT + OPTIMIZER, OPTIMIZER + ROOT),
+             (BLOCKS + ROOT + OPTIMIZER, OPTIMIZER.replace("lr,", "9 * lr,") + BLOCKS + ROOT)),
+        Slip(SHARDED, (BLOCKS, ""), (BLOCKS + ROOT, "", "        loss.backward()\n", BY_HAND,
+                                     "weight.full_tensor()", "weight")),
+        Slip(OTHERS, (BLOCKS + ROOT + OPTIMIZER, f"{OPTIMIZER}{BLOCKS}{ROOT}    optimizer."
+                      'add_param_group({"params": [*model.parameters()]})\n')),
+        Slip(ELSEWHERE, ("DeviceMesh.from_group(group, device().type) if group else None",
+                         "None")))),
     (sharding.flat_model, check_flat_model, (
         "Compare the norms of step 0 on four ranks with that of one rank. What do squares give?",
         "Each rank has a part of the vector. The norm of the vector follows from the parts' "
         "squares, and one factor scales all parts.",
         "square = shard.grad.square().sum(); all-reduce it in the group; norm = its root; "
-        "shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)")),
+        "shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)"), (
+        *SLIPS_OF_NORM, LENGTHENED,
+        Slip(CLIPPED, (CLIP, CLIP.replace(FACTOR, "nn.utils.clip_grad_norm_([shard], max_norm)\n"
+                                          "        shard.grad *= 1 + 0 * (max_norm"))),
+        Slip(ELSEWHERE, (SQUARE, "dist.all_reduce(square)")))),
 ))

@@ -1,39 +1,42 @@
 """The checks of clinic/silent_errors.py: trainings that run to the end and are wrong."""
 
+import textwrap
+
 import torch
 from torch import nn
 
 from ranklab.basics.flat import pack
 from ranklab.checks.beside import expect
-from ranklab.checks.clinic.runs import GROUPS, LAB, SAME, near, runs
+from ranklab.checks.clinic.runs import ELSEWHERE, GROUPS, LAB, SAME, near, runs
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
 from ranklab.clinic import trainings
 from ranklab.clinic.all_cases import CASE
-from ranklab.clinic.silent_errors import NORM
+from ranklab.clinic.silent_errors import NORM, START
 
 DIGITS = 1437  # to train on
-AS_FOUND = "That is the program as it was found: nothing that counts has changed."
 NO_MEAN = "        part.grad /= R\n", ""
 OWN_NORM = "        norm = part.grad.norm()\n"
 SLIPS_OF_NORM = (
-    ("The norm is the largest of the parts' norms. Squares can be added over the ranks.",
-     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)\n")),
-    ("The parts' norms are added. Their squares can be; the root comes last.",
-     (NORM, f"{OWN_NORM}        dist.all_reduce(norm, group=group)\n")),
-    ("Each rank clips by the norm of its own part.", (NORM, OWN_NORM)),
-    ("The gradient is too large by the number of ranks: a sum over the ranks, where the mean is "
-     "due.", NO_MEAN),
-    ("The gradient is too small by the number of ranks: divided twice.",
-     ("part.grad /= R", "part.grad /= R * R")),
-    ("The gradient is divided by the number of all ranks, 4.",
-     ("part.grad /= R", "part.grad /= 4")))
+    Slip("The norm is the largest of the parts' norms. Squares can be added over the ranks.",
+         (NORM, f"{OWN_NORM}        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)\n")),
+    Slip("The parts' norms are added. Their squares can be; the root comes last.",
+         (NORM, f"{OWN_NORM}        dist.all_reduce(norm, group=group)\n")),
+    Slip("Each rank clips by the norm of its own part.", (NORM, OWN_NORM)),
+    Slip("The gradient is too large by the number of ranks: a sum over the ranks, where the mean "
+         "is due.", NO_MEAN),
+    Slip("The gradient is too small by the number of ranks: divided twice.",
+         ("part.grad /= R", "part.grad /= R * R")),
+    Slip("The gradient is divided by the number of all ranks, 4.",
+         ("part.grad /= R", "part.grad /= 4")))
+FORMULA = "Compare each collective with the formula of one process."
 
 
 def check_long_steps(program):
     """The rank's part of the gradient, and its norm, are those of one process."""
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000, "steps": 7})):
         run.equal(run.one.part("longest", "loss", "weights"), SLIPS_OF_NORM,
-                  "Compare each collective with the formula of one process.")
+                  FORMULA)
         if run.size == 4:
             yield "four ranks: no step is longer than lr * most; all weights as in one process"
     yield "one rank, three in a group, and without clipping"
@@ -54,9 +57,14 @@ def _seeds(size, place):
     return {"seed": 4 + place + (size > 1), "steps": 9, "decay": 0.5}
 
 
-FIRST = ("group=None):", "group=None, first=None):"), (
+FIRST = (
+    "group=None):", "group=None, first=None):",
     "    mean = copy.deepcopy(model)\n", "    nn.utils.vector_to_parameters(first.to(device()), "
     "model.parameters())\n    mean = copy.deepcopy(model)\n")
+APART = "The ranks differ from `start` on, and each has moved by the same amount."
+OF_THE_MEAN = "Their weights are equal. What was the mean's first value?"
+OF_START = "Their weights are equal in the end: is `start` taken before they are made so?"
+ONE_DRAWS = "All ranks begin with the weights that one of them draws."
 
 
 def check_saved_model(program):
@@ -64,25 +72,29 @@ def check_saved_model(program):
     for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
         first, *_ = run.found
         moved = [each["weights"] - each["start"] for each in run.found]
-        hint = "The ranks differ from `start` on, and each has moved by the same amount."
-        for name, hint in (("weights", hint if all(near(each, moved[0]) for each in moved) else ""),
-                           ("mean", "Their weights are equal. What was the mean's first value?"),
-                           ("start", "Their weights are equal in the end: is `start` taken "
-                            "before they are made so?")):
+        is_alike = all(near(each, moved[0]) for each in moved)
+        for name, hint in (("weights", APART if is_alike else ""), ("mean", OF_THE_MEAN),
+                           ("start", OF_START)):
             expect(all(torch.equal(each[name], first[name]) for each in run.found),
                    f"{run.where}: the ranks differ in `{name}`", hint)
-        one = run.alone(*FIRST, first=first["start"])
+        one = run.alone(FIRST, first=first["start"])
         run.equal(one.part("weights", "mean", "loss"), hint="All begin "
                   "alike. From there on train and average as before.")
         seeds = {_seeds(run.size, place)["seed"] if run.settings else 0
                  for place in range(run.size)}
         expect(any(near(first["start"], drawn) for seed in seeds for drawn in _first_weights(seed)),
                f"{run.where}: `start` is not what a process draws with any of the ranks' seeds: "
-               f"{', '.join(map(str, sorted(seeds)))}", "All ranks begin with the weights that one "
-               "of them draws.")
+               f"{', '.join(map(str, sorted(seeds)))}", ONE_DRAWS)
         if run.size == 4:
             yield "four ranks: equal weights from the first step on, and all as in one process"
     yield "one rank, three in a group, and ranks with different seeds"
+
+
+OF_ONE = "One process takes"
+COUNTS_TWICE = "Then its gradient counts twice, and others not at all."
+UNREAD = "What no rank reads is never learned."
+SHARED = "The step of one process is shared by the ranks."
+NEW_ORDER = "Each epoch has a new order, the same on all ranks: sampler.set_epoch."
 
 
 def _epoch_is_shared(where, batch, seen):
@@ -91,19 +103,19 @@ def _epoch_is_shared(where, batch, seen):
     total, read = sum(len(part) for own in seen for part in own), {*sum(steps, [])}
     twice = next((at for step in steps for at in step if step.count(at) > 1), None)
     expect(total < DIGITS + batch, f"{where} takes {len(steps)} steps, and {total} images are read;"
-           f" there are {DIGITS}", f"One process takes {-(-DIGITS // batch)} steps.")
-    expect(twice is None, f"{where}: image {twice} is read twice in one step", "Then its gradient "
-           "counts twice, and others not at all.")
+           f" there are {DIGITS}", f"{OF_ONE} {-(-DIGITS // batch)} steps.")
+    expect(twice is None, f"{where}: image {twice} is read twice in one step",
+           COUNTS_TWICE)
     expect(len(read) > DIGITS - batch, f"{where}: the ranks together read {len(read)} of {DIGITS} "
-           "images", "What no rank reads is never learned.")
+           "images", UNREAD)
     expect(max(map(len, steps)) <= batch, f"{where}: {max(map(len, steps))} images a step, not "
-           f"{batch}", "The step of one process is shared by the ranks.")
+           f"{batch}", SHARED)
 
 
 BY_ORDER = (
-    ("group=None):", "group=None, order=()):"),
-    ("for images, labels, at in loader:", "for images, labels, at in ((x[at], y[at], at) for at in "
-     "map(torch.tensor, order[epoch])):"))
+    "group=None):", "group=None, order=()):",
+    "for images, labels, at in loader:", "for images, labels, at in ((x[at], y[at], at) for at in "
+    "map(torch.tensor, order[epoch])):")
 
 
 def check_no_faster(program):
@@ -118,10 +130,9 @@ def check_no_faster(program):
             _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in seen])
         for epoch in range(1, epochs):
             expect(seen[0][epoch] != seen[0][0], f"{run.where}: epoch {epoch} has the order of "
-                   "epoch 0", "Each epoch has a new order, the same on all ranks: "
-                   "sampler.set_epoch.")
+                   "epoch 0", NEW_ORDER)
         order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
-        one = run.alone(*BY_ORDER, order=order)
+        one = run.alone(BY_ORDER, order=order)
         run.equal(one.part("weights", "loss"), hint="A step is the mean over its images. In the "
                   "last one the ranks may have different numbers of them.")
         if run.size == 4:
@@ -133,12 +144,14 @@ def check_no_faster(program):
 
 NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
 SLIPS_OF_RATE = (
-    ("The rates are those of the program as it was found.", NOT_GROWN, TOO_LONG),
-    ("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: its "
-     "schedule counts the steps of one rank.", TOO_LONG),
-    ("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),
-    ("It grows for four ranks, whatever their number is.",
-     (NOT_GROWN[0], NOT_GROWN[0].replace("R", "4"))))
+    Slip("The rates are those of the program as it was found.",
+         (*NOT_GROWN, *TOO_LONG, "SGD(model.parameters(), lr)", "SGD(model.parameters(), lr=lr)")),
+    Slip("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: "
+         "its schedule counts the steps of one rank.", TOO_LONG),
+    Slip("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),
+    Slip("It grows for four ranks, whatever their number is.",
+         (NOT_GROWN[0], NOT_GROWN[0].replace("R", "4"))))
+RECIPE = "Print `rates`, and compare them with the recipe."
 
 
 def check_worse_together(program):
@@ -146,8 +159,7 @@ def check_worse_together(program):
     for run in runs(program, trainings.worse_together, LAB,
                     (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
                         (), {"batch": size * settings.get("batch", 32)})):
-        run.equal(run.one.part("rates"), SLIPS_OF_RATE,
-                  "Print `rates`, and compare them with the recipe.")
+        run.equal(run.one.part("rates"), SLIPS_OF_RATE, RECIPE)
         run.equal(run.one, hint="The rates follow the recipe. The gradient of a step is still the "
                   "mean over its images.")
         if run.size == 4:
@@ -155,40 +167,51 @@ def check_worse_together(program):
     yield "one rank, three in a group, another batch"
 
 
-POOLED = 1e-2  # the larger of two numbers that are equal but for rounding: 0.1% after 20 steps
+POOLED = 2**17  # the larger of two numbers that are equal but for rounding: 0.1% after 20 steps
 OWN_IMAGES = "at = shard[step % 5::5][:240 // R]"
 ALL_IMAGES = ("at = torch.cat([part[step % 5::5][:240 // {0}] for part in "
               "y.argsort(stable=True).chunk({0})])")
-OF_ITS_OWN = ("The scores agree, and yet it is not the model of one process: in training each rank "
-              "still normalises by its own images alone.", *CASE["two_scores"].edits),
+SYNC = "    model = convert_sync_batch_norm(model, group)\n"
+OF_ITS_OWN = Slip(
+    "The scores agree, and yet it is not the model of one process: in training each rank still "
+    "normalises by its own images alone.",
+    (SYNC, "", "    model.eval()\n", "    for b in model.buffers():\n        dist.broadcast(b, "
+     "group=group, group_src=0)\n    model.eval()\n"),
+    (SYNC, "", "    model.eval()\n", "    for b in model.buffers():\n        dist.all_reduce(b, "
+     "group=group)\n        b //= R if b.dtype == torch.int64 else 1\n        b.div_(R) if "
+     "b.is_floating_point() else None\n    model.eval()\n"),
+    (SYNC, "", "    model.eval()\n", ""))
+BUFFERS = "The weights are equal on all ranks, to the bit. What else does a model keep?"
+ON_GPUS = ("torch's runs on GPUs only. Lab 03's convert_sync_batch_norm runs on any device.")
 
 
 def check_two_scores(program):
     """The weights and the statistics are those of one process on the whole batch."""
     for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6}),
-                    one=lambda size, _: ([(OWN_IMAGES, ALL_IMAGES.format(size))], {}), failures={
-                        r".*SyncBatchNorm expected input tensor to be on GPU.*": "torch's runs on "
-                        "GPUs only. Lab 03's convert_sync_batch_norm runs on any device."}):
+                    one=lambda size, _: ((OWN_IMAGES, ALL_IMAGES.format(size)), {}), failures={
+                        r".*SyncBatchNorm expected input tensor to be on GPU.*": ON_GPUS}):
         scores = [each["score"] for each in run.found]
-        expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", "The weights are "
-               "equal on all ranks, to the bit. What else does a model keep?" if all(torch.equal(
-                   each["weights"], run.found[0]["weights"]) for each in run.found) else "")
+        expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", BUFFERS if all(
+                   torch.equal(each["weights"], run.found[0]["weights"]) for each in run.found)
+               else "")
         hint = "All images of a step are normalised together."
-        run.equal(run.one.part("weights"), OF_ITS_OWN, f"{hint} {SAME}", POOLED)
-        run.equal(run.one, (), hint, POOLED)
+        run.equal(run.one.part("weights"), [OF_ITS_OWN], f"{hint} {SAME}", roundings=POOLED)
+        run.equal(run.one, hint=hint, roundings=POOLED)
         if run.size == 4:
             yield "four ranks: one score, and the weights, of one process on the whole batch"
     yield "one rank, three in a group"
 
 
+MEANS = 'rows[:, 1:], "sum") / count', "rows[:, 1:]) / pieces / R"
 SLIPS_OF_CURVE = (
-    (AS_FOUND, *CASE["moving_curve"].edits),
-    ("The pieces of a rank are right now. But the ranks have different numbers of tokens, and "
-     "their means are averaged.", *CASE["moving_curve"].hidden),
-    ("The ranks are right now. But the pieces of a step have different numbers of tokens, and "
-     "their means are averaged.", ("/ count", "/ own / pieces"),
-     ("            loss = model(", "            own = (rows[:, 1:] != -100).sum()\n"
-      "            dist.all_reduce(own, group=group)\n            loss = model(")))
+    Slip("That is the program as it was found: nothing that counts has changed.", MEANS),
+    Slip("The pieces of a rank are right now. But the ranks have different numbers of tokens, and "
+         "their means are averaged.", sum(CASE["moving_curve"].hidden, ())),
+    Slip("The ranks are right now. But the pieces of a step have different numbers of tokens, and "
+         "their means are averaged.",
+         ("/ count", "/ own / pieces", "            loss = model(",
+          "            own = (rows[:, 1:] != -100).sum()\n            dist.all_reduce(own, "
+          "group=group)\n            loss = model(")))
 
 
 def check_moving_curve(program):
@@ -201,10 +224,19 @@ def check_moving_curve(program):
     yield "one rank, three in a group; one backward a step, and four"
 
 
-def _exercise(check, *hints):
-    return Exercise(CASE[check.__name__.removeprefix("check_")].program, check, hints)
+def _exercise(check, *hints, mistakes):
+    return Exercise(CASE[check.__name__.removeprefix("check_")].program, check, hints, mistakes)
 
 
+AVERAGED = """\
+    for p in model.parameters():
+        dist.all_reduce(p.detach(), group=group)
+        p.detach().div_(R)
+"""
+COPIED, RETURN = "    mean = copy.deepcopy(model)\n", '    return {"start"'
+EXAMPLES = "    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []\n"
+SAMPLER = "    sampler = DistributedSampler(data, R, rank, seed=seed)\n"
+SET_EPOCH = "        sampler.set_epoch(epoch)\n"
 SILENT_ERRORS = (
     _exercise(check_long_steps,
               "A collective that runs is not one that is right. Write down for each what one "
@@ -212,30 +244,59 @@ SILENT_ERRORS = (
               "The loss of a rank is a mean over its own images. A norm is the root of a sum of "
               "squares, and the squares are spread over the ranks.",
               "part.grad /= R after the reduce-scatter. norm = part.grad.square().sum(); "
-              "dist.all_reduce(norm, group=group); norm = norm.sqrt()."),
+              "dist.all_reduce(norm, group=group); norm = norm.sqrt().",
+              mistakes=(*SLIPS_OF_NORM, Slip(FORMULA, ("lr=0.5", "lr=0.25")))),
     _exercise(check_saved_model,
               "The seed is the same, and what follows from it need not be: look at what each rank "
               "does between the seed and the model.",
               "Make the weights equal by a message, and everything that is copied from them after.",
               "Before the deepcopy: for p in model.parameters(): dist.broadcast(p.detach(), "
-              "group=group, group_src=0)."),
+              "group=group, group_src=0).",
+              mistakes=(
+                  Slip(OF_THE_MEAN, (START + COPIED, COPIED + START), (
+                      START, "", "range(steps):\n",
+                      f"range(steps):\n{textwrap.indent(START, '    ')}"),
+                      (START, "", RETURN, START + RETURN)),
+                  Slip(APART, (START, "", EXAMPLES, EXAMPLES.replace(" if rank == 0 else []", ""))),
+                  Slip(ONE_DRAWS, (START, AVERAGED), (START, AVERAGED.replace("(R)", "(R ** 0.5)")),
+                       (START, START.replace("dist.broadcast(p.detach(), group=group, group_src=0)",
+                                             "nn.init.zeros_(p)")),
+                       (START, "", "    torch.manual_seed(seed)\n", "",
+                        "    model =", "    torch.manual_seed(0)\n    model =")))),
     _exercise(check_no_faster,
               "What should be different on each rank, and what should be the same?",
               "Divide the order of an epoch over the ranks, and draw a new order in each epoch; "
               "all ranks must draw the same one.",
               "sampler = DistributedSampler(data, R, rank, seed=seed); DataLoader(data, batch // "
-              "R, sampler=sampler); sampler.set_epoch(epoch) at the start of each epoch."),
+              "R, sampler=sampler); sampler.set_epoch(epoch) at the start of each epoch.",
+              mistakes=(
+                  Slip(NEW_ORDER, (SET_EPOCH, "")),
+                  Slip(OF_ONE, (SAMPLER, "    torch.manual_seed(seed + rank)\n", "sampler=sampler",
+                                "shuffle=True", SET_EPOCH, "")),
+                  Slip(COUNTS_TWICE, (
+                      SAMPLER, "    data = torch.utils.data.Subset(data, range(len(x) // R))\n",
+                      "sampler=sampler", "shuffle=True", SET_EPOCH, "")),
+                  Slip(SHARED, ("batch // R", "batch")),
+                  Slip(UNREAD, ("DistributedSampler(data, R,", "DistributedSampler(data, 4,")))),
     _exercise(check_worse_together,
               "The recipe speaks of the images of a step and of the steps of an epoch. How many "
               "are they on R ranks?",
               "Two numbers of the schedule are those of one rank: by how much it grows, and when "
               "it ends.",
-              "times = R * batch / 32; each = 1152 // (R * batch)."),
+              "times = R * batch / 32; each = 1152 // (R * batch).",
+              mistakes=(*SLIPS_OF_RATE, Slip(RECIPE, (NOT_GROWN[0], "times = R"), (
+                  "SGD(model.parameters(), lr)", "SGD(model.parameters(), lr * R)")))),
     _exercise(check_two_scores,
               "To make the counts agree is easy: one rank's statistics for all. Is that the model "
               "of one process?",
               "In training every image should be normalised by mean and variance of all 240.",
-              "model = convert_sync_batch_norm(model, group), before the optimizer is made."),
+              "model = convert_sync_batch_norm(model, group), before the optimizer is made.",
+              mistakes=(
+                  OF_ITS_OWN,
+                  Slip(BUFFERS, (SYNC, SYNC.replace("model", "model.stem"))),
+                  Slip(ON_GPUS, (SYNC, "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model, "
+                                 "group)\n")),
+                  Slip(ELSEWHERE, ("norm(model, group)", "norm(model)")))),
     _exercise(check_moving_curve,
               "How much does one token of a long line weigh in the loss of a step, and how much "
               "one of a short line?",
@@ -243,5 +304,6 @@ SILENT_ERRORS = (
               "all ranks for it before the first backward.",
               "count = torch.tensor(sum(len(line) - 1 for line in mine), device=device()), summed "
               "by an all-reduce; loss = model(..., \"sum\") / count; then the gradients and the "
-              "loss are summed over ranks, not averaged."),
+              "loss are summed over ranks, not averaged.",
+              mistakes=(*SLIPS_OF_CURVE, Slip(SAME, ("-100).to", "0).to"), ("lr=0.5", "lr=0.0")))),
 )

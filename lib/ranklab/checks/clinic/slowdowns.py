@@ -1,6 +1,7 @@
 """The checks of clinic/slowdowns.py: equal to one process, and what is sent and computed."""
 
 import contextlib
+import textwrap
 from collections import Counter
 from itertools import product
 
@@ -10,7 +11,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ranklab.checks.beside import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.prover import Slip
 from ranklab.clinic import slowdowns
+from ranklab.clinic.slowdowns import IN_A_ROW, SENT, SHARE
 
 # --- train_large_batch ----------------------------------------------------------------------------
 
@@ -18,6 +21,10 @@ LARGE = {"micro_batches": 6, "accumulate": 4}, {"micro_batches": 3, "accumulate"
 MEAN = "A step's loss is the mean over all ranks, and over all micro-batches of the step."
 LAST = ("Compare the gradient before the optimizer's step with that of one process. Of 6 "
         "micro-batches with accumulate=4 the second step has two.")
+OFTEN = ("They go out with every micro-batch. Add up on each rank, and send once before the "
+         "optimizer's step.")
+STILL = ("Something is still sent with every micro-batch: all ranks wait for each other there, "
+         "however small it is.")
 
 
 def _sends_once(where, found):
@@ -26,12 +33,10 @@ def _sends_once(where, found):
     sent = [op.payload_bytes for op in found.watched.ops if op.name not in ("broadcast", "barrier")]
     wanted = steps * (sum(sizes) + 64)
     expect(sum(sent) <= wanted, f"{where} sends {sum(sent):,} bytes in {steps} steps; the gradients"
-           f" of {steps} steps are {steps * sum(sizes):,}", "They go out with every micro-batch. "
-           "Add up on each rank, and send once before the optimizer's step.")
+           f" of {steps} steps are {steps * sum(sizes):,}", OFTEN)
     most = steps * (len(sizes) + 1)
     expect(len(sent) <= most, f"{where} makes {len(sent)} calls in {steps} steps; {most} are "
-           "enough", "Something is still sent with every micro-batch: all ranks wait for each "
-           "other there, however small it is.")
+           "enough", STILL)
 
 
 def check_train_large_batch(program):
@@ -100,14 +105,31 @@ def _largest_share(run, of, is_training):
                for place, found in enumerate(run.found))
 
 
+ADDED = "            loss += part.detach() / ranks\n"
+LOSS_SENT = "        dist.all_reduce(loss, group=group)\n"
+SENT_INSIDE = textwrap.indent(SENT, "    ")
 SLOWDOWNS = (
-    Exercise(slowdowns.train_large_batch, check_train_large_batch, hints=(
+    Exercise(slowdowns.train_large_batch, check_train_large_batch, mistakes=(
+        Slip(OFTEN, (ADDED + SENT, SENT_INSIDE + ADDED)),
+        Slip(STILL, (ADDED, "            part = part.detach()\n"
+                     "            dist.all_reduce(part, group=group)\n"
+                     "            loss += part / ranks\n", LOSS_SENT, "")),
+        Slip(LAST, ("            dist.all_reduce(parameter.grad, group=group)\n", ""),
+             (ADDED + SENT, "            if number % accumulate == accumulate - 1:\n"
+              f"{textwrap.indent(SENT_INSIDE, '    ')}{ADDED}")),
+        Slip(MEAN, ("model(x, y) / len(numbers)", "model(x, y)")),
+    ), hints=(
         "Count the bytes that a rank sends in a step (Traffic), and those of its gradient.",
         "A gradient that is added up on a rank need not travel before the optimizer wants it. The "
         "same holds for a loss that is only logged.",
         "Move both all-reduces behind the loop over the micro-batches; inside it, "
         "loss += part.detach() / ranks.")),
-    Exercise(slowdowns.train_on_functions, check_train_on_functions, hints=(
+    Exercise(slowdowns.train_on_functions, check_train_on_functions, mistakes=(
+        Slip(LONG, (f"for pile in {SHARE}", f"for pile in {IN_A_ROW}"),
+             (f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})"),
+             ("texts = sorted(texts, key=len)", "texts = list(texts)")),
+        Slip(WHOLE, ("[:longest]", "[:longest // 2]")),
+    ), hints=(
         "Each rank has as many piles as the others. What else must be alike?",
         "The piles are sorted: neighbours are alike, and a row of them is short or long. Give each "
         "rank some of each kind. There are two places.",
