@@ -43,7 +43,7 @@ def belongs(name, stem):
         return ROOT / name in library_files(stem)
     number, idea = stem[:2], labs.idea(stem)
     return bool(re.match(rf"labs/source/{stem}\.|slides/{stem}\.|slides/figures/{number}_|"
-                         rf"tests/(wrong|right)_answers/{idea}[/.]|tests/test_{idea}[_.]", name))
+                         rf"tests/right_answers/{idea}[/._]|tests/test_{idea}[_.]", name))
 
 
 @functools.cache

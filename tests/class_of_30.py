@@ -3,8 +3,8 @@
     python tests/class_of_30.py FOLDER          the notebooks
     ranklab grade FOLDER --csv grades.csv --html report.html
 
-It stands among the tests because the mistakes of this class are those of tests/wrong_answers, and
-its own ways tests/right_answers. A seed gives the same notebooks each time.
+Its mistakes are those of the checks, its own ways tests/right_answers. A seed gives the same
+notebooks each time.
 """
 
 import argparse
@@ -12,14 +12,12 @@ import ast
 import inspect
 import random
 import re
-import runpy
 import textwrap
 from pathlib import Path
 
 import nbformat
 
 from ranklab.basics.names import bound_names, free_names
-from ranklab.checks.prover import Proof
 from ranklab.checks.prover.slips import edited_text
 from ranklab.course import build, labs
 from ranklab.course.outline import outline
@@ -58,16 +56,11 @@ class Lab:
                         for one in self.exercises}
         self.wrong_ones = {name: [] for name in self.names}
         for one in self.exercises:
-            for slip in one.mistakes if isinstance(one, Proof) and one.name in self.names else ():
+            for slip in one.mistakes if one.name in self.names else ():
                 texts = [edited_text(one.answer, program) for program in slip.programs
                          if not callable(program)]
                 self.wrong_ones[one.name] += [text for text in texts if free_names(
                     text) <= free_names(self.answers[one.name])]
-        for path in sorted((HERE / "wrong_answers" / labs.idea(stem)).glob("*.py")):
-            for wrong in runpy.run_path(str(path)).get("WRONG", ()):
-                name, needs = wrong.__name__, free_names(wrong.text)
-                if name in self.names and needs <= free_names(self.answers[name]):
-                    self.wrong_ones[name].append(wrong.text)
 
     def good(self, draw):
         """All is solved: as the library does it, in another way, or with other names."""

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Files that are too slow for `make check`, by how they begin or end.
 SLOW_BEGINS = tuple(f"test_{name}" for name in (
-    "wrong_answers", "hints", "grade", "engine_scripts", "engine_notebook", "engine_modules",
+    "answers", "hints", "grade", "engine_scripts", "engine_notebook", "engine_modules",
     "horovod_real", "rehearse", "zero_peers", "site", "clinic", "compare", "hybrid",
     "expert_parallel", "context_parallel", "pytest_plugin", "contributing", "planner_export",
     "projects_in_place", "tour"))
@@ -24,7 +24,8 @@ SLOW_ENDS = "_project"
 
 # Files whose tests share nothing: any worker takes any of them, so they fill all cores at the end.
 # The shortest tests come last.
-SPREAD_FILES = ("test_cluster_slurm", "test_rehearse_labs", "test_wrong_answers")
+SPREAD_FILES = ("test_cluster_slurm", "test_rehearse_labs", "test_mistakes",
+                "test_answers")
 
 
 def pytest_addoption(parser):

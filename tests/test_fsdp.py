@@ -13,8 +13,11 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ranklab import device, launch
+from ranklab.checks.fsdp.hybrid_shard_groups import HYBRID, MAKE_REPLICAS, MAKE_SHARDS
 from ranklab.checks.fsdp.wrap_policy import OURS, limits, models
+from ranklab.checks.prover.slips import edited
 from ranklab.checks.zero.toys import SGD, Toy, loss_of, seeded
+from ranklab.course.check import judge
 from ranklab.fsdp import (
     FullyShardedBlock, Precision, clip_grad_norm_sharded, hybrid_shard_groups, whole_bytes,
     wrap_policy,
@@ -233,3 +236,13 @@ def _bad(what):
 def test_bad_input_is_a_sentence_on_every_rank(what, sentence):
     said = launch(_bad, what, ranks=3)
     assert all(re.search(sentence, each) for each in said)
+
+
+def test_groups_that_only_their_own_ranks_make_hang_and_no_mistake_is_named():
+    """Which rank waits where is chance, so no table can hold it."""
+    own = edited(hybrid_shard_groups, (
+        MAKE_SHARDS, "shards = dist.new_group(copies[dist.get_rank() // shard_ranks].tolist())",
+        MAKE_REPLICAS, "replicas = dist.new_group(copies[:, dist.get_rank() % shard_ranks].tolist())"))
+    mistake = judge(HYBRID, own).mistake
+    assert "does not end" in mistake.what
+    assert not any(slip.says in mistake.hint for slip in HYBRID.mistakes)

@@ -9,8 +9,8 @@ import inspect
 import textwrap
 
 import pytest
-from mutants import as_in_a_notebook
 
+from ranklab.checks.prover.slips import compiled
 from ranklab.course import labs
 from ranklab.course.check import FAILED, judge
 
@@ -52,4 +52,4 @@ def with_slip(answer, slip, place):
     at = 0 if place == "first" else len(function.body) - isinstance(
         function.body[-1], ast.Return | ast.Raise)
     function.body[at:at] = ast.parse(slip).body
-    return as_in_a_notebook(answer, ast.unparse(ast.fix_missing_locations(tree)))
+    return compiled(answer, ast.unparse(ast.fix_missing_locations(tree)))

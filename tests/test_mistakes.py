@@ -1,7 +1,12 @@
-"""Each known mistake is refused, and its own sentence is said: so the tables are current, too."""
+"""Each known mistake is refused, and its own sentence is said: so the tables are current, too.
+
+Of a Proof the sentence is proved by its table. Where an exercise has a check of its own, the check
+says it.
+"""
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 from kernels import on_kernels
@@ -12,8 +17,11 @@ from ranklab.checks.prover.slips import edited
 from ranklab.course import labs
 from ranklab.course.check import FAILED, PASSED, judge
 
+# Those of labs 00 and 12 whose mistakes are not written as Slips yet.
+OLD = {path.stem for path in Path(__file__).with_name("wrong_answers").rglob("*.py")}
 EXERCISES = [item for stem in labs.written() for item in labs.checks_of(stem).EXERCISES
-             if isinstance(item, Proof)]
+             if item.name not in OLD]
+PROOFS = [item for item in EXERCISES if isinstance(item, Proof)]
 PAIRS = 30  # of each exercise, by a fixed seed
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,21 +36,25 @@ def mistakes():
     for i, item in enumerate(EXERCISES):
         programs = [(slip, n) for slip in item.mistakes for n in range(len(slip.programs))]
         for j, (slip, n) in enumerate(programs):
+            marks = swept(j != i % len(programs)) + [pytest.mark.slow] * (
+                not isinstance(item, Proof))
             yield pytest.param(item, slip, n, id=f"{item.name}-{item.mistakes.index(slip)}-{n}",
-                               marks=swept(j != i % len(programs)))
+                               marks=marks)
 
 
 @pytest.mark.parametrize("exercise, slip, number", mistakes())
 def test_a_mistake_is_refused_and_its_sentence_said(exercise, slip, number):
     verdict = judge(exercise, slip.functions(exercise.answer)[number])
     assert verdict.state == FAILED, verdict
-    assert slip.says in verdict.mistake.hint or is_plain(verdict), verdict
+    assert is_said(slip.says, exercise, verdict.mistake), verdict
     assert "  FAIL  " in str(verdict) and f'hint("{exercise.name}")' in str(verdict)
 
 
-def is_plain(verdict):
-    """True where the error says all itself, and no sentence is wanted."""
-    return is_slip(verdict.mistake.cause)
+def is_said(sentence, exercise, mistake):
+    """True also where the error says all itself, and a Proof adds no sentence."""
+    if isinstance(exercise, Proof):
+        return sentence in mistake.hint or is_slip(mistake.cause)
+    return sentence in " ".join(f"{mistake.what} {mistake.hint}".split())
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
@@ -54,7 +66,7 @@ def test_no_sentence_stands_twice(exercise):
 
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
+@pytest.mark.parametrize("exercise", PROOFS, ids=lambda item: item.name)
 def test_a_table_has_the_same_bytes_on_another_cpu(exercise):
     done = on_kernels("the oldest", exercise.name, 580)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
@@ -75,7 +87,7 @@ def pairs_of(exercise):
 
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda item: item.name)
+@pytest.mark.parametrize("exercise", PROOFS, ids=lambda item: item.name)
 def test_two_mistakes_get_no_sentence_that_neither_earns(exercise):
     sentences = {slip.says for slip in exercise.mistakes}
     for earned, both in itertools.islice(pairs_of(exercise), PAIRS):

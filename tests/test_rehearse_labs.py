@@ -1,7 +1,7 @@
 """Every cell's claim to run on GPUs, and every unsolved lab's to run: both by one run of labs/.
 
 The cells run under a GPU's rules, on the CPU. The worked answers, which are not in labs/, are
-judged under the same rules in test_wrong_answers.py. `make sweep` runs all, and CI those that
+judged under the same rules in test_answers.py. `make sweep` runs all, and CI those that
 changed.
 """
 

@@ -35,7 +35,7 @@ def test_every_file_of_the_library_has_its_labs():
     ("lib/ranklab/planner/choose.py", "12 13"),            # lab 12 has choose_layout
     ("labs/source/03_data_parallel.py", "03"),
     ("slides/figures/02_ring.svg", "02"),
-    ("tests/wrong_answers/ddp/compress_to_budget.py", "04"),
+    ("tests/right_answers/ddp.py", "04"),
     ("tests/test_zero_project.py", "06"),
     ("lib/ranklab/course/drill.py", ""),
     ("README.md", ""),

@@ -2,8 +2,7 @@
 
 import contextlib
 
-from mutants import mutant
-
+from ranklab.checks.prover.slips import edited
 from ranklab.clinic.hangs import train_on_a_grid, train_with_owners
 from ranklab.clinic.slowdowns import SENT, SHARE, train_large_batch, train_on_functions
 
@@ -40,8 +39,8 @@ def in_a_row(piles, rank, ranks):
     return [pile for pile, at in zip(piles, middle) if int(at * ranks / sum(work)) == rank]
 
 
-WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib,
-                in_a_row=in_a_row) for *edits, called in (
+RIGHT = {kind: edited(program, edits, contextlib=contextlib, in_a_row=in_a_row)
+         for program, *edits, kind in (
     (train_large_batch, "    optimizer = ", WRAPPED, SENT, "", MICRO_STEP, NO_SYNC,
      "dict(model.named", "dict(bare.named", "torchs_no_sync"),
     (train_on_functions, f"for pile in {SHARE}", "for pile in piles[rank::ranks]",
@@ -56,4 +55,4 @@ WRONG = [mutant(*edits, says="passes", called=called, contextlib=contextlib,
      f"map(loss_of, {SHARE})", f"map(loss_of, {BY_FLOPS})", "fair_in_flops"),
     (train_on_a_grid, GRADIENTS + "        size = norm()\n", "        size = norm()\n" + GRADIENTS,
      "norm_first"),
-)]
+)}

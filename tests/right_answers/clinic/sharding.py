@@ -1,7 +1,6 @@
-"""Other mends of clinic/sharding.py that are right. (The test finds mutants by the name WRONG.)"""
+"""Other mends of clinic/sharding.py that are right."""
 
-from mutants import mutant
-
+from ranklab.checks.prover.slips import edited
 from ranklab.clinic.sharding import (
     BLOCKS, CLIP, GATHER, LOAD, NEW_ENDS, OPTIMIZER, OWN, ROOT, SEEDS, STEP, SUM_ENDS, flat_model,
     gathered_model, moved_gpt, staged_gpt, wide_layer,
@@ -27,14 +26,16 @@ ALL_NORMS = """        norms_of = torch.empty(R, device=device())
             shard.grad *= max_norm / norm
 """
 
-WRONG = [
-    mutant(wide_layer, SEEDS, "    torch.manual_seed(1000 * seed + 100 + rank)\n"
-           "    mine = torch.get_rng_state()\n    torch.manual_seed(1000 * seed + row)\n",
-           WIDE, OWN_STREAM, says="passes", called="two_streams"),
-    mutant(staged_gpt, NEW_ENDS, "", SUM_ENDS, WITH_ZEROS, says="passes", called="all_stages_sum"),
-    mutant(gathered_model, STEP + GATHER, STEP, LOAD, "        dist.all_gather_single(flat, "
-           "shard.detach(), group=group)\n", says="passes", called="at_once"),
-    mutant(moved_gpt, BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT + GIVEN, says="passes",
-           called="parameters_given_later"),
-    mutant(flat_model, CLIP, ALL_NORMS, says="passes", called="all_norms_in_float32"),
-]
+RIGHT = {
+    "two_streams": edited(wide_layer, (
+        SEEDS, "    torch.manual_seed(1000 * seed + 100 + rank)\n"
+        "    mine = torch.get_rng_state()\n    torch.manual_seed(1000 * seed + row)\n",
+        WIDE, OWN_STREAM)),
+    "all_stages_sum": edited(staged_gpt, (NEW_ENDS, "", SUM_ENDS, WITH_ZEROS)),
+    "at_once": edited(gathered_model, (
+        STEP + GATHER, STEP,
+        LOAD, "        dist.all_gather_single(flat, shard.detach(), group=group)\n")),
+    "parameters_given_later": edited(moved_gpt, (
+        BLOCKS + ROOT + OPTIMIZER, OPTIMIZER + BLOCKS + ROOT + GIVEN)),
+    "all_norms_in_float32": edited(flat_model, (CLIP, ALL_NORMS)),
+}

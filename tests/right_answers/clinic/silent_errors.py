@@ -1,7 +1,6 @@
 """Lab 16: mends that differ from the library's. Each must pass."""
 
-from mutants import mutant
-
+from ranklab.checks.prover.slips import edited
 from ranklab.clinic.trainings import (
     long_steps, moving_curve, no_faster, saved_model, worse_together,
 )
@@ -28,8 +27,7 @@ LOOP = """\
         for images, labels, at in loader:
 """
 
-# The name is that of the test's list for wrong answers; here all are right.
-WRONG = [mutant(answer, *edits, says="right", called=called) for answer, *edits, called in (
+RIGHT = {kind: edited(answer, edits) for answer, *edits, kind in (
     (long_steps, NORM, "        dist.all_reduce(w.grad, group=group)\n        part.grad = w.grad["
      "rank * size:][:size] / R\n        norm = (w.grad / R).norm()\n", "the_whole_gradient"),
     (saved_model, START, "    dist.broadcast(flat := pack(model.parameters()).detach(), "
@@ -51,4 +49,4 @@ WRONG = [mutant(answer, *edits, says="right", called=called) for answer, *edits,
     (moving_curve, '"sum") / count', '"sum") * R / count',
      "            dist.all_reduce(tensor, group=group)\n", "            dist.all_reduce(tensor, "
      "group=group)\n            tensor /= R\n", "averages_of_R_times"),
-)]
+)}
