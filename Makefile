@@ -56,7 +56,7 @@ tour: setup ## the course in a minute: four ranks, one loss, a hang that is name
 test: setup ## everything: the tests, with the unsolved labs, and every solution
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS))
 
-sweep: setup ## make test, and what it leaves out: all wrong answers, rehearsals, slides, figures
+sweep: setup ## make test, and what it leaves out: all mistakes, rehearsals, slides, figures
 	@$(INSIDE) $(PY) scripts/test.py $(if $(JOBS),--jobs $(JOBS)) --sweep --stems "$(STEMS)"
 
 soak: setup ## lab 14's training disturbed 100 times; it must end the same (half an hour)
