@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from ranklab.planner.hf_config import of_config, read_config
 from ranklab.planner.machine import Machine, machine
 from ranklab.planner.model import Model
 
@@ -47,7 +48,6 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
     "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
 }
-UNGATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")
 # of a Machine, without which a node file needs an accelerator
 MEASURED = {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"}
 
@@ -92,7 +92,8 @@ def node_of_file(name):
 
 
 def find_model(name):
-    """Return (name, Model) of a name, of a config.json of Hugging Face's, or of a folder of one.
+    """Return (name, Model) of a name, of a config.json of Hugging Face's, or of a folder of one;
+    what the reader of a config has to say stands behind its name.
 
     Raises ValueError with the known names.
     """
@@ -103,7 +104,8 @@ def find_model(name):
         raise ValueError(f"{name!r} is no model: {', '.join(MODELS)}, or a config.json")
     config = read_json(path)
     name = config.get("_name_or_path") or config.get("model_type") or path.parent.name
-    return name, of_config(config)
+    model, notes = read_config(config)
+    return " ".join([name, *(f"({note})" for note in notes)]), model
 
 
 def read_json(path):
@@ -116,47 +118,6 @@ def read_json(path):
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
     return values
-
-
-def of_config(config):
-    """Return the Model of a config.json's fields.
-
-    Raises ValueError that names a missing field.
-    """
-    def first(*names, default=None):
-        value = next((config[name] for name in names if config.get(name) is not None), default)
-        if value is None:
-            raise ValueError(f"this config.json has no {names[0]}")
-        return value
-
-    hidden = first("hidden_size", "n_embd", "d_model")
-    experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    ffn = first("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
-    heads = first("num_attention_heads", "n_head", "n_heads")
-    head_size, attention = attention_sizes(config, hidden, heads)
-    return Model(
-        first("num_hidden_layers", "n_layer", "n_layers"), hidden, heads,
-        0 if experts and config.get("moe_intermediate_size") is None else ffn, first("vocab_size"),
-        first("num_key_value_heads", default=heads),
-        head_size if attention else first("head_dim", default=head_size),
-        gated=config.get("model_type") not in UNGATED, tied=bool(config.get("tie_word_embeddings")),
-        experts=experts, top_k=first("num_experts_per_tok", default=2) if experts else 0,
-        shared=config.get("n_shared_experts") or 0, dense=config.get("first_k_dense_replace") or 0,
-        expert_ffn=first("moe_intermediate_size", "intermediate_size") if experts else 0,
-        attention_numbers=attention)
-
-
-def attention_sizes(config, hidden, heads):
-    """Return (mean head size of keys and values, parameters) of DeepSeek's low-rank attention (MLA,
-    arXiv 2405.04434, 2.1); (head size, 0) of plain attention.
-    """
-    if not config.get("kv_lora_rank"):
-        return hidden // heads, 0
-    rope, values, rank = config["qk_rope_head_dim"], config["v_head_dim"], config["kv_lora_rank"]
-    key, query = config["qk_nope_head_dim"] + rope, config.get("q_lora_rank")
-    queries = query * (hidden + heads * key) if query else hidden * heads * key
-    keys = hidden * (rank + rope) + rank * heads * (key - rope + values)
-    return (key + values) // 2, queries + keys + heads * values * hidden
 
 
 def model_of_size(numbers, vocab=128256):

@@ -99,7 +99,7 @@ def numbers_of(model, plan, rank):
     """Return (parameters outside of experts, parameters of experts) on a GPU of this pipeline rank.
     """
     layers = plan.stages(model.layers)[rank]
-    dense = min(layers, model.dense) if rank == 0 else 0
+    dense = model.dense_of(layers, rank == 0)
     ends = (rank == 0) + (rank == plan.pp - 1)
     ends = min(ends, 1) if model.tied else ends
     numbers = (layers * model.block + dense * model.dense_ffn + ends * model.embedding) / plan.tp

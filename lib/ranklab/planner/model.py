@@ -15,6 +15,8 @@ class Model:
     experts     0: dense. Otherwise each token goes to top_k of them, and to `shared` more,
                 of width expert_ffn
     dense       this many layers have an MLP of width ffn instead of experts
+    spread      these are not the first ones, but all over the model
+    windowed    this many layers see a window of tokens alone
     parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
     attention_numbers  parameters of a layer's attention if it is not plain (MLA); 0: plain
     """
@@ -35,6 +37,9 @@ class Model:
     dense: int = 0
     parallel: bool = False
     attention_numbers: int = 0
+    spread: bool = False
+    window: int = 0
+    windowed: int = 0
 
     def __post_init__(self):
         for name in ("layers", "hidden", "heads", "vocab"):
@@ -79,8 +84,9 @@ class Model:
 
     @cached_property
     def dense_ffn(self):
-        """Parameters of the MLP of one of the dense layers of a model with experts."""
-        return self.matrices * self.hidden * self.ffn if self.experts else 0
+        """Parameters that a dense layer of a model with experts has more than `block`."""
+        return (self.attention + self.matrices * self.hidden * self.ffn - self.block
+                if self.experts else 0)
 
     @cached_property
     def embedding(self):
@@ -106,8 +112,19 @@ class Model:
         Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal only the needed
         half. forwards=2 counts a forward that runs twice: hardware FLOPs (HFU).
         """
-        attention = 4 * self.layers * sequence * self.width / (2 if causal else 1)
+        attention = 4 * self.layers * self.seen(sequence) * self.width / (2 if causal else 1)
         return (2 + forwards) * (2 * self.active + attention)
+
+    def seen(self, sequence):
+        """Return how many tokens a token is compared with, on average over the layers."""
+        part = min(1, self.window / sequence) if self.windowed else 1
+        return sequence * (1 - self.windowed / self.layers * (1 - part))
+
+    def dense_of(self, layers, is_first):
+        """Return how many of a stage's layers have no experts, on average where they are spread."""
+        if self.spread:
+            return self.dense * layers / self.layers
+        return min(layers, self.dense) if is_first else 0
 
     def products(self, tp=1):
         """Return [(K, N)] of a dense layer's matrix products on a tensor rank, without experts."""

@@ -73,9 +73,10 @@ def volumes(model, plan, machine):
 def parameters_per_gpu(model, plan):
     """Return (parameters outside of experts, of experts) on the fullest GPU of the first stage."""
     layers = max(plan.stages(model.layers))
-    dense = layers * model.block + min(layers, model.dense) * model.dense_ffn + model.embedding
-    sparse = max(0, layers - min(layers, model.dense)) if model.experts else 0
-    return dense / plan.tp, sparse * model.experts * model.expert / plan.ep
+    dense = model.dense_of(layers, True)
+    sparse = layers - dense if model.experts else 0
+    numbers = layers * model.block + dense * model.dense_ffn + model.embedding
+    return numbers / plan.tp, sparse * model.experts * model.expert / plan.ep
 
 
 def layer_exchanges(model, plan, placement, sparse):

@@ -74,8 +74,10 @@ def expert_options(model, plan):
         (f"--moe-ffn-hidden-size {model.expert_ffn}", "the width of an expert", True),
         (f"--moe-shared-expert-intermediate-size {model.shared * model.expert_ffn:.0f}",
          "of one for all tokens", model.shared > 0),
-        (f"--moe-layer-freq ([0]*{model.dense}+[1]*{model.sparse_layers})".replace(
-            "(", '"(').replace(")", ')"'), "the first layers have an MLP", model.dense > 0),
+        (f'--moe-layer-freq "([0]*{model.dense}+[1]*{model.sparse_layers})"',
+         "the first layers have an MLP", model.dense > 0 and not model.spread),
+        (f'--moe-layer-freq "([0,1]*{model.dense})"', "every second layer has an MLP",
+         model.spread and 2 * model.dense == model.layers),
         (f"--expert-model-parallel-size {plan.ep}", "ranks that share a layer's experts", True),
         ("--expert-tensor-parallel-size 1", "each expert is whole", plan.tp > 1),
         ("--moe-token-dispatcher-type alltoall", "tokens go to their experts",

@@ -1,0 +1,285 @@
+"""A config.json of Hugging Face's as a Model, by what transformers builds of it.
+
+A config leaves out what its class has by itself, and each family has names of its own. So sizes are
+not read but measured: transformers' model on the meta device, where matrices have shapes and no
+memory, takes 0.1 s. Where transformers is not installed, or does not know the model_type, a short
+list of families is read by their fields, and all others are refused.
+"""
+
+import contextlib
+import re
+from typing import NamedTuple
+
+from ranklab.planner.model import Model
+
+OFF = 0.02  # who has so many more matrices than a Model is of another kind
+PLACES = re.compile(r"position|wpe|token_type")
+RECURRENT = re.compile(r"linear_attn|mamba|ssm|rwkv|recurrent|conv|A_log|time_mix|rg_lru")
+WINDOWS = {"sliding_attention", "chunked_attention"}
+EXPERTS = "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
+TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts", "topk",
+         "num_experts_per_token")
+LAYERS = "num_hidden_layers", "n_layer", "n_layers"
+HIDDEN = "hidden_size", "n_embd", "d_model"
+HEADS = "num_attention_heads", "n_head", "n_heads"
+FFN = "intermediate_size", "ffn_dim", "n_inner"
+
+
+class Family(NamedTuple):
+    """What a config of this model_type leaves out."""
+
+    gated: bool = True
+    tied: bool = False
+    kv_heads: bool = True  # is num_key_value_heads there?
+
+
+FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+                     "phi3", "olmo2", "granite", "deepseek_v3", "gpt_oss"), Family()),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "cohere"), Family(tied=True)),
+    **dict.fromkeys(("gpt2", "opt", "bloom"), Family(False, True, False)),
+    **dict.fromkeys(("gpt_neox", "gptj"), Family(False, False, False)),
+}
+
+
+def read_config(config):
+    """Return (Model, notes) of a config.json's fields; each note is a sentence.
+
+    Raises: ValueError for a kind of model that a plan does not know, or with the missing field.
+    """
+    try:
+        return measured(config)
+    except ImportError:
+        reason = "transformers, which measures the model itself, is not installed"
+    except Unknown as error:
+        reason = str(error)
+    return by_fields(config, reason), [f"read by its fields: {reason}"]
+
+
+def of_config(config):
+    """Return the Model of a config.json's fields; see read_config."""
+    return read_config(config)[0]
+
+
+# --- by transformers ------------------------------------------------------------------------------
+
+class Unknown(Exception):
+    """transformers can't build it; the text says why."""
+
+
+def measured(config):
+    """Return (Model, notes) of transformers' model on the meta device.
+
+    Raises: Unknown; ImportError; ValueError for a kind of model that a plan does not know.
+    """
+    model, text, notes = built(config)
+    layers, hidden = text.num_hidden_layers, text.hidden_size
+    refuse_kinds(text, model)
+    blocks = max((module for module in model.modules()
+                  if type(module).__name__ == "ModuleList" and len(module) == layers),
+                 key=lambda module: sum(p.numel() for p in module.parameters()), default=None)
+    if blocks is None:
+        raise Unknown(f"no list of its {layers} layers is found")
+    experts = count_of(text, EXPERTS)
+    sizes = [sizes_of(block, experts, hidden) for block in blocks]
+    sparse = [each for each in sizes if each.expert.numbers]
+    dense = [i for i, each in enumerate(sizes) if not each.expert.numbers]
+    experts = experts if sparse else 0
+    attention = sum(each.attention for each in sizes) / layers
+    heads, head_size = text.num_attention_heads, head_size_of(text)
+    kv_heads = attention / (2 * hidden * head_size) - heads
+    is_plain = not getattr(text, "kv_lora_rank", None) and 0.9 < kv_heads < heads + 0.1 and (
+        abs(kv_heads - round(kv_heads)) < 0.05)
+    mlp = [sizes[i].mlp for i in dense]
+    width, is_gated = width_of(sum(each.numbers for each in mlp) / len(mlp), mlp[0].width, hidden
+                               ) if mlp else (0, True)
+    expert_width, gated_experts = width_of(
+        sparse[0].expert.numbers / experts, sparse[0].expert.width, hidden) if sparse else (0, True)
+    is_gated = gated_experts if sparse else is_gated
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    windowed, window = windows_of(text)
+    found = Model(
+        layers, hidden, heads, width, table.weight.shape[0],
+        round(kv_heads) if is_plain else 0, head_size, is_gated,
+        head is not None and head.weight is table.weight, experts,
+        count_of(text, TOP_K, model) if sparse else 0,
+        round(sum(each.shared for each in sparse) / len(sparse) / (
+            (3 if is_gated else 2) * hidden * expert_width), 2) if sparse else 0,
+        expert_width, len(dense) if sparse else 0,
+        attention_numbers=0 if is_plain else round(attention),
+        spread=bool(sparse) and dense != [*range(len(dense))], window=window, windowed=windowed)
+    total = sum(p.numel() for name, p in model.named_parameters()
+                if p.dim() > 1 and not PLACES.search(name))
+    if abs(found.parameters / total - 1) > OFF:
+        raise ValueError(f"{text.model_type} has {total / 1e9:.4g}B parameters, of which a plan "
+                         f"knows {found.parameters / 1e9:.4g}B: it has parts that are not those of "
+                         "a decoder of equal layers")
+    return found, notes
+
+
+def built(config):
+    """Return (model on the meta device, its config, notes). Nothing that a config names is run."""
+    import torch
+    import transformers
+
+    kind = config.get("model_type")
+    if kind is None:
+        raise Unknown("it names no model_type")
+    others = "model_type", "auto_map", "quantization_config"
+    with errors_told(transformers, kind):
+        whole = transformers.AutoConfig.for_model(
+            kind, **{name: value for name, value in config.items() if name not in others})
+        text = whole.get_text_config()
+    if text.is_encoder_decoder:
+        raise ValueError(f"{kind} has an encoder and a decoder; a plan knows one stack of layers")
+    with errors_told(transformers, kind), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(text)
+    left_out = [name for name in ("vision_config", "audio_config") if config.get(name)]
+    return model, text, [f"its language model alone: {' and '.join(left_out)} "
+                         f"{'is' if len(left_out) == 1 else 'are'} left out"] if left_out else []
+
+
+@contextlib.contextmanager
+def errors_told(transformers, kind):
+    """Inside, transformers is silent, and any error of its 400 families is an Unknown."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise Unknown(f"transformers {transformers.__version__} can't build it "
+                      f"({type(error).__name__}: {first[:120]})") from None
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def refuse_kinds(text, model):
+    """Raise a ValueError where layers have no attention."""
+    kinds = {*(getattr(text, "layer_types", None) or ())} - WINDOWS - {"full_attention"}
+    names = {match[0] for name, _ in model.named_parameters()
+             if (match := RECURRENT.search(name))}
+    if kinds or names:
+        raise ValueError(f"{text.model_type} has layers without attention "
+                         f"({', '.join(sorted(kinds or names))}); a plan does not know their time "
+                         "and memory")
+
+
+class Part(NamedTuple):
+    numbers: int = 0
+    width: int = 0
+
+
+class Sizes(NamedTuple):
+    """Numbers of one layer's matrices. The router is not among them: a Model counts it."""
+
+    attention: int
+    shared: int
+    expert: Part
+    mlp: Part
+
+
+def sizes_of(block, experts, hidden):
+    numbers, width = dict.fromkeys(("attention", "shared", "router", "expert", "mlp"), 0), {}
+    for name, parameter in block.named_parameters():
+        shape = [*parameter.shape]
+        if len(shape) < 2:
+            continue
+        kind = ("shared" if "shared" in name else "expert" if experts and "experts" in name
+                else "attention" if re.search("attn|attention", name)
+                else "router" if experts in shape and hidden in shape and len(shape) == 2
+                else "mlp")
+        numbers[kind] += parameter.numel()
+        if hidden in shape:
+            shape.remove(hidden)  # what is left is the width; the last matrix is the one back
+            width[kind] = shape[-1] // (experts if kind == "expert" and len(shape) == 1 else 1)
+            if kind == "expert" and len(shape) == 2:
+                width[kind] = shape[0] if shape[1] == experts else shape[1]
+    return Sizes(numbers["attention"], numbers["shared"],
+                 *(Part(numbers[kind], width.get(kind, 0)) for kind in ("expert", "mlp")))
+
+
+def width_of(numbers, width, hidden):
+    """Return (width, is it gated) of an MLP: two matrices, or three; of another number the width
+    of three that are as large.
+    """
+    matrices = numbers / (hidden * width)
+    if round(matrices) in (2, 3) and abs(matrices - round(matrices)) < 0.05:
+        return width, round(matrices) == 3
+    return round(numbers / (3 * hidden)), True
+
+
+def head_size_of(text):
+    if getattr(text, "kv_lora_rank", None):
+        return (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim) // 2
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def count_of(text, names, model=None):
+    """Return the first of these counts that the config, or a part of it, tells; 0 without one."""
+    parts = [text, *(value for value in vars(text).values() if hasattr(value, "to_dict"))]
+    for name in names:
+        for part in parts:
+            if isinstance(value := getattr(part, name, None), int) and value > 0:
+                return value
+    if model is not None:
+        raise ValueError(f"{text.model_type} has experts, and it is not known how many of them a "
+                         f"token meets: none of {', '.join(names)} is there")
+    return 0
+
+
+def windows_of(text):
+    """Return (layers whose tokens see a window alone, its tokens)."""
+    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    if not window or getattr(text, "use_sliding_window", True) is False:
+        return 0, 0
+    kinds = getattr(text, "layer_types", None)
+    return sum(kind in WINDOWS for kind in kinds) if kinds else text.num_hidden_layers, window
+
+
+# --- by fields ------------------------------------------------------------------------------------
+
+def by_fields(config, reason=""):
+    """Return the Model of a family that is known without transformers; `reason` says why it must be.
+    """
+    config = config.get("text_config") or config
+    kind = config.get("model_type")
+    if kind and kind not in FAMILIES:
+        raise ValueError(f"a config.json of {kind!r} can't be read: {reason}; by its fields a plan "
+                         f"knows {', '.join(FAMILIES)}")
+    family = FAMILIES.get(kind, Family(kv_heads=False))
+
+    def first(*names, default=None):
+        value = next((config[name] for name in names if config.get(name) is not None), default)
+        if value is None:
+            raise ValueError(f"this config.json has no {names[0]}")
+        return value
+
+    hidden, heads, experts = first(*HIDDEN), first(*HEADS), first(*EXPERTS, default=0)
+    ffn = first(*FFN, default=4 * hidden)
+    head_size, attention = attention_sizes(config, hidden, heads)
+    expert_ffn = first("moe_intermediate_size", *FFN) if experts else 0
+    shared = first("n_shared_experts", default=0)
+    if width := config.get("shared_expert_intermediate_size"):
+        shared = width / expert_ffn
+    dense = config.get("first_k_dense_replace") or 0
+    return Model(
+        first(*LAYERS), hidden, heads, ffn if dense or not experts else 0, first("vocab_size"),
+        first("num_key_value_heads", default=None if family.kv_heads and not attention else heads),
+        head_size if attention else first("head_dim", default=head_size),
+        gated=family.gated, tied=first("tie_word_embeddings", default=family.tied),
+        experts=experts, top_k=first(*TOP_K) if experts else 0,
+        shared=shared, dense=dense, expert_ffn=expert_ffn, attention_numbers=attention)
+
+
+def attention_sizes(config, hidden, heads):
+    """Return (mean head size of keys and values, parameters) of DeepSeek's low-rank attention (MLA,
+    arXiv 2405.04434, 2.1); (head size, 0) of plain attention.
+    """
+    if not config.get("kv_lora_rank"):
+        return hidden // heads, 0
+    rope, values, rank = config["qk_rope_head_dim"], config["v_head_dim"], config["kv_lora_rank"]
+    key, query = config["qk_nope_head_dim"] + rope, config.get("q_lora_rank")
+    queries = query * (hidden + heads * key) if query else hidden * heads * key
+    keys = hidden * (rank + rope) + rank * heads * (key - rope + values)
+    return (key + values) // 2, queries + keys + heads * values * hidden
