@@ -240,7 +240,9 @@ def windows_of(text):
 # --- by fields ------------------------------------------------------------------------------------
 
 def by_fields(config, reason=""):
-    """Return the Model of a family that is known without transformers; `reason` says why it must be.
+    """Return the Model of a family that is known without transformers.
+
+    reason  why that is needed
     """
     config = config.get("text_config") or config
     kind = config.get("model_type")
