@@ -59,6 +59,16 @@ sum(train_step_seconds) + count(train_step_seconds) - scalar(max(train_step_seco
 avg without (rank, instance) (train_step_seconds) - stddev by (run) (train_step_seconds)
 absent(train_nothing) or vector(3)
 abs(clamp_max(train_step_seconds, 1)) - time()
+topk(1, sum by (run) (train_step_seconds)) or bottomk by (run) (3, train_tokens_total)
+count(group by (run, rank) (train_step_seconds)) + stdvar by (run) (train_step_seconds)
+changes(train_step_seconds[3m]) + resets(train_tokens_total[4m])
+deriv(train_step_seconds[3m]) > 0 or predict_linear(train_tokens_total[2m], 600)
+round(train_step_seconds, 0.25) + ceil(train_step_seconds) - floor(train_step_seconds)
+train_tokens_total % 7 ^ 2 + clamp(train_step_seconds, 0.5, 1.2) * sgn(-train_step_seconds)
+label_replace(train_step_seconds, "node", "n$1-${1}", "rank", "([12])")
+label_replace(train_step_seconds, "job", "", "rank", ".*")
+absent(train_nothing{run="b", rank=~".*", rank!="1"}) or absent_over_time(train_no{run="a"}[5m])
+present_over_time(train_step_seconds[1m]) or sort(train_step_seconds)
 """
 
 
@@ -109,7 +119,7 @@ def test_alerts_are_promtools():
 
 
 @needs_parser
-@pytest.mark.parametrize("text", ["histogram_quantile(0.9, x)", "topk(2, x)", "x @ 5", "'text'"])
+@pytest.mark.parametrize("text", ["histogram_quantile(0.9, x)", 'count_values("n", x)', "x @ 5", "'text'"])
 def test_what_is_not_covered_is_not_judged(text):
     with pytest.raises(NotCovered, match="is PromQL that this check does not know"):
         Evaluator({})(parse(text), 0)

@@ -50,12 +50,34 @@ def divide(a, b):
     return a / b if b else math.nan if not a or math.isnan(a) else math.copysign(math.inf, a)
 
 
-ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide}
+def remainder(a, b):
+    return math.fmod(a, b) if b and math.isfinite(a) else math.nan
+
+
+def power(a, b):
+    try:
+        return math.pow(a, b)
+    except ValueError:
+        return math.nan
+    except OverflowError:
+        return math.inf
+
+
+def rounded(x, to=1.0):
+    return math.floor(x / to + 0.5) * to if math.isfinite(x) else x
+
+
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide,
+              "%": remainder, "^": power}
 COMPARE = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
            ">=": operator.ge, "<=": operator.le}
 REDUCE = {"sum": sum, "min": min, "max": max, "avg": statistics.fmean, "count": len,
-          "stddev": statistics.pstdev, "last": lambda values: values[-1]}
-NUMBERS = {"abs": abs, "clamp_min": max, "clamp_max": min}
+          "stddev": statistics.pstdev, "stdvar": statistics.pvariance, "group": lambda _: 1,
+          "present": lambda _: 1, "last": lambda values: values[-1]}
+NUMBERS = {"abs": abs, "clamp_min": max, "clamp_max": min, "round": rounded, "sgn":
+           lambda x: (x > 0) - (x < 0), "ceil": math.ceil, "floor": math.floor, "clamp":
+           lambda x, low, high: max(low, min(high, x))}
+KEPT = {"topk": True, "bottomk": False}  # of a group: are the largest kept?
 
 
 class Evaluator:
@@ -124,9 +146,11 @@ class Evaluator:
         return ranges
 
     def AggregateExpr(self, node, t):
-        op, groups = str(node.op), {}
-        for labels, x in self(node.expr, t).items():
+        op, groups, vector = str(node.op), {}, self(node.expr, t)
+        for labels, x in vector.items():
             groups.setdefault(group_of(labels, node.modifier), []).append(x)
+        if op in KEPT:
+            return kept(vector, int(self(node.param, t)), KEPT[op], node.modifier)
         reduce = partial(quantile, self(node.param, t)) if op == "quantile" else REDUCE.get(op)
         if reduce is None:
             raise NotCovered(f"{op}() is PromQL that this check does not know")
@@ -136,9 +160,16 @@ class Evaluator:
         name, args = node.func.name, node.args
         if name == "time":
             return float(t)
-        values = [self(arg, t) for arg in args]
+        values = [arg.val if type(arg).__name__ == "StringLiteral" else self(arg, t)
+                  for arg in args]
         if name in ("absent", "absent_over_time"):
-            return {} if values[0] else {frozenset(): 1.0}
+            return {} if values[0] else {labels_of_absent(args[0]): 1.0}
+        if name == "label_replace":
+            return replace_label(*values)
+        if name in ("sort", "sort_desc"):
+            return values[0]
+        if name == "clamp" and values[2] < values[1]:
+            return {}
         if name == "vector":
             return as_vector(values[0])
         if name == "scalar":
@@ -154,6 +185,11 @@ class Evaluator:
         elif name in ("rate", "increase", "delta", "irate", "idelta"):
             end = t - offset(getattr(args[0], "vector_selector", args[0]))
             value_of = partial(change, name, end, args[0].range.total_seconds())
+        elif name in ("changes", "resets"):
+            value_of = partial(steps, name)
+        elif name in ("deriv", "predict_linear"):
+            ahead = values[1] if name == "predict_linear" else None
+            value_of, values = partial(line, t, ahead), values[:1]
         else:
             raise NotCovered(f"{name}() is PromQL that this check does not know")
         vector = {labels: value_of(points) for labels, points in values[-1].items()}
@@ -178,6 +214,59 @@ class Evaluator:
             return without_name({labels: compute(a, b) for labels, a, b in pairs})
         return {labels: b if isinstance(left, float) else a for labels, a, b in pairs
                 if compute(a, b)}
+
+
+def kept(vector, k, largest, modifier):
+    """Return the k largest or smallest of each group, with all their labels."""
+    groups = {}
+    for labels, x in vector.items():
+        groups.setdefault(group_of(labels, modifier), []).append((labels, x))
+    sign = -1 if largest else 1
+    return dict(pair for pairs in groups.values() for pair in sorted(
+        pairs, key=lambda pair: (math.isnan(pair[1]), sign * pair[1]))[:max(0, k)])
+
+
+def labels_of_absent(node):
+    """Return the labels that a selector asks for by `=`: those of what absent() gives."""
+    selector = getattr(node, "vector_selector", node)
+    asked = [(m.name, m.value) for m in getattr(getattr(selector, "matchers", None), "matchers", ())
+             if str(m.op) == "MatchOp.Equal" and m.name != NAME and m.value]
+    names = [name for name, _ in asked]
+    return frozenset(pair for pair in asked if names.count(pair[0]) == 1)
+
+
+def replace_label(vector, target, replacement, source, pattern):
+    """label_replace(): where all of the source matches, the target is the replacement with $1."""
+    replacement, result = re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", replacement), {}
+    for labels, x in vector.items():
+        if match := re.fullmatch(pattern, dict(labels).get(source, "")):
+            text = match.expand(replacement)
+            labels = without(labels, target) | ({(target, text)} if text else set())
+        if labels in result:
+            raise ValueError("vector cannot contain metrics with the same labelset")
+        result[labels] = x
+    return result
+
+
+def steps(name, points):
+    """changes(), resets(): how often a value differs from the one before, or is less."""
+    pairs = [(a, b) for (_, a), (_, b) in zip(points, points[1:])]
+    if name == "resets":
+        return float(sum(b < a for a, b in pairs))
+    return float(sum(a != b and not (math.isnan(a) and math.isnan(b)) for a, b in pairs))
+
+
+def line(t, ahead, points):
+    """deriv(), predict_linear(): the slope of the least squares, or its value `ahead` seconds from
+    now.
+    """
+    if len(points) < 2:
+        return None
+    xs, ys = [time - t for time, _ in points], [y for _, y in points]
+    if all(y == ys[0] for y in ys):
+        return 0.0 if ahead is None else ys[0]
+    slope, intercept = statistics.linear_regression(xs, ys)
+    return slope if ahead is None else intercept + slope * ahead
 
 
 def offset(node):
