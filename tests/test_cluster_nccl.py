@@ -77,3 +77,49 @@ def test_the_figure_of_rings():
         log = read_nccl_log(written(*run)[0])
         fig = rings(log)
         assert "rank" in fig.alt(), name
+
+
+START = "ncclCommInitRank comm 0x{c} rank {r} nranks {n} cudaDev 0 commId 0x{i} - Init START"
+DONE = "comm 0x{c} rank {r} nranks {n} cudaDev 0 - Init COMPLETE"
+
+
+@pytest.mark.parametrize("has_start", [True, False], ids=["with its start", "as older ones"])
+def test_of_several_communicators_that_of_all_ranks_is_read(has_start):
+    """Four ranks on two hosts, and then pairs of them: a group for tensor ranks."""
+    texts = {}
+    for rank in range(4):
+        lines = texts[rank] = []
+        for number, (n, place, after) in enumerate((
+                (4, rank, (rank + 1) % 4), (2, rank % 2, 1 - rank % 2))):
+            about = {"c": f"{rank}{number}", "r": place, "n": n, "i": number and 7 + rank // 2}
+            lines += [START.format(**about)] * has_start
+            lines += ["Channel 00/02 : " + " ".join(map(str, range(n)))] * (place == 0)
+            lines += [f"Channel 00/0 : {place}[0] -> {after}[0] via P2P/CUMEM"]
+            lines += [DONE.format(**about)]
+    text = "\n".join(f"node{rank // 2}:{rank}:1 [0] NCCL INFO {line}"
+                     for lines in zip(*(texts[rank] + [""] * 9 for rank in range(4)))
+                     for rank, line in enumerate(lines))
+    log = read_nccl_log(text)
+    assert log.hosts == {"node0": (0, 1), "node1": (2, 3)} and log.rings == {0: (0, 1, 2, 3)}
+    assert sorted(log.links) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (0, 3, 0)]
+
+
+def test_work_numbers_belong_to_their_group():
+    said = ("[rank{}]:[E624 10:00:00.1 ProcessGroupNCCL.cpp:1834] [PG ID {} PG GUID {}({}) Rank {}]"
+            " Timeout at NCCL work: 9, last enqueued NCCL work: {}, last completed NCCL work: 8.")
+    lines = [said.format(rank, 0, 0, "default_pg", rank, 41) for rank in range(4)]
+    lines += [said.format(rank, 3, 40 + rank // 2, "PIPELINE", rank % 2, 9 - (rank == 3))
+              for rank in range(4)]
+    log = read_nccl_log("\n".join(lines))
+    assert log.entered == dict.fromkeys(range(4), 41)
+    assert log.groups == {("40", "PIPELINE"): {0: 9, 1: 9}, ("41", "PIPELINE"): {2: 9, 3: 8}}
+    assert suspects(log) == ["ranks [3] have not enqueued what others of PIPELINE wait for"]
+
+
+@pytest.mark.parametrize("via, words", [
+    ("NET/AWS Libfabric/0", "no GPUDirect RDMA on NET/AWS Libfabric/0"),
+    ("NET/AWS Libfabric/0/GDRDMA", ""), ("NET/FastSocket/1", "over TCP"), ("SHM/direct", "SHM"),
+    ("P2P/CUMEM", "")])
+def test_slow_ways_have_other_names_too(via, words):
+    said = suspects(NcclLog(links={(0, 0, 1): via}))
+    assert len(said) == bool(words) and words in "".join(said)

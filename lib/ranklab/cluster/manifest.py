@@ -55,8 +55,8 @@ def train_job_manifest(job, kind="TrainJob"):
 def invalid(manifest):
     """List what the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
 
-    schemas/ holds the part of the CRDs that a training job may use, as JSON Schema: see
-    scripts/trim_crds.py. A right field that was left out there is refused here.
+    schemas/ holds the CRDs as JSON Schema: see scripts/trim_crds.py. A field that no CRD has is
+    found everywhere; not looked into are the fields that a training job seldom has, as affinity.
     """
     from jsonschema import Draft202012Validator  # comes with jupyterlab
 

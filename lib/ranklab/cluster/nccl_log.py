@@ -21,6 +21,11 @@ LINK = (r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<targ
 TREE = r"\[(\d+)\] [-\d/]+->(\d+)->(-?\d+)"  # channel, rank, its parent
 ENQUEUED = r"Rank (\d+)\].*?[Ll]ast enqueued (?:NCCL )?work: (\d+)"  # rank, number
 
+# Of a communicator, where its lines tell it; of a process group other than the default one, whose
+# ranks and work numbers are its own: the rank of all, its number of all processes, and its name.
+COMM_ID = r"\bcommId (\w+)"
+GROUP = r"\[rank(\d+)\].*\[PG ID [1-9]\d* PG GUID (\w+)\(([^)]*)\) "
+
 
 @dataclass(frozen=True)
 class Line:
@@ -34,7 +39,8 @@ class Line:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says about one communicator; ranks are numbered inside it.
+    """What a log says about one communicator; ranks are numbered inside it. Of several it is the
+    first of those with most ranks: all ranks, as a rule.
 
     network   what NCCL uses between nodes: "IB", "Socket" or a plugin's name
     hosts     {host: (rank, ...)}, ranks in order
@@ -43,6 +49,7 @@ class NcclLog:
     links     {(channel, from rank, to rank): transport}: "P2P/CUMEM", "NET/IB/0/GDRDMA" ...
     warnings  ((rank or None, text), ...)
     entered   {rank: number of the last collective that it has enqueued, in torch's count}
+    groups    {(number, name) of another process group: the same for it, by the ranks of all}
     """
 
     network: str = ""
@@ -52,6 +59,7 @@ class NcclLog:
     links: dict = field(default_factory=dict)
     warnings: tuple = ()
     entered: dict = field(default_factory=dict)
+    groups: dict = field(default_factory=dict)
 
 
 def read_log(name):
@@ -86,6 +94,7 @@ def read_nccl_log(text):
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
               words differ between versions
     """
+    text, groups = of_all_ranks(text)
     lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}
     for line in lines:
         if match := re.search(COMM, line.text):
@@ -114,7 +123,40 @@ def read_nccl_log(text):
     warnings = [(ranks_of.get((line.host, line.pid)), line.text) for line in lines if line.warns]
     *_, network = re.findall(r"Using network (.*\S)", text) or [""]
     entered = {int(rank): int(work) for rank, work in re.findall(ENQUEUED, text)}
-    return NcclLog(network, hosts, rings, trees, links, tuple(dict.fromkeys(warnings)), entered)
+    warnings = tuple(dict.fromkeys(warnings))
+    return NcclLog(network, hosts, rings, trees, links, warnings, entered, groups)
+
+
+def of_all_ranks(text):
+    """Return (the lines without those of smaller communicators and groups, what these groups have
+    entered).
+
+    A line is of the communicator that its process named last; where that says only that it is
+    complete, as an older NCCL does, those before it are, too.
+    """
+    kept, pending, now, ranks_of, groups = [], {}, {}, {}, {}
+    for line in text.splitlines():
+        if group := re.search(GROUP, line):
+            if work := re.search(ENQUEUED, line):
+                groups.setdefault(group.group(2, 3), {})[int(group[1])] = int(work[2])
+            continue
+        match = PREFIX.search(line)
+        process = match and match.group(1, 2)
+        entry = [now.get(process), line]
+        kept.append(entry)
+        pending.setdefault(process, []).append(entry)
+        if match and (comm := re.search(COMM, match[4])):
+            name = re.search(COMM_ID, match[4])
+            own = name[1] if name else now.get(process) if comm["ranks"] == ranks_of.get(
+                now.get(process)) else comm["ranks"]
+            if own != now.get(process) and "Init COMPLETE" in line:
+                for before in pending[process]:
+                    before[0] = own
+            now[process], ranks_of[own], pending[process] = own, comm["ranks"], []
+            entry[0] = own
+    most = max(ranks_of, key=lambda own: int(ranks_of[own]), default=None)
+    return "\n".join(line for own, line in kept
+                     if own in (None, most) or "NCCL WARN" in line), groups
 
 
 # --- what it means --------------------------------------------------------------------------------
@@ -123,15 +165,22 @@ def suspects(log):
     """List what looks wrong in the log, a sentence each; [] if nothing does."""
     sentences, between = [], {via for via in log.links.values() if via.startswith("NET/")}
     ranks = {rank for of_host in log.hosts.values() for rank in of_host}
-    if between and all(via.startswith("NET/Socket") for via in between):
+    tcp = {via for via in between if re.match("NET/(Fast)?Socket", via)}
+    if between and tcp == between:
         sentences.append("between nodes all data goes over TCP sockets")
-    if slow := {via for via in between if via.startswith("NET/IB") and "GDRDMA" not in via}:
+    if slow := {via for via in between - tcp if "GDRDMA" not in via}:
         sentences.append(f"no GPUDirect RDMA on {', '.join(sorted(slow))}: "
                          "data goes through the host")
+    if any(via.startswith("SHM") for via in log.links.values()):
+        sentences.append("GPUs of a node have no direct link (P2P): data goes through the host's "
+                         "memory (SHM)")
     if log.entered and len(behind := _last_ranks(log.entered)) < len(log.entered):
         sentences.append(f"ranks {behind} have not enqueued what others wait for")
     if log.entered and (silent := sorted(ranks - log.entered.keys())):
         sentences.append(f"torch says nothing of ranks {silent}: they may be dead")
+    for (_, name), entered in log.groups.items():
+        if len(behind := _last_ranks(entered)) < len(entered):
+            sentences.append(f"ranks {behind} have not enqueued what others of {name} wait for")
     for text in dict.fromkeys(text for _, text in log.warnings):
         names = sorted({"?" if rank is None else str(rank) for rank, warning in log.warnings
                         if warning == text})
