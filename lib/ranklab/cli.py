@@ -40,7 +40,8 @@ def main(argv=None) -> int:
         commands.add_parser(name, help=help, add_help=False).set_defaults(run=run)
     rehearse = commands.add_parser("rehearse", help="a notebook or program under a GPU's rules")
     rehearse.add_argument("what", help="a .ipynb file, or a .py file or module with a launch in it")
-    rehearse.set_defaults(run=_rehearse)  # hands the other arguments to the module
+    rehearse.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the program")
+    rehearse.set_defaults(run=_rehearse)
     _add_diagnose(commands)
     build = commands.add_parser("build", help="labs/ and solutions/ from labs/source/")
     build.add_argument("labs", nargs="*", help="such as 02_collectives; all by default")
@@ -57,8 +58,7 @@ def main(argv=None) -> int:
     grade.set_defaults(run=_grade)
     arguments = sys.argv[1:] if argv is None else argv
     options, rest = parser.parse_known_args(arguments or ["status"])
-    if rest and options.run not in (_drill, _interview, _questions, _rehearse, _tour, _compare,
-                                    _plan):
+    if rest and options.run not in (_drill, _interview, _questions, _tour, _compare, _plan):
         parser.error(f"unknown: {' '.join(rest)}")
     options.rest = rest
     with refusals(f"ranklab {options.command}"):
@@ -154,7 +154,7 @@ def _questions(options):
 def _rehearse(options):
     from ranklab.course.rehearse import rehearse
 
-    return rehearse(options.what, options.rest)
+    return rehearse(options.what, options.arguments)
 
 
 def _diagnose(options):
