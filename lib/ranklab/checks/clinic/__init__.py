@@ -10,7 +10,7 @@
 import functools
 from dataclasses import replace
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.causes import PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
 from ranklab.checks.clinic.hangs import HANGS

@@ -3,7 +3,7 @@
 from functools import partial
 from itertools import product
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, SAME, near, runs, traffic_and
 from ranklab.checks.clinic.slowdowns import SLOWDOWNS
 from ranklab.checks.exercise import Exercise

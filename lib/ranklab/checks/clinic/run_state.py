@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import STUCK

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ranklab.checks.beside import located
+from ranklab.checks.looks import located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import ELSEWHERE, FOUR, GROUPS, SAME, near, runs, traffic_and
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.prover import Slip

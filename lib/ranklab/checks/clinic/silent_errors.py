@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ranklab.basics.flat import pack
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import ELSEWHERE, GROUPS, LAB, SAME, near, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.prover import Slip

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.prover import Slip

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.cluster.findings import finding
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.cluster.alerts import alerts

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect, refused
+from ranklab.checks.looks import expect, refused
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Proof, Slip, Stage, Told, must_refuse
 from ranklab.context_parallel.shard import (

@@ -4,7 +4,7 @@ import itertools
 import random
 import time
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.prover import Slip
 from ranklab.data_parallel.plan import (

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ranklab.checks.beside import IN_GROUPS, expect
 from ranklab.checks.ddp.hooks import COUNT, Given, alike, hook_on_groups, steps_in_ddp, watched
 from ranklab.checks.exercise import Exercise, Mistake
-from ranklab.checks.prover import Slip
+from ranklab.checks.looks import expect
+from ranklab.checks.prover import GROUPS, Slip
 from ranklab.ddp import TopK, compress_to_budget, top_k_bytes
 from ranklab.ddp.quality import MODEL, compare_hooks, train_with_each
 from ranklab.engine import device
@@ -64,10 +64,10 @@ JOBS = {
 
 
 def check_compress_to_budget(hook):
-    hook_on_groups(_trial, hook, groupings=IN_GROUPS, group_hint="")
+    hook_on_groups(_trial, hook, 4, GROUPS[0])
     yield "in groups of 3 and of 1 all ranks have the same, for at most top-k's bytes in each step"
     yield "nothing is lost; zeros stay zeros, 100,000 is finite, a NaN is seen; 1 to 70,000 numbers"
-    sent, loss = hook_on_groups(_training, hook, ranks=2)[0]
+    sent, loss = hook_on_groups(_training, hook, 2)[0]
     plain, top_k, library = _other_losses()
     told = (f"held-out loss {loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
             f"library's {library:.3f}, uncompressed {plain:.3f})")

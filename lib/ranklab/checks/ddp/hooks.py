@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.exercise import Mistake
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -57,7 +57,7 @@ class Given(nn.Module):
         return sum((p.flatten() * part).sum() for p, part in zip(self.weights, parts))
 
 
-def hook_on_groups(trial, hook, **options):
+def hook_on_groups(trial, hook, ranks, *grouping):
     """on_groups; what DDP says of a hook is put in plain words."""
     names = inspect.signature(hook).parameters
     expect("bucket" in names and names["bucket"].annotation in (dist.GradBucket,
@@ -65,7 +65,7 @@ def hook_on_groups(trial, hook, **options):
            f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
            "The second one must be called bucket, and annotated dist.GradBucket.")
     try:
-        return on_groups(trial, hook, **options)
+        return on_groups(trial, hook, ranks, *grouping)
     except Mistake as mistake:  # DDP's own messages are of C++
         for pattern, meaning in OF_DDP.items():
             if re.fullmatch(pattern, mistake.cause, re.S):

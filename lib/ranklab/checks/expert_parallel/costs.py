@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.beside import expect, refused
+from ranklab.checks.looks import expect, refused
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.expert_parallel.inputs import error_of
 from ranklab.checks.prover import Proof, Slip, Stage

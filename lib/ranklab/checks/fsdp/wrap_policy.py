@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses

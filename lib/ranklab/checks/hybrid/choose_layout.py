@@ -5,7 +5,7 @@ import itertools
 import re
 from dataclasses import replace
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refusal

@@ -4,7 +4,7 @@ import functools
 import re
 from dataclasses import replace
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import NO_ERROR, called_with, is_near, refusal

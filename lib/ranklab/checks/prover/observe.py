@@ -52,6 +52,13 @@ class Ranks:
         return {"group": self.group} if self.group else {}
 
 
+def view_of(grouping):
+    """Make the groups, on all ranks; return the Ranks of this rank's, or None."""
+    whole = tuple(range(dist.get_world_size()))
+    made = [(members, dist.new_group(members)) for members in grouping] or [(whole, None)]
+    return next((Ranks(*each) for each in made if dist.get_rank() in each[0]), None)
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Some cases that are looked at together, and what is said when all of them are right.
@@ -155,11 +162,8 @@ def _walk(stage, fn):
 
 
 def _on_rank(stage, answer, fn, right, stops, folder):
-    rank, views = dist.get_rank(), {}
-    whole = tuple(range(dist.get_world_size()))
-    for number, grouping in enumerate(stage.groups):
-        made = [(members, dist.new_group(members)) for members in grouping] or [(whole, None)]
-        views |= {number: Ranks(*each) for each in made if rank in each[0]}
+    rank = dist.get_rank()
+    views = {number: view for number, view in enumerate(map(view_of, stage.groups)) if view}
     right = right[rank] if right else _due(
         stage, lambda one: dict(_walk_on_rank(stage, one, views)), answer)
     path = Path(folder, str(rank))

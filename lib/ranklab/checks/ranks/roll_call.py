@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ranklab.checks.beside import expect, located
+from ranklab.checks.looks import expect, located
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.prover import Slip

@@ -3,11 +3,11 @@
 import random
 from functools import cache
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
 from ranklab.resilience.cluster import BadDecision, Decision, run_policy
-from ranklab.resilience.policy import daly_policy, oracle, with_librarys
+from ranklab.resilience.policy import daly_policy, oracle, recovery_policy, with_librarys
 from ranklab.resilience.traces import DAY, REGIMES, make_trace
 
 SEED = 14  # not the lab's own traces

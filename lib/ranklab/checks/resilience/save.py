@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ranklab.checks.beside import expect, on_groups
+from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.dying import Reduced, die, in_child, watched
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
@@ -180,14 +180,13 @@ def _at_once(atomic_save):
 def check_atomic_save(atomic_save):
     with tempfile.TemporaryDirectory() as home:
         for part, holds in PARTS:
-            on_groups(partial(_in, home, part), atomic_save, ranks=1)
+            on_groups(partial(_in, home, part), atomic_save, 1)
             yield holds
 
 
 def _in(home, part, atomic_save, ranks):
     tempfile.tempdir = home  # of this rank, which ends with the launch
-    part(atomic_save)
-    return ()
+    yield partial(part, atomic_save)
 
 
 PARTS = (

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import random
 
-from ranklab.checks.beside import expect
+from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses

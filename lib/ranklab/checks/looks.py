@@ -1,0 +1,61 @@
+"""How a check of its own looks at what it sees: a look raises a Mistake where something is wrong.
+
+    def _trial(fn, ranks):                           # on every rank
+        result = fn(..., **ranks.keywords)
+        yield partial(expect, result > 0, f"{ranks}: it is {result}", "It counts ranks.")
+
+    on_groups(_trial, fn, ranks=4, grouping=GROUPS[0])
+
+Looks run when all is done, because a rank that stopped early would let the others wait.
+"""
+
+from functools import partial
+
+from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover.observe import ALL, view_of
+from ranklab.checks.trial import on_ranks, refuses
+
+
+def expect(is_so, what, hint):
+    """Raise a Mistake unless it is so; `what` says what is seen instead."""
+    if not is_so:
+        raise Mistake(what, hint)
+
+
+def located(where, look, *args):
+    """Return look(*args); the Mistake that it raises begins with `where`."""
+    try:
+        return look(*args)
+    except Mistake as mistake:
+        raise Mistake(f"{where}: {mistake.what}", mistake.hint) from None
+
+
+def refused(what, call):
+    """Return a look at whether call() is a ValueError; it is called now, on all ranks."""
+    return partial(expect, refuses(call), f"{what}: no ValueError", "Refuse it before training "
+                   "begins, with a sentence that says what is wrong.")
+
+
+def on_groups(trial, fn, ranks, grouping=ALL):
+    """Return what the looks of trial(fn, Ranks) return, for each rank: those that are not None.
+
+    grouping  groups of ranks, side by side; ALL: one of all, which has no name
+    Raises: the Mistake of the first look that fails.
+    """
+    seen = on_ranks(_on_rank, trial, fn, grouping, ranks=ranks)
+    mistakes = [(number, rank, mistake) for rank, (number, mistake, _) in enumerate(seen)
+                if mistake]
+    if mistakes:
+        raise min(mistakes, key=lambda each: each[:2])[2]
+    return [notes for *_, notes in seen]
+
+
+def _on_rank(trial, fn, grouping):
+    """Return (number of the look that failed, its Mistake or None, notes of looks)."""
+    notes = []
+    for number, look in enumerate([*trial(fn, view_of(grouping))]):
+        try:
+            notes += [note for note in [look()] if note is not None]
+        except Mistake as mistake:
+            return number, mistake, notes
+    return 0, None, notes
