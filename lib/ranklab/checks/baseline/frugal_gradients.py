@@ -9,8 +9,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
 from ranklab.checks.baseline.whole_batch import batch, gradients, one_thread, times_right
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import instead, is_near
 from ranklab.meter.curve import MemoryPeak

@@ -10,13 +10,13 @@
 import functools
 from dataclasses import replace
 
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.causes import PREDICTIONS
 from ranklab.checks.clinic.detectors import DETECTORS
 from ranklab.checks.clinic.hangs import HANGS
 from ranklab.checks.clinic.run_state import RUN_STATE
 from ranklab.checks.clinic.sharding import SHARDING
 from ranklab.checks.clinic.silent_errors import SILENT_ERRORS
+from ranklab.checks.looks import expect
 from ranklab.clinic.all_cases import CASE
 
 __all__ = ["EXERCISES", "PREDICTIONS"]

@@ -3,8 +3,8 @@
 import copy
 import random
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic.detectors import circle_of_waits, first_difference, own_limit, steps_behind
 

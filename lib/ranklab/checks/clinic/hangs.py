@@ -3,11 +3,11 @@
 from functools import partial
 from itertools import product
 
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, SAME, near, runs, traffic_and
 from ranklab.checks.clinic.slowdowns import SLOWDOWNS
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import MISMATCH, STUCK
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic import hangs
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, SAME, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.failures import STUCK
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic import run_state
 from ranklab.clinic.shards import SIZE, Shard, stored_shards

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ranklab.checks.looks import located
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.looks import located
 from ranklab.checks.prover.slips import edited
 from ranklab.checks.trial import GROUPS, instead, is_near, on_ranks
 from ranklab.engine.report import rank_names

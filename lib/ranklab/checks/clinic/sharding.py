@@ -7,9 +7,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import ELSEWHERE, FOUR, GROUPS, SAME, near, runs, traffic_and
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic import sharding
 from ranklab.clinic.sharding import (

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ranklab.basics.flat import pack
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import ELSEWHERE, GROUPS, LAB, SAME, near, runs
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic import trainings
 from ranklab.clinic.all_cases import CASE

@@ -8,9 +8,9 @@ from itertools import product
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ranklab.checks.looks import expect
 from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.clinic import slowdowns
 from ranklab.clinic.slowdowns import IN_A_ROW, SENT, SHARE

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.cluster.alarm import LEAST, LEAST_NEW, rule_alarm, score, sick_rank_alarm
 from ranklab.cluster.recordings import HEALTHY, SECONDS, SICK, recordings

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ranklab.checks.looks import expect
 from ranklab.checks.cluster.findings import finding
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.cluster.alerts import alerts
 from ranklab.cluster.promql import (

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.looks import expect, refused
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect, refused
 from ranklab.checks.prover import Proof, Slip, Stage, Told, must_refuse
 from ranklab.context_parallel.shard import (
     contiguous_shard, pairs_of, plan_score, refuse_uneven, shard_documents, zigzag_shard,

@@ -4,8 +4,8 @@ import itertools
 import random
 import time
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.data_parallel.plan import (
     block_timeline, bucket_times, capped_buckets, exposed_seconds, plan_buckets,

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.exercise import Mistake
+from ranklab.checks.looks import expect, on_groups
 from ranklab.engine import device
 from ranklab.meter import Traffic
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.looks import expect, refused
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.expert_parallel.inputs import error_of
+from ranklab.checks.looks import expect, refused
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.engine.report import count_ranks
 from ranklab.expert_parallel import moe_traffic, place_experts, placement_score

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses
 from ranklab.fsdp.wrapping import (

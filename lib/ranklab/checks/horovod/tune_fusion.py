@@ -4,8 +4,8 @@ from collections import Counter
 from numbers import Integral
 from statistics import mean
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.horovod import tune_fusion
 from ranklab.horovod.cost import CALLS, NoisySteps, Workload

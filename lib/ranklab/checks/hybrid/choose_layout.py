@@ -5,8 +5,8 @@ import itertools
 import re
 from dataclasses import replace
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refusal
 from ranklab.hybrid import Job, Layout

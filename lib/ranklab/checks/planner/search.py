@@ -4,8 +4,8 @@ import functools
 import re
 from dataclasses import replace
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import NO_ERROR, called_with, is_near, refusal
 from ranklab.planner.catalog import MODELS, find_node, model_of_size

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ranklab.checks.looks import expect, located
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.failures import hinted
+from ranklab.checks.looks import expect, located
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import LIMIT, on_ranks
 from ranklab.engine.surroundings import patience

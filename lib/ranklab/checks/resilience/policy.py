@@ -3,8 +3,8 @@
 import random
 from functools import cache
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.resilience.cluster import BadDecision, Decision, run_policy
 from ranklab.resilience.policy import daly_policy, oracle, recovery_policy, with_librarys

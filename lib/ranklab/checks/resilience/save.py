@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.dying import Reduced, die, in_child, watched
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import called_with
 from ranklab.resilience import atomic_save

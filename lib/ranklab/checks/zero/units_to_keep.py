@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 import random
 
-from ranklab.checks.looks import expect
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import refuses
 from ranklab.zero import keeping
