@@ -7,6 +7,7 @@ import itertools
 import math
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 from ranklab import device
 from ranklab.baseline import checkpoint_blocks
@@ -49,6 +50,20 @@ def build_mesh__enumeration(axes, joined=()):
     return mesh
 
 
+def build_mesh__device_mesh(axes, joined=()):
+    """torch's own mesh; its flattened dims are the joined axes."""
+    mesh = Mesh(axes)
+    if mesh.size != dist.get_world_size():
+        raise ValueError(f"a mesh of {mesh.size} ranks on {dist.get_world_size()}")
+    names = tuple(map(str, axes))
+    torchs = init_device_mesh(device().type, tuple(axes.values()), mesh_dim_names=names)
+    for each in [(name,) for name in axes] + [tuple(each) for each in joined]:
+        key = tuple(name for name in axes if name in each)
+        part = torchs[tuple(map(str, key))]
+        mesh.groups[key] = (part._flatten() if len(key) > 1 else part).get_group()
+    return mesh
+
+
 def parallelize__stages_first(model, hybrid):
     """keep_stages, parallel_gpt, materialize, checkpoint, make_stages, data."""
     layout = hybrid.layout
@@ -73,6 +88,17 @@ def parallelize__tensor_first(model, hybrid):
     hybrid.materialize(model)
     hybrid.data.apply(model)
     hybrid.pipeline.make_stages(model)
+    return model
+
+
+def parallelize__memory_after_stages(model, hybrid):
+    """keep_stages, parallel_gpt, make_stages, and only then memory, data and checkpoints."""
+    how = TPConfig(hybrid.tensor.group, hybrid.layout.sequence_parallel)
+    hybrid.pipeline.make_stages(parallel_gpt(hybrid.pipeline.keep_stages(model), how))
+    hybrid.materialize(model)
+    hybrid.data.apply(model)
+    if hybrid.layout.recompute:
+        checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
     return model
 
 
@@ -102,6 +128,21 @@ def tied_embedding_sync__batch(copies, other, group=None):
         ]):
             work.wait()
         copy.grad = mine + theirs
+
+
+def tied_embedding_sync__one_batch(copies, other, group=None):
+    """One batch for all copies; the sum is written into the gradient in place."""
+    if not copies:
+        return
+    buffers = [torch.empty(copy.shape, dtype=copy.grad.dtype, device=copy.device)
+               for copy in copies]
+    batch = [dist.P2POp(dist.irecv, buffer, group=group, group_peer=other) for buffer in buffers]
+    batch += [dist.P2POp(dist.isend, copy.grad.contiguous(), group=group, group_peer=other)
+              for copy in copies]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    for copy, buffer in zip(copies, buffers):
+        copy.grad += buffer
 
 
 def mesh_grad_norm__squares(held, group=None):

@@ -1,14 +1,13 @@
 """The check of parallelize: a step of SGD in several layouts, beside one process."""
 
-from functools import partial
+import functools
 
 import torch
 
 from ranklab.basics.targets import IGNORE
-from ranklab.checks.beside import expect, on_groups
-from ranklab.checks.trial import explain
+from ranklab.checks.prover import Must, Proof, Slip, Stage
 from ranklab.engine import device
-from ranklab.hybrid import Hybrid, parse_layout
+from ranklab.hybrid import Hybrid, parallelize, parse_layout
 from ranklab.hybrid.shares import parameters_of, shares
 from ranklab.models.gpt import GPT, GPTConfig
 
@@ -18,52 +17,50 @@ LAYOUTS = [*map(parse_layout, ("2x2x1", "1x2x2,sp,recompute", "2x1x2,zero,virtua
 INPUTS = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS.roll(-1, 1)
 TARGETS[1, 2:] = IGNORE  # rows have unequal numbers
-TOKENS = ("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with it each rank has its "
-          "tokens where blocks begin and end.")
-WEIGHTS = ("Data parallelism sees the parameters that are there when it is applied. What is cut or "
-           "replaced later is never averaged, so data comes last, in place, once. And "
-           "make_stages() holds on to the layers that it finds, so replace layers before it.")
-PARTS = ("The pipeline keeps this rank's layers, and tensor parallelism its part of each layer, in "
-         "the group hybrid.tensor.group.")
-COSTS = {  # of what a rank counts, the hint
-    "numbers held": PARTS,
-    "numbers that get memory": "Call hybrid.materialize(model) when only this rank's part of its "
-                               "layers is left: what goes later has had memory, too.",
-    "passes of blocks": "With layout.recompute, and only then, call checkpoint_blocks(model, ...): "
-                        "each block then runs a second time in backward.",
-    "tokens in blocks": TOKENS, "calls of data.apply": WEIGHTS,
-}
-FAILURES = {
-    "AttributeError: .* has no attribute 'place'": "hybrid.pipeline.keep_stages(model) is first.",
-    "AttributeError: 'PipelineParallel' object .*":
-        "hybrid.pipeline.make_stages(model) is missing, or too late.",
-    "AttributeError: .* has no attribute 'replica'": "hybrid.data.apply(model) is missing.",
-    r"\w+: .*\bmeta\b.*": "A model on the meta device has no numbers. Call "
-        "hybrid.materialize(model) after pipeline and tensor parallelism, and before the data "
-        "ranks compare theirs.",
-    "AttributeError: .* no attribute 'contiguous'|.* got no gradient.*": WEIGHTS,
-    "ValueError: .*is expected.*": TOKENS,
-}
+RETURNS = "what it returns"
+COSTS = ("the number of weights held", "the number of weights that get memory",
+         "the number of passes of blocks", "the number of tokens in blocks",
+         "the number of calls of hybrid.data.apply")
 
 
-def _numbers(model):
-    return sum(p.numel() for p in model.parameters())
+def new_model(device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return GPT(CONFIG)
 
 
-def _noted(owner, name):
-    """A list that gets, for each later call of the method, how many numbers its model had."""
-    seen, call = [], getattr(owner, name)
-
-    def noting(model):
-        seen.append(_numbers(model))
-        return call(model)
-
-    setattr(owner, name, noting)
-    return seen
+def _see(fn, layout, ranks):
+    """Look at a step; of in_one_process, at the boxes that this rank has of its weights."""
+    is_right = fn is in_one_process
+    hybrid = Hybrid(layout.new_mesh(), layout, apply_by=None if is_right else fn)
+    # The first is not on the meta device, so that a wrong order may train.
+    model = new_model("cpu").to(device()) if layout == LAYOUTS[0] else new_model("meta")
+    groups, tokens = [{"params": list(model.named_parameters())}], []  # tokens in each pass
+    for block in model.blocks.values():
+        block.norm2.register_forward_pre_hook(lambda _, x: tokens.append(x[0].shape[:2].numel()))
+    given, applied = _noted(hybrid, "materialize"), _noted(hybrid.data, "apply")
+    result = hybrid.apply(model)
+    optimizer = hybrid.make_optimizer(functools.partial(torch.optim.SGD, lr=1.0), groups)
+    if is_right:
+        loss, weights = in_one_process()
+    else:
+        share = hybrid.forward_backward(lambda x, y: model(x, y, "sum"), *(
+            x.to(device()) for x in hybrid.batch(INPUTS, TARGETS)), micro_batch=1)
+        optimizer.step()
+        loss = hybrid.total(share)
+    held = _numbers(model)
+    costs = held, max(given, default=held), len(tokens), sum(tokens), len(applied)
+    allowed = _allowed(layout, hybrid.mesh.coordinates()["pipeline"])
+    yield {RETURNS: Must("the model" if result is model else f"a {type(result).__name__}",
+                         "the model")} | {
+        name: Must(cost, right) for (name, right), cost in zip(allowed.items(), costs)} | {
+        "the loss": loss} | {
+        f"{name} after a step": weights[name][_box(offset, tensor)] if is_right else tensor
+        for name, _, _, offset, tensor in hybrid.state(model, optimizer)}  # of SGD no other state
 
 
 def _allowed(layout, stage):
-    """{cost: number} by formula; all sizes divide."""
+    """Return {cost: number} by formula; all sizes divide."""
     share = shares(CONFIG, layout)[stage]
     block, root = parameters_of(CONFIG, layout, share)
     part = share.blocks * block + root
@@ -73,44 +70,96 @@ def _allowed(layout, stage):
     return dict(zip(COSTS, (held, part, passes, tokens, 1)))
 
 
-def _trial(parallelize, ranks, layout, loss, weights):
-    hybrid, where = Hybrid(layout.new_mesh(), layout, apply_by=parallelize), f"{layout}, {ranks}"
-    torch.manual_seed(0)
-    is_made = layout == LAYOUTS[0]  # not on the meta device, so that a wrong order may train
-    with torch.device("cpu" if is_made else "meta"):
-        model = GPT(CONFIG)
-    model = model.to(device()) if is_made else model
-    groups, tokens = [{"params": list(model.named_parameters())}], []  # tokens in each pass
-    for block in model.blocks.values():
-        block.norm2.register_forward_pre_hook(lambda _, x: tokens.append(x[0].shape[:2].numel()))
-    given, applied = _noted(hybrid, "materialize"), _noted(hybrid.data, "apply")
-    got = hybrid.apply(model)
-    optimizer = hybrid.make_optimizer(partial(torch.optim.SGD, lr=1.0), groups)
-    share = hybrid.forward_backward(lambda x, y: model(x, y, "sum"), *(
-        x.to(device()) for x in hybrid.batch(INPUTS, TARGETS)), micro_batch=1)
-    optimizer.step()
-    yield partial(expect, got is model, f"{where}: a {type(got).__name__} is returned",
-                  "All calls work in place: return the model itself.")
-    held = _numbers(model)
-    costs = held, max(given, default=held), len(tokens), sum(tokens), len(applied)
-    allowed = _allowed(layout, hybrid.mesh.coordinates()["pipeline"])
-    for number, (name, right) in zip(costs, allowed.items()):
-        yield partial(expect, number == right, f"{where}: {number} {name}, not {right}",
-                      COSTS[name])
-    yield partial(explain, f"{where}: the loss", hybrid.total(share).cpu(), loss, None, PARTS)
-    for name, _, _, offset, tensor in hybrid.state(model, optimizer):  # SGD has no other state
-        box = tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))
-        yield partial(explain, f"{where}: {name} after a step", tensor.cpu(), weights[name][box],
-                      None, WEIGHTS)
+def _numbers(model):
+    return sum(p.numel() for p in model.parameters())
 
 
-def check_parallelize(parallelize):
-    torch.manual_seed(0)
-    model = GPT(CONFIG)
+def _noted(owner, name):
+    """Return a list that gets, for each later call of the method, the size of its model."""
+    sizes, call = [], getattr(owner, name)
+
+    def noting(model):
+        sizes.append(_numbers(model))
+        return call(model)
+
+    setattr(owner, name, noting)
+    return sizes
+
+
+def _box(offset, tensor):
+    return tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))
+
+
+def in_one_process():
+    """Return (loss, {name: weight after a step})."""
+    model = new_model("cpu")
     loss = model(INPUTS, TARGETS)
     loss.backward()
-    weights = {name: (p - p.grad).detach() for name, p in model.named_parameters()}
-    for layout in LAYOUTS:
-        on_groups(_trial, parallelize, layout, loss.detach(), weights, failures=FAILURES,
-                  ranks=layout.ranks, groupings=[(tuple(range(layout.ranks)),)], timeout=30)
-        yield f"{layout}: a step as in one process; each rank holds its part of the model"
+    return loss, {name: p - p.grad for name, p in model.named_parameters()}
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+KEEP = "    hybrid.pipeline.keep_stages(model)\n"
+SPLIT = "    parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel))\n"
+GIVE = "    hybrid.materialize(model)\n"
+RECOMPUTE = ("    if layout.recompute:\n        checkpoint_blocks(model, functools.partial("
+             "checkpoint, use_reentrant=False))\n")
+STAGES, DATA = "    hybrid.pipeline.make_stages(model)\n", "    hybrid.data.apply(model)\n"
+RETURN, GROUP = "    return model", "hybrid.tensor.group"
+PARALLELIZE = Proof(
+    parallelize,
+    *(Stage(f"{layout}: a step as in one process; each rank holds its part of the model", _see,
+            (layout,), (layout.ranks,), oracle=in_one_process, launch={"timeout": 30})
+      for layout in LAYOUTS),
+    mistakes=(
+        # order
+        Slip("hybrid.pipeline.keep_stages(model) comes before make_stages(model): it settles which "
+             "layers this rank has.", (KEEP, ""), (STAGES, "", KEEP, STAGES + KEEP)),
+        Slip("make_stages() holds on to the layers that it finds: parallel_gpt, which replaces "
+             "them, comes before it.", (STAGES, "", SPLIT, STAGES + SPLIT)),
+        Slip("hybrid.data.apply(model) holds on to the parameters that it finds: those that "
+             "parallel_gpt makes later are never averaged. Apply it after.",
+             (DATA, "", SPLIT, DATA + SPLIT), (DATA, "", KEEP, DATA + KEEP)),
+        Slip("Call hybrid.materialize(model) when only this rank's part of its layers is left, "
+             "after keep_stages and parallel_gpt: what goes later has had memory, too.",
+             (GIVE, "", SPLIT, GIVE + SPLIT), (GIVE, "", KEEP, GIVE + KEEP),
+             (KEEP, "", GIVE, GIVE + KEEP)),
+        Slip("A model on the meta device has no numbers: hybrid.materialize(model) comes before "
+             "hybrid.data.apply(model), in which the data ranks compare theirs.",
+             (GIVE, ""), (GIVE, "", DATA, DATA + GIVE), (DATA, "", GIVE, DATA + GIVE)),
+        # what is missing, or there twice
+        Slip("hybrid.pipeline.make_stages(model) is missing: with it the model runs stage by "
+             "stage.", (STAGES, "")),
+        Slip("hybrid.data.apply(model) is missing: nobody averages gradients over the data ranks.",
+             (DATA, "")),
+        Slip("Call hybrid.data.apply(model) once: each call sends all gradients once more.",
+             (DATA, DATA + DATA), (GIVE, GIVE + DATA), (RECOMPUTE, DATA + RECOMPUTE)),
+        Slip("All calls work in place: return the model itself.", (RETURN, "    pass"),
+             (RETURN, "    return hybrid.data.replica"),
+             (DATA, "", RETURN, "    return hybrid.data.apply(model)"),
+             (DATA, "    model = hybrid.data.apply(model)\n")),
+        # options
+        Slip("parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel)) leaves "
+             "on each rank its part of each matrix, split over the ranks of that group.",
+             (SPLIT, ""), (GROUP, "None"), (GROUP, "hybrid.data.group"),
+             (GROUP, "hybrid.pipeline.group")),
+        Slip("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with that option, and only "
+             "then, each rank has its own tokens where blocks begin and end.",
+             (", layout.sequence_parallel", ""), (", layout.sequence_parallel", ", True"),
+             (", layout.sequence_parallel", ", layout.tp > 1"),
+             (", layout.sequence_parallel", ", layout.recompute")),
+        Slip("With layout.recompute, and only then, call checkpoint_blocks(model, ...): each block "
+             "then runs a second time in backward.", (RECOMPUTE, ""),
+             ("if layout.recompute:", "if True:"), ("if layout.recompute:", "if not layout."
+                                                                            "recompute:")),
+    ), hints=(
+        "Which kind of parallelism needs to see what the others have left?",
+        "Two calls hold on to what they find: one to layers, one to parameters. Calls that replace "
+        "layers or parameters come before these two. And give memory once nothing is dropped any "
+        "more.",
+        "hybrid.pipeline.keep_stages(model); parallel_gpt(model, TPConfig(hybrid.tensor.group, "
+        "layout.sequence_parallel)); hybrid.materialize(model); with layout.recompute "
+        "checkpoint_blocks(model, ...); hybrid.pipeline.make_stages(model); "
+        "hybrid.data.apply(model)",
+    ))
