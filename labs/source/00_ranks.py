@@ -101,7 +101,7 @@ def shard_range(n, rank, size):
     """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
     Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
-    one; the longer ones come first.
+    one; the longer ones come first. A part is a range, a list, or another sequence of numbers.
     """
     raise NotImplementedError("exercise 4.1: about 3 lines")
 
@@ -384,7 +384,7 @@ def pass_the_token(group=None):
     """The token has gone once around the ring; returns its value as it reached this rank.
 
     The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
-    the last sends it to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
     Each rank sends one message of 8 bytes.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)

@@ -42,7 +42,8 @@ def shard_range(n, rank, size):
     """Return the part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
     Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
-    one; the longer ones come first. Nothing is sent: each rank computes its own part.
+    one; the longer ones come first. A part is a range, a list, or another sequence of numbers.
+    Nothing is sent: each rank computes its own part.
     Lab: 00
     """
     share, left_over = divmod(n, size)
@@ -54,7 +55,7 @@ def pass_the_token(group=None):
     """Pass a token once around the ring; return its value as it reached this rank.
 
     The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
-    the last sends it to rank 0. So rank r returns r, and rank 0 returns the number of ranks.
+    the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
     Cost: each rank sends one message of 8 bytes; a single rank sends none.
     Lab: 00
     """

@@ -23,7 +23,6 @@ SLIP = re.compile(r"""
       \ and\ '(int|float|str|list|dict|NoneType)'
     """, re.X | re.S)
 STUCK = "hang: (?!.*runs).*"  # all wait, or have returned
-LEFT = "hang: (?!.*runs)(?=.*returned).*"  # some have returned, and all others wait
 # gloo ends the process: by SIGABRT, and in 4 of 900 runs SIGSEGV was seen.
 MISMATCH = r"was killed by SIG(ABRT|SEGV): op\.preamble\.length <= op\.nbytes.*"
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}

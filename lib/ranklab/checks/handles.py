@@ -17,11 +17,6 @@ def uses(fn, name):
     return any(name in code.co_names for code in codes)
 
 
-def drops_handles(fn):
-    """True when the function starts sends or receives and never says wait."""
-    return (uses(fn, "isend") or uses(fn, "irecv")) and not uses(fn, "wait")
-
-
 class Waits:
     """Inside, notes which handles of this rank are waited for, under whatever call."""
 

@@ -1,8 +1,4 @@
-"""How a check runs the learner's code on ranks, and how it says what came out of it.
-
-    seen = on_ranks(trial, fn, ranks=3)              # a crash or a hang is a Mistake
-    explain(f"{rank_name(1, 3)}: the gradient", got, right, {"the sum": (3 * right, "Divide.")})
-"""
+"""How a check runs the learner's code on ranks, and how two values are compared and told apart."""
 
 import contextlib
 import contextvars
@@ -24,7 +20,6 @@ from ranklab.engine.report import PACKAGE
 
 LIMIT = 10  # seconds for one launch of a check, on an idle machine
 STALL = 1  # second, after which ranks that all wait for each other are told so
-GROUPS = (0,), (1, 2, 3)  # of four ranks: one alone, and three whose numbers begin at 1
 # How many roundings in a row may lie on the way to a right answer, each of half an eps: sums of a
 # few hundred terms, in any order, on any CPU. Kernels add up 16-bit numbers in float32, so few of
 # their own remain. In float64 there is room: who went through float32 is 60 times further off.
@@ -164,22 +159,6 @@ def refusal(function, *args, **keywords):
     return NO_ERROR
 
 
-def members_of(rank):
-    """The ranks of the group that `rank` is in, on four ranks."""
-    return GROUPS[rank > 0]
-
-
-def group_of_mine():
-    """On four ranks: the group of `members_of(my rank)`."""
-    made = [dist.new_group(members) for members in GROUPS]
-    return made[dist.get_rank() > 0]
-
-
-def rank_name(rank, ranks):
-    """As every check names a rank."""
-    return f"rank {rank} of {ranks}"
-
-
 def rounding(*dtypes, roundings=0):
     """Return by which share of the largest number two right answers may differ.
 
@@ -215,22 +194,6 @@ def is_near(got, right, through=None, roundings=0):
         return False
     got, right = got[finite], right[finite]
     return not right.numel() or bool((got - right).abs().max() <= tolerance * right.abs().max())
-
-
-def explain(where, got, right, slips=None, hint="", **on_the_way):
-    """Return when `got` is `right` but for rounding; else raise a Mistake that says what it is.
-
-    slips       {"the sum over ranks": (R * right, "Divide by R."), ...}: what usual mistakes get,
-                and a hint about each; the first that fits is named, unless it is right
-    hint        for all others
-    on_the_way  through, roundings: see is_near()
-    """
-    if is_near(got, right, **on_the_way):
-        return
-    for name, (wrong, advice) in (slips or {}).items():
-        if is_near(got, wrong, **on_the_way) and not is_near(wrong, right, **on_the_way):
-            raise Mistake(f"{where} is {name}", advice)
-    raise Mistake(f"{where} is {instead(got, right)}", hint)
 
 
 def instead(got, right):

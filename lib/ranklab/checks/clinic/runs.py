@@ -22,18 +22,20 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ranklab.checks import prover
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import hinted
 from ranklab.checks.handles import Waits, all_awaited
 from ranklab.checks.looks import located
 from ranklab.checks.prover.slips import edited
-from ranklab.checks.trial import GROUPS, instead, is_near, on_ranks
+from ranklab.checks.trial import instead, is_near, on_ranks
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
 __all__ = ["ELSEWHERE", "FOUR", "GROUPS", "LAB", "PAIRS", "SAME", "near", "runs", "traffic_and"]
 
-FOUR, PAIRS = ((0, 1, 2, 3),), ((0, 2), (1, 3))
+FOUR = ((0, 1, 2, 3),)
+GROUPS, PAIRS = prover.GROUPS
 LAB = FOUR, {}
 NEAR = 2**11  # roundings: in float32, in another order, trainings stay within a tenth of that
 SAME = "Only the cause is to be mended: data, sizes, optimizer and what is returned stay."

@@ -1,34 +1,14 @@
 """Lab 00's checks: shards, neighbours, deadlocks, common decisions."""
 
 from ranklab import ranks
-from ranklab.checks.exercise import Exercise, Prediction
-from ranklab.checks.ranks.all_ranks_finite import check_all_ranks_finite
-from ranklab.checks.ranks.pass_the_token import check_pass_the_token
-from ranklab.checks.ranks.ring_shift import check_ring_shift
+from ranklab.checks.exercise import Prediction
+from ranklab.checks.ranks.all_ranks_finite import FINITE
+from ranklab.checks.ranks.pass_the_token import TOKEN
+from ranklab.checks.ranks.ring_shift import RING_SHIFT
 from ranklab.checks.ranks.roll_call import ROLL_CALL
-from ranklab.checks.ranks.shard_range import check_shard_range
+from ranklab.checks.ranks.shard_range import SHARD_RANGE
 
-EXERCISES = (
-    Exercise(ranks.shard_range, check_shard_range, hints=(
-        "How many items does each rank get at least? How many are left over?",
-        "divmod(n, size) gives both. The first `left over` ranks take one more each.",
-        "start = rank * share + min(rank, left_over); the length is share + (rank < left_over).")),
-    Exercise(ranks.pass_the_token, check_pass_the_token, hints=(
-        "Which rank may send before it has received? Exactly one may.",
-        "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",
-        "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
-        "token.item().")),
-    Exercise(ranks.ring_shift, check_ring_shift, hints=(
-        "A send may wait until its receiver is there. If all ranks send, which rank receives?",
-        "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
-        "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
-        "wait() for each. A single rank has no neighbour: return a copy.")),
-    Exercise(ranks.all_ranks_finite, check_all_ranks_finite, hints=(
-        "Turn the loss into a flag first: 1 for finite, 0 for not.",
-        "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
-        "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag).")),
-    ROLL_CALL,
-)
+EXERCISES = SHARD_RANGE, TOKEN, RING_SHIFT, FINITE, ROLL_CALL
 
 PREDICTIONS = (
     Prediction("longest_shard", solution="1_000_003 // 8 + 1", unit="documents",

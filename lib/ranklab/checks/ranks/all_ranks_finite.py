@@ -1,79 +1,134 @@
-"""all_ranks_finite: one answer for all ranks, by one collective."""
+"""The check of all_ranks_finite: one answer for all ranks, by one collective."""
 
 import math
-from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import KEPT, expect, on_groups
-from ranklab.checks.failures import STUCK
-from ranklab.checks.handles import Waits, all_awaited
+from ranklab.checks.data_parallel.sent import OUTSIDE, UNENDED, Sent
+from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
-from ranklab.meter import Traffic
+from ranklab.ranks import all_ranks_finite
 
-FINITE, NAN, INF, HUGE = 1.5, float("nan"), float("inf"), 1.5e308  # the largest is 1.8e308
-LOST = ("Only the rank that has NaN or infinity noticed it. MIN and MAX of losses compare them, "
-        "and a comparison with NaN is always False. Reduce a flag (0 or 1) by MIN over ranks: then "
-        "one rank that is not finite decides for all.")
-BOTH = "Infinity and minus infinity are not finite either: torch.isfinite sees both."
-CASES = (  # of the first rank, of the last rank, what it is, what is usually wrong there
-    (FINITE, FINITE, "all losses finite", "The flag must be 1 for finite. And keep it: all_reduce "
-     "changes it in place and returns None."),
-    (HUGE, HUGE, "two ranks have 1.5e308 in float64, which is finite", "It is too large for "
-     "float32: keep its type. And the sum of finite losses may overflow: reduce a flag (0 or 1), "
-     "not the losses."),
-    (FINITE, INF, "the last rank has infinity", f"{BOTH} {LOST}"),
-    (NAN, FINITE, "the first rank has NaN", LOST),
-    (FINITE, NAN, "the last rank has NaN", LOST),
-    (-INF, FINITE, "the first rank has minus infinity", BOTH),
-    (FINITE, FINITE, "all losses finite again, after the calls with NaN", KEPT),
+FINITE_LOSS, HUGE = 1.5, 1.5e308  # the largest float64 is 1.8e308
+LIMIT = 5  # seconds of a launch
+TAKES_PART, CALLS = "whether it takes part in a collective", "collectives that it calls"
+ANSWER, TYPE = "the answer", "the type of the answer"
+ALONE = "what it calls that leaves the result on one rank"
+
+
+class Case(NamedTuple):
+    """The losses of some of the four ranks; all others are finite."""
+
+    name: str
+    losses: dict = {}  # never changed
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self):
+        return self.name
+
+
+CASES = (
+    Case("all losses are finite"),
+    Case("ranks 0 and 3 have 1.5e308 in float64, which is finite", {0: HUGE, 3: HUGE},
+         torch.float64),
+    Case("rank 3 has infinity", {3: math.inf}),
+    Case("rank 0 has NaN", {0: math.nan}),
+    Case("rank 3 has NaN", {3: math.nan}),
+    Case("rank 1 has minus infinity", {1: -math.inf}),
+    Case("all losses are finite again"),
 )
-GRAPH = ("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a tensor "
-         "of its own, without a graph; detach_() would cut the loss off.")
-ONE_DECIDES = ("{}: one rank alone decides or knows. all_reduce takes the flags of all ranks and "
-               "leaves the result on all of them.")
-FAILURES = {"RuntimeError: .*requires grad.*": GRAPH,
-            STUCK: "All ranks must make the same calls: reduce first, on every rank, and look at "
-            "the result then.",
-            "ValueError: Global rank 0 is not part of group .*": ONE_DECIDES.format("Rank 0")}
 
 
-def _trial(all_ranks_finite, ranks):
-    for of_first, of_last, situation, hint in CASES:
-        if ranks.group and 0 in ranks.members:  # whatever the other group has meanwhile
-            of_first = of_last = FINITE
-            situation, hint = "all losses of this group finite", ""
-        values = [of_first, *[FINITE] * (ranks.size - 2), of_last][:ranks.size]
-        dtype = torch.float64 if of_first == HUGE else torch.float32
-        weight = torch.tensor(values[ranks.index], device=device(), dtype=dtype, requires_grad=True)
-        loss = weight * 1  # as a model's loss, it has a graph
-        with Traffic() as traffic, Waits() as waits:
-            answer = all_ranks_finite(loss, **ranks.keywords)
-        same = torch.equal(loss.detach().nan_to_num(), weight.detach().nan_to_num())
-        if loss.requires_grad:
-            loss.backward()
-        yield partial(_compare, f"{situation}, {ranks}", answer, all(map(math.isfinite, values)),
-                      same and weight.grad is not None, traffic.calls,
-                      waits.missing(sum(traffic.calls.values())), hint)
+def _see(fn, case, ranks):
+    """Where ranks differ nothing travels at first: what one calls may not depend on its loss."""
+    weight = torch.tensor(case.losses.get(dist.get_rank(), FINITE_LOSS), dtype=case.dtype,
+                          device=device(), requires_grad=True)
+    if not all(map(math.isfinite, case.losses.values())):
+        with Sent(rehearsed=True) as sent:
+            fn(weight * 1, **ranks.keywords)
+        takes_part = sent.tensors or sent.traffic.ops or ranks.size == 1
+        yield {TAKES_PART: Must(bool(takes_part), True)}
+    loss = weight * 1  # as a model's loss, it has a graph
+    with Sent() as sent:
+        answer = fn(loss, **ranks.keywords)
+    calls, afterwards = sent.traffic.calls, loss.detach().clone()
+    if loss.requires_grad:
+        loss.backward()
+    yield {"the loss afterwards": afterwards,
+           "the gradient of loss.backward() afterwards": weight.grad,
+           TYPE: Must(type(answer).__name__, "bool"),
+           ALONE: Must(sorted({"reduce", "gather"} & {*calls}), []), ANSWER: answer,
+           **sent.ended(ranks), CALLS: AtMost(calls.total(), 1)}
 
 
-def _compare(where, answer, right, is_kept, calls, missing, hint):
-    expect(isinstance(answer, bool), f"it returned a {type(answer).__name__}, {where}",
-           "Return a bool, on every rank. (all_reduce works in place and returns None.)")
-    expect(is_kept, f"the loss was changed: {where}", "all_reduce works in place. Reduce a flag of "
-           f"your own, not the loss. {GRAPH}")
-    all_awaited(missing, where)
-    if not calls:
-        hint = "Each rank looks at its own loss only: reduce the flag over all ranks, then look."
-    if others := sorted({"reduce", "broadcast"}.intersection(calls)):
-        hint = ONE_DECIDES.format(", ".join(others))
-    expect(answer == right, f"{where}: the answer is {answer}; right is {right}", hint)
-    expect(sum(calls.values()) <= 1, f"{where}: it made {sum(calls.values())} calls",
-           "One all_reduce of one number is enough.")
+def by_math(loss, group=None):
+    losses = [None] * dist.get_world_size(group)
+    dist.all_gather_object(losses, loss.item(), group=group)
+    return all(map(math.isfinite, losses))
 
 
-def check_all_ranks_finite(all_ranks_finite):
-    on_groups(_trial, all_ranks_finite, failures=FAILURES, timeout=5)
-    yield "the same answer on all of 1, 2, 3, 4 ranks: NaN and infinity on one rank are seen by all"
-    yield "the loss is unchanged; one collective"
-    yield "right in a group that is not all ranks"
+FLAG = "torch.isfinite(loss).all().to(torch.int32)"
+REDUCE, MIN = "dist.all_reduce(finite, dist.ReduceOp.MIN, group=group)", "dist.ReduceOp.MIN"
+RETURN, LOOKS = "return bool(finite)", "return bool(torch.isfinite(finite))"
+FINITE = Proof(
+    all_ranks_finite,
+    Stage({"the loss, with its graph, is unchanged": (),
+           "the same answer on all of 1, 2, 3, 4 ranks: NaN and infinity on one rank are seen by "
+           "all": (TAKES_PART, TYPE, ALONE, ANSWER),
+           "one collective; right in a group that is not all ranks": (UNENDED, CALLS, OUTSIDE)},
+          _see, CASES, (4,), (ALL, *GROUPS), oracle=by_math, launch={"timeout": LIMIT}),
+    mistakes=(
+        Slip("Each rank looks at its own loss only: reduce the flag over all ranks, then look.",
+             (REDUCE, "")),
+        Slip("All ranks must make the same calls: reduce first, on every rank, and look at the "
+             "result then.",
+             ("finite =", "if not torch.isfinite(loss):\n        return False\n    finite ="),
+             ("finite =", "if torch.isfinite(loss):\n        return True\n    finite =")),
+        Slip("One rank that is not finite decides for all: the MIN of the flags is 0 if any is 0.",
+             (MIN, MIN.replace("MIN", "MAX")), (f", {MIN}", "")),
+        Slip("Pass `group` on: dist.all_reduce(flag, op, group=group).", (", group=group", "")),
+        Slip("In a group there are fewer ranks: dist.get_world_size(group).",
+             (f", {MIN}", "", RETURN, "return finite.item() == dist.get_world_size()")),
+        Slip("all_reduce works in place and returns None: look at the flag afterwards.",
+             (REDUCE, f"finite = {REDUCE}"), (REDUCE, "", RETURN, f"return {REDUCE}")),
+        Slip("Return a bool, on every rank: bool(flag).", (RETURN, "return finite"),
+             (RETURN, "return finite.item()")),
+        Slip("One rank alone decides or knows. all_reduce takes the flags of all ranks and leaves "
+             "the result on all of them.",
+             (REDUCE, f"dist.reduce(finite, op={MIN}, group=group, group_dst=0)"),
+             (REDUCE, "dist.broadcast(finite, group=group, group_src=0)")),
+        Slip("Infinity and minus infinity are not finite either: torch.isfinite sees both.",
+             ("torch.isfinite(loss)", "(~torch.isnan(loss))"),
+             ("torch.isfinite(loss)", "(loss < torch.inf)")),
+        Slip("NaN is not finite either: torch.isfinite sees it.",
+             ("torch.isfinite(loss)", "(~torch.isinf(loss))")),
+        Slip("1.5e308 is too large for float32: keep the loss's type.", ("(loss)", "(loss.float())")
+             ),
+        Slip("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a "
+             "tensor of its own; detach_() cuts the loss off.", ("(loss)", "(loss.detach_())")),
+        Slip("The loss has a graph, which numpy can't read: torch.isfinite(loss) gives a tensor of "
+             "its own, without a graph.",
+             ("torch.isfinite(loss)", "torch.tensor(np.isfinite(loss.numpy()))"), np=np),
+        Slip("all_reduce works in place, and here it changes the loss. Reduce a flag of your own.",
+             (FLAG, "loss", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS),
+             (FLAG, "loss.detach()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
+        Slip("The sum of finite losses may overflow: reduce a flag (0 or 1), not the losses.",
+             (FLAG, "loss.detach().clone()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
+        Slip("MIN and MAX of losses compare them, and a comparison with NaN is always False. "
+             "Reduce a flag (0 or 1) by MIN.",
+             (FLAG, "loss.detach().abs()", MIN, "dist.ReduceOp.MAX", RETURN, LOOKS),
+             (FLAG, "loss.detach().clone()", RETURN, LOOKS)),
+        Slip("Something is kept from another call: make the flag new in each call.",
+             ("group=None", "group=None, kept=torch.ones((), dtype=torch.int32)",
+              FLAG, "kept.mul_(torch.isfinite(loss))")),
+        Slip("async_op=True returns a handle: the flag is settled when its wait() has returned.",
+             (REDUCE, f"{REDUCE[:-1]}, async_op=True)")),
+        Slip("One all_reduce of one number is enough: each call costs its latency, and objects "
+             "travel by two.", by_math, (REDUCE, f"{REDUCE}\n    dist.barrier(group=group)")),
+    ), hints=(
+        "Turn the loss into a flag first: 1 for finite, 0 for not.",
+        "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",
+        "dist.all_reduce(flag, dist.ReduceOp.MIN, group=group), then bool(flag)."))

@@ -1,73 +1,111 @@
-"""pass_the_token: the right value on every rank, and one message each."""
+"""The check of pass_the_token: the value on every rank, in the order of the ring; one message each.
+"""
+
+import functools
+import numbers
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import KEPT, expect, located, on_groups
-from ranklab.checks.failures import hinted
-from ranklab.checks.handles import Waits, all_awaited
-from ranklab.checks.ranks.ring_shift import IN_GROUP, in_groups, on_rings
-from ranklab.meter import Traffic
+from ranklab.checks.failures import RECEIVE_FIRST
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.ranks.messages import (
+    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NO_SUCH, NUMBERS, WAIT, sent_by,
+)
+from ranklab.ranks import pass_the_token
 
-
-def check_pass_the_token(pass_the_token):
-    for seen in on_rings(_trial, pass_the_token):
-        _compare(seen)
-    yield "1, 2, 3, 4, 8 ranks: rank r sees r, and rank 0 gets back the number of ranks"
-    yield "each rank sends one message of 8 bytes; a single rank sends none"
-    with hinted({".*": f"{KEPT} The token starts at 0 in each call."}):
-        located("a second call", _compare, on_groups(_trial, pass_the_token, 2, ranks=3))
-    with hinted({".*": IN_GROUP}):
-        _compare(in_groups(_trial, pass_the_token)[1:])
-    yield "right in a group that is not all ranks"
+OTHERS, BYTES = "what it calls besides send and recv", "the number of bytes sent"
 
 
-def _trial(pass_the_token, ranks, times=1):
-    for _ in range(times):
-        with Traffic() as traffic, Waits() as waits:
-            value = pass_the_token(**ranks.keywords)
-    missing = waits.missing(sum(traffic.calls.values()))
-    yield lambda: (str(ranks), value, traffic, missing)
+def _see(fn, case, ranks):
+    value, traffic, messages = sent_by(functools.partial(fn, **ranks.keywords))
+    if isinstance(value, numbers.Integral):  # numpy's, too
+        value = int(value)
+    first = next((op.name for op in traffic.ops), "")
+    of_first = {"what the first rank of the ring returns": value}
+    of_others = {"whether it sends before it has received": Must(first == "send", False),
+                 "what it returns": value}
+    yield of_others if ranks.index else {}  # in the order of the ring: the first mistake counts
+    yield {**({} if ranks.index else of_first),
+           OTHERS: Must(sorted({*traffic.calls} - {"send", "recv"}), []), **messages,
+           BYTES: Must(traffic.sent_bytes, 8 * (ranks.size > 1))}
 
 
-def _compare(seen):
-    ring = [of_rank for of_rank, in seen]
-    for rank in (*range(1, len(ring)), 0):  # in the order of the ring: the first mistake counts
-        where, value, traffic, missing = ring[rank]
-        right, messages, nbytes = rank or len(ring), traffic.sent_messages, traffic.sent_bytes
-        expect(value is not None and not isinstance(value, torch.Tensor),
-               f"{where} returned a {type(value).__name__}", "Return the number: token.item().")
-        all_awaited(missing, where)
-        expect(value == right, f"{where} returned {value}; right is {right}",
-               _why_wrong(ring, rank, value, right))
-        others = ", ".join(sorted(set(traffic.calls) - {"send", "recv"}))
-        expect(not others, f"{where} called {others}", "A collective would do it, but here a rank "
-               "talks to its neighbours only: dist.send and dist.recv.")
-        expect(messages <= 1, f"{where} sent {messages} messages; one is enough",
-               "Every rank hands the token on exactly once.")
-        expect(nbytes in (0, 8), f"{where} sent {nbytes} bytes; the token has 8",
-               "The token is one int64, as it is given. (float32 can't count beyond 2^24, and "
-               "section 7 counts your bytes.)")
+def by_numbers(group=None):
+    return dist.get_rank(group) or dist.get_world_size(group)
 
 
-def _why_wrong(ring, rank, value, right):
-    size, values, traffic = len(ring), [value for _, value, *_ in ring], ring[rank][2]
-    first_op = [next((op.name for op in of_rank.ops if op.peer is not None), "")
-                for _, _, of_rank, _ in ring]
-    early = next((r for r in range(1, size) if first_op[r] == "send"), None)
-    hints = (  # the first that fits
-        (early is not None, f"Rank {early} sends before it has received: the token can't be there "
-                            "yet. Only rank 0 begins; each other rank receives first."),
-        (value == right + size and traffic.sent_messages == 2,
-         "The token went round twice. Each rank sends it once, and receives it once."),
-        (size > 2 and values == list(range(size, 0, -1)),
-         "The token goes the other way round: send to `after`, (rank + 1) % size, and receive from "
-         "`before`."),
-        (size > 1 and values == [size + 1, *range(2, size + 1)],
-         "All see 1 too many. Rank 0 starts the token at 0, and a rank returns the value as it "
-         "came, before it adds its own 1."),
-        (rank == 0 and value == 0, "Rank 0 returns the token as it comes back from the last rank. "
-                                   "Does it receive after it sent?"),
-        (rank and value == rank + 1,
-         "Return the value as it reached the rank, before the rank adds its own 1."),
-        (True, "Each rank adds 1 to what it received, and sends that on: token + 1."))
-    return next(hint for fits, hint in hints if fits)
+def by_a_collective(group=None):
+    ones = torch.ones(1, dtype=torch.int64)
+    dist.all_reduce(ones, group=group)
+    return dist.get_rank(group) or ones.item()
+
+
+MAKES = "torch.zeros(1, dtype=torch.int64, device=device())"
+BEGINS, COMES = "if rank == 0:\n        ", "else:\n        dist.recv"
+SENDS = "previous_rank)\n        dist.send(token + 1"  # the other ranks, after receiving
+LATER = "    else:\n        dist.recv(token, group=group, group_src=previous_rank)\n"
+HOMES = f"        dist.recv(token, group=group, group_src=previous_rank)\n{LATER}"
+CALLS = (f"{BEGINS}dist.send(token + 1, group=group, group_dst",
+         "next_rank)\n        dist.recv(token, group=group, group_src",
+         f"{COMES}(token, group=group, group_src", f"{SENDS}, group=group, group_dst")
+
+
+def _all_calls(old, new):
+    return tuple(text for call in CALLS for text in (call, call.replace(old, new)))
+
+
+TOKEN = Proof(
+    pass_the_token,
+    Stage("the token comes home, on 3 ranks", _see, ("first call",), (3,), oracle=by_numbers,
+          launch={"timeout": LIMIT}),
+    Stage({"1, 2, 3, 4 ranks: rank r sees r, and rank 0 gets back the number of ranks": (),
+           "each rank sends one message of 8 bytes; a single rank sends none":
+           (OTHERS, DROPPED, MESSAGES, BYTES)},
+          _see, ("first call", "second call"), (4,), GROUPINGS, oracle=by_numbers,
+          launch={"timeout": LIMIT}),
+    mistakes=(
+        Slip(RECEIVE_FIRST, ("if rank == 0", "if rank < 0")),
+        Slip("It sends before it has received, when the token can't be there yet. Only rank 0 "
+             "begins; each other rank receives first.", ("if rank == 0", "if rank % 2 == 0"),
+             (BEGINS, "if rank in (0, size - 1):\n        ")),
+        Slip(CLOSES, (SENDS, SENDS.replace("dist", "if rank < size - 1: dist"))),
+        Slip(NO_SUCH, ("(rank + 1) % size", "rank + 1")),
+        Slip("The last rank sends to rank 0, and rank 0 must receive that, after it sent.",
+             (HOMES, LATER)),
+        Slip("The token goes the other way round: send to (rank + 1) % size, and receive from "
+             "(rank - 1) % size.", ("next_rank, previous_rank =", "previous_rank, next_rank =")),
+        Slip("The token went round twice. Each rank sends it once, and receives it once.",
+             ("if rank == 0", "for _ in range(2 if rank == 0 else 0)",
+              "else:", "for _ in range(2 if rank else 0):")),
+        Slip("Return the value as it reached the rank, before the rank adds its own 1.",
+             (SENDS, "previous_rank)\n        token += 1\n        dist.send(token"),
+             ("return token.item()", "return token.item() + (rank > 0)")),
+        Slip("All see 1 too many. Rank 0 starts the token at 0, and adds 1 when it sends.",
+             (BEGINS, f"{BEGINS}token += 1\n        "), (MAKES, MAKES.replace("zeros", "ones"))),
+        Slip("Each rank adds 1 to what it received, and sends that on: token + 1.",
+             (SENDS, SENDS.replace(" + 1", ""))),
+        Slip("Rank 0 starts the token at 0, and adds 1 before it sends, as all others do.",
+             (f"{BEGINS}dist.send(token + 1", f"{BEGINS}dist.send(token")),
+        Slip("dist.recv fills the tensor that you give it, and returns the sender's rank. Do not "
+             "assign its result to the tensor.", (COMES, COMES.replace("dist", "token = dist"))),
+        Slip(WAIT, (SENDS, SENDS.replace("send", "isend"))),
+        Slip("The token is one int64, as it is given. (float32 can't count beyond 2^24, and "
+             "section 7 counts your bytes.)", ("torch.int64", "torch.int32"),
+             ("torch.int64", "torch.float32")),
+        Slip("Something is kept from another call. The token starts at 0 in each call.",
+             ("group=None", "group=None, kept=torch.zeros(1, dtype=torch.int64)", MAKES, "kept")),
+        Slip(IN_GROUP, ("dist.get_rank(group), dist.get_world_size(group)",
+                        "dist.get_rank(), dist.get_world_size()"),
+             _all_calls("group=group, ", "")),
+        Slip(NUMBERS, _all_calls("group_", "")),
+        Slip("Return the number: token.item().", ("token.item()", "token")),
+        Slip("Return the number: token.item(). None is not it.", ("return token.item()", "")),
+        Slip("Here a rank talks to its neighbours only: dist.send and dist.recv.",
+             by_a_collective),
+        Slip("No token went round: each rank sends one message.", by_numbers),
+    ), hints=(
+        "Which rank may send before it has received? Exactly one may.",
+        "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",
+        "dist.send(token + 1, group=group, group_dst=(rank + 1) % size); then return "
+        "token.item()."))

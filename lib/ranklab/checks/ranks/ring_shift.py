@@ -1,115 +1,133 @@
-"""ring_shift: right, no hang, no message too many; and the rings that pass_the_token has, too."""
+"""The check of ring_shift: what arrives, what is sent, and no deadlock."""
 
+import functools
 import math
-from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from ranklab.checks.beside import IN_GROUPS, beside, expect, on_groups
-from ranklab.checks.failures import MISMATCH, hinted
-from ranklab.checks.handles import DROPPED, drops_handles
-from ranklab.checks.ranks.shard_range import SIZES
+from ranklab.checks.failures import RECEIVE_FIRST, SEND_FIRST
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
+from ranklab.checks.ranks.messages import (
+    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NO_SUCH, NUMBERS, WAIT, sent_by,
+)
 from ranklab.engine import device
-from ranklab.meter import Traffic
+from ranklab.ranks import ring_shift
 
-IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group). "
-            "Give each message group=group, with group_dst= and group_src= (in a P2POp: "
-            "group=group, group_peer=): without the group, and with dst=, it means a rank of the "
-            "whole world.")
-CLOSES = ("Each message must be sent by one rank and received by another. The ring closes: "
-          "the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives it.")
-NOT_ALL_ALIKE = r"hang: (?!.*runs)(?!(send|, )+$)(?!(recv|, )+$).*"
-FAILURES = {
-    "TypeError: .*got <class 'int'>.*": "dist.recv fills the tensor that you give it, and returns "
-    "the sender's rank. Do not assign its result to the tensor.",
-    MISMATCH: "The message is longer than the buffer it came into: x may have any shape and type, "
-    "so receive into torch.empty_like(x).",
-    "was killed by SIGSEGV|ValueError: .*nvalid destination.*": "There is no such rank to send to. "
-    "The ring closes: after the last rank comes rank 0, so (rank + 1) % size.",
-    NOT_ALL_ALIKE: CLOSES,
-}
-
-
-def on_rings(trial, fn, *args):
-    """Yields what the looks return on each rank: in rings of 1, 2, 3, 4 and 8 ranks."""
-    failures = ({"hang: .*": DROPPED} if drops_handles(fn) else {}) | FAILURES
-    for size in SIZES:
-        yield on_groups(trial, fn, *args, ranks=size, groupings=((tuple(range(size)),),),
-                        failures=failures, timeout=5)
-
-
-def in_groups(trial, fn, *args):
-    """The same, in groups of one rank and of ranks 1, 2, 3; what fails is the group."""
-    with hinted({".*": IN_GROUP}):
-        return on_groups(trial, fn, *args, groupings=IN_GROUPS, timeout=5)
+SHARED, BYTES = "memory that the result shares with x", "bytes sent"
 
 
 class Case(NamedTuple):
     shape: tuple
-    dtype: torch.dtype
+    dtype: str
+
+    def __str__(self):
+        return f"{self.dtype} of shape {self.shape}"
 
     def x(self, turn, rank):
         """No two of them are alike, unless they are empty."""
         x = torch.arange(math.prod(self.shape)) + 1000 * (rank + 1) + 100 * turn
-        return x.to(self.dtype).reshape(self.shape)
+        return x.to(device(), getattr(torch, self.dtype)).reshape(self.shape)
 
 
-CASES = (Case((3,), torch.float32), Case((0,), torch.int64), Case((2, 3), torch.int64),
-         Case((250_001,), torch.float64))
+FIRST = Case((3,), "float32")
+CASES = FIRST, Case((0,), "int64"), Case((2, 3), "int64"), Case((25_001,), "float64")
 
 
-def check_ring_shift(ring_shift):
-    for _ in on_rings(_trial, ring_shift):
-        pass
-    yield "no deadlock on 1, 2, 3, 4, 8 ranks, with 12 bytes, 0 bytes and 2 MB; all is waited for"
-    yield "every rank returns the x of the rank before it, shape and type; its own is unchanged"
-    yield "each rank sends x exactly once"
-    in_groups(_trial, ring_shift)
-    yield "right in a group that is not all ranks"
+def _see(fn, case, ranks):
+    """Two calls, and then a look: what is kept from the first is overwritten by the second."""
+    xs = [case.x(turn, dist.get_rank()) for turn in (0, 1)]
+    calls = [sent_by(functools.partial(fn, x, **ranks.keywords)) for x in xs]
+    for turn, (x, (got, traffic, messages)) in enumerate(zip(xs, calls)):
+        is_tensor = isinstance(got, torch.Tensor)
+        shares = is_tensor and x.numel() and got.data_ptr() == x.data_ptr()
+        yield {"what it returns": Must("Tensor" if is_tensor else type(got).__name__, "Tensor"),
+               "the result": Told(got if is_tensor else None, functools.partial(
+                   _whose, case, turn, ranks.members)),
+               "x afterwards": x, SHARED: Must(bool(shares), False), **messages,
+               BYTES: AtMost(traffic.sent_bytes, x.nbytes)}
 
 
-def _trial(ring_shift, ranks):
-    for case in CASES:
-        yield from _looks(ring_shift, ranks, case)
+def _whose(case, turn, members, got, due):
+    """Return whose x it is."""
+    of = {f"the x of rank {rank}{', in the other call' * (at != turn)}": case.x(at, rank)
+          for at in (turn, 1 - turn) for rank in members}
+    return next((whose for whose, x in of.items() if isinstance(got, torch.Tensor)
+                 and x.numel() and x.dtype == got.dtype and torch.equal(x.cpu(), got)), "")
 
 
-def _looks(ring_shift, ranks, case):
-    mine, after = (partial(case.x, rank=ranks.members[(ranks.index + step) % ranks.size])
-                   for step in (0, 1))
-    calls = []
-
-    def call(turn):
-        x = mine(turn).to(device())
-        with Traffic() as traffic:
-            calls.append((x, ring_shift(x, **ranks.keywords), traffic))
-        return {"the result": calls[-1][1]}
-
-    looks = [*beside(
-        str(ranks), ranks, call, own=lambda turn: {"the result": mine(turn)},
-        right=lambda turn: {"the result": [case.x(turn, ranks.members[i - 1])
-                                           for i in range(ranks.size)]},
-        slips=lambda _, turn: {"the x of the rank after it": (after(turn), "Send to rank + 1, "
-                                                              "receive from rank - 1.")},
-        advice=lambda _: "Either you read the buffer before the message was in it: wait for the "
-        "receive. Or you sent something other than x.")]
-    for turn, of_call in enumerate(calls):
-        yield partial(_compare, str(ranks), mine(turn), *of_call)
-    yield from looks
+def by_gathering(x, group=None):
+    of_ranks = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, x, group=group)
+    return of_ranks[dist.get_rank(group) - 1].clone()
 
 
-def _compare(where, as_given, x, got, traffic):
-    expect(isinstance(got, torch.Tensor), f"{where} returned a {type(got).__name__}",
-           "Return the received tensor.")
-    expect(torch.equal(x.cpu(), as_given), f"{where}: x was overwritten",
-           "The caller still needs its own x. Receive into torch.empty_like(x).")
-    expect(not got.numel() or got.data_ptr() != x.data_ptr(), f"{where} returned x itself, not a "
-           "new tensor", "A later write into the result would change x too: return x.clone().")
-    expect((got.shape, got.dtype) == (x.shape, x.dtype), f"{where} returned {got.dtype} of shape "
-           f"{tuple(got.shape)}; x is {x.dtype} of shape {tuple(x.shape)}", "The result has x's "
-           "type and shape: receive into torch.empty_like(x), and return all of it.")
-    expect(traffic.sent_bytes <= x.nbytes, f"{where} sent {traffic.sent_bytes} bytes for an x of "
-           f"{x.nbytes} bytes", "One message to one neighbour is enough; a gather or broadcast "
-           "sends x to everybody.")
-    expect(traffic.sent_messages <= 1, f"{where} sent {traffic.sent_messages} messages for one x",
-           "Send x whole, in one message: each message costs its latency.")
+BEFORE = "# Both are under way before either is waited for, so no rank blocks its neighbour."
+SEND = "dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % size),"
+RECV = "dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),"
+SENT = "dist.{}(x, group=group, group_dst=(rank + 1) % size)"
+CAME = "dist.{}(received, group=group, group_src=(rank - 1) % size)"
+WAITS = "for work in works:\n        work.wait()"
+BUFFER, RETURN = "torch.empty_like(x)", "return received"
+SINGLE = "    if size == 1:\n        return x.clone()\n"
+HALF = "for half in (slice(len(x) // 2), slice(len(x) // 2, None))"
+RING_SHIFT = Proof(
+    ring_shift,
+    Stage("no deadlock: all ranks send and receive at the same time", _see, (FIRST,), (3,),
+          oracle=by_gathering, launch={"timeout": LIMIT}),
+    Stage({"every rank returns the x of the rank before it, shape and type; its own is unchanged: "
+           "on 1, 2, 3, 4 ranks, with 12 bytes, 0 bytes and 200 KB": (),
+           "each rank sends x exactly once; all is waited for": (DROPPED, MESSAGES, BYTES),
+           }, _see, CASES, (4,), GROUPINGS, oracle=by_gathering, launch={"timeout": LIMIT}),
+    mistakes=(
+        Slip(SEND_FIRST, (BEFORE, SENT.format("send"), SEND, "")),
+        Slip(RECEIVE_FIRST, (BEFORE, CAME.format("recv"), RECV, "")),
+        Slip(WAIT, (WAITS, ""), (WAITS, "works[-1].wait()\n    dist.barrier(group)"),
+             (BEFORE, SENT.format("isend"), SEND, "")),
+        Slip("This is the x of the rank after this one: send to rank + 1, receive from rank - 1.",
+             (SEND, SEND.replace("+", "-"), RECV, RECV.replace("- 1", "+ 1"))),
+        Slip("Each message must be sent by one rank and received by another: if all send to "
+             "rank + 1, all receive from rank - 1.", (RECV, RECV.replace("- 1", "+ 1")),
+             (SEND, SEND.replace("+ 1", "- 1"))),
+        Slip(CLOSES, (SEND, f"*([{SEND[:-1]}] if rank < size - 1 else []),")),
+        Slip(NO_SUCH, (SEND, SEND.replace("(rank + 1) % size", "rank + 1"))),
+        Slip(IN_GROUP, ("dist.get_rank(group), dist.get_world_size(group)",
+                        "dist.get_rank(), dist.get_world_size()"),
+             (SEND, SEND.replace("group=group, ", ""), RECV, RECV.replace("group=group, ", ""))),
+        Slip(NUMBERS, (SEND, SEND.replace("group_peer", "peer"),
+                       RECV, RECV.replace("group_peer", "peer"))),
+        Slip("The caller still needs its own x: receive into torch.empty_like(x), send x.",
+             (f"received = {BUFFER}", "received, x = x, x.clone()"),
+             (SEND, SEND.replace(" x,", " received,"), RECV, RECV.replace("received", "x"),
+              BUFFER, "torch.zeros_like(x)")),
+        Slip("A single rank gets a copy, x.clone(): who writes into the result would write into x.",
+             ("x.clone()", "x")),
+        Slip("A single rank has no neighbour: it sends nothing, and returns x.clone().",
+             (SINGLE, "")),
+        Slip("Return what arrived: the tensor that the message was received into.",
+             (RETURN, ""), (RETURN, "return x.clone()"), (RETURN, "return works")),
+        Slip("dist.recv fills the tensor that you give it, and returns the sender's rank. Do not "
+             "assign its result to the tensor.",
+             (BEFORE, f"work = {SENT.format('isend')}\n    received = {CAME.format('recv')}\n"
+              f"    work.wait()\n    {RETURN}")),
+        Slip("The message and the buffer have x's type: send x as it is, and receive into "
+             "torch.empty_like(x).", ("x.contiguous()", "x.float()"),
+             (BUFFER, "torch.empty(x.shape)")),
+        Slip("The result has x's shape: torch.empty_like(x).", (RETURN, f"{RETURN}.flatten()"),
+             (BUFFER, "x.new_empty(x.numel())")),
+        Slip("What you send is not x.", ("x.contiguous()", "x.flip(0)")),
+        Slip("Send x whole, in one message: each message costs its latency.",
+             (SEND, f"*({SEND[:-1].replace(' x', ' x[half]')} {HALF}),",
+              RECV, f"*({RECV[:-1].replace('received', 'received[half]')} {HALF}),")),
+        Slip("One message to one neighbour is enough; a gather or broadcast sends x to everybody.",
+             by_gathering),
+        Slip("The second call writes into what the first returned: make buffers inside the "
+             "function, new in each call.",
+             ("group=None", "group=None, kept={}", BUFFER,
+              f"kept.setdefault((x.shape, x.dtype), {BUFFER})")),
+    ), hints=(
+        "A send may wait until its receiver is there. If all ranks send, which rank receives?",
+        "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
+        "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
+        "wait() for each. A single rank has no neighbour: return a copy."))

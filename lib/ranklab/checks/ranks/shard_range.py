@@ -1,74 +1,130 @@
-"""shard_range: nothing lost, nothing twice, fair, contiguous."""
+"""The check of shard_range: beside numpy's array_split."""
 
 import operator
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from ranklab.checks.exercise import Mistake
+from ranklab.checks.prover import Proof, Slip, Stage, Told
 from ranklab.engine.report import count_ranks
+from ranklab.ranks import shard_range
 
-SIZES = (1, 2, 3, 4, 8)
-
-
-def check_shard_range(shard_range):
-    for n in (5, 7, 8, 10, 24, 1001, 1, 0):
-        for size in reversed(SIZES):
-            parts = [_as_list(shard_range(n, rank, size)) for rank in range(size)]
-            _compare_parts(parts, n, f"n={n} on {count_ranks(size)}")
-    yield "range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice"
-    yield "lengths differ by at most one, the longer parts first, each part contiguous"
+KIND, LENGTHS, PARTS = "what it returns", "the list of the lengths", "what the ranks have"
+NUMBERS = "a sequence of whole numbers"
 
 
-def _as_list(part):
-    if part is None:
-        raise Mistake("it returned None", "The last line must be: return range(start, end).")
-    if isinstance(part, tuple) and len(part) == 2:
-        raise Mistake(f"it returned the tuple {part}",
-                      "Return the part itself: range(start, end).")
-    if hasattr(part, "__next__"):  # walked through once, it is empty; and len() fails
-        raise Mistake(f"it returned a {type(part).__name__}",
-                      "A part has a length and can be read twice: return range(start, end).")
-    items = list(part)
+class Case(NamedTuple):
+    n: int
+    size: int
+
+    def __str__(self):
+        return f"n={self.n} on {count_ranks(self.size)}"
+
+
+def _see(fn, case):
+    parts = [fn(case.n, rank, case.size) for rank in range(case.size)]
+    kind = next((kind for kind in map(_kind, parts) if kind != NUMBERS), NUMBERS)
+    parts = [[*map(operator.index, part)] for part in parts if kind == NUMBERS]
+    given, whole = Counter(sum(parts, [])), range(case.n)
+    yield {KIND: Told(kind, lambda got, due: got),
+           "what is handed out twice": _told(i for i in given if given[i] > 1),
+           "what nobody has": _told(i for i in whole if i not in given),
+           "what is not in range(n)": _told(i for i in given if i not in whole),
+           LENGTHS: [*map(len, parts)],
+           PARTS: parts}
+
+
+def _kind(part):
+    if not hasattr(part, "__len__"):  # an iterator: once read, it is empty
+        return "None" if part is None else f"a {type(part).__name__}, which has no length"
     try:
-        return [operator.index(item) for item in items]
+        [*map(operator.index, part)]
     except TypeError as error:
-        raise Mistake(f"the items are not whole numbers: {error}",
-                      "n / size is a float in Python, and a float can't index a list: "
-                      "n // size.") from None
+        return f"a {type(part).__name__} of other things than whole numbers: {error}"
+    return NUMBERS
 
 
-def _compare_parts(parts, n, case):
-    right = [part.tolist() for part in np.array_split(np.arange(n), len(parts))]
-    if parts == right:
-        return
-    given = [i for part in parts for i in part]
-    lengths = [len(part) for part in parts]
-    if twice := sorted({i for i in given if given.count(i) > 1}):
-        raise Mistake(f"{case}: {_some(twice)} is handed out twice",
-                      "Each part must start where the part of the rank before it ends.")
-    lost, beyond = sorted(set(range(n)) - set(given)), sorted(set(given) - set(range(n)))
-    if lost and beyond:
-        raise Mistake(f"{case}: nobody has {_some(lost)}, but {_some(beyond)} is handed out",
-                      f"The parts are shifted: range({n}) starts at 0 and ends before {n}.")
-    if lost:
-        raise Mistake(f"{case}: nobody has {_some(lost)}",
-                      "n // size rounds down, and the left-over n % size items get lost. "
-                      "The first n % size ranks take one more each.")
-    if beyond:
-        raise Mistake(f"{case}: {_some(beyond)} is handed out, but range({n}) ends before",
-                      "Cut the last part at n, or better: count the left-over items exactly.")
-    if any(part and part != list(range(part[0], part[-1] + 1)) for part in parts):
-        raise Mistake(f"{case}: rank 0 has {_some(parts[0])}, which is not contiguous",
-                      "A stride (rank, rank + size, ...) is a fair split, too, but files and "
-                      "tensors are read in blocks: make each part one block.")
-    if max(lengths) - min(lengths) > 1:
-        raise Mistake(f"{case}: the parts have lengths {lengths}",
-                      "Lengths may differ by one at most; the rank with most work sets the pace. "
-                      "Neither rounding up nor giving all the rest to one rank is fair.")
-    raise Mistake(f"{case}: the parts have lengths {lengths}; wanted {list(map(len, right))}",
-                  "The longer parts belong to the first ranks, in rank order.")
+def _told(items):
+    return Told(sorted(items), lambda got, due: ", ".join(
+        [*map(str, got[:4]), *["..."] * (len(got) > 4)]))
 
 
-def _some(items):
-    """The first few of `items`, as text."""
-    return ", ".join(map(str, items[:4])) + (", ..." if len(items) > 4 else "")
+def by_numpy(n, rank, size):
+    return np.array_split(np.arange(n), size)[rank]
+
+
+def by_chunk(n, rank, size):
+    return torch.arange(n).chunk(size)[rank]
+
+
+def the_rest_is_shared_out_again(n, rank, size):
+    return [*range(rank * (n // size), (rank + 1) * (n // size)),
+            *range(n // size * size + rank, n, size)]
+
+
+BOTH, BEGIN, END = "divmod(n, size)", "rank * share + min(rank, left_over)", "(rank < left_over)"
+WHOLE = f"return range(start, start + share + {END})"
+ROUNDED = "(n * {} // size, n * {} // size)"
+SHARD_RANGE = Proof(
+    shard_range,
+    Stage({"range(n) for n = 0, 1, 5, 7, ... on 1, 2, 3, 4, 8 ranks: nothing lost, nothing twice":
+           (),
+           "lengths differ by at most one, the longer parts first, each part contiguous":
+           (LENGTHS, PARTS)},
+          _see, tuple(Case(n, size) for n in (10, 7, 5, 8, 24, 1001, 1, 0)
+                      for size in (4, 3, 8, 2, 1)), oracle=by_numpy),
+    mistakes=(
+        Slip("n // size rounds down, and the left-over n % size items get lost. The first n % size "
+             "ranks take one more each.", (BOTH, "n // size, 0"), (f" + {END}", "")),
+        Slip("-(-n // size) rounds up: more is handed out than there is. Count the left-over "
+             "items: n % size of the ranks take one more.", (BOTH, "-(-n // size), 0")),
+        Slip("Rounding up fills the first ranks, and the last get little or nothing. Lengths may "
+             "differ by one at most.",
+             (WHOLE, "return range(n)[rank * -(-n // size):(rank + 1) * -(-n // size)]")),
+        Slip("chunk() rounds up: the last parts are short, or are not there at all.", by_chunk),
+        Slip("Each part must start where the part of the rank before it ends. Some of those ranks "
+             "took one more each: min(rank, left_over) of them.", (" + min(rank, left_over)", "")),
+        Slip("Only the first left_over ranks took one more: min(rank, left_over) of those before "
+             "this one.", ("min(rank, left_over)", "rank")),
+        Slip("The ranks 0 .. left_over - 1 take one more: rank < left_over.",
+             ("rank < left_over", "rank <= left_over")),
+        Slip("One rank gets all that is left over, and all others wait for it. Hand it out, one "
+             "item to each of the first ranks.",
+             (WHOLE, "return range(rank * share, n if rank == size - 1 else (rank + 1) * share)"),
+             (WHOLE, "return range(rank * share + (rank > 0) * left_over, (rank + 1) * share + "
+              "left_over)")),
+        Slip("A stride (rank, rank + size, ...) is a fair split, too, but files and tensors are "
+             "read in blocks: make each part one block.", (WHOLE, "return range(rank, n, size)")),
+        Slip("Each part must be one block: the first ranks have one item more, so all later parts "
+             "start later.", the_rest_is_shared_out_again),
+        Slip("It is fair, but the longer parts belong to the first ranks.",
+             (WHOLE, f"return range{ROUNDED.format('rank', '(rank + 1)')}"),
+             (WHOLE, "return range(round(n * rank / size), round(n * (rank + 1) / size))"),
+             (BEGIN, "rank * share + max(0, rank + left_over - size)",
+              END, "(rank >= size - left_over)")),
+        Slip("Rank 0 must have the first part: this is the other way round.",
+             (BEGIN, "(size - 1 - rank) * share + max(0, left_over - 1 - rank)")),
+        Slip("This is (start, end). Return the part itself: range(start, end).",
+             (WHOLE, WHOLE.replace("range", ""))),
+        Slip("A part has a length and can be read twice: return range(start, end).",
+             (WHOLE, WHOLE.replace("range", "iter(range") + ")"),
+             (WHOLE, WHOLE.replace("range", "(i for i in range") + ")"),
+             (WHOLE, WHOLE.replace("range", "slice"))),
+        Slip("The last line must be: return range(start, end).", ("return range", "range")),
+        Slip("n / size is a float in Python, and a float can't index a list: n // size.",
+             (BOTH, "n / size, n % size"), (BOTH, "n / size // 1, n % size"),
+             (BOTH, "n / size // 1, n % size", WHOLE, WHOLE.replace("range", "np.arange")), np=np),
+        Slip("range(n) starts at 0: these parts are shifted by one.",
+             (WHOLE, WHOLE.replace("start", "start + 1"))),
+        Slip("range(start, end) leaves `end` out already: nothing is to be taken off.",
+             (END, f"{END} - 1")),
+        Slip("range(start, end) leaves `end` out: the end of a part is where the next one starts.",
+             (END, f"{END} + 1")),
+        Slip("The second number is where the part ends, not how long it is: start + length.",
+             ("start + share", "share")),
+    ), hints=(
+        "How many items does each rank get at least? How many are left over?",
+        "divmod(n, size) gives both. The first `left over` ranks take one more each.",
+        "start = rank * share + min(rank, left_over); the length is share + (rank < left_over)."))

@@ -1,0 +1,43 @@
+"""What the messages of one call show, of a function that talks to its neighbours in a ring."""
+
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ranklab.checks.collectives.inputs import watched
+from ranklab.checks.prover import ALL, GROUPS, AtMost
+
+LIMIT = 5  # seconds of a launch
+GROUPINGS = ALL, *GROUPS[::-1]  # pairs first: there all ranks meet what is wrong at the same time
+DROPPED, MESSAGES = "handles that nobody waited for", "messages sent"
+CLOSES = ("The ring closes: the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives "
+          "it.")
+NO_SUCH = "After the last rank comes rank 0 again: (rank + 1) % size."
+IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group), "
+            "and group=group for each message.")
+NUMBERS = ("In a group the neighbours' numbers count inside the group: group_dst= and group_src= "
+           "(in a P2POp group_peer=). dst=, src= and peer= are ranks of the whole world.")
+WAIT = ("isend and irecv return a handle. Keep the handle of each, and wait for all of them: until "
+        "then you may not read or reuse a buffer.")
+
+
+def sent_by(call):
+    """Return (what it returns, its Traffic, {name: what must hold of any ring})."""
+    with OthersExist():
+        value, traffic, dropped = watched(call)
+    return value, traffic, {DROPPED: AtMost(dropped, 0),
+                            MESSAGES: AtMost(traffic.sent_messages, 1)}
+
+
+class OthersExist(TorchDispatchMode):
+    """Inside, a message to itself, or to a rank that is not there, is a ValueError: gloo would read
+    wild memory.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in ("c10d::send", "c10d::recv_"):
+            group, peer = dist.ProcessGroup.unbox(args[1]), args[2]
+            if not 0 <= peer < group.size():
+                raise ValueError(f"there is no rank {peer}: here are 0 .. {group.size() - 1}")
+            if peer == group.rank():
+                raise ValueError(f"a message from rank {peer} to itself")
+        return func(*args, **(kwargs or {}))
