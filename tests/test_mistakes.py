@@ -38,7 +38,7 @@ def mistakes():
                                marks=marks)
 
 
-@pytest.mark.parametrize("exercise, slip, number", mistakes())
+@pytest.mark.parametrize("exercise, slip, number", [*mistakes()])
 def test_a_mistake_is_refused_and_its_sentence_said(exercise, slip, number):
     verdict = judge(exercise, slip.functions(exercise.answer)[number])
     assert verdict.state == FAILED, verdict
