@@ -160,7 +160,8 @@ NCCL_ENVIRONMENT = Proof(
         Slip("All nodes must have what one node uses: the variables are the same on each of them.",
              (f"\n                if {EVERYWHERE}]", "]"),
              (EVERYWHERE, "any(name in node for node in usable)"),
-             (EVERYWHERE, "name in usable[-1]")),
+             (EVERYWHERE, "name in usable[-1]"),
+             (EVERYWHERE, EVERYWHERE.replace("usable", "usable[:2]"))),
         Slip("A port that is InfiniBand on one node and RoCE on another is not common: the link "
              "must be the same, too.",
              ("lambda port: (port.label, port.link)", "lambda port: port.label"),

@@ -55,17 +55,18 @@ def _children(ring, rank):
 
 
 def _opened(own, links, link, host, local, vias):
-    """Both ends of a link print it, and the sender prints more; a lost host prints nothing."""
+    """Both ends of a link print it, each with its own card, and the sender prints more; a lost host
+    prints nothing.
+    """
     (channel, source, target), (network, inside, gdr) = link, vias
     crosses = host[source] != host[target]
-    via = f"NET/{network}/{channel}" if crosses else inside
     arrow = (f"Channel {channel:02d}/0 : {source}[{source % local}] -> "
              f"{target}[{target % local}] ")
     if target in own and crosses:
-        own[target].append(f"{arrow}[receive] via {via}")
-        links[link] = via
+        links[link] = f"NET/{network}/{channel + 1}"
+        own[target].append(f"{arrow}[receive] via {links[link]}")
     if source in own:
-        links[link] = via + gdr * crosses
+        links[link] = f"NET/{network}/{channel}{gdr}" if crosses else inside
         own[source].append(f"{arrow}{'[send] ' * crosses}via {links[link]}")
 
 
@@ -199,12 +200,14 @@ def as_written(text):
     return next(log for each, log in logs if each == text)
 
 
+RANK_OF = "ranks_of[line.host, line.pid], ranks = int(match[1]), int(match[2])"
 RING_OF = "re.fullmatch(RING, line.text)"
 IS_RING = "if ranks_of and after == 0 and len(ring) == ranks:"
 NETWORK = '"Using network (.*\\S)"'
 COMPLETED = r"'Rank (\d+)\].*?[Ll]ast completed (?:NCCL )?work: (\d+)'"
 LINK_OF = "link = int(match[1]), int(match[2]), int(match[3])"
 RECEIVED, SENT = 'links.setdefault(link, match["via"])', 'links[link] = match["via"]'
+BOTH = f"{RECEIVED}\n            else:\n                {SENT}"
 OPENED = "opened.setdefault(link[:2], link[2])"
 TREE_OF = "trees.setdefault(int(channel), {})[int(rank)] = int(parent)"
 WARNING = "(ranks_of.get((line.host, line.pid)), line.text)"
@@ -232,7 +235,10 @@ READ_LOG = Proof(
              ("ranks_of[line.host, line.pid], ranks", "ranks_of[0, line.pid], ranks",
               WARNING, "(ranks_of.get((0, line.pid)), line.text)",
               "(host, _), rank in ranks_of", "(host, _), rank in {(line.host, line.pid): ranks_of"
-              "[0, line.pid] for line in lines if (0, line.pid) in ranks_of}")),
+              "[0, line.pid] for line in lines if (0, line.pid) in ranks_of}"),
+             (RANK_OF, "ranks_of[line.pid], ranks = (line.host, int(match[1])), int(match[2])",
+              WARNING, "(ranks_of.get(line.pid, (0, None))[1], line.text)",
+              "(host, _), rank in ranks_of.items()", "host, rank in ranks_of.values()")),
         Slip('It is only a part of the ring: a list that NCCL cut ends with "...". Match the whole '
              "line, and follow the links if it is cut.",
              (RING_OF, 're.match(RING, line.text) if "via" not in line.text else None')),
@@ -279,6 +285,9 @@ READ_LOG = Proof(
              (SENT, 'links.setdefault(link, match["via"])')),
         Slip("Over a network the sender's line counts, also where the receiver's comes last.",
              (RECEIVED, SENT)),
+        Slip("Over a network the sender's line counts, [send], and not [receive].",
+             (BOTH, f"{SENT}\n            else:\n                {RECEIVED}"),
+             (SENT, 'links.update({} if match["side"] else {link: match["via"]})')),
         Slip("If only the receiver printed a link, take that.", (RECEIVED, "pass")),
         Slip('The transport is all that follows "via".',
              (SENT, 'links[link] = match["via"].rpartition("/")[0]'),

@@ -281,6 +281,8 @@ MFU = RuleProof(
         Slip("An alert is active wherever `expr` has a value, even 0: compare, and without `bool`.",
              ("< {least}", "< bool {least}"), (" < {least}", "")),
         Slip("An MFU that is low is below `least`: <.", ("< {least}", "> {least}")),
+        Slip("Ranks that hang have an MFU of 0, and that is below `least`: do not leave it out.",
+             ("< {least}", "> 0 < {least}")),
         Slip("That is the share of the peak turned round: FLOPs over peaks.",
              (MFU_EXPR, 'f"sum by (run) (train_peak_flops) / {flops} < {least}"')),
         Slip("A share, not percent: `least` is 0.3, say.",

@@ -68,6 +68,7 @@ def by_formulas(load, system):
 WRITERS, READERS = "(load.nodes, ranks) if load.sharded else (1, 1)", "(load.nodes, load.nodes)"
 BY_LINK, BY_SYSTEM = "load.checkpoint / writers / link", "load.checkpoint / system.write"
 AGAIN, AT_READ = "read * load.checkpoint / load.nodes / link", "load.checkpoint / system.read"
+WHOLE = AGAIN.replace("read", "(read if load.sharded else load.nodes)")
 DATA = "max(load.data / load.nodes / link, load.data / system.read)"
 LOST, WAITED = "1 - load.interval / turn", "saving * (not load.background)"
 STORAGE = Proof(
@@ -116,7 +117,8 @@ STORAGE = Proof(
         Slip("Each rank opens `copies` files.",
              ("(load.copies, ranks * load.copies)", "(load.copies, ranks)")),
         Slip("If it is not sharded, each node reads the whole file in a restart.",
-             (READERS, "(1, load.nodes)"), (READERS, "(1, 1)")),
+             (READERS, "(1, load.nodes)"), (READERS, "(1, 1)"),
+             (READERS, "(1, load.nodes)", AGAIN, WHOLE), (READERS, "(1, 1)", AGAIN, WHOLE)),
         Slip("If it is not sharded, each node reads the file once, not each rank.",
              (READERS, "(ranks, ranks)")),
         Slip("If it is not sharded, each node opens the file.", (READERS, "(load.nodes, 1)")),
