@@ -86,6 +86,7 @@ DIAGNOSE = Proof(
              (LOADING, "medians(exposed_communication)")),
         Slip("The verdict is the largest of them from a quarter on, 0.25 itself too.",
              (VERDICT, VERDICT.replace(">=", ">"))),
+        Slip("From a quarter on it is a cause: 0.25.", (VERDICT, VERDICT.replace("0.25", "0.5"))),
         Slip("Compare the share itself with a quarter; do not round it.",
              (VERDICT, "verdict if round(shares[verdict], 2) >= 0.25")),
         Slip("Below a quarter it is healthy.", (VERDICT, "verdict if True")),

@@ -86,6 +86,8 @@ EFFICIENCY = Proof(
              "the base.", (BASE, "base = 1")),
         Slip("The base is the fewest ranks, min(seconds), whatever the order.",
              (BASE, "base = next(iter(seconds))")),
+        Slip("The first key is no base: take min(seconds), and go through sorted(seconds).",
+             (BASE, "base = next(iter(seconds))", RANKS, "for ranks in seconds")),
         Slip("The base is the fewest ranks, min(seconds), not the most.",
              (BASE, "base = max(seconds)")),
         Slip("Perfect would be base/R of the time on the fewest ranks, not 1/R of it.",

@@ -143,7 +143,9 @@ TOP_K = Proof(
              (f"{VALUES}\n{ZEROS}", f"{ZEROS[4:]}    {VALUES}\n")),
         Slip("gradient + error is a new tensor: do not write into the inputs.",
              ("(gradient + error)", "gradient.add_(error)"),
-             ("(gradient + error)", "error.add_(gradient)")),
+             ("(gradient + error)", "error.add_(gradient)"),
+             (FLAT, "target = gradient.add_(error).flatten().clone()"),
+             (FLAT, "target = error.add_(gradient).flatten().clone()")),
         Slip("Never more than there are: min(k, n).", ("min(k, target.numel())", "k")),
         Slip("The error has the gradient's shape.", (LEFT, "target")),
         Slip("A gradient may be transposed, or have steps: .flatten() or .reshape() copies where "
