@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from ranklab.checks.prover import Proof, Slip, Stage
+from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.trial import refuses
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.cost import cost_per_token
 
@@ -22,7 +23,10 @@ class Case(NamedTuple):
 
 
 def _see(fn, case):
-    dollars = fn(MODELS[case.model], case.sequence, find_node(case.node), case.mfu, case.price)
+    args = MODELS[case.model], case.sequence, find_node(case.node), case.mfu, case.price
+    if case.mfu == 1:
+        yield {"an MFU of 1": Must("refused" if refuses(fn, *args) else "taken", "taken")}
+    dollars = fn(*args)
     yield {"the cost of a million tokens in dollars": dollars if dollars is None
            else float(1e6 * dollars)}
 

@@ -77,6 +77,8 @@ WHOLE = "plan.gpus // plan.dp"
 PIECES = "(plan.micro_batches, 0) if weak else divmod("
 BATCH = "plan.batch, dp * plan.micro_batch)"
 MADE = "replace(plan, dp=dp, micro_batches=pieces)"
+NEW = ("Plan(dp=dp, tp=plan.tp, pp=plan.pp, cp=plan.cp, sequence=plan.sequence, tool=plan.tool, "
+       "micro_batch=plan.micro_batch, micro_batches=pieces)")
 SPEED = "step_time(model, each, machine).tokens_per_second(each)"
 RATIO = "speed / gpus / (curve[0][1] / counts[0]) if curve else 1.0"
 RETURN = "    return curve"
@@ -111,7 +113,8 @@ SCALING = Proof(
              (MADE, f"{MADE[:-1]}, precision='bf16')"),
              (MADE, f"{MADE[:-1]}, sequence_parallel=False)"),
              (MADE, f"{MADE[:-1]}, shard=0)"), (MADE, f"{MADE[:-1]}, hides=('data',))"),
-             (MADE, f"{MADE[:-1]}, outermost='pipeline')"), (MADE, f"{MADE[:-1]}, ep=1)")),
+             (MADE, f"{MADE[:-1]}, outermost='pipeline')"), (MADE, f"{MADE[:-1]}, ep=1)"),
+             (MADE, f"{MADE[:-1]}, zero=0)"), (MADE, NEW), Plan=Plan),
         Slip("Context ranks are GPUs, too: tp x pp x cp of them share a sequence.",
              (WHOLE, "plan.tp * plan.pp")),
         Slip("Stages are GPUs, too: tp x pp x cp of them hold the model once.",

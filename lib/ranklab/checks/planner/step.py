@@ -93,6 +93,9 @@ BUBBLE = "(busy + sent) * part / (1 - part)"
 WAITS = "max(0.0, M * fullest - busy)"
 FULLEST = "n * layer + (rank == P - 1) * ends"
 UPDATE = "update_seconds(model, plan, machine, busy / M, c)"
+ENDS = "busy, ends = sum(parts.values()), sum(head.values())"
+COMPUTING = (f"{ENDS}\n    work = sum(parts[part] for part in ('products', 'attention', 'other', "
+             "'recompute'))")
 HEAD = ("head_seconds has products and other. They come on top of the layers', of products and "
         "other alone.")
 STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one has the head "
@@ -144,13 +147,17 @@ STEP = Proof(
              ("plan.stages(model.layers)", "[model.layers / P] * P"),
              ("plan.stages(model.layers)", "[-(-model.layers // P)] * P")),
         Slip("sent_seconds counts one micro-batch: a step sends M of them.",
-             (SENT, SENT.removeprefix("M * "))),
+             (SENT, SENT.removeprefix("M * ")), ("pipeline=sent", "pipeline=sent / M")),
         Slip("Stages send messages to each other: sent_seconds.", (SENT, "0.0")),
         Slip("`beside` of sent_seconds is the busy time of one micro-batch.",
              (SENT, SENT.replace("busy / M", "busy")), (SENT, SENT.replace("busy / M", "0.0"))),
         Slip("`beside` of update_seconds is the busy time of one micro-batch.",
              (UPDATE, UPDATE.replace("busy / M", "busy")),
              (UPDATE, UPDATE.replace("busy / M", "0.0"))),
+        Slip("`beside` is the busy time of a micro-batch with its messages, not the computing alone.",
+             *((ENDS, COMPUTING, *edits) for edits in (
+                 (SENT, SENT.replace("busy", "work")), (UPDATE, UPDATE.replace("busy", "work")),
+                 (SENT, SENT.replace("busy", "work"), UPDATE, UPDATE.replace("busy", "work"))))),
         Slip("Gradients travel, and the optimizer runs, once a step.",
              (f"= {UPDATE}", f"= (M * each for each in {UPDATE})")),
         Slip("update_seconds returns (data, optimizer), in this order.",
