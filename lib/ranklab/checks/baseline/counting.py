@@ -230,7 +230,8 @@ STATE = Proof(
         Slip("A weight takes 4 bytes in float32 and 2 in bf16, and so does its gradient.",
              ('"fp32": 4', '"fp32": 2'), ('"mixed": 2', '"mixed": 4'), ('"bf16": 2', '"bf16": 4')),
         Slip("A gradient is as wide as its weight: 2 bytes in bf16, 4 in float32.",
-             (GRADIENTS, '"gradients": 4 * n'), (GRADIENTS, '"gradients": 2 * n')),
+             (GRADIENTS, '"gradients": 4 * n'), (GRADIENTS, '"gradients": 2 * n'),
+             (GRADIENTS, '"gradients": (2 if recipe == "bf16" else 4) * n')),
         Slip("Adam keeps two numbers for each parameter, a mean and a mean square.",
              (MOMENTS, MOMENTS.removeprefix("2 * "))),
         Slip("Mixed: the optimizer holds 12 bytes a parameter. Both moments are float32, and so "
