@@ -404,6 +404,7 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
     if there are no spikes.
     Falling losses and low ones are no spikes.
     Earlier spikes, and losses that are not finite, do not hide a new spike.
+    In a row of spikes the `window` steps are those before the row.
     A rise by 1% of abs(loss) is no spike, however calm the losses were.
     Among the first 20 losses each finite one is good: they fall steeply.
     losses: a list of floats, not changed.

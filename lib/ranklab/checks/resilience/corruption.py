@@ -114,11 +114,16 @@ def _right(case, size):
     return right
 
 
-def sums(parameters, group=None):
+def sums(parameters, group=None, dtype=torch.float64):
     own = torch.stack([p.detach().double().sum() for p in parameters.values()])
     rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, own, group=group)
-    return _majorities(parameters, torch.stack(rows, 1).tolist())
+    return _majorities(parameters, torch.stack(rows, 1).view(dtype).tolist())
+
+
+def bits_of_sums(parameters, group=None):
+    """NaN is unlike any other NaN, but not in its bits."""
+    return sums(parameters, group, torch.int64)
 
 
 def sends_all(parameters, group=None):
@@ -185,7 +190,8 @@ CORRUPTION = Proof(
           _see, CHANGES, (4,), (ALL, *GROUPS)),
     mistakes=(
         Slip("The group's first rank may be the wrong one: take the majority.",
-             (USUAL, "usual, times = column[0], column.count(column[0])")),
+             (USUAL, "usual, times = column[0], column.count(column[0])"),
+             (USUAL, "usual, times = column[0], column.count(column[0])", MAJORITY, "deviants")),
         Slip(NOBODY, (MAJORITY, "deviants"), (MAJORITY, "deviants if 2 * times >= len(column) else "
                                               "[]"),
              (MAJORITY, "deviants if len(column) > 2 else []")),
@@ -236,7 +242,7 @@ CORRUPTION = Proof(
         Slip("Only read the parameters.", ("    marks = []\n", "    marks = []\n    for tensor in "
                                            "parameters.values():\n        "
                                            "tensor.detach().nan_to_num_()\n")),
-        Slip(BITS, sums),
+        Slip(BITS, sums, bits_of_sums),
         Slip("Send a hash of 8 bytes for each parameter. The tensors stay where they are.",
              sends_all),
         Slip("One all-gather is enough: put all hashes into one tensor of int64.", one_by_one),

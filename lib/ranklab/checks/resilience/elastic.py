@@ -117,10 +117,18 @@ PARTS = "[shard_range(len(positions), i, times) for i in range(times)]"
 CUT = "positions[part.start:part.stop]"
 ADDED = "plan.append([(positions[part.start:part.stop], len(part) / batch) for part in parts])"
 CHECK = "    if min(batch, ranks, micro_batch) < 1:"
+FULL = "[range(len(positions))[i * micro_batch:(i + 1) * micro_batch] for i in range(times)]"
 EQUAL = ("Sharded models communicate in each micro-batch, so a rank with fewer makes the others "
          "wait. Cut each rank's part into as many pieces as the fullest rank needs.")
 SAME = ("In the mean over the batch all positions count the same: a micro-batch of n positions has "
         "the weight n / batch, whatever the number of ranks.")
+
+
+def weighed(*weights):
+    """Return edits to these weights, of pieces that are even and of pieces as large as can be."""
+    return [(WEIGHT, weight, PARTS, parts) for weight in weights for parts in (PARTS, FULL)]
+
+
 ELASTIC = Proof(
     elastic_batch,
     Stage({"each position once, at most micro_batch together; ranks differ by one at most": (),
@@ -132,16 +140,18 @@ ELASTIC = Proof(
     Stage("numbers below 1 are a ValueError", _see_plan, BELOW, oracle=dealt_like_cards),
     mistakes=(
         Slip("Here each micro-batch has the same weight, but some have fewer positions. " + SAME,
-             (WEIGHT, "1 / times / ranks")),
+             *weighed("1 / times / ranks", "1 / times / ranks * bool(part)")),
         Slip("This divides by the rank's own number of positions, so each rank has a mean of its "
-             "own. " + SAME, (WEIGHT, "len(part) / max(1, len(positions))")),
+             "own. " + SAME, *weighed("len(part) / max(1, len(positions))")),
         Slip("This is a mean over ranks of the ranks' means, as DDP makes it. " + SAME,
-             (WEIGHT, "len(part) / max(1, len(positions)) / ranks")),
-        Slip("These weights are n, which makes a sum. " + SAME, (WEIGHT, "len(part)")),
+             *weighed("len(part) / max(1, len(positions)) / ranks")),
+        Slip("These weights are n, which makes a sum. " + SAME, *weighed("len(part)")),
         Slip("All ranks' gradients are added up, nothing divides by their number later. " + SAME,
-             (WEIGHT, "len(part) / batch * ranks")),
+             *weighed("len(part) / batch * ranks")),
         Slip("Weights need not be those of a full micro-batch. " + SAME,
-             (WEIGHT, "micro_batch / batch"), (WEIGHT, "1 / batch"), (WEIGHT, "1 / micro_batch")),
+             *weighed(*(f"{each}{times}" for each in ("micro_batch / batch", "1 / batch",
+                                                     "1 / micro_batch")
+                       for times in ("", " * bool(part)")))),
         Slip(EQUAL, ("        positions = ", "        times = -(-len(shard_range(batch, rank, "
                      "ranks)) // micro_batch)\n        positions = "),
              (PARTS, f"[part for part in {PARTS} if part]")),

@@ -142,6 +142,7 @@ RIGHT = "is_right and probe.memory()"
 SIDES = "max(to_next[r], from_before[(r + 1) % R])"
 CARDS = "slow_cards = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= slow_links}"
 SLOW = "r in slow_cards or products[r] > slow * min(products)"
+BY_PRODUCT = "{r for r in range(R) if products[r] > slow * min(products)}"
 FAR = "duration > slow * min(durations)"
 NAMED = "(r, (r + 1) % R) for r in sorted(slow_links)"
 SEND = "probe.message(partner, group)"
@@ -174,11 +175,13 @@ HEALTH = Proof(
              (RIGHT, "probe.memory()")),
         Slip("A rank is right only if its product and its memory are: and, not or.",
              (RIGHT, "is_right or probe.memory()")),
-        Slip(TWO_SIDES, (SIDES, "to_next[r]"), (SIDES, "from_before[(r + 1) % R]"),
-             (SIDES, "max(to_next[r], from_before[r])"), (SIDES, SIDES.replace("max", "min")),
-             (SIDES, "(to_next[r] + from_before[(r + 1) % R]) / 2")),
+        Slip(TWO_SIDES, *((SIDES, side, CARDS, cards) for cards in (CARDS, f"{CARDS} | {BY_PRODUCT}")
+                          for side in ("to_next[r]", "from_before[(r + 1) % R]",
+                                       "max(to_next[r], from_before[r])",
+                                       SIDES.replace("max", "min"),
+                                       "(to_next[r] + from_before[(r + 1) % R]) / 2"))),
         Slip("If both links of a rank are slow (rank 0 has the last link, too), the rank is slow, "
-             "not the links.", (CARDS, "slow_cards = set()"),
+             "not the links.", (CARDS, "slow_cards = set()"), (CARDS, f"slow_cards = {BY_PRODUCT}"),
              (CARDS, CARDS.replace("range(R)", "range(1, R)"))),
         Slip("A rank with one slow link is not slow itself: only both make it so.",
              (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
