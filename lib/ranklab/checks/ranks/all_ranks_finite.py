@@ -32,13 +32,13 @@ class Case(NamedTuple):
 
 CASES = (
     Case("all losses are finite"),
-    Case("ranks 0 and 3 have 1.5e308 in float64, which is finite", {0: HUGE, 3: HUGE},
-         torch.float64),
     Case("rank 3 has infinity", {3: math.inf}),
     Case("rank 0 has NaN", {0: math.nan}),
     Case("rank 3 has NaN", {3: math.nan}),
     Case("rank 1 has minus infinity", {1: -math.inf}),
     Case("all losses are finite again"),
+    Case("ranks 0 and 3 have 1.5e308 in float64, which is finite", {0: HUGE, 3: HUGE},
+         torch.float64),
 )
 
 
@@ -105,8 +105,10 @@ FINITE = Proof(
              ("torch.isfinite(loss)", "(loss < torch.inf)")),
         Slip("NaN is not finite either: torch.isfinite sees it.",
              ("torch.isfinite(loss)", "(~torch.isinf(loss))")),
-        Slip("1.5e308 is too large for float32: keep the loss's type.", ("(loss)", "(loss.float())")
-             ),
+        Slip("1.5e308 is finite, but too large for float32, and sums of it overflow. Ask whether "
+             "each loss is finite, in its own type, and reduce a flag (0 or 1).",
+             ("(loss)", "(loss.float())"),
+             (FLAG, "loss.detach().clone()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
         Slip("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a "
              "tensor of its own; detach_() cuts the loss off.", ("(loss)", "(loss.detach_())")),
         Slip("The loss has a graph, which numpy can't read: torch.isfinite(loss) gives a tensor of "
@@ -115,8 +117,6 @@ FINITE = Proof(
         Slip("all_reduce works in place, and here it changes the loss. Reduce a flag of your own.",
              (FLAG, "loss", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS),
              (FLAG, "loss.detach()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
-        Slip("The sum of finite losses may overflow: reduce a flag (0 or 1), not the losses.",
-             (FLAG, "loss.detach().clone()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
         Slip("MIN and MAX of losses compare them, and a comparison with NaN is always False. "
              "Reduce a flag (0 or 1) by MIN.",
              (FLAG, "loss.detach().abs()", MIN, "dist.ReduceOp.MAX", RETURN, LOOKS),
@@ -125,7 +125,8 @@ FINITE = Proof(
              ("group=None", "group=None, kept=torch.ones((), dtype=torch.int32)",
               FLAG, "kept.mul_(torch.isfinite(loss))")),
         Slip("async_op=True returns a handle: the flag is settled when its wait() has returned.",
-             (REDUCE, f"{REDUCE[:-1]}, async_op=True)")),
+             (REDUCE, f"{REDUCE[:-1]}, async_op=True)"),
+             (REDUCE, f"finite = {REDUCE[:-1]}, async_op=True)")),
         Slip("One all_reduce of one number is enough: each call costs its latency, and objects "
              "travel by two.", by_math, (REDUCE, f"{REDUCE}\n    dist.barrier(group=group)")),
     ), hints=(

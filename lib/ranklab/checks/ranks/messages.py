@@ -11,7 +11,8 @@ GROUPINGS = ALL, *GROUPS[::-1]  # pairs first: there all ranks meet what is wron
 DROPPED, MESSAGES = "handles that nobody waited for", "messages sent"
 CLOSES = ("The ring closes: the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives "
           "it.")
-NO_SUCH = "After the last rank comes rank 0 again: (rank + 1) % size."
+NEXT = "After the last rank comes rank 0 again: (rank + 1) % size."
+PREVIOUS = "Before rank 0 comes the last rank: (rank - 1) % size."
 IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group), "
             "and group=group for each message.")
 NUMBERS = ("In a group the neighbours' numbers count inside the group: group_dst= and group_src= "

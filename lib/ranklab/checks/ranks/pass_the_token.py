@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranklab.checks.failures import RECEIVE_FIRST
 from ranklab.checks.prover import Must, Proof, Slip, Stage
 from ranklab.checks.ranks.messages import (
-    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NO_SUCH, NUMBERS, WAIT, sent_by,
+    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NEXT, NUMBERS, PREVIOUS, WAIT, sent_by,
 )
 from ranklab.ranks import pass_the_token
 
@@ -57,9 +57,10 @@ def _all_calls(old, new):
 
 TOKEN = Proof(
     pass_the_token,
-    Stage("the token comes home, on 3 ranks", _see, ("first call",), (3,), oracle=by_numbers,
+    Stage("the token comes home on 3 ranks", _see, ("first call",), (3,), oracle=by_numbers,
           launch={"timeout": LIMIT}),
-    Stage({"1, 2, 3, 4 ranks: rank r sees r, and rank 0 gets back the number of ranks": (),
+    Stage({"1, 2, 3, 4 ranks, also in groups: rank r sees r, and rank 0 gets back the number of "
+           "ranks": (),
            "each rank sends one message of 8 bytes; a single rank sends none":
            (OTHERS, DROPPED, MESSAGES, BYTES)},
           _see, ("first call", "second call"), (4,), GROUPINGS, oracle=by_numbers,
@@ -70,7 +71,8 @@ TOKEN = Proof(
              "begins; each other rank receives first.", ("if rank == 0", "if rank % 2 == 0"),
              (BEGINS, "if rank in (0, size - 1):\n        ")),
         Slip(CLOSES, (SENDS, SENDS.replace("dist", "if rank < size - 1: dist"))),
-        Slip(NO_SUCH, ("(rank + 1) % size", "rank + 1")),
+        Slip(NEXT, ("(rank + 1) % size", "rank + 1")),
+        Slip(PREVIOUS, ("(rank - 1) % size", "rank - 1")),
         Slip("The last rank sends to rank 0, and rank 0 must receive that, after it sent.",
              (HOMES, LATER)),
         Slip("The token goes the other way round: send to (rank + 1) % size, and receive from "

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranklab.checks.failures import RECEIVE_FIRST, SEND_FIRST
 from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.ranks.messages import (
-    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NO_SUCH, NUMBERS, WAIT, sent_by,
+    CLOSES, DROPPED, GROUPINGS, IN_GROUP, LIMIT, MESSAGES, NEXT, NUMBERS, PREVIOUS, WAIT, sent_by,
 )
 from ranklab.engine import device
 from ranklab.ranks import ring_shift
@@ -74,12 +74,13 @@ SINGLE = "    if size == 1:\n        return x.clone()\n"
 HALF = "for half in (slice(len(x) // 2), slice(len(x) // 2, None))"
 RING_SHIFT = Proof(
     ring_shift,
-    Stage("no deadlock: all ranks send and receive at the same time", _see, (FIRST,), (3,),
+    Stage("no deadlock on 3 ranks", _see, (FIRST,), (3,),
           oracle=by_gathering, launch={"timeout": LIMIT}),
-    Stage({"every rank returns the x of the rank before it, shape and type; its own is unchanged: "
-           "on 1, 2, 3, 4 ranks, with 12 bytes, 0 bytes and 200 KB": (),
-           "each rank sends x exactly once; all is waited for": (DROPPED, MESSAGES, BYTES),
-           }, _see, CASES, (4,), GROUPINGS, oracle=by_gathering, launch={"timeout": LIMIT}),
+    Stage({"every rank returns the x of the rank before it, shape and type; its own is unchanged":
+           (),
+           "each rank sends x exactly once, on 1, 2, 3, 4 ranks and in groups, be it 0 bytes or "
+           "200 KB; all is waited for": (DROPPED, MESSAGES, BYTES)},
+          _see, CASES, (4,), GROUPINGS, oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(
         Slip(SEND_FIRST, (BEFORE, SENT.format("send"), SEND, "")),
         Slip(RECEIVE_FIRST, (BEFORE, CAME.format("recv"), RECV, "")),
@@ -87,11 +88,15 @@ RING_SHIFT = Proof(
              (BEFORE, SENT.format("isend"), SEND, "")),
         Slip("This is the x of the rank after this one: send to rank + 1, receive from rank - 1.",
              (SEND, SEND.replace("+", "-"), RECV, RECV.replace("- 1", "+ 1"))),
-        Slip("Each message must be sent by one rank and received by another: if all send to "
-             "rank + 1, all receive from rank - 1.", (RECV, RECV.replace("- 1", "+ 1")),
+        Slip("All ranks wait in wait(). Start both, the send and the receive, before you wait for "
+             "either; and if all send to rank + 1, all receive from rank - 1.",
+             (BEFORE, f"{SENT.format('isend')}.wait()", SEND, ""),
+             (BEFORE, f"{CAME.format('irecv')}.wait()", RECV, ""),
+             (RECV, RECV.replace("- 1", "+ 1")),
              (SEND, SEND.replace("+ 1", "- 1"))),
         Slip(CLOSES, (SEND, f"*([{SEND[:-1]}] if rank < size - 1 else []),")),
-        Slip(NO_SUCH, (SEND, SEND.replace("(rank + 1) % size", "rank + 1"))),
+        Slip(NEXT, (SEND, SEND.replace("(rank + 1) % size", "rank + 1"))),
+        Slip(PREVIOUS, (RECV, RECV.replace("(rank - 1) % size", "rank - 1"))),
         Slip(IN_GROUP, ("dist.get_rank(group), dist.get_world_size(group)",
                         "dist.get_rank(), dist.get_world_size()"),
              (SEND, SEND.replace("group=group, ", ""), RECV, RECV.replace("group=group, ", ""))),
