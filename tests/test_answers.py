@@ -1,4 +1,4 @@
-"""The answers of the library pass, as do right ones of other kinds; stubs and predictions are judged.
+"""The library's answers pass, as do right ones of other kinds; stubs and predictions are judged.
 
 tests/right_answers/<idea>.py holds right answers that differ from the library's: functions called
 <exercise>__<kind>, and a dict RIGHT of edited ones. (What is wrong: test_mistakes.py.)

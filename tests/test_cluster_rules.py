@@ -119,7 +119,8 @@ def test_alerts_are_promtools():
 
 
 @needs_parser
-@pytest.mark.parametrize("text", ["histogram_quantile(0.9, x)", 'count_values("n", x)', "x @ 5", "'text'"])
+@pytest.mark.parametrize("text", ["histogram_quantile(0.9, x)", 'count_values("n", x)', "x @ 5",
+                                  "'text'"])
 def test_what_is_not_covered_is_not_judged(text):
     with pytest.raises(NotCovered, match="is PromQL that this check does not know"):
         Evaluator({})(parse(text), 0)

@@ -242,7 +242,8 @@ def test_groups_that_only_their_own_ranks_make_hang_and_no_mistake_is_named():
     """Which rank waits where is chance, so no table can hold it."""
     own = edited(hybrid_shard_groups, (
         MAKE_SHARDS, "shards = dist.new_group(copies[dist.get_rank() // shard_ranks].tolist())",
-        MAKE_REPLICAS, "replicas = dist.new_group(copies[:, dist.get_rank() % shard_ranks].tolist())"))
+        MAKE_REPLICAS, "replicas = dist.new_group("
+        "copies[:, dist.get_rank() % shard_ranks].tolist())"))
     mistake = judge(HYBRID, own).mistake
     assert "does not end" in mistake.what
     assert not any(slip.says in mistake.hint for slip in HYBRID.mistakes)

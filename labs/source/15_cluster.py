@@ -315,8 +315,8 @@ def read_nccl_log(text):
     warnings  each (rank of its process, text of an NCCL WARN) once, in the log's order
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
               words differ between versions
-    groups    a job's log has more than one communicator: of_all_ranks(text), which is given, returns
-              the lines of the one with most ranks, and these
+    groups    a job's log has more than one communicator: of_all_ranks(text), which is given,
+              returns the lines of the one with most ranks, and these
     """
     raise NotImplementedError("exercise 4.3: about 25 lines")
 

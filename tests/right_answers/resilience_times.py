@@ -51,6 +51,24 @@ def goodput__in_decimals(interval, checkpoint_seconds, mean_seconds, restart_sec
     return float(T / M / ((R / M).exp() * (((T + C) / M).exp() - 1)))
 
 
+def goodput__by_logarithms(interval, checkpoint_seconds, mean_seconds, restart_seconds):
+    if interval <= 0 or mean_seconds <= 0:
+        raise ValueError(f"{interval}, {mean_seconds}")
+    L = (interval + checkpoint_seconds) / mean_seconds
+    return math.exp(math.log(interval / mean_seconds) - restart_seconds / mean_seconds - L
+                    - math.log1p(-math.exp(-L)))
+
+
+def goodput__or_nothing(interval, checkpoint_seconds, mean_seconds, restart_seconds):
+    if interval <= 0 or mean_seconds <= 0:
+        raise ValueError
+    try:
+        return interval / mean_seconds / math.exp(restart_seconds / mean_seconds) / (
+            math.exp((interval + checkpoint_seconds) / mean_seconds) - 1)
+    except OverflowError:
+        return 0.0
+
+
 def recovery_policy__by_rules(state):
     """A spare costs a node, and idles a replica where it lacks; waits for what is back soon."""
     job, possible = state.job, state.up // state.job.replica * state.job.replica

@@ -93,8 +93,8 @@ def read_nccl_log(text):
     warnings  each NCCL WARN once, in the log's order, with the rank of its process
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
               words differ between versions
-    groups    a job's log has more than one communicator: of_all_ranks(text), which is given, returns
-              the lines of the one with most ranks, and these
+    groups    a job's log has more than one communicator: of_all_ranks(text), which is given,
+              returns the lines of the one with most ranks, and these
     """
     text, groups = of_all_ranks(text)
     lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}

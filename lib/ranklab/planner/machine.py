@@ -14,7 +14,8 @@ FP8_MEASURED = 0.93  # of twice bf16's best: 1402.6 of 2 x 794.5 (H100), 3432.5 
 BF16_MEASURED = 0.83  # of the peak, where no measured rate is published: their usual share
 FP4 = {"B200": 2.0, "GB200": 2.0, "B300": 3.0, "GB300": 3.0}  # dense, of FP8's peak (recalled)
 PROCESSORS = {"V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10G": 80, "RTX": 128, "L4": 58,
-              "L40S": 142, "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 152,
+              "L40S": 142, "H100": 132, "H200": 132, "H800": 132, "GH200": 132,
+              "B200": 148, "GB200": 152,
               "B300": 148, "GB300": 152}  # streaming multiprocessors (recalled)
 UNKNOWN_SHARE = 0.91  # of the nominal GiB, where no log is known; of the others an A10G has least
 OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM-288GB": "B300-SXM",

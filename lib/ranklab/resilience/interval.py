@@ -32,8 +32,8 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
 
     Failures come at random, also while the job saves or restarts. The work since the last whole
     checkpoint is lost, and each failure costs a restart.
-    The result is exact, however rare failures are. It is 0.0 if the share is too small for a float,
-    because then the run never gets anything done.
+    The result is exact. It is 0.0 if the share is too small for a float, because then the run never
+    gets anything done.
     interval: seconds of work between two checkpoints.
     Raises: ValueError if interval or mean_seconds is not above 0.
     Paper: Daly, FGCS 22 (2006), the complete cost function

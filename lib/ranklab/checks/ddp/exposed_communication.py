@@ -104,8 +104,9 @@ EXPOSED = Proof(
              (EVENTS, 'for event in events if event.lane == "main" or event.kind == kind\n')),
         Slip("Two transfers at the same time are one moment, which counts once.",
              ("+= time - last_time", "+= running[kind] * (time - last_time)")),
-        Slip("Where two run at the same time, transfers or kernels, the first end is not the end of "
-             "both: count how many run.", ("running[edge_kind] += change", "running[edge_kind] = change > 0")),
+        Slip("Where two run at the same time, transfers or kernels, the first end is not the end "
+             "of both: count how many run.",
+             ("running[edge_kind] += change", "running[edge_kind] = change > 0")),
         Slip("First add the time up to this edge, then count what begins or ends there.",
              (ADDS + MOVES + COUNTS, COUNTS + ADDS + MOVES)),
         Slip("last_time moves on at every edge, also where nothing is added, and at edges of other "

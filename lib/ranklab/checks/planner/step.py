@@ -154,7 +154,8 @@ STEP = Proof(
         Slip("`beside` of update_seconds is the busy time of one micro-batch.",
              (UPDATE, UPDATE.replace("busy / M", "busy")),
              (UPDATE, UPDATE.replace("busy / M", "0.0"))),
-        Slip("`beside` is the busy time of a micro-batch with its messages, not the computing alone.",
+        Slip("`beside` is the busy time of a micro-batch with its messages, not the computing "
+             "alone.",
              *((ENDS, COMPUTING, *edits) for edits in (
                  (SENT, SENT.replace("busy", "work")), (UPDATE, UPDATE.replace("busy", "work")),
                  (SENT, SENT.replace("busy", "work"), UPDATE, UPDATE.replace("busy", "work"))))),

@@ -175,7 +175,8 @@ HEALTH = Proof(
              (RIGHT, "probe.memory()")),
         Slip("A rank is right only if its product and its memory are: and, not or.",
              (RIGHT, "is_right or probe.memory()")),
-        Slip(TWO_SIDES, *((SIDES, side, CARDS, cards) for cards in (CARDS, f"{CARDS} | {BY_PRODUCT}")
+        Slip(TWO_SIDES, *((SIDES, side, CARDS, cards)
+                          for cards in (CARDS, f"{CARDS} | {BY_PRODUCT}")
                           for side in ("to_next[r]", "from_before[(r + 1) % R]",
                                        "max(to_next[r], from_before[r])",
                                        SIDES.replace("max", "min"),
