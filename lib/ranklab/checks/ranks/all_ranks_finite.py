@@ -117,7 +117,7 @@ FINITE = Proof(
         Slip("all_reduce works in place, and here it changes the loss. Reduce a flag of your own.",
              (FLAG, "loss", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS),
              (FLAG, "loss.detach()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
-        Slip("MIN and MAX of losses compare them, and a comparison with NaN is always False. "
+        Slip("MIN of losses drops infinity, MAX minus infinity, and NaN is lost in comparisons. "
              "Reduce a flag (0 or 1) by MIN.",
              (FLAG, "loss.detach().abs()", MIN, "dist.ReduceOp.MAX", RETURN, LOOKS),
              (FLAG, "loss.detach().clone()", RETURN, LOOKS)),
