@@ -49,7 +49,7 @@ def test_a_small_class_twice(tmp_path, scratch):
             for line in table.splitlines()[1:]}
     assert [row[2] for row in rows.values()] == ["2", "0"], rows
     sentences = {slip.says for slip in labs.find_exercise("gpipe_schedule").mistakes}
-    assert sentences & Parsed(report).texts
+    assert sentences.intersection(Parsed(report).texts)
     assert left_over(scratch) == [] and list(scratch.iterdir()) == []
 
 

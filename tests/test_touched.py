@@ -47,7 +47,7 @@ def test_a_file_belongs_to_the_labs_that_run_it(name, stems):
 
 def test_what_all_labs_run_is_in_all_of_them():
     every = " ".join(stem[:2] for stem in labs.STEMS)
-    for name in ("engine/launcher.py", "meter/traffic.py", "checks/trial.py", "basics/options.py"):
+    for name in ("engine/launcher.py", "engine/report.py", "checks/trial.py", "basics/options.py"):
         assert labs_of(f"lib/ranklab/{name}") == every
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, runs
+from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, SAME, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
@@ -129,6 +129,7 @@ SLOWDOWNS = (
              (f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})"),
              ("texts = sorted(texts, key=len)", "texts = list(texts)")),
         Slip(WHOLE, ("[:longest]", "[:longest // 2]")),
+        Slip(SAME, ('"losses": losses,', "")),
     ), hints=(
         "Each rank has as many piles as the others. What else must be alike?",
         "The piles are sorted: neighbours are alike, and a row of them is short or long. Give each "
