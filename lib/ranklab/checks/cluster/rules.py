@@ -299,8 +299,6 @@ MFU = RuleProof(
              ("rate(train_tokens_total[5m]", "irate(train_tokens_total[5m]"),
              ("rate(train_tokens_total[5m]", "rate(train_tokens_total[30s]"),
              ("rate(train_tokens_total[5m]", "rate(train_tokens_total[1m]")),
-        Slip("increase() counts in the whole range, and MFU is of a second: rate().",
-             ("rate(train", "increase(train")),
         Slip("A counter says how much since the start: rate() makes tokens/s of it.",
              ("rate(train_tokens_total[5m])", "train_tokens_total")),
         Slip("A long range keeps the start of a run, and a pause, for as long as the range.",
