@@ -17,8 +17,8 @@ from pathlib import Path
 
 import nbformat
 
+from ranklab.basics.edits import edited_text
 from ranklab.basics.names import bound_names, free_names
-from ranklab.checks.prover.slips import edited_text
 from ranklab.course import build, labs
 from ranklab.course.outline import outline
 

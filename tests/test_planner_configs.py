@@ -87,7 +87,7 @@ def test_experts_without_their_number_of_a_token_are_refused(monkeypatch):
 def test_windows_cost_what_their_tokens_see():
     model = of_config(KNOWN["gemma-3-27b"]["config"])
     assert (model.windowed, model.window) == (52, 1024)
-    assert model.seen(512) == 512 and model.seen(8192) == (10 * 8192 + 52 * 1024) / 62
+    assert model.attended(512) == 512 and model.attended(8192) == (10 * 8192 + 52 * 1024) / 62
 
 
 def test_dense_layers_between_those_with_experts_are_on_every_stage():

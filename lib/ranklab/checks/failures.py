@@ -47,16 +47,10 @@ def hinted(failures):
     except LibrarysAnswer:  # its own hint says it all
         raise
     except Mistake as mistake:
-        mistake.hint = hint_of(failures, mistake) or mistake.hint
+        if not is_slip(mistake.cause):
+            mistake.hint = next((hint for pattern, hint in failures.items() if re.fullmatch(
+                pattern, mistake.cause or mistake.what, re.S)), mistake.hint)
         raise
-
-
-def hint_of(failures, mistake):
-    """The hint of the first of the `failures` that fits, or ""; "" for a plain slip."""
-    if is_slip(mistake.cause):
-        return ""
-    return next((hint for pattern, hint in failures.items()
-                 if re.fullmatch(pattern, mistake.cause or mistake.what, re.S)), "")
 
 
 def is_slip(cause):

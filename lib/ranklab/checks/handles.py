@@ -9,14 +9,6 @@ DROPPED = ("isend and irecv return a handle, and nobody waits for it. If you dro
            "message may be lost. Keep the handle, then call its wait().")
 
 
-def uses(fn, name):
-    """True when the function's own code, or that of a function inside it, mentions `name`."""
-    codes = [code for code in [getattr(fn, "__code__", None)] if code]
-    for code in codes:
-        codes += [const for const in code.co_consts if hasattr(const, "co_names")]
-    return any(name in code.co_names for code in codes)
-
-
 class Waits:
     """Inside, notes which handles of this rank are waited for, under whatever call."""
 

@@ -10,7 +10,6 @@ import sys
 import traceback
 
 import torch
-import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang

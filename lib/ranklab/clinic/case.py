@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ranklab.basics.edits import edited_text
+
 
 @dataclass(frozen=True)
 class Case:
@@ -67,13 +69,9 @@ def edited_program(program, edits):
 
 
 def edited_source(program, edits):
-    """Return the source of `program` with these edits; each old text must be there once."""
-    source = textwrap.dedent(inspect.getsource(program))
-    for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"{program.__name__}: {old!r} is there {source.count(old)} times")
-        source = source.replace(old, new)
-    return source
+    """Return the source of `program` with these (old, new) pairs; each old text must be there once.
+    """
+    return edited_text(program, sum(edits, ()))
 
 
 def compiled_program(program, source):

@@ -136,7 +136,7 @@ def of_all_ranks(text):
     A line is of the communicator that its process named last; where that says only that it is
     complete, as an older NCCL does, those before it are, too.
     """
-    kept, pending, now, ranks_of, groups = [], {}, {}, {}, {}
+    entries, pending, current, ranks_of, groups = [], {}, {}, {}, {}
     for line in text.splitlines():
         if group := re.search(GROUP, line):
             if work := re.search(ENQUEUED, line):
@@ -144,21 +144,28 @@ def of_all_ranks(text):
             continue
         match = PREFIX.search(line)
         process = match and match.group(1, 2)
-        entry = [now.get(process), line]
-        kept.append(entry)
+        entry = [current.get(process), line]
+        entries.append(entry)
         pending.setdefault(process, []).append(entry)
         if match and (comm := re.search(COMM, match[4])):
-            name = re.search(COMM_ID, match[4])
-            own = name[1] if name else now.get(process) if comm["ranks"] == ranks_of.get(
-                now.get(process)) else comm["ranks"]
-            if own != now.get(process) and "Init COMPLETE" in line:
-                for before in pending[process]:
-                    before[0] = own
-            now[process], ranks_of[own], pending[process] = own, comm["ranks"], []
-            entry[0] = own
-    most = max(ranks_of, key=lambda own: int(ranks_of[own]), default=None)
-    return "\n".join(line for own, line in kept
-                     if own in (None, most) or "NCCL WARN" in line), groups
+            name = _comm_of(match[4], comm["ranks"], current.get(process), ranks_of)
+            if name != current.get(process) and "Init COMPLETE" in line:
+                for earlier in pending[process]:
+                    earlier[0] = name
+            entry[0] = current[process] = name
+            ranks_of[name], pending[process] = comm["ranks"], []
+    most = max(ranks_of, key=lambda name: int(ranks_of[name]), default=None)
+    return "\n".join(line for name, line in entries
+                     if name in (None, most) or "NCCL WARN" in line), groups
+
+
+def _comm_of(text, ranks, current, ranks_of):
+    """Return a name of the communicator in the line: its commId, which newer NCCLs print; else that
+    of the process until now if it has as many ranks, else the number of its ranks.
+    """
+    if comm_id := re.search(COMM_ID, text):
+        return comm_id[1]
+    return current if ranks_of.get(current) == ranks else ranks
 
 
 # --- what it means --------------------------------------------------------------------------------

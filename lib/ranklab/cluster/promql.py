@@ -77,7 +77,7 @@ REDUCE = {"sum": sum, "min": min, "max": max, "avg": statistics.fmean, "count": 
 NUMBERS = {"abs": abs, "clamp_min": max, "clamp_max": min, "round": rounded, "sgn":
            lambda x: (x > 0) - (x < 0), "ceil": math.ceil, "floor": math.floor, "clamp":
            lambda x, low, high: max(low, min(high, x))}
-KEPT = {"topk": True, "bottomk": False}  # of a group: are the largest kept?
+RANKED = {"topk": True, "bottomk": False}  # of a group: do the largest stay?
 
 
 class Evaluator:
@@ -149,8 +149,8 @@ class Evaluator:
         op, groups, vector = str(node.op), {}, self(node.expr, t)
         for labels, x in vector.items():
             groups.setdefault(group_of(labels, node.modifier), []).append(x)
-        if op in KEPT:
-            return kept(vector, int(self(node.param, t)), KEPT[op], node.modifier)
+        if op in RANKED:
+            return ranked(vector, int(self(node.param, t)), RANKED[op], node.modifier)
         reduce = partial(quantile, self(node.param, t)) if op == "quantile" else REDUCE.get(op)
         if reduce is None:
             raise NotCovered(f"{op}() is PromQL that this check does not know")
@@ -216,7 +216,7 @@ class Evaluator:
                 if compute(a, b)}
 
 
-def kept(vector, k, largest, modifier):
+def ranked(vector, k, largest, modifier):
     """Return the k largest or smallest of each group, with all their labels."""
     groups = {}
     for labels, x in vector.items():
@@ -229,10 +229,10 @@ def kept(vector, k, largest, modifier):
 def labels_of_absent(node):
     """Return the labels that a selector asks for by `=`: those of what absent() gives."""
     selector = getattr(node, "vector_selector", node)
-    asked = [(m.name, m.value) for m in getattr(getattr(selector, "matchers", None), "matchers", ())
+    equal = [(m.name, m.value) for m in getattr(getattr(selector, "matchers", None), "matchers", ())
              if str(m.op) == "MatchOp.Equal" and m.name != NAME and m.value]
-    names = [name for name, _ in asked]
-    return frozenset(pair for pair in asked if names.count(pair[0]) == 1)
+    names = [name for name, _ in equal]
+    return frozenset(pair for pair in equal if names.count(pair[0]) == 1)
 
 
 def replace_label(vector, target, replacement, source, pattern):

@@ -24,8 +24,6 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         import torch  # here, so that `import ranklab` stays light
 
-        from ranklab.basics.flat import as_bytes
-
         if isinstance(obj, torch.Tensor) and hasattr(obj, "raw"):  # of a rehearsal: on the CPU here
             raw, is_parameter = obj.raw, isinstance(obj, torch.nn.Parameter)
             if is_parameter:
@@ -33,6 +31,8 @@ class _Pickler(cloudpickle.Pickler):
             return _require_grad, (raw, obj.requires_grad and obj.is_leaf)
         if type(obj) is torch.Tensor and obj.device.type in ("cpu", "cuda") and _is_dense(obj):
             data = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            from ranklab.basics.flat import as_bytes
+
             raw = as_bytes(data).numpy() if data.numel() else b""
             keeps_grad = obj.requires_grad and obj.is_leaf  # an inner node's graph stays behind
             return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), keeps_grad)

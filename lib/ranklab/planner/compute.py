@@ -117,7 +117,7 @@ def attention_seconds(model, plan, machine, c):
     needed half, and 2.5 times as much in backward. The unfused kernel computes all, and moves the
     scores.
     """
-    sequence = plan.attended or model.seen(plan.sequence)
+    sequence = plan.attended or model.attended(plan.sequence)
     pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
     flops = 4 * pairs * model.head_size
     if plan.attention != "unfused":

@@ -8,6 +8,7 @@ list of families is read by their fields, and all others are refused.
 
 import contextlib
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from ranklab.planner.model import Model
@@ -82,39 +83,39 @@ def measured(config):
         raise Unknown(f"no list of its {layers} layers is found")
     experts = count_of(text, EXPERTS)
     sizes = [sizes_of(block, experts, hidden) for block in blocks]
-    sparse = [each for each in sizes if each.expert.numbers]
-    dense = [i for i, each in enumerate(sizes) if not each.expert.numbers]
-    experts = experts if sparse else 0
     attention = sum(each.attention for each in sizes) / layers
     heads, head_size = text.num_attention_heads, head_size_of(text)
     kv_heads = attention / (2 * hidden * head_size) - heads
     is_plain = not getattr(text, "kv_lora_rank", None) and 0.9 < kv_heads < heads + 0.1 and (
         abs(kv_heads - round(kv_heads)) < 0.05)
-    mlp = [sizes[i].mlp for i in dense]
-    width, is_gated = width_of(sum(each.numbers for each in mlp) / len(mlp), mlp[0].width, hidden
-                               ) if mlp else (0, True)
-    expert_width, gated_experts = width_of(
-        sparse[0].expert.numbers / experts, sparse[0].expert.width, hidden) if sparse else (0, True)
-    is_gated = gated_experts if sparse else is_gated
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    width, is_gated = width_of([each.mlp for each in sizes if not each.expert.numbers], hidden)
     windowed, window = windows_of(text)
-    found = Model(
-        layers, hidden, heads, width, table.weight.shape[0],
-        round(kv_heads) if is_plain else 0, head_size, is_gated,
-        head is not None and head.weight is table.weight, experts,
-        count_of(text, TOP_K, model) if sparse else 0,
-        round(sum(each.shared for each in sparse) / len(sparse) / (
-            (3 if is_gated else 2) * hidden * expert_width), 2) if sparse else 0,
-        expert_width, len(dense) if sparse else 0,
-        attention_numbers=0 if is_plain else round(attention),
-        spread=bool(sparse) and dense != [*range(len(dense))], window=window, windowed=windowed)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    shape = Model(
+        layers, hidden, heads, width, table.weight.shape[0], round(kv_heads) if is_plain else 0,
+        head_size, is_gated, tied=head is not None and head.weight is table.weight,
+        attention_numbers=0 if is_plain else round(attention), window=window, windowed=windowed)
+    if any(each.expert.numbers for each in sizes):
+        shape = with_experts(shape, sizes, experts, top_k_of(text))
     total = sum(p.numel() for name, p in model.named_parameters()
                 if p.dim() > 1 and not PLACES.search(name))
-    if abs(found.parameters / total - 1) > OFF:
+    if abs(shape.parameters / total - 1) > OFF:
         raise ValueError(f"{text.model_type} has {total / 1e9:.4g}B parameters, of which a plan "
-                         f"knows {found.parameters / 1e9:.4g}B: it has parts that are not those of "
+                         f"knows {shape.parameters / 1e9:.4g}B: it has parts that are not those of "
                          "a decoder of equal layers")
-    return found, notes
+    return shape, notes
+
+
+def with_experts(shape, sizes, experts, top_k):
+    """Return the Model with what its layers have of experts."""
+    sparse = [each for each in sizes if each.expert.numbers]
+    dense = [i for i, each in enumerate(sizes) if not each.expert.numbers]
+    of_one = [each.expert._replace(numbers=each.expert.numbers / experts) for each in sparse]
+    width, is_gated = width_of(of_one, shape.hidden)
+    shape = replace(shape, gated=is_gated, experts=experts, top_k=top_k, expert_ffn=width,
+                    dense=len(dense), spread=dense != [*range(len(dense))])
+    shared = sum(each.shared for each in sparse) / len(sparse) / shape.expert
+    return replace(shape, shared=round(shared, 2))
 
 
 def built(config):
@@ -126,13 +127,13 @@ def built(config):
     if kind is None:
         raise Unknown("it names no model_type")
     others = "model_type", "auto_map", "quantization_config"
-    with errors_told(transformers, kind):
+    with errors_told(transformers):
         whole = transformers.AutoConfig.for_model(
             kind, **{name: value for name, value in config.items() if name not in others})
         text = whole.get_text_config()
     if text.is_encoder_decoder:
         raise ValueError(f"{kind} has an encoder and a decoder; a plan knows one stack of layers")
-    with errors_told(transformers, kind), torch.device("meta"):
+    with errors_told(transformers), torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(text)
     left_out = [name for name in ("vision_config", "audio_config") if config.get(name)]
     return model, text, [f"its language model alone: {' and '.join(left_out)} "
@@ -140,7 +141,7 @@ def built(config):
 
 
 @contextlib.contextmanager
-def errors_told(transformers, kind):
+def errors_told(transformers):
     """Inside, transformers is silent, and any error of its 400 families is an Unknown."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -199,13 +200,16 @@ def sizes_of(block, experts, hidden):
                  *(Part(numbers[kind], width.get(kind, 0)) for kind in ("expert", "mlp")))
 
 
-def width_of(numbers, width, hidden):
-    """Return (width, is it gated) of an MLP: two matrices, or three; of another number the width
-    of three that are as large.
+def width_of(parts, hidden):
+    """Return (width, is it gated) of the MLPs: of two matrices, or three; of another number the
+    width of three that are as large. (0, True) of none.
     """
-    matrices = numbers / (hidden * width)
+    if not parts:
+        return 0, True
+    numbers = sum(part.numbers for part in parts) / len(parts)
+    matrices = numbers / (hidden * parts[0].width)
     if round(matrices) in (2, 3) and abs(matrices - round(matrices)) < 0.05:
-        return width, round(matrices) == 3
+        return parts[0].width, round(matrices) == 3
     return round(numbers / (3 * hidden)), True
 
 
@@ -215,17 +219,18 @@ def head_size_of(text):
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
-def count_of(text, names, model=None):
+def top_k_of(text):
+    if top_k := count_of(text, TOP_K):
+        return top_k
+    raise ValueError(f"{text.model_type} has experts, and it is not known how many of them a token "
+                     f"meets: none of {', '.join(TOP_K)} is there")
+
+
+def count_of(text, names):
     """Return the first of these counts that the config, or a part of it, tells; 0 without one."""
     parts = [text, *(value for value in vars(text).values() if hasattr(value, "to_dict"))]
-    for name in names:
-        for part in parts:
-            if isinstance(value := getattr(part, name, None), int) and value > 0:
-                return value
-    if model is not None:
-        raise ValueError(f"{text.model_type} has experts, and it is not known how many of them a "
-                         f"token meets: none of {', '.join(names)} is there")
-    return 0
+    counts = (getattr(part, name, None) for name in names for part in parts)
+    return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 
 def windows_of(text):

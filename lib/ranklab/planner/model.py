@@ -112,10 +112,10 @@ class Model:
         Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal only the needed
         half. forwards=2 counts a forward that runs twice: hardware FLOPs (HFU).
         """
-        attention = 4 * self.layers * self.seen(sequence) * self.width / (2 if causal else 1)
+        attention = 4 * self.layers * self.attended(sequence) * self.width / (2 if causal else 1)
         return (2 + forwards) * (2 * self.active + attention)
 
-    def seen(self, sequence):
+    def attended(self, sequence):
         """Return how many tokens a token is compared with, on average over the layers."""
         part = min(1, self.window / sequence) if self.windowed else 1
         return sequence * (1 - self.windowed / self.layers * (1 - part))

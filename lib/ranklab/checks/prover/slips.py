@@ -1,10 +1,9 @@
 """Mistakes as functions: the text of the answer with edits, compiled as a notebook would."""
 
-import functools
 import inspect
-import textwrap
 from dataclasses import dataclass
 
+from ranklab.basics.edits import edited_text
 from ranklab.basics.names import free_names
 
 
@@ -33,25 +32,6 @@ class Slip:
 def edited(answer, edits=(), **names):
     """Return `answer` with its edits; a copy, also where there are none."""
     return compiled(answer, edited_text(answer, edits), **names)
-
-
-def edited_text(answer, edits):
-    """Return the text of `answer` with its edits.
-
-    Raises: ValueError where an old text is not there exactly once: the library has moved on.
-    """
-    source = text_of(answer)
-    for old, new in zip(edits[::2], edits[1::2], strict=True):
-        if source.count(old) != 1:
-            raise ValueError(f"{answer.__name__}: {old!r} is there {source.count(old)} times, not "
-                             f"once, in\n{source}")
-        source = source.replace(old, new)
-    return source
-
-
-@functools.cache
-def text_of(answer):
-    return textwrap.dedent(inspect.getsource(answer))
 
 
 def compiled(answer, source, **names):
