@@ -79,19 +79,19 @@ def test_the_figure_of_rings():
         assert "rank" in fig.alt(), name
 
 
-START = "ncclCommInitRank comm 0x{c} rank {r} nranks {n} cudaDev 0 commId 0x{i} - Init START"
+START = "ncclCommSplit comm 0x{c} rank {r} nranks {n} cudaDev 0 parent 0x1 - Init START"
 DONE = "comm 0x{c} rank {r} nranks {n} cudaDev 0 - Init COMPLETE"
 
 
 @pytest.mark.parametrize("has_start", [True, False], ids=["with its start", "as older ones"])
 def test_of_several_communicators_that_of_all_ranks_is_read(has_start):
-    """Four ranks on two hosts, and then pairs of them: a group for tensor ranks."""
+    """Four ranks on two hosts, then pairs of them, and then all once more."""
     texts = {}
     for rank in range(4):
         lines = texts[rank] = []
         for number, (n, place, after) in enumerate((
-                (4, rank, (rank + 1) % 4), (2, rank % 2, 1 - rank % 2))):
-            about = {"c": f"{rank}{number}", "r": place, "n": n, "i": number and 7 + rank // 2}
+                (4, rank, (rank + 1) % 4), (2, rank % 2, 1 - rank % 2), (4, rank, rank - 1))):
+            about = {"c": f"{rank}{number}", "r": place, "n": n}
             lines += [START.format(**about)] * has_start
             lines += ["Channel 00/02 : " + " ".join(map(str, range(n)))] * (place == 0)
             lines += [f"Channel 00/0 : {place}[0] -> {after}[0] via P2P/CUMEM"]

@@ -21,9 +21,10 @@ LINK = (r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<targ
 TREE = r"\[(\d+)\] [-\d/]+->(\d+)->(-?\d+)"  # channel, rank, its parent
 ENQUEUED = r"Rank (\d+)\].*?[Ll]ast enqueued (?:NCCL )?work: (\d+)"  # rank, number
 
-# Of a communicator, where its lines tell it; of a process group other than the default one, whose
-# ranks and work numbers are its own: the rank of all, its number of all processes, and its name.
-COMM_ID = r"\bcommId (\w+)"
+# A communicator's pointer, which names it in its process; and a process group other than the
+# default one, whose ranks and work numbers are its own: the rank among all, and the number and the
+# name of the group.
+POINTER = r"\bcomm (\w+) rank"
 GROUP = r"\[rank(\d+)\].*\[PG ID [1-9]\d* PG GUID (\w+)\(([^)]*)\) "
 
 
@@ -134,9 +135,10 @@ def of_all_ranks(text):
     entered).
 
     A line is of the communicator that its process named last; where that says only that it is
-    complete, as an older NCCL does, those before it are, too.
+    complete, as before NCCL 2.18.3, those before it are, too. (A commId would be the same in all
+    processes, but those that are split off have none.)
     """
-    entries, pending, current, ranks_of, groups = [], {}, {}, {}, {}
+    entries, pending, current, sizes, groups = [], {}, {}, {}, {}
     for line in text.splitlines():
         if group := re.search(GROUP, line):
             if work := re.search(ENQUEUED, line):
@@ -148,24 +150,18 @@ def of_all_ranks(text):
         entries.append(entry)
         pending.setdefault(process, []).append(entry)
         if match and (comm := re.search(COMM, match[4])):
-            name = _comm_of(match[4], comm["ranks"], current.get(process), ranks_of)
+            name = process, re.search(POINTER, match[4])[1]
             if name != current.get(process) and "Init COMPLETE" in line:
                 for earlier in pending[process]:
                     earlier[0] = name
             entry[0] = current[process] = name
-            ranks_of[name], pending[process] = comm["ranks"], []
-    most = max(ranks_of, key=lambda name: int(ranks_of[name]), default=None)
+            sizes[name], pending[process] = int(comm["ranks"]), []
+    firsts, most = {}, max(sizes.values(), default=0)
+    for name, ranks in sizes.items():
+        if ranks == most:
+            firsts.setdefault(name[0], name)
     return "\n".join(line for name, line in entries
-                     if name in (None, most) or "NCCL WARN" in line), groups
-
-
-def _comm_of(text, ranks, current, ranks_of):
-    """Return a name of the communicator in the line: its commId, which newer NCCLs print; else that
-    of the process until now if it has as many ranks, else the number of its ranks.
-    """
-    if comm_id := re.search(COMM_ID, text):
-        return comm_id[1]
-    return current if ranks_of.get(current) == ranks else ranks
+                     if name in (None, *firsts.values()) or "NCCL WARN" in line), groups
 
 
 # --- what it means --------------------------------------------------------------------------------
@@ -181,8 +177,7 @@ def suspects(log):
         sentences.append(f"no GPUDirect RDMA on {', '.join(sorted(slow))}: "
                          "data goes through the host")
     if any(via.startswith("SHM") for via in log.links.values()):
-        sentences.append("GPUs of a node have no direct link (P2P): data goes through the host's "
-                         "memory (SHM)")
+        sentences.append("GPUs of a node do not use P2P: data goes through the host's memory (SHM)")
     if log.entered and len(behind := _last_ranks(log.entered)) < len(log.entered):
         sentences.append(f"ranks {behind} have not enqueued what others wait for")
     if log.entered and (silent := sorted(ranks - log.entered.keys())):

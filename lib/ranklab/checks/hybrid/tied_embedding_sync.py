@@ -193,7 +193,7 @@ TIED = Proof(
              "of the loop.", (COPIES, f"    is_first = dist.get_rank(group) < other\n{COPIES}"),
              (COPIES, f"    peer = dist.get_global_rank(group or dist.group.WORLD, other)\n{COPIES}"
               ),
-             (COPIES, f"    other = other or 0\n    for parameter in copies or [torch.nn."
+             (COPIES, "    other = other or 0\n    for parameter in copies or [torch.nn."
                       "Parameter(torch.zeros(1))]:\n")),
         # groups
         Slip("Pass `group` on, and name the other end by its rank there: group_dst=other, "

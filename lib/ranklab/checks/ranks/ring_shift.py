@@ -16,6 +16,7 @@ from ranklab.engine import device
 from ranklab.ranks import ring_shift
 
 SHARED, BYTES = "memory that the result shares with x", "bytes sent"
+BARRIERS = "calls of dist.barrier"
 
 
 class Case(NamedTuple):
@@ -46,6 +47,7 @@ def _see(fn, case, ranks):
                "the result": Told(got if is_tensor else None, functools.partial(
                    _whose, case, turn, ranks.members)),
                "x afterwards": x, SHARED: Must(bool(shares), False), **messages,
+               BARRIERS: AtMost(traffic.calls["barrier"], 0),
                BYTES: AtMost(traffic.sent_bytes, x.nbytes)}
 
 
@@ -79,7 +81,7 @@ RING_SHIFT = Proof(
     Stage({"every rank returns the x of the rank before it, shape and type; its own is unchanged":
            (),
            "each rank sends x exactly once, on 1, 2, 3, 4 ranks and in groups, be it 0 bytes or "
-           "200 KB; all is waited for": (DROPPED, MESSAGES, BYTES)},
+           "200 KB; all is waited for": (DROPPED, MESSAGES, BARRIERS, BYTES)},
           _see, CASES, (4,), GROUPINGS, oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(
         Slip(SEND_FIRST, (BEFORE, SENT.format("send"), SEND, "")),
@@ -127,6 +129,10 @@ RING_SHIFT = Proof(
               RECV, f"*({RECV[:-1].replace('received', 'received[half]')} {HALF}),")),
         Slip("One message to one neighbour is enough; a gather or broadcast sends x to everybody.",
              by_gathering),
+        Slip("A barrier makes every rank wait for the slowest one, and says nothing of x: wait() "
+             "for your own two messages is enough.",
+             (RETURN, f"dist.barrier(group)\n    {RETURN}"),
+             (BEFORE, "dist.barrier(group)")),
         Slip("The second call writes into what the first returned: make buffers inside the "
              "function, new in each call.",
              ("group=None", "group=None, kept={}", BUFFER,
