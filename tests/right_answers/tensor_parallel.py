@@ -63,12 +63,6 @@ def reduce_from_region__function(x, group=None):
     return ReduceFunction.apply(x, group)
 
 
-def reduce_from_region__value_put_in(x, group=None):
-    total = x.detach().clone()
-    dist.all_reduce(total, group=group)
-    return x + (total - x).detach()
-
-
 class ColumnParallelLinear__chunk(nn.Module):
     """An even chunk, copied, which is told its ShardSpec; with parts, by index."""
 
