@@ -46,8 +46,8 @@ def test_rows_are_the_librarys(data, choice, search):
     assert dict(zip(data["step"], seconds)) == pytest.approx(dataclasses.asdict(step), rel=1e-3)
     assert said == why(plan, step, machine)
     assert (low / step.total, high / step.total, of) == (
-        *map(lambda each: pytest.approx(each, rel=1e-3), likely_range(plan, machine)[:2]),
-        likely_range(plan, machine)[2])
+        *map(lambda each: pytest.approx(each, rel=1e-3), likely_range(model, plan, machine)[:2]),
+        likely_range(model, plan, machine)[2])
     assert [each[0] for each in layouts] == [f"{x.plan.tool} {x.plan.words()}" for x in found]
     assert layouts[-1][1:] == pytest.approx(
         [found[-1].step.total, found[-1].memory.total / 1e9,
@@ -88,3 +88,18 @@ def test_around_one_query_are_half_and_twice_of_it():
     assert len(list(found)) == 27 and found.first in list(found)
     assert found.nodes["h100-dgx"].gpus == (4, 8, 16) and found.sequences == (1024, 2048, 4096)
     assert found.request(*found.first).batch == 33
+
+
+def test_a_range_is_of_similar_runs_and_wider_where_one_source_has_them_all():
+    def range_of(name, node):
+        model, machine = MODELS[name], find_node(node)
+        plan = search_layouts(model, machine, 256, 4096, 1024)[0].plan
+        return likely_range(model, plan, machine)
+
+    low, high, said = range_of("llama-8b", "h100-dgx")
+    assert "dense, bf16, on H100" in said and 0.8 < low < 1 < high < 1.2
+    low, high, said = range_of("mixtral-8x7b", "gb200-nvl72")
+    assert "with experts, on GB200" in said and "All are of one source" in said
+    assert low < 0.8 and high > 1.35
+    low, high, said = range_of("llama-8b", "b200-dgx")
+    assert "on any GPU), and of 2" in said and "of other kinds on B200" in said and high > 1.3

@@ -139,7 +139,7 @@ def row(choices, choice):
         return str(error)
     plan, memory, step = shown[0]
     model, machine, bill = request.model, request.machine, request.bill(shown[0])
-    low, high, similar = likely_range(plan, machine)
+    low, high, similar = likely_range(model, plan, machine)
     without = assumptions(model, plan, machine)
     layouts = [(f"{layout.plan.tool} {layout.plan.words()}", short(layout.step.total),
                 short(layout.memory.total / 1e9),

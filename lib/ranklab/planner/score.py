@@ -140,16 +140,17 @@ def pairs_of(jobs, ratios):
 class Residual(NamedTuple):
     """A published run beside its prediction.
 
-    ratio       published by predicted step time
-    in_fit      whether constants were fitted on it
-    dense_bf16  whether the model is dense and its products in bf16
+    ratio   published by predicted step time
+    in_fit  whether constants were fitted on it
     """
 
+    source: str
     tool: str
     gpu: str
+    precision: str
+    has_experts: bool
     ratio: float
     in_fit: bool
-    dense_bf16: bool
 
 
 @functools.cache
@@ -163,9 +164,8 @@ def published_residuals():
             continue
         if job.seconds:
             residuals.append(Residual(
-                job.plan.tool, job.machine.family, 1 / step_ratio(job, CONSTANTS),
-                is_for_fit(job.row_id),
-                not job.model.experts and job.plan.precision == "bf16"))
+                run.file, job.plan.tool, job.machine.family, job.plan.precision,
+                bool(job.model.experts), 1 / step_ratio(job, CONSTANTS), is_for_fit(job.row_id)))
     return residuals
 
 
@@ -178,22 +178,50 @@ def median_errors():
     return quantile(everything.times, 0.5), quantile(everything.memory, 0.5)
 
 
-def likely_range(plan, machine):
+def likely_range(model, plan, machine):
     """Return (low, high, a sentence): published by predicted step time, the 10th and 90th
-    percentile of the most similar published runs: this tool on this kind of GPU, or on any GPU, or
-    all runs.
+    percentile of the most similar published runs: dense like this model, or with experts, at its
+    precision, by this tool on this kind of GPU; or by any tool; or on any GPU. In the last case
+    what ran on this kind of GPU makes the range wider; so does a single source.
     """
     residuals = published_residuals()
-    of_tool = [run for run in residuals if run.tool == plan.tool]
-    of_gpu = [run for run in of_tool if run.gpu == machine.family]
-    for similar, words in ((of_gpu, f"{plan.tool} on {machine.family}"),
-                           (of_tool, f"{plan.tool}, on any GPU"),
-                           (residuals, "of all tools, on any GPU")):
+    here = [run for run in residuals if run.gpu == machine.family]
+    kind = "with experts" if model.experts else "dense"
+
+    def alike(runs, **traits):
+        return [run for run in runs if run.has_experts == bool(model.experts)
+                and all(getattr(run, name) == value for name, value in traits.items())]
+
+    precision, tool = {"precision": plan.precision}, {"tool": plan.tool}
+    for similar, words in (
+            (alike(here, **precision, **tool), f"{plan.tool} on {machine.family}, {kind}, "
+                                               f"{plan.precision}"),
+            (alike(here, **precision), f"{kind}, {plan.precision}, on {machine.family}"),
+            (alike(here), f"{kind}, on {machine.family}"),
+            (alike(residuals, **precision), f"{kind}, {plan.precision}, on any GPU"),
+            (alike(residuals), f"{kind}, on any GPU")):
         if len(similar) >= SIMILAR_RUNS:
             break
-    low, high = (quantile([run.ratio for run in similar], part) for part in (0.1, 0.9))
+    ranges, of_here = [percentiles(similar)], ""
+    if "any GPU" in words:
+        if len(here) >= SIMILAR_RUNS:
+            ranges.append(percentiles(here))
+        of_here = (f", and of {len(here)} of other kinds on {machine.family}"
+                   if len(ranges) > 1 else f", {len(alike(here))} of them on {machine.family}")
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    measured = f"{low:.2f} to {high:.2f}"
+    is_wider, wider = len({run.source for run in similar}) == 1, 1 + LEFT_OUT["time"][1]
+    if is_wider:
+        low, high = low / wider, high * wider
     side = ": most were slower" if low > 1 else ": most were faster" if high < 1 else ""
+    furthest = max((run.ratio for run in similar), key=lambda ratio: max(ratio, 1 / ratio))
     return low, high, (
-        f"80% of {len(similar)} published runs ({words}) took {low:.2f} to {high:.2f} times "
-        f"the predicted time{side}; {sum(run.in_fit for run in similar)} were used in the fit, "
-        f"{sum(run.dense_bf16 for run in similar)} are of dense models in bf16")
+        f"80% of {len(similar)} published runs ({words}){of_here} took {measured} "
+        f"times the predicted time{side}, the furthest {furthest:.2f}; "
+        f"{sum(run.in_fit for run in similar)} were used in the fit"
+        + (f". All are of one source, so the range is {wider - 1:.0%} wider on both sides: so far "
+           "off is one run in ten of a source that the fit has not seen" if is_wider else ""))
+
+
+def percentiles(runs):
+    return tuple(quantile([run.ratio for run in runs], part) for part in (0.1, 0.9))

@@ -21,7 +21,7 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
     changes  [Change]; empty if none were asked for
     """
     best = shown[0]
-    low, high, of = likely_range(best.plan, wish.machine)
+    low, high, of = likely_range(wish.model, best.plan, wish.machine)
     return {
         **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
         "machine": {**dataclasses.asdict(wish.machine),
