@@ -74,6 +74,8 @@ labs/[0-9]*
 :hidden:
 :caption: Afterwards
 docs/your_project
+docs/plan
+docs/diagnose
 docs/cluster
 docs/status
 CHANGELOG

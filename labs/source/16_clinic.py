@@ -1554,7 +1554,7 @@ del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 # %% [markdown]
 # On GPUs torch's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`), and writes them to a file when the watchdog's time is up (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`). A dump is a pickle of one rank. Its `entries` are the calls, each with its group, its number in that group (`collective_seq_id`), a name such as `nccl:all_reduce`, the sizes and types of what goes in and comes out, the state (scheduled, started or completed) and the stack of Python lines. `pg_config` has the ranks of each group, and `pg_status` the numbers of the last call that was enqueued, started and completed. `torchfrtrace FOLDER` reads a file of every rank, puts calls of the same group and number side by side, and prints the first that differ in kind, size, type or state: the same idea as your `first_difference`. It has not been run here, because it needs NCCL's dumps: torch 2.13 records on gloo as well, but `torchfrtrace` stops at such a file.
 #
-# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for all twenty-one diseases. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
+# **`ranklab diagnose`** observes a program that knows nothing of it, and looks for these twenty-one diseases and eight more. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
 
 # %%
 from ranklab.engine import torchrun

@@ -8,11 +8,22 @@ detectors.py, the exercises of lab 16.
 from typing import NamedTuple
 
 from ranklab.clinic import (
-    hang_detectors, run_state_detectors, sharding_detectors, training_detectors)
+    drift_detectors, gradient_detectors, hang_detectors, run_state_detectors,
+    sharding_detectors, training_detectors)
 from ranklab.clinic.trace import by_optimizer
 
 
-MODULES = hang_detectors, training_detectors, sharding_detectors, run_state_detectors
+MODULES = (hang_detectors, gradient_detectors, drift_detectors, training_detectors,
+           sharding_detectors, run_state_detectors)
+
+
+CAUSES = {  # of what says less than they
+    "replicas_drift": {"collective_order", "rank_branch", "unsynchronised_start",
+                       "change_in_flight", "stale_weights", "fp16_nan", "dropout_seeds",
+                       "shard_norm", "old_shard"},
+    "unsynchronised_start": {"old_shard"},
+    "memory_growth": {"stale_weights"},  # reductions that nobody waits for pile up
+}
 
 
 class Finding(NamedTuple):
@@ -26,14 +37,16 @@ def diagnose(ranks, before=(), beside=()):
     """Name the diseases of one run: [Finding, ...], or [] where none of the known ones is seen.
 
     ranks   [Rank, ...] of the run (trace.py)
-    before  the Ranks of the run that this one goes on with; data_twice looks at both
+    before  the Ranks of the run that this one goes on with; a resume is judged by both
     beside  the Ranks of the same program on fewer ranks: without them no learning_rate is judged
     """
-    findings, other_runs = {}, {"data_twice": [before], "learning_rate": [beside]}
+    findings, other_runs = {}, {"data_twice": [before], "optimizer_not_restored": [before],
+                                "learning_rate": [beside]}
     for module in MODULES if ranks else ():
         for name, detector in module.DETECTORS.items():
             for part in [ranks] if name in module.WHOLE else by_optimizer(ranks):
                 if name not in findings and (
                         evidence := detector(part, *other_runs.get(name, ()))):
                     findings[name] = Finding(name, evidence)
-    return list(findings.values())
+    return [finding for name, finding in findings.items()
+            if not CAUSES.get(name, set()) & findings.keys()]

@@ -48,9 +48,9 @@ def _digest_of_one(tensor):
 
 
 def has_numbers(tensor):
-    """Return whether the tensor has numbers: it is not empty, and its memory is there."""
+    """Return whether the tensor has numbers: it is dense, not empty, and its memory is there."""
     tensor = plain(tensor)
-    return (tensor.numel() > 0 and tensor.device.type != "meta"
+    return (tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta"
             and not isinstance(tensor, FakeTensor) and tensor.untyped_storage().nbytes() > 0)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import socket
 from collections import Counter, defaultdict
 
@@ -9,10 +10,12 @@ import psutil
 import torch
 
 from ranklab.clinic import detectors
+from ranklab.clinic.replicas import repeats_a_batch, replicas
 from ranklab.engine.report import rank_names
 from ranklab.resilience.straggler import find_straggler
 
-ONE_SIZE = ("all_reduce", "reduce", "broadcast", "reduce_scatter")  # on all ranks the same
+ONE_SIZE = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather_into_tensor")
+LIMIT = re.compile("[Tt]imed out|[Tt]imeout")
 SLOW = 1.5  # times the usual work in a step
 LEAST = 100  # MFLOP in a step: of less work, starting the ops takes most of the time
 
@@ -29,6 +32,39 @@ def collective_order(ranks):
             text = "; ".join(f"{rank_names(members)}: {call}" for call, members in callers.items())
             return (f"call {number} in {_group_name(group, ranks)} is not the same on its ranks: "
                     f"{text}")
+    return _other_parameters(ranks) or _other_words(ranks)
+
+
+def _other_parameters(ranks):
+    """Ranks that take the same gradients have their parameters in another order."""
+    for group in replicas(ranks):
+        a, b = group[0].steps[0], group[1].steps[0]
+        if a.names != b.names and sorted(a.names) == sorted(b.names) and all(a.names):
+            place = next(i for i, (x, y) in enumerate(zip(a.names, b.names)) if x != y)
+            return (f"the ranks have their parameters in different orders: the gradient of "
+                    f"{a.names[place]} on rank {group[0].number} is added to that of "
+                    f"{b.names[place]} on rank {group[1].number}")
+    return None
+
+
+def _other_words(ranks):
+    """A line reduces one thing after the other, and each rank begins with another one."""
+    for group, calls in _groups(ranks).items():
+        by_line = defaultdict(list)
+        for turn in zip(*calls.values()):
+            lines = {call.line for call in turn}
+            if len(lines) == 1 and all("reduce" in call.kind for call in turn):
+                by_line[lines.pop()].append(turn)
+        for line, turns in by_line.items():
+            for name in turns[0][0].words:
+                words = [[call.words.get(name) for call in calls_of] for calls_of in zip(*turns)]
+                at = next((i for i, each in enumerate(zip(*words)) if len(set(each)) > 1), None)
+                if at is not None and len({str(sorted(map(str, each))) for each in words}) == 1:
+                    said = ", ".join(f"{each[at]!r} on rank {rank}"
+                                     for rank, each in zip(calls, words))
+                    return (f"in call {turns[at][0].number} of {_group_name(group, ranks)}, "
+                            f"{turns[at][0].kind} at {line}, `{name}` is {said}: the ranks go "
+                            "through the same things in different orders")
     return None
 
 
@@ -38,44 +74,106 @@ def rank_branch(ranks):
         if branch := _call_of_some(calls, number):
             line, callers = branch
             others = [rank for rank in calls if rank not in callers]
-            return (f"{rank_names(callers)} of {_group_name(group, ranks)} came to {line}, "
-                    f"{rank_names(others)} never did: call {number} of the group is "
-                    f"{_describe(calls[callers[0]][number])} there and "
-                    f"{_describe(calls[others[0]][number])} elsewhere")
+            call, other = calls[callers[0]][number], calls[others[0]][number]
+            return (f"in step {call.step} {rank_names(callers)} of {_group_name(group, ranks)} "
+                    f"came to {line}, {rank_names(others)} did not: call {number} of the group is "
+                    f"{_describe(call)} there and {_describe(other)} elsewhere")
     for group, calls in _groups(ranks).items():
-        counts = {rank: len(rank_calls) for rank, rank_calls in calls.items()}
-        largest = max(counts.values())
-        failed = [rank for rank in calls if _by_number(ranks, rank).fate.startswith("raised")]
-        waiting = [rank for rank in calls if counts[rank] == largest
-                   and (rank in failed or _waits(_by_number(ranks, rank)))]
-        early = [rank for rank in calls if counts[rank] < largest
-                 and _by_number(ranks, rank).fate == "returned"]
-        if early and waiting:
-            last = calls[waiting[0]][-1]
-            verb = "raised" if waiting[0] in failed else f"wait{'s' * (len(waiting) == 1)}"
-            return (f"{rank_names(waiting)} {verb} in call {largest} of "
-                    f"{_group_name(group, ranks)}, {last.kind} at {last.line}; "
-                    f"{rank_names(early)} returned after "
-                    f"{min(counts[rank] for rank in early)} calls")
+        if evidence := _fewer_calls(ranks, group, calls):
+            return evidence
+    return None
+
+
+def _fewer_calls(ranks, group, calls):
+    """Say who waits, or waited, in a call to which others of the group did not come."""
+    by_number = {rank: _by_number(ranks, rank) for rank in calls}
+    largest = max(map(len, calls.values()))
+    failed = [rank for rank in calls if by_number[rank].fate.startswith("raised")]
+    waiting = [rank for rank in calls if len(calls[rank]) == largest
+               and (rank in failed or _waits(by_number[rank]))]
+    fewer = [rank for rank in calls if len(calls[rank]) < largest]
+    if not (waiting and fewer):
+        return None
+    last = calls[waiting[0]][-1]
+    where = f"{last.number} of {_group_name(group, ranks)}, {last.kind} at {last.line}"
+    if early := [rank for rank in fewer if by_number[rank].fate == "returned"]:
+        verb = "raised" if waiting[0] in failed else f"wait{'s' * (len(waiting) == 1)}"
+        return (f"{rank_names(waiting)} {verb} in call {where}; {rank_names(early)} returned after "
+                f"{min(len(calls[rank]) for rank in early)} calls")
+    elsewhere = [rank for rank in fewer if not by_number[rank].waits]
+    skip = _skipped_batch(ranks, elsewhere, waiting)
+    if not elsewhere or not (skip or any(LIMIT.search(by_number[rank].fate) for rank in failed)):
+        return None
+    others = "; ".join(f"rank {rank} made {len(calls[rank])} calls there, the last at "
+                       f"{calls[rank][-1].line if calls[rank] else '?'}" for rank in elsewhere)
+    return (f"{rank_names(waiting)} came to call {where}; {others}, and did not come: "
+            + (skip or "it has left the loop, or is late"))
+
+
+def _skipped_batch(ranks, late, waiting):
+    """Say in which step a rank that is behind had a batch more than the others, and left it."""
+    for rank in late:
+        own, others = _by_number(ranks, rank), [_by_number(ranks, other) for other in waiting]
+        for steps in zip(own.steps, *(other.steps for other in others)):
+            batches = [len(step.rows) for step in steps]
+            if batches[0] > max(batches[1:]) and (
+                    steps[0].backwards == max(step.backwards for step in steps[1:])):
+                return (f"before step {steps[0].number} rank {rank} had {batches[0]} batches and "
+                        f"{steps[0].backwards} backward(s), {rank_names(waiting)} had "
+                        f"{max(batches[1:])} and as many")
     return None
 
 
 def communicator_order(ranks):
     """Ranks wait for each other in different groups."""
-    last = {r.number: collectives[-1] for r in ranks if _waits(r)
-            and (collectives := [call for call in r.calls if call.number >= 0])}
-    waits = {}
-    for number, call in last.items():
-        members = _by_number(ranks, number).groups.get(call.group, ())
-        waits[number] = {r.number for r in ranks if r.number in members and not any(
-            other.group == call.group and other.number >= call.number for other in r.calls)}
+    last, waits = waits_of(ranks)
     circle = detectors.circle_of_waits(waits)
-    if len({last[rank].group for rank in circle}) < 2:
+    if len({last[rank].group for rank in circle}) < 2 or any(
+            last[rank].number < 0 for rank in circle):
         return None
     parts = [f"rank {rank} waits for rank {circle[(i + 1) % len(circle)]} in {last[rank].kind} of "
              f"{_group_name(last[rank].group, ranks)} at {last[rank].line}"
              for i, rank in enumerate(circle)]
     return "; ".join(parts)
+
+
+def message_circle(ranks):
+    """Ranks wait for one another in a circle, and one of them or more in a message."""
+    last, waits = waits_of(ranks)
+    circle = detectors.circle_of_waits(waits)
+    if not any(last[rank].number < 0 for rank in circle):
+        return None
+    return "; ".join(f"rank {rank} waits for rank {circle[(i + 1) % len(circle)]} in its "
+                     f"{last[rank].kind} at {last[rank].line}" for i, rank in enumerate(circle))
+
+
+def waits_of(ranks):
+    """Return ({rank: its last call}, {rank: ranks that it waits for}), of the ranks that wait.
+
+    A collective waits for those who have not begun it, a message for its other end.
+    """
+    last = {r.number: r.calls[-1] for r in ranks if _waits(r) and r.calls}
+    waits = {}
+    for number, call in last.items():
+        if call.number < 0:
+            other = {"send": "recv", "recv": "send"}[call.kind]
+            own = sum((each.kind, each.root) == (call.kind, call.root)
+                      for each in _by_number(ranks, number).calls)
+            answers = sum(each.kind == other and each.root == number for r in ranks
+                          if r.number == call.root for each in r.calls)
+            waits[number] = {call.root} if answers < own else set()
+        else:
+            members = _by_number(ranks, number).groups.get(call.group, ())
+            waits[number] = {r.number for r in ranks if r.number in members and not any(
+                each.group == call.group and each.number >= call.number for each in r.calls)}
+    return last, waits
+
+
+def is_stuck(ranks):
+    """Return whether no rank can go on: ranks wait in a circle, or for one that has returned."""
+    _, waits = waits_of(ranks)
+    done = {r.number for r in ranks if r.fate == "returned"}
+    return bool(detectors.circle_of_waits(waits)) or any(done & each for each in waits.values())
 
 
 def sync_every_micro_step(ranks):
@@ -89,7 +187,8 @@ def sync_every_micro_step(ranks):
                 if call.step == step.number and call.kind == "all_reduce" and (
                         call.in_backward or call.tensor.startswith("gradient")):
                     reduced[call.backwards + call.in_backward] += call.digest.numel
-            if step.backwards > 1 and total:
+            if step.backwards > 1 and total and len({*step.begins}) == 1 and (
+                    not repeats_a_batch(step)):
                 is_sick = all(abs(reduced[i] - total) < 0.01 * total
                               for i in range(1, step.backwards + 1))
                 accumulated.append((step.backwards, total, is_sick))
@@ -123,8 +222,10 @@ def straggler(ranks):
 
 
 DETECTORS = {each.__name__: each for each in (
-    collective_order, rank_branch, communicator_order, sync_every_micro_step, straggler)}
-WHOLE = ("collective_order", "rank_branch", "communicator_order")  # look at all of a run at once
+    collective_order, rank_branch, communicator_order, message_circle, sync_every_micro_step,
+    straggler)}
+# These look at all of a run at once.
+WHOLE = "collective_order", "rank_branch", "communicator_order", "message_circle"
 
 
 def whereabouts(ranks):
@@ -147,14 +248,28 @@ def whereabouts(ranks):
 
 def _process_state(rank):
     """Say what the rank's process does, or that there is none; no other host can tell."""
-    host, number, began = rank.process or ("", 0, 0)
-    if host != socket.gethostname():
+    if not rank.process or rank.process[0] != socket.gethostname():
         return "it runs, or was killed"
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(number)
-        if process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE:
+        if process := process_of(rank):
             return "it is stopped" if process.status() == psutil.STATUS_STOPPED else "it runs"
     return "it was killed"
+
+
+def process_of(rank):
+    """Return the rank's process on this host, or None where there is none any more."""
+    host, number, began = rank.process or ("", 0, 0)
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(number) if host == socket.gethostname() else None
+        if process and process.create_time() == began and (
+                process.status() != psutil.STATUS_ZOMBIE):
+            return process
+    return None
+
+
+def has_difference(ranks):
+    """Return whether all ranks wait, and those of a group made different calls."""
+    return all(map(_waits, ranks)) and any(True for _ in _differences(ranks))
 
 
 # --- groups and their calls -----------------------------------------------------------------------
@@ -188,18 +303,25 @@ def _differences(ranks):
 
 
 def _key(call, knows_tensor):
-    size = call.digest.numel if call.kind in ONE_SIZE else None
+    size = call.digest.numel if call.kind in ONE_SIZE else None  # on all ranks the same
     tensor = call.tensor if knows_tensor and call.kind == "all_reduce" else ""
     return call.kind, call.root, size, tensor
 
 
 def _call_of_some(calls, number):
-    """(line, its ranks) of the call with this number whose line the other ranks never come to,
-    while these ranks come to the lines of the others; else None.
+    """(line, its ranks) of the call with this number that the other ranks left out; else None.
+
+    They never come to its line, while these ranks come to the lines of the others. Or they have
+    passed it: in their last step they came to it before the line where they are now.
     """
-    lines = {rank: {call.line for call in rank_calls} for rank, rank_calls in calls.items()}
     line_of = {rank: rank_calls[number].line for rank, rank_calls in calls.items()
                if len(rank_calls) > number}
+    for line in sorted(set(line_of.values())):
+        callers = [rank for rank in line_of if line_of[rank] == line]
+        others = [rank for rank in line_of if line_of[rank] != line]
+        if others and all(_has_passed(calls[rank][:number + 1], line) for rank in others):
+            return line, callers
+    lines = {rank: {call.line for call in rank_calls} for rank, rank_calls in calls.items()}
     for line in sorted(set(line_of.values())):
         callers = [rank for rank in line_of if line_of[rank] == line]
         others = [rank for rank in line_of if line_of[rank] != line]
@@ -209,6 +331,17 @@ def _call_of_some(calls, number):
     return None
 
 
+def _has_passed(rank_calls, line):
+    """Whether the last of these calls followed one at this line a step ago, and now does not."""
+    *earlier, now = rank_calls
+    came = [call.line for call in earlier]
+    if now.line not in came or line not in came:
+        return False
+    before = len(came) - 1 - came[::-1].index(now.line)  # when it was last where it is now
+    return line in came[:before] and line not in came[before:] and any(
+        call.step < now.step for call in earlier if call.line == line)
+
+
 def _describe(call):
     root = "" if call.root is None else f" from rank {call.root}"
     root = root.replace("from", "to") if call.kind == "reduce" else root
@@ -216,8 +349,14 @@ def _describe(call):
 
 
 def _group_name(group, ranks):
-    members = max((r.groups.get(group, ()) for r in ranks), key=len)
-    return f"the group of {rank_names(members)}"
+    sizes = {}  # of all groups, in the order in which ranks have used them
+    for r in ranks:
+        sizes |= {name: members for name, members in r.groups.items()
+                  if len(members) > len(sizes.get(name, ()))}
+    members = sizes.get(group, ())
+    alike = [name for name, each in sizes.items() if each == members]
+    number = f" (number {alike.index(group) + 1} of {len(alike)})" if len(alike) > 1 else ""
+    return f"the group of {rank_names(members)}{number}"
 
 
 def _by_number(ranks, number):

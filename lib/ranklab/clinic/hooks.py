@@ -6,6 +6,7 @@ runs a program that knows nothing of it. Ranks that `launch` starts inside obser
 observed, too. Nothing is sent between ranks.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -25,10 +26,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ranklab.clinic import wrappers
 from ranklab.clinic.digests import bits_of_rows, digest_of, has_numbers, plain
-from ranklab.clinic.observer import Observer, place
+from ranklab.clinic.observer import Observer, address_of, line_of_program, place, quiet
 from ranklab.clinic.trace import Step
 from ranklab.clinic.wrappers import around
 
+OBSERVERS = []  # of this process: one, from the moment that its group is up until it ends
 DETAILS = 50  # steps: after these, every 50th has digests of all parameters
 
 
@@ -38,36 +40,59 @@ def observation(folder):
 
     folder  for what they write: RANKLAB_DIAGNOSE tells them
     """
-    with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=str(Path(folder).absolute()),
+    startup = str(Path(__file__).with_name("startup"))  # for the ranks of other launchers
+    path = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, RANKLAB_DIAGNOSE=str(Path(folder).absolute()), PYTHONPATH=path,
                          RANKLAB_RANK_HOOK=f"{observe_rank.__module__}:{observe_rank.__name__}"):
         yield
 
 
 def observe_rank(fn):
     """Observe this rank, whose group is up; return a function that calls `fn` and notes its end."""
-    observer = begin()
+    begin()
+    OBSERVERS[0].lines.write("launched")
 
     def call(*args):
-        with ending(observer):
+        with ending():
             return fn(*args)
 
     return call
 
 
+def begin_by_itself():
+    """Observe this rank, whose group is up, until Python ends."""
+    if not OBSERVERS:
+        atexit.register(note_end)
+        tell = sys.excepthook
+        sys.excepthook = lambda kind, error, lines: [note_end(error), tell(kind, error, lines)]
+    begin()
+
+
 @contextlib.contextmanager
-def ending(observer):
+def ending():
     """Write how the block ended."""
     try:
         yield
     except BaseException as error:
-        is_good = isinstance(error, SystemExit) and not error.code
-        observer.lines.write("fate", "returned" if is_good else f"raised {error!r}"[:300])
+        note_end(error)
         raise
-    observer.lines.write("fate", "returned")
+    note_end()
+
+
+def note_end(error=None):
+    """Write how this rank ended, if it is observed and has not been told before."""
+    if isinstance(error, SystemExit) and error.code and error.__context__:
+        error = error.__context__  # multiprocessing's spawn says so what a rank has raised
+    is_good = error is None or isinstance(error, SystemExit) and not error.code
+    while OBSERVERS:
+        OBSERVERS.pop().lines.write("fate", "returned" if is_good else f"raised {error!r}"[:300])
 
 
 def begin():
-    """Return a new Observer of this rank, whose group is up."""
+    """Observe this rank, whose group is up; where it is observed, go on with its new group."""
+    if OBSERVERS:
+        OBSERVERS[0].everyone = dist.group.WORLD.group_name
+        return
     rank = dist.get_rank()
     folder = Path(os.environ["RANKLAB_DIAGNOSE"], os.environ.get("MASTER_PORT", "0"))
     while (folder / f"rank{rank}.0.jsonl").exists():  # of an earlier launch
@@ -78,7 +103,7 @@ def begin():
     for patch in (_optimizers, _modules, _backward, wrappers.collectives, wrappers.files,
                   wrappers.samplers):
         patch(observer)
-    return observer
+    OBSERVERS.append(observer)
 
 
 # --- the optimizer --------------------------------------------------------------------------------
@@ -87,16 +112,40 @@ def _optimizers(observer):
     def remember(_, optimizer, *__):
         if all(reference() is not optimizer for reference in observer.optimizers):
             observer.optimizers.append(weakref.ref(optimizer))
+        for p in optimizer.param_groups[-1]["params"]:
+            if p.requires_grad and p.is_leaf:
+                p.register_hook(functools.partial(_gradient, observer, id(p)))
+
+    def restored(_, optimizer, *__):
+        observer.lines.write("restore", observer.steps)
 
     around(torch.optim.Optimizer, "add_param_group", after=remember)
-    optimizers.register_optimizer_step_pre_hook(lambda *about: _before_step(observer, about[0]))
+    around(torch.optim.Optimizer, "load_state_dict", after=restored)
+    optimizers.register_optimizer_step_pre_hook(functools.partial(_begin_step, observer))
     optimizers.register_optimizer_step_post_hook(lambda *about: _after_step(observer, about[0]))
 
 
+def _begin_step(observer, optimizer, args, options):
+    """Look at what the optimizer will take: now, or after the closure that comes to it."""
+    closure = args[1] if len(args) > 1 else options.get("closure")
+    if closure is None:
+        _before_step(observer, optimizer)
+        return None
+
+    def observed():
+        value = closure()
+        _before_step(observer, optimizer)
+        return value
+
+    return (args[0], observed, *args[2:]), {name: value for name, value in options.items()
+                                            if name != "closure"}
+
+
+@quiet
 def _before_step(observer, optimizer):
     with _disable_current_modes(), torch.no_grad():
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        whole = observer.steps < DETAILS or observer.steps % DETAILS == 0
+        whole = _has_details(observer)
         model = observer.model and observer.model()
         optimized = {id(p) for p in observer.parameters()}
         names = {id(p): name for name, p in model.named_parameters()} if model else {}
@@ -110,26 +159,48 @@ def _before_step(observer, optimizer):
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[digest_of(p) for p in params] if whole else [],
-            local=[observer.local.get(id(p)) for p in params] if whole else [],
+            given=[[dots.get(id(p)) for p in params] for dots in observer.given[:-1]],
+            reached=[len(dots) for dots in observer.given[:-1]],
             final=[p.grad if p.grad is None else digest_of(p.grad)
                    for p in params] if whole else [],
             factors=factors, losses=observer.losses, values=observer.values, rows=observer.rows,
             largest=observer.largest, masks=observer.masks, sums=observer.sums,
             pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
-            embeddings=[i for i, p in enumerate(params) if plain(p).data_ptr() in observer.embed],
-            clip=observer.clip)
+            embeddings=[i for i, p in enumerate(params) if address_of(p) in observer.embed],
+            norms=observer.norms, halves=observer.halves, clip=observer.clip,
+            unscale=observer.unscale, begins=observer.begins, anew=not optimizer.state)
 
 
-def _after_step(observer, optimizer):
+def _has_details(observer):
+    return observer.steps < DETAILS or observer.steps % DETAILS == 0
+
+
+@quiet
+def _gradient(observer, key, gradient):
+    """A parameter's gradient of this rank, before a wrapper reduces it."""
+    if observer.accumulates and _has_details(observer):
+        with _disable_current_modes(), torch.no_grad():
+            observer.given[-1][key] = digest_of(gradient).dot
+
+
+@quiet
+def _write_step(observer, optimizer):
     with _disable_current_modes(), torch.no_grad():
         params = [plain(p) for group in optimizer.param_groups for p in group["params"]]
         norms = torch._foreach_norm([p for p in params if has_numbers(p)], dtype=torch.float64)
         finite = not norms or bool(torch.stack([*norms]).isfinite().all())
         observer.lines.write("step", *Step(**observer.step, finite=finite,
                                            memory=observer.bytes_alive()))
-    observer.steps += 1
+
+
+def _after_step(observer, optimizer):
+    if observer.step:  # else an optimizer inside this one has written it, or it was not seen
+        _write_step(observer, optimizer)
+        observer.steps += 1
+        observer.step = None
     observer.pending.clear()
+    observer.in_flight.clear()
     observer.begin_step()
 
 
@@ -156,6 +227,7 @@ def _modules(observer):
     torch.nn.modules.module.register_module_forward_hook(after, always_call=True)
 
 
+@quiet
 def _enters(observer, args):
     """A batch enters the model, if one of these is one. Returns whether that is so."""
     batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
@@ -166,46 +238,58 @@ def _enters(observer, args):
     return batch is not None
 
 
+@quiet
 def _sums(observer, model):
     if not observer.sums and observer.optimizers:
         observer.model = weakref.ref(model)
-        observer.sums = [sum(digest_of(p).sum for p in params if p.requires_grad)
-                         for params in (model.parameters(), observer.parameters())]
+        digests = [digest_of(*(p for p in params if p.requires_grad))
+                   for params in (model.parameters(), observer.parameters())]
+        observer.sums = [digest.sum for digest in digests]
+        observer.norms = [digest.norm for digest in digests]
+        held = {id(p) for p in observer.parameters()}
+        observer.halves = [(name, p.numel(), digest_of(p).norm)
+                           for name, p in model.named_parameters() if p.requires_grad
+                           and id(p) not in held and p.dtype in (torch.float16, torch.bfloat16)]
+
+
+@quiet
+def _value(observer, tensors):
+    first = tensors[0] if isinstance(tensors, (tuple, list)) else tensors
+    if first.numel() == 1 and has_numbers(first):
+        observer.values.append(abs(first.item()))
 
 
 def _backward(observer):
     real = torch.autograd._engine_run_backward
 
     @functools.wraps(real)
-    def run(*args, **options):
+    def run(tensors, *args, **options):
         outer, observer.in_backward = observer.in_backward, True
+        if not outer:
+            observer.accumulates = options.get("accumulate_grad", True)  # torch.autograd.grad: not
+            if observer.accumulates:
+                observer.begins.append(line_of_program())
+                _value(observer, tensors)
         try:
-            return real(*args, **options)
+            return real(tensors, *args, **options)
         finally:
             observer.in_backward = outer
             if not outer:
-                _after_backward(observer)
+                observer.backwards += 1
+                observer.places = None
+                if observer.accumulates:
+                    observer.given.append({})
 
     torch.autograd._engine_run_backward = run
 
 
-def _after_backward(observer):
-    observer.backwards += 1
-    observer.places = None
-    if observer.steps < DETAILS or observer.steps % DETAILS == 0:
-        with _disable_current_modes(), torch.no_grad():
-            observer.local = {id(p): digest_of(p.grad) for p in observer.parameters()
-                              if p.grad is not None}
-
-
 def main():
     """Run the program of the command line; observe it from the moment its group is up."""
-    stack = contextlib.ExitStack()
     for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may start it, too
         around(owner, "init_process_group",
-               after=lambda *_: stack.enter_context(ending(begin())))
+               after=lambda *_: begin())
     sys.argv[:] = sys.argv[1:]
-    with stack:
+    with ending():
         if sys.argv[0] == "-m":
             sys.argv[:] = sys.argv[1:]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

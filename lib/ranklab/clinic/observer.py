@@ -1,5 +1,6 @@
 """Observer: what a rank's ops tell, from one optimizer step to the next. hooks.py puts it in."""
 
+import functools
 import itertools
 import math
 import sys
@@ -18,7 +19,9 @@ from ranklab.meter.watcher import Watcher
 
 INPUTS = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
 MESSAGES = ("send", "recv")
+FLAT = "_allgather_base_", "all_gather_into_tensor", "allgather_into_tensor_coalesced_"
 MASKS = 16  # of a step
+WORD = 40  # characters of a string that may say what is reduced
 ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts it on GPUs alone
 FLOPS = flop_registry | {
     getattr(torch.ops.aten, f"{ATTENTION}_for_cpu{way}"):
@@ -29,18 +32,33 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
                    "ranklab.meter")
 
 
+def quiet(method):
+    """What goes wrong in an observer is written, for the report, and never stops the program."""
+    @functools.wraps(method)
+    def call(observer, *args):
+        try:
+            return method(observer, *args)
+        except Exception as error:  # whatever it is: it is ours
+            observer.fail(error)
+
+    return call
+
+
 class Observer:
     """Watch from now on what this thread and backward compute, and write what they send."""
 
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
         self.optimizers, self.steps, self.pending = [], 0, []
+        self.in_flight = []  # (its Work, Span, name, line) of what is given to a collective
         self.order, self.next_number = weakref.WeakKeyDictionary(), itertools.count()
         self.everyone = dist.group.WORLD.group_name
         self.numbers, self.groups = {}, set()  # of calls in each group
         self.reduction = None  # of the function of torch.distributed that runs
-        self.numel = 0  # numbers that this rank gives to that function
-        self.in_backward, self.is_half, self.alive, self.validated = False, False, {}, {}
+        self.numel, self.spans = 0, []  # numbers that this rank gives to that function; where
+        self.in_backward, self.accumulates, self.is_half = False, False, False
+        self.alive, self.validated = {}, {}
+        self.failures, self.step = set(), None
         self.passes = {}  # sampler -> (epoch, whether it shuffles), until a model has its examples
         self.model = None
         self.look_of = {}  # op -> the method that looks at it, or None
@@ -51,9 +69,17 @@ class Observer:
         """Observe the next step from here on."""
         self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
-        self.local, self.embed, self.scattered = {}, set(), {}
+        self.given, self.begins = [{}], []  # of each backward: {id of a parameter: dot}
+        self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
-        self.places, self.clip = None, 1.0
+        self.places, self.clip, self.unscale = None, 1.0, 1.0
+        self.norms, self.halves, self.told = [], [], 0  # losses whose log_softmax comes yet
+
+    def fail(self, error):
+        """Write once of each kind what an observer could not do."""
+        if (kind := f"{type(error).__name__}: {error}"[:200]) not in self.failures:
+            self.failures.add(kind)
+            self.lines.write("failure", kind)
 
     def number_of(self, optimizer):
         """Return the number of an optimizer, which keeps it."""
@@ -70,6 +96,7 @@ class Observer:
 
     # --- before an op -----------------------------------------------------------------------------
 
+    @quiet
     def before_op(self, func, args, kwargs):
         if func.namespace in NAMESPACES:
             for op in read_ops(func, args, kwargs):
@@ -85,14 +112,19 @@ class Observer:
         self.numbers[group] = self.numbers.get(group, -1) + (not is_message)
         reduces = "reduce" in op.name
         is_one = sum(tensor.numel() for tensor in tensors) == 1
-        call = Call(-1 if is_message else self.numbers[group], group, op.name,
+        is_flat = op.name == "all_gather" and func._schema.name.endswith(FLAT)
+        call = Call(-1 if is_message else self.numbers[group], group,
+                    "all_gather_into_tensor" if is_flat else op.name,
                     (self.reduction or "SUM") if reduces else "",
                     arguments.get("root_rank", op.peer), line_of_program(),
                     self.steps, self.backwards, self.in_backward,
                     self._parameter_name(tensors[0]) if tensors else "", digest_of(*tensors),
-                    self._norm() if is_one and reduces else 0.0)
+                    self._norm() if is_one and reduces else 0.0,
+                    {} if self.in_backward else words_of_program())
         self.lines.write("call", *call)
         self.numel = call.digest.numel
+        self.spans = [(Span(tensor), call.tensor or f"{op.name}'s tensor") for tensor in tensors
+                      if has_numbers(tensor)]
         if op.name == "reduce_scatter" and not self.in_backward:
             out = next((arguments[name] for name in arguments if name.startswith("out")), ())
             self.scattered |= {place(tensor): [] for tensor in tensors_in(out)}
@@ -109,14 +141,13 @@ class Observer:
 
     def _parameter_name(self, tensor):
         if self.places is None:
-            self.places = {plain(x).data_ptr(): (kind, number, p)
+            self.places = {address_of(x): (kind, number, p)
                            for number, p in enumerate(self.parameters())
-                           for kind, x in (("weight", p), ("gradient", p.grad)) if x is not None}
-        at = plain(tensor).data_ptr()
-        kind, number, p = self.places.get(at, ("", 0, None))
+                           for kind, x in (("weight", p), ("gradient", p.grad))}
+        address = address_of(tensor)
+        kind, number, p = self.places.get(address, ("", 0, None))
         now = p.grad if kind == "gradient" else p  # what was freed may have left its place
-        is_there = now is not None and plain(now).data_ptr() == at
-        return f"{kind} {number}" if is_there else ""
+        return f"{kind} {number}" if address and address_of(now) == address else ""
 
     def _norm(self):
         return math.hypot(*(plain(p.grad).double().norm().item() for p in self.parameters()
@@ -124,6 +155,7 @@ class Observer:
 
     # --- after an op ------------------------------------------------------------------------------
 
+    @quiet
     def after_op(self, func, args, kwargs, result):
         packet = getattr(func, "_overloadpacket", func)  # flex_attention has none
         if packet in FLOPS and (self.in_backward or torch.is_grad_enabled()):  # else: validation
@@ -133,9 +165,14 @@ class Observer:
         look = self.look_of[packet]
         if look and all(has_numbers(x) for x in args[:2] if isinstance(x, torch.Tensor)):
             look(args, result)
+        if self.in_flight and func.namespace == "aten" and packet.__name__.endswith("_"):
+            self._look_for_changes(tensors_in(args[0]))
         for tensor in (result,) if isinstance(result, torch.Tensor) else (
                 result if isinstance(result, (tuple, list)) else ()):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                if tensor.dtype is torch.float16 and not self.is_half:
+                    self.is_half = True
+                    self.lines.write("half")
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.alive:
                     self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
@@ -144,18 +181,31 @@ class Observer:
         self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
         return sum(nbytes for _, nbytes in self.alive.values())
 
-    # --- ops that are looked at, by their names in aten -------------------------------------------
+    def _look_for_changes(self, tensors):
+        """An op works in place on these: does it change what a collective still reads?"""
+        self.in_flight = [entry for entry in self.in_flight if entry[0]() and entry[1].is_there()]
+        spans = [Span(tensor) for tensor in tensors if has_numbers(tensor)]
+        for entry in [entry for entry in self.in_flight
+                      if any(entry[1].overlaps(span) for span in spans)]:
+            self.lines.write("change", *entry[2:], line_of_program())
+            self.in_flight.remove(entry)
 
-    def _look_nll_loss_forward(self, args, result):
-        if torch.is_grad_enabled():
-            self.values.append(result[0].sum().item())
+    # --- ops that are looked at, by their names in aten -------------------------------------------
 
     def _look_nll_loss_backward(self, args, result):
         gradient, _, targets, weight, reduction, ignored, *_ = args
+        self.told += 1
         if weight is None:  # all classes weigh the same
             self._loss(gradient, targets, reduction, (targets != ignored).sum().item())
 
-    _look_nll_loss2d_forward = _look_nll_loss_forward
+    def _look__log_softmax_backward_data(self, args, result):
+        """What a program picks from log_softmax by itself; rows' sums are the targets' weights."""
+        if self.told:  # nll_loss_backward has been here
+            self.told -= 1
+        elif args[0].dim():
+            gradient, dim = plain(args[0]), args[2]
+            self._loss(-gradient.sum(dim), gradient.abs().argmax(dim), 0, 0)
+
     _look_nll_loss2d_backward = _look_nll_loss_backward
 
     def _look_mse_loss_backward(self, args, result):
@@ -165,17 +215,15 @@ class Observer:
     def _loss(self, gradient, targets, reduction, count):
         if reduction:  # a mean (1) or a sum (2)
             weight = gradient.item() / (max(count, 1) if reduction == 1 else 1)
-            self.losses.append(Loss(count, weight, digest_of(targets).bits))
-
-    def _look_mm(self, args, result):
-        if not self.is_half and result.dtype is torch.float16:
-            self.is_half = True
-            self.lines.write("half")
-
-    _look_addmm = _look_mm
+        else:  # a number for each target: with a mask, one for those that it leaves
+            weights = plain(gradient)[plain(gradient) != 0].double()
+            count, weight = weights.numel(), weights.mean().item() if weights.numel() else 0.0
+            if weight <= 0 or (weights - weight).abs().max() > 1e-3 * weight:
+                return  # targets weigh differently by themselves
+        self.losses.append(Loss(count, weight, digest_of(targets).bits))
 
     def _look_embedding(self, args, result):
-        self.embed.add(plain(args[0]).data_ptr())
+        self.embed.add(address_of(args[0]))
 
     def _look_bernoulli_(self, args, result):
         """A mask of dropout, on a CPU; what it is applied to comes with the next product."""
@@ -227,19 +275,56 @@ class Observer:
                 self.scattered[place(tensor)].append(
                     float(factor)**power if is_number else math.nan)
 
+    def _look__amp_foreach_non_finite_check_and_unscale_(self, args, result):
+        self.unscale = args[2].item()
+
     def _look_copy_(self, args, result):
         if self.scattered and self.reduction is None:  # else it is gloo's own
             self.scattered.pop(place(args[0]), None)
 
 
+def address_of(tensor):
+    """Return where the tensor's first number lies; None where it has no numbers."""
+    return plain(tensor).data_ptr() if tensor is not None and has_numbers(tensor) else None
+
+
 def place(tensor):
-    """Return where the tensor's numbers lie: the same for views of it."""
-    return plain(tensor).untyped_storage().data_ptr()
+    """Return where the tensor's memory begins: the same for views of it; None as above."""
+    return plain(tensor).untyped_storage().data_ptr() if has_numbers(tensor) else None
+
+
+class Span:
+    """Where a tensor's numbers lie, for as long as they do."""
+
+    def __init__(self, tensor):
+        flat = plain(tensor)
+        self.start = flat.data_ptr()
+        self.end = self.start + flat.numel() * flat.element_size()
+        self.storage = StorageWeakRef(flat.untyped_storage())
+
+    def is_there(self):
+        return not self.storage.expired()
+
+    def overlaps(self, other):
+        return self.start < other.end and other.start < self.end
 
 
 def line_of_program():
     """Return the line of the program that led to this call: "train.py:31"."""
-    frame = sys._getframe(1)
+    frame = _frame_of_program()
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "?"
+
+
+def words_of_program():
+    """Return the strings in variables of the program's function that led to this call."""
+    frame = _frame_of_program()
+    variables = frame.f_locals.items() if frame else ()
+    return {name: value for name, value in [*variables] if type(value) is str
+            and len(value) <= WORD and not name.startswith("__")}
+
+
+def _frame_of_program():
+    frame = sys._getframe(2)
     while frame and (frame.f_globals.get("__name__") or "").startswith(NOT_THE_PROGRAM):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "?"
+    return frame

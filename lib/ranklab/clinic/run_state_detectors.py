@@ -5,6 +5,7 @@ from statistics import median
 
 LARGEST = 20  # times the largest number of all other batches: no data is so by itself
 LOUD = 5  # times the usual loss
+LATE = 5  # steps that a save in a thread may come late
 LOOKS = 50  # at the examples that have come
 LEAST_GROWTH = 4096  # bytes a step
 
@@ -60,10 +61,9 @@ def data_twice(ranks, before):
     """After a resume, examples come again before all others have come as often. In one run, or
     with the run `before` that this one goes on with.
     """
-    cuts = [r.loads[-1][0] if r.loads else 0 for r in ranks]
-    old = _by_step(r.steps for r in before) + _by_step(
-        r.steps[:cut] for r, cut in zip(ranks, cuts))
-    new = _by_step(r.steps[cut:] for r, cut in zip(ranks, cuts))
+    cut, kept = max((_resume(r, ranks) for r in ranks if r.loads), default=(0, 0))
+    old = _by_step(r.steps for r in before) + _by_step(r.steps[:kept] for r in ranks)
+    new = _by_step(r.steps[cut:] for r in ranks)
     times = dict.fromkeys((row for rows in old + new for row in rows), 0)
     if not times or not old or _most_apart(times, old)[0] > 1:
         return None  # no epochs: examples come by chance
@@ -73,6 +73,17 @@ def data_twice(ranks, before):
     return (f"before the resume no example came twice more than another; {after} steps after it "
             f"{sum(n >= often for n in times.values())} of {len(times)} have come {often} times "
             f"or more and {sum(n <= seldom for n in times.values())} only {seldom} times")
+
+
+def _resume(rank, ranks):
+    """(steps before the rank's last load, how many of them are in what it reads: a rollback)"""
+    steps, step, bits, _ = rank.loads[-1]
+    if step is None:
+        return steps, steps  # weights alone, say the best ones: the data go on
+    at_save = min((done for r in ranks for done, _, save_bits, _ in r.saves if save_bits == bits),
+                  default=steps)
+    is_of_steps = 0 < at_save - step <= LATE  # a thread saves a little later
+    return steps, step if is_of_steps else at_save
 
 
 def _by_step(ranks):
@@ -97,11 +108,25 @@ def _most_apart(times, steps):
     return 0, 0, 0, 0
 
 
+def optimizer_not_restored(ranks, before):
+    """A resume reads a file with the optimizer's moments, and its optimizer begins without."""
+    saved = {bits for r in [*ranks, *before] for _, _, bits, _ in r.saves}
+    for r in ranks:
+        for steps, _, bits, has_moments in r.loads:
+            after = next((step for step in r.steps if step.number >= steps), None)
+            if has_moments and bits in saved and after and after.anew and (
+                    steps not in r.restores):
+                return (f"after {steps} steps rank {r.number} reads a file that this training has "
+                        f"saved, with the optimizer's state; no load_state_dict of an optimizer "
+                        f"follows, and the next step, {after.number}, begins with an empty state")
+    return None
+
+
 def old_shard(ranks):
     """Ranks have read files of different steps."""
     for loads in zip(*(r.loads for r in ranks)):
         versions = [step if step is not None else _step_of_save(r, bits)
-                    for r, (_, step, bits) in zip(ranks, loads)]
+                    for r, (_, step, bits, _) in zip(ranks, loads)]
         if len(set(versions)) > 1 and None not in versions:
             return (f"at step {loads[0][0]} the ranks read files of different steps: "
                     + ", ".join(f"rank {r.number} of step {v}" for r, v in zip(ranks, versions)))
@@ -110,9 +135,9 @@ def old_shard(ranks):
 
 def _step_of_save(rank, bits):
     """The number of steps that the rank had taken when it saved this; None: it never did."""
-    return next((steps for steps, _, save_bits in rank.saves if save_bits == bits), None)
+    return next((steps for steps, _, save_bits, _ in rank.saves if save_bits == bits), None)
 
 
 DETECTORS = {each.__name__: each for each in (
-    fp16_nan, memory_growth, corrupt_shard, data_twice, old_shard)}
-WHOLE = ("fp16_nan", "corrupt_shard", "data_twice", "old_shard")
+    fp16_nan, memory_growth, corrupt_shard, data_twice, optimizer_not_restored, old_shard)}
+WHOLE = ("fp16_nan", "corrupt_shard", "data_twice", "optimizer_not_restored", "old_shard")

@@ -6,23 +6,28 @@ from collections import Counter
 from itertools import combinations
 
 from ranklab.clinic import detectors
-from ranklab.clinic.training_detectors import MOST, name_of, replicas, targets_of, together
+from ranklab.clinic.replicas import (
+    MOST, copies, is_constant, name_of, replicas, targets_of, together)
+
+LEAST = 64  # numbers: of fewer, two may be alike by chance
 
 
 def dropout_seeds(ranks):
     """Masks are alike where they must differ, or differ where they must be alike."""
     for a, b in combinations(ranks, 2):
-        alike = split = count = 0
+        alike = split = count = split_with_same_data = 0
         for x, y in together([a, b]):
             has_same_data = targets_of(x) == targets_of(y)
             for (mask_a, input_a), (mask_b, input_b) in zip(x.masks, y.masks):
                 count += 1
                 alike += mask_a == mask_b and input_a != input_b and not has_same_data
-                split += mask_a != mask_b and input_a == input_b and input_a is not None
+                is_split = mask_a != mask_b and input_a == input_b and input_a is not None
+                split += is_split
+                split_with_same_data += is_split and has_same_data and bool(targets_of(x))
         if count and alike >= MOST * count:
             return (f"ranks {a.number} and {b.number} have different data, and drop the same "
                     f"places in {alike} of {count} masks")
-        if split >= 3 and not replicas([a, b]):
+        if (split >= 3 or split_with_same_data) and not replicas([a, b]):
             return (f"ranks {a.number} and {b.number} hold the same numbers, and drop different "
                     f"ones of them {split} times ({count} masks)")
     return None
@@ -31,7 +36,8 @@ def dropout_seeds(ranks):
 def tied_weights(ranks):
     """A matrix that embeds begins as the same as another one, and does not stay so."""
     first = [(r, i, digest) for r in ranks if r.steps
-             for i, digest in enumerate(r.steps[0].weights) if not _is_constant(digest)]
+             for i, digest in enumerate(r.steps[0].weights)
+             if digest.numel >= LEAST and not is_constant(digest)]
     for r, i, digest in first:
         if i not in r.steps[0].embeddings:
             continue
@@ -74,6 +80,29 @@ def stale_weights(ranks):
             return (f"in {len(fresh) - sum(fresh)} of {len(fresh)} steps the model's weights are "
                     f"{behind} step(s) older than those that the optimizers hold. In step 2 they "
                     f"add up to {used[2]:.6g} in the model and {held[2]:.6g} in the optimizers")
+    return _never_copied(ranks)
+
+
+def _never_copied(ranks):
+    """The model's weights stay, and those that the optimizer holds move, which began alike."""
+    for r in ranks:
+        norms = [step.norms for step in r.steps if step.norms]
+        used, held = zip(*norms) if len(norms) > 4 else ((), ())
+        if used and len({*used}) == 1 and len({*held}) == len(held) and (
+                used[0] and math.isclose(used[0], held[0], rel_tol=1e-2)):
+            return (f"on rank {r.number} the model's weights are those of the start in "
+                    f"{len(used)} steps, with a norm of {used[0]:.6g}; those that its optimizers "
+                    f"hold began with {held[0]:.6g} and have {held[-1]:.6g} in the end")
+        steps = [step for step in r.steps if step.halves and step.weights]
+        for name, numel, start in steps[0].halves if len(steps) > 4 else ():
+            ours = [norm for step in steps for each, _, norm in step.halves if each == name]
+            masters = [i for i, digest in enumerate(steps[0].weights) if digest.numel == numel
+                       and math.isclose(digest.norm, start, rel_tol=1e-2)]
+            moved = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
+            if len({*ours}) == 1 and masters == moved and masters:
+                return (f"on rank {r.number} {name} of the model keeps its norm of {start:.6g} for "
+                        f"{len(steps)} steps; the optimizer's copy of it in float32 moves, to "
+                        f"{steps[-1].weights[masters[0]].norm:.6g}")
     return None
 
 
@@ -93,6 +122,8 @@ def optimizer_before_sharding(ranks):
 
 def shard_norm(ranks):
     """Each rank clips by the norm of what it has itself."""
+    if any(len(group) == len(ranks) for group in copies(ranks)):
+        return None  # nothing is sharded
     for gradients, clause in ((_final, "that its optimizer takes"),
                               (_contributions, "that it gives to others")):
         norms = [_own_norms([gradients(r, step) for r, step in zip(ranks, steps)])
@@ -133,12 +164,6 @@ def _last(rank, place, other, other_place):
              if len(a.weights) > place and len(b.weights) > other_place
              and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
     return pairs[-1]
-
-
-def _is_constant(digest):
-    """All its numbers are alike, as those of a norm layer at the start; or there are few."""
-    return digest.numel < 64 or math.isclose(
-        digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
 
 
 DETECTORS = {each.__name__: each for each in (

@@ -31,6 +31,7 @@ class Call(NamedTuple):
     tensor: str  # "gradient 3", "weight 3": of the optimizers' parameters; or ""
     digest: Digest  # of what this rank gives
     norm: float  # of its gradients at that moment, where what it gives is one number
+    words: dict  # strings in variables of the function that calls it: {"name": "wiki"}
 
 
 class Loss(NamedTuple):
@@ -52,21 +53,27 @@ class Step(NamedTuple):
     rate: float  # the largest learning rate
     names: list  # of the parameters
     weights: list  # Digest, before the step
-    local: list  # Digest or None, of gradients as the last backward left them
+    given: list  # of each backward, Digest.dot of the gradients that it came to, or None
+    reached: list  # of each backward, the number of parameters of all optimizers
     final: list  # Digest or None, of gradients as the optimizer takes them
     factors: list  # numbers that a sum of reduce_scatter was multiplied by; None: not known
     finite: bool  # the weights after it
     losses: list  # Loss
-    values: list  # of losses, as forward came to them
+    values: list  # of losses, from which backward began; without their sign
     rows: list  # bits of examples that entered the model
     largest: float  # number that entered the model
     masks: list  # (bits of a mask of dropout, bits of what it was applied to)
     sums: list  # of the weights that the model used, of those that optimizers held; or []
+    norms: list  # of the same
+    halves: list  # (name, numbers, norm) of the model's in 16 bits that no optimizer holds
     memory: int  # bytes that live
     pending: list  # lines of reductions that nobody has waited for
     outside: int  # parameters of the model that have a gradient and no optimizer
     embeddings: list  # numbers of the parameters that embed
     clip: float  # by which torch's clipping multiplied the gradients
+    unscale: float  # by which torch's GradScaler did
+    begins: list  # the line at which each backward began
+    anew: bool  # the optimizer has no state yet
 
 
 @dataclass
@@ -78,13 +85,17 @@ class Rank:
     calls: list = field(default_factory=list)
     steps: list = field(default_factory=list)
     norms: list = field(default_factory=list)  # (number, bits, norm): batch norm's means, in eval()
-    loads: list = field(default_factory=list)  # (steps so far, the step that it holds, bits)
+    loads: list = field(default_factory=list)  # (steps so far, its step, bits, has moments)
+    restores: list = field(default_factory=list)  # steps before an optimizer's load_state_dict
+    changes: list = field(default_factory=list)  # (tensor, its reduction's line, the change's line)
     saves: list = field(default_factory=list)
     passes: list = field(default_factory=list)  # (sampler, epoch, whether it shuffles)
     waits: str = ""  # the line at which it waits, or waited when it was ended
     fate: str = ""  # "returned", "raised ...", or "": it was ended
     half: bool = False  # it computed in float16
     process: tuple = ()  # its host, its id, when it began
+    failures: list = field(default_factory=list)  # what its observer could not do
+    launched: bool = False  # by ranklab's launch
 
     def in_group(self, name):
         """Its collectives there, in order."""
@@ -114,6 +125,13 @@ def _by_optimizer(steps):
     return named
 
 
+def launches(folder):
+    """Return the folders of a run's launches, in order."""
+    files = {path.parent: path.stat().st_mtime_ns
+             for path in sorted(Path(folder).glob("**/rank*.0.jsonl"))}
+    return sorted(files, key=files.get)
+
+
 def read(folder):
     """Return [Rank, ...] by number, from what they wrote into this folder."""
     files = defaultdict(list)
@@ -137,7 +155,7 @@ def _rank(number, paths):
 def _step(rank, *content):
     step = Step(*content)
     digests = {name: [row and Digest(*row) for row in getattr(step, name)]
-             for name in ("weights", "local", "final")}
+             for name in ("weights", "final")}
     rank.steps.append(step._replace(**digests, losses=[Loss(*row) for row in step.losses]))
 
 
@@ -153,10 +171,14 @@ READERS = {
     "norm": lambda rank, *content: rank.norms.append(content),
     "load": lambda rank, *content: rank.loads.append(content),
     "save": lambda rank, *content: rank.saves.append(content),
+    "restore": lambda rank, steps: rank.restores.append(steps),
+    "change": lambda rank, *content: rank.changes.append(content),
     "pass": lambda rank, *content: rank.passes.append(content),
     "wait": lambda rank, line: setattr(rank, "waits", line),
     "back": lambda rank: setattr(rank, "waits", ""),
     "half": lambda rank: setattr(rank, "half", True),
+    "failure": lambda rank, what: rank.failures.append(what),
+    "launched": lambda rank: setattr(rank, "launched", True),
     "process": lambda rank, *content: setattr(rank, "process", content),
     "fate": lambda rank, word: setattr(rank, "fate", word),
 }

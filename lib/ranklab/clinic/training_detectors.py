@@ -1,95 +1,22 @@
 """Detectors of diseases of the training itself: it runs to its end, and is wrong."""
 
-import math
 from collections import defaultdict
 from itertools import combinations
 from statistics import median
 
+from ranklab.clinic.replicas import (
+    MOST, copies, list_of, name_of, replicas, targets_of, together)
 from ranklab.engine.report import rank_names
 
-MOST = 0.8  # of the steps must show it
 UNEVEN = 1.1  # times the weight: 22 examples of 64 on one of three ranks are no disease
-
-
-def wrong_reduction(ranks):
-    """Numbers of ranks are put together by another operation than is meant."""
-    return _largest_norm(ranks) or _sum_for_mean(ranks) or _scattered_sum(ranks)
-
-
-def _largest_norm(ranks):
-    """The largest of the ranks' norms is taken, where each has another part of the gradient."""
-    for rank in ranks:
-        for call in rank.calls:
-            is_norm = call.norm > 0 and any(math.isclose(call.digest.sum, call.norm**power,
-                                                         rel_tol=1e-4) for power in (1, 2))
-            if call.kind == "all_reduce" and call.op == "MAX" and is_norm:
-                norms = [peer_call.norm for r in ranks for peer_call in r.calls
-                         if (peer_call.group, peer_call.number) == (call.group, call.number)]
-                whole = math.hypot(*norms)
-                if min(norms) < 0.999 * max(norms) and not replicas(ranks):
-                    return (f"at {call.line} the largest of the ranks' norms is taken, "
-                            f"{max(norms):.3g}; the norm of all their parts is {whole:.3g}")
-    return None
-
-
-def _sum_for_mean(ranks):
-    """What an optimizer takes is R times the mean of what ranks had, and nobody meant a sum."""
-    for group in replicas(ranks):
-        total = [_weight_of_step(steps, _shares(steps)) for steps in together(group)]
-        times = _whole_times(total, group)
-        if times:
-            return (f"{rank_names(r.number for r in group)} sum their gradients: each rank's loss "
-                    f"is a mean, so a step is {times} times as long as one of their mean")
-    return None
-
-
-def _shares(steps):
-    """For each parameter: what the optimizer takes, as a multiple of the sum of what ranks had; but
-    for its clipping.
-    """
-    for place, final in enumerate(steps[0].final):
-        local = [step.local[place] for step in steps if place < len(step.local)]
-        if final and len(local) == len(steps) and all(local):
-            total = sum(digest.dot for digest in local)
-            if abs(total) > 1e-3 * sum(abs(digest.dot) for digest in local):
-                yield final.dot / total / steps[0].clip
-
-
-def _scattered_sum(ranks):
-    """The same, where each rank keeps a part of the sum."""
-    total = []
-    for steps in together(ranks):
-        factors = [step.factors for step in steps]
-        if not all(len(each) == 1 and each[0] is not None for each in factors):
-            return None
-        numbers = [x for x in factors[0][0] if math.isclose(x, 1 / len(ranks), rel_tol=1e-6)]
-        total.append(_weight_of_step(steps, [math.prod(numbers)]))
-    times = _whole_times(total, ranks)
-    return (f"at each step reduce_scatter sums the gradients of {len(ranks)} ranks, and nobody "
-            f"divides: each rank's loss is a mean, so the sum is {times} times the mean") \
-        if times else None
-
-
-def _weight_of_step(steps, shares):
-    """The weights that the examples of a step have in its gradient, added up: 1 for a mean."""
-    data = {}
-    for step in steps:  # ranks with the same targets, as in tensor parallelism, count once
-        key = tuple(loss.targets for loss in step.losses)
-        data[key] = sum(loss.count * loss.weight for loss in step.losses)
-    shares = sorted(shares)
-    return median(shares) * sum(data.values()) if shares else math.nan
-
-
-def _whole_times(total, ranks):
-    """The number of ranks, where nearly all steps are so many times as long as a mean's."""
-    R = len(ranks)
-    is_so = [math.isclose(each, R, rel_tol=0.02) for each in total if math.isfinite(each)]
-    return R if R > 1 and is_so and sum(is_so) >= MOST * len(is_so) else None
 
 
 def unsynchronised_start(ranks):
     """Ranks take the same steps from different weights."""
+    part_of = {r.number: i for i, group in enumerate(copies(ranks)) for r in group}
     for group in replicas(ranks):
+        if len({part_of.get(r.number) for r in group} - {None}) > 1:
+            continue  # a grid, whose gradients are put together along a wrong axis
         first = [r.steps[0] for r in group]
         apart = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
                  if len({digest.bits for digest in digests}) > 1]
@@ -98,7 +25,7 @@ def unsynchronised_start(ranks):
             norms = [step.weights[place].norm for step in first]
             return (f"at the first step {len(apart)} of {len(first[0].weights)} parameters differ "
                     f"between {rank_names(r.number for r in group)}, which then take the same "
-                    f"gradient: {name_of(first[0], place)} has norms {_list(norms)}")
+                    f"gradient: {name_of(first[0], place)} has norms {list_of(norms)}")
     return None
 
 
@@ -141,7 +68,7 @@ def token_mean(ranks):
                 high = max(losses, key=lambda loss: loss.weight)
                 ratios.append((high.weight / low.weight if low.weight > 0 else 1, low, high))
     uneven = [entry for entry in ratios if entry[0] > UNEVEN]
-    if not uneven or len(uneven) < MOST * len(ratios):
+    if not uneven or len(uneven) < len(ratios) / 2:  # by chance, some steps are even
         return None
     times, low, high = max(uneven, key=lambda entry: entry[0])
     return (f"in {len(uneven)} of {len(ratios)} steps targets weigh differently: one of "
@@ -161,7 +88,7 @@ def batch_norm(ranks):
         return None
     means = next(iter(apart.values()))
     return (f"in {len(apart)} of {len(by_place)} validations of a batch norm the ranks' running "
-            f"means differ: their norms are {_list(norm for _, norm in means.values())} on "
+            f"means differ: their norms are {list_of(norm for _, norm in means.values())} on "
             f"{rank_names(means)}")
 
 
@@ -193,40 +120,5 @@ def _batch(run, i):
 
 
 DETECTORS = {each.__name__: each for each in (
-    wrong_reduction, unsynchronised_start, same_data, learning_rate, batch_norm, token_mean)}
+    unsynchronised_start, same_data, learning_rate, batch_norm, token_mean)}
 WHOLE = ("same_data", "batch_norm", "learning_rate")
-
-
-# --- what ranks have in common --------------------------------------------------------------------
-
-def together(ranks):
-    """Step by step, the steps of these ranks that have digests."""
-    steps = zip(*(r.steps for r in ranks))
-    return [each for each in steps if all(step.final for step in each)]
-
-
-def replicas(ranks):
-    """Groups of two ranks or more that always take the same gradient for all that they train.
-
-    Gradients that are all 0, or no numbers, say nothing of who has them.
-    """
-    groups = defaultdict(list)
-    for r in ranks:
-        finals = [[digest and digest.bits for digest in step.final]
-                  for step in r.steps if step.final]
-        if any(digest and 0 < digest.norm < math.inf for step in r.steps for digest in step.final):
-            groups[str(finals[:10])].append(r)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def targets_of(step):
-    """The bits of the targets of its losses."""
-    return [loss.targets for loss in step.losses]
-
-
-def name_of(step, place):
-    return step.names[place] or f"parameter {place}"
-
-
-def _list(numbers):
-    return ", ".join(f"{number:.4g}" for number in numbers)

@@ -2,8 +2,10 @@
 
 import functools
 import inspect
+import threading
 import types
 import weakref
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,14 +46,24 @@ def collectives(observer):
 
     def forget(work):
         observer.pending = [entry for entry in observer.pending if entry[0]() is not work]
+        observer.in_flight = [entry for entry in observer.in_flight if entry[0]() is not work]
 
     def waits(work, *_):
         forget(work)
-        observer.lines.write("wait", line_of_program())
+        write_in_main_thread("wait", line_of_program())
+
+    def write_in_main_thread(*content):  # a thread that waits does not stop the program
+        if threading.current_thread() is threading.main_thread():
+            observer.lines.write(*content)
+
+    def polled(is_done, work, *_):
+        if is_done:
+            forget(work)
 
     # who has the future waits for it: DDP does, for what a hook returns
     around(dist.Work, "get_future", before=forget)
-    around(dist.Work, "wait", before=waits, after=lambda *_: observer.lines.write("back"))
+    around(dist.Work, "is_completed", after=polled)
+    around(dist.Work, "wait", before=waits, after=lambda *_: write_in_main_thread("back"))
 
 
 def _with_reduction(observer, real):
@@ -61,6 +73,7 @@ def _with_reduction(observer, real):
         ops = [value for value in (*args, *options.values())
                if isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType))]
         observer.reduction = str(getattr(ops[0], "op", ops[0])).rpartition(".")[2] if ops else "SUM"
+        observer.spans = []
         try:
             work = real(*args, **options)
         finally:
@@ -68,6 +81,8 @@ def _with_reduction(observer, real):
         if isinstance(work, dist.Work):
             is_gradient = reduces and observer.numel >= SMALLEST  # and not a loss, say, for the log
             observer.pending.append((weakref.ref(work), line_of_program(), is_gradient))
+            observer.in_flight += [(weakref.ref(work), *span, line_of_program())
+                                   for span in observer.spans]
         return work
 
     return call
@@ -76,19 +91,31 @@ def _with_reduction(observer, real):
 # --- files, samplers ------------------------------------------------------------------------------
 
 def files(observer):
-    around(torch, "load", after=lambda content, *_: observer.lines.write(
-        "load", *_version(observer, content)))
-    around(torch, "save", before=lambda content, *_: observer.lines.write(
-        "save", *_version(observer, content)))
+    def write(word, content):
+        if (version := _version(observer, content)).bits:  # else torch unpickles a part of it
+            observer.lines.write(word, *version)
+
+    around(torch, "load", after=lambda content, *_: write("load", content))
+    around(torch, "save", before=lambda content, *_: write("save", content))
+
+
+class Version(NamedTuple):
+    """What a file holds."""
+
+    steps: int  # of the optimizer so far
+    step: int | None  # that it says
+    bits: int  # of all its tensors; 0: it has none
+    has_moments: bool
 
 
 def _version(observer, content):
-    """(steps so far, the step that it says, bits of all its tensors)"""
     entries = content if isinstance(content, dict) else {}
     step = next((int(entries[name]) for name in STEP_NAMES
                  if isinstance(entries.get(name), (int, float, torch.Tensor))), None)
     with _disable_current_modes(), torch.no_grad():
-        return observer.steps, step, digest_of(*tensors_in(content)).bits
+        return Version(observer.steps, step, digest_of(*tensors_in(content)).bits, any(
+            isinstance(entry, dict) and bool(entry.get("state")) and "param_groups" in entry
+            for entry in (content, *entries.values())))
 
 
 def samplers(observer):

@@ -12,7 +12,8 @@ from pathlib import Path
 from ranklab.clinic.diagnose import diagnose
 from ranklab.clinic.hang_detectors import whereabouts
 from ranklab.clinic.hooks import observation
-from ranklab.clinic.trace import read
+from ranklab.clinic.trace import launches, read
+from ranklab.clinic.watch import watching
 from ranklab.course.program import words_of
 from ranklab.engine import torchrun
 from ranklab.engine.report import count_ranks
@@ -38,47 +39,42 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
             folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ranklab-"))
             words = words_of(what, "no .py file, and no folder")
             ended = _run(words, arguments, ranks, timeout, folder)
-        runs, *others = [[read(path) for path in _launches(each)] if each else [()]
+        runs, *others = [[read(path) for path in launches(each)] if each else [()]
                          for each in (folder, before, beside)]
         if not all((runs, *others)):
             raise ValueError(f"{what}: no ranks were observed" + (
                 " in the other folder" if runs else
                 f": {ended}{'' if ranks else OWN_GROUP}" if ended else
                 "" if Path(what).is_dir() else
-                ": it never calls init_process_group" if ranks else
-                ": it launches none under this command; --ranks N starts them by torchrun"))
+                ": all its processes ended before init_process_group had returned" if ranks else
+                ": no process that it started came through init_process_group; --ranks N starts "
+                "it by torchrun"))
         found = [_judge(run, i, len(runs), *(each[-1] for each in others))
                  for i, run in enumerate(runs, 1)]
     if ended:
         print(f"The program did not end well: {ended}")
     if not beside:
-        print("(Whether the learning rate fits the batch takes a second run: see --beside.)")
+        print("(Not judged: how fast cards, links and loaders are; and whether the learning rate "
+              "fits the batch, which takes a second run: see --beside.)")
     return int(any(found) or bool(ended))
 
 
 def _run(words, arguments, ranks, timeout, folder):
     """Run the program under observation; return how it ended, "" where it ended well."""
     try:
-        with observation(folder):
+        with observation(folder), watching(folder) as watch:
             if ranks:
                 print(torchrun("-m", "ranklab.clinic.hooks", *words, *arguments, ranks=ranks,
                                timeout=timeout), end="")
                 return ""
             code = subprocess.run([sys.executable, *words, *arguments], timeout=timeout).returncode
-            return f"exit code {code}" if code else ""
+            return watch.ended or (f"exit code {code}" if code else "")
     except (RuntimeError, TimeoutError) as error:
-        return str(error)
+        return watch.ended or str(error)
     except KeyboardInterrupt:
         return "you stopped it"
     except subprocess.TimeoutExpired:
         return f"it was not done after {timeout:g} s"
-
-
-def _launches(folder):
-    """The folders of its launches, in order."""
-    files = {path.parent: path.stat().st_mtime_ns
-             for path in sorted(Path(folder).glob("**/rank*.0.jsonl"))}
-    return sorted(files, key=files.get)
 
 
 def _judge(ranks, launch, of, before, beside):
@@ -94,4 +90,6 @@ def _judge(ranks, launch, of, before, beside):
         print(f"  {disease}\n    {evidence}")
     for line in whereabouts(ranks):
         print(f"  {line}")
+    for failure in sorted({failure for r in ranks for failure in r.failures}):
+        print(f"  less was seen, for the observer itself failed: {failure}")
     return bool(found)

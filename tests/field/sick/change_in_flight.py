@@ -1,5 +1,5 @@
 """Gradients are divided while their all-reduce is in flight: the others get some of them divided.
-expects: new: a gradient is changed between its all_reduce and the wait for it
+expects: change_in_flight
 ranks: 2
 """
 import torch

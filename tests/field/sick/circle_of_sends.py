@@ -1,5 +1,5 @@
 """Gossip on a ring: every rank sends to the next one before it receives, and nobody receives.
-expects: new: ranks 0, 1, 2, 3 wait for one another in a circle, each in its send
+expects: message_circle
 ranks: 4
 """
 import datetime

@@ -1,5 +1,5 @@
 """Rank 1 did not get the option --freeze: its stem moves, and that of rank 0 stays.
-expects: new: the stem's weights move on rank 1 alone, so replicas drift apart
+expects: replicas_drift
 ranks: 2
 """
 import os

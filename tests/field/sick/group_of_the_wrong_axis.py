@@ -1,5 +1,5 @@
 """A 2 x 2 mesh: gradients of the shards are averaged over the tensor ranks, not the data ranks.
-expects: new: shards of different columns are averaged, and the copies on the data ranks drift apart
+expects: replicas_drift
 ranks: 4
 """
 import torch

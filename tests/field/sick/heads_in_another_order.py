@@ -1,5 +1,5 @@
 """Each rank registers its own task's head first: DDP averages heads of different tasks.
-expects: collective_order | new: heads.tags on rank 0 is reduced with heads.names on rank 1
+expects: collective_order
 ranks: 2
 """
 import torch

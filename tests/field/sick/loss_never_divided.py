@@ -1,5 +1,5 @@
 """The loss is not divided by the number of micro-steps: a step is twice as long as a mean's.
-expects: new: the losses of 2 micro-steps are summed, where their mean is due
+expects: micro_steps_summed
 ranks: 2
 """
 import contextlib

@@ -1,5 +1,5 @@
 """The loss is a method of model.module, past DDP's forward: no gradient is ever all-reduced.
-expects: new: gradients are never reduced, and equal replicas drift apart
+expects: replicas_drift
 ranks: 2
 """
 import torch

@@ -1,5 +1,5 @@
 """The condition of no_sync() is the wrong way round: the last micro-step is never reduced.
-expects: new: the last micro-step of a step is not reduced, and equal replicas drift apart
+expects: replicas_drift
 ranks: 2
 """
 import contextlib

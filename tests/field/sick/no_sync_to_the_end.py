@@ -1,5 +1,5 @@
 """All micro-steps are under no_sync(), the last one too: no gradient is ever all-reduced.
-expects: new: gradients are never reduced, and equal replicas drift apart
+expects: replicas_drift
 ranks: 2
 """
 import torch

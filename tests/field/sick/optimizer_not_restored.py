@@ -1,5 +1,5 @@
 """A resume loads the model and the place in the data, and Adam begins with empty moments.
-expects: new: after the load the optimizer's state begins anew, and the saved one is not read
+expects: optimizer_not_restored
 ranks: 2
 """
 import tempfile

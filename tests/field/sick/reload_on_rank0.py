@@ -1,5 +1,5 @@
 """After the first epoch rank 0 goes back to its best weights; the other ranks keep theirs.
-expects: new: from step 8 on the weights of rank 0 are not those of the others
+expects: replicas_drift
 ranks: 2
 """
 import tempfile

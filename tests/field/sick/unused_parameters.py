@@ -1,5 +1,5 @@
 """Two heads take turns, and DDP does not know of find_unused_parameters: it dies in step 1.
-expects: new: in step 0 the parameters of one head had no gradient, and DDP waits for them
+expects: unused_parameters
 ranks: 2
 """
 import torch

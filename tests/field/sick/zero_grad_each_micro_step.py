@@ -1,5 +1,5 @@
 """zero_grad() stands inside the loop of micro-steps: a step is made of the last one alone.
-expects: new: of 3 micro-steps of a step, the gradients of 2 are thrown away
+expects: micro_steps_lost
 ranks: 2
 """
 import contextlib

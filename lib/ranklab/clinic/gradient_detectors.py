@@ -1,0 +1,215 @@
+"""Detectors that hold what optimizers take against what the ranks' backwards came to."""
+
+import math
+from collections import Counter
+from statistics import median
+
+from ranklab.clinic.replicas import MOST, name_of, repeats_a_batch, replicas, together
+from ranklab.engine.report import rank_names
+
+NEAR = 0.02  # bfloat16 on the way rounds as much
+
+
+# --- put together by the wrong operation ----------------------------------------------------------
+
+def wrong_reduction(ranks):
+    """Numbers of ranks are put together by another operation than is meant."""
+    return _largest_norm(ranks) or _sum_for_mean(ranks) or _scattered_sum(ranks)
+
+
+def _largest_norm(ranks):
+    """The largest of the ranks' norms is taken, where each has another part of the gradient."""
+    for rank in ranks:
+        for call in rank.calls:
+            is_norm = call.norm > 0 and any(math.isclose(call.digest.sum, call.norm**power,
+                                                         rel_tol=1e-4) for power in (1, 2))
+            if call.kind == "all_reduce" and call.op == "MAX" and is_norm:
+                norms = [peer_call.norm for r in ranks for peer_call in r.calls
+                         if (peer_call.group, peer_call.number) == (call.group, call.number)]
+                whole = math.hypot(*norms)
+                if min(norms) < 0.999 * max(norms) and not replicas(ranks):
+                    return (f"at {call.line} the largest of the ranks' norms is taken, "
+                            f"{max(norms):.3g}; the norm of all their parts is {whole:.3g}")
+    return None
+
+
+def _sum_for_mean(ranks):
+    """An optimizer takes the sum of what ranks gave, where each rank's loss is a mean. Or their
+    mean, where each rank's loss is R times a mean; R is 3 or more: 2 may be a loss's own factor.
+    """
+    for group in replicas(ranks):
+        R, steps = len(group), together(group)
+        by_share = {1: [], R: []}
+        for each in steps:
+            share, weights, K = _share(each), _weights(each), each[0].backwards
+            if math.isclose(share, 1, rel_tol=NEAR):
+                by_share[1].append(any(_is_near(x, R) or _is_near(x, R * K) for x in weights))
+            elif math.isclose(share, 1 / R, rel_tol=NEAR) and K != R > 2:
+                by_share[R].append(bool(weights) and all(_is_near(x, R * R) for x in weights))
+        for divisor, is_sick in by_share.items():
+            if R > 1 and is_sick and sum(is_sick) >= MOST * len(steps):
+                how = ("sum their gradients, and nobody divides: each rank's loss is a mean" if
+                       divisor == 1 else f"average gradients of losses that are {R} times a mean")
+                return (f"{rank_names(r.number for r in group)} {how}, so a step is {R} times as "
+                        f"long as one of their mean ({sum(is_sick)} of {len(steps)} steps)")
+    return None
+
+
+def _scattered_sum(ranks):
+    """The same, where each rank keeps a part of the sum."""
+    R, is_sick = len(ranks), []
+    for steps in together(ranks):
+        factors = [step.factors for step in steps]
+        if not all(len(each) == 1 and each[0] is not None for each in factors):
+            return None
+        is_divided = any(math.isclose(x, 1 / R, rel_tol=1e-6) for x in factors[0][0])
+        is_sick.append(not is_divided and any(_is_near(weight, R) for weight in _weights(steps)))
+    if R > 1 and is_sick and sum(is_sick) >= MOST * len(is_sick):
+        return (f"at each step reduce_scatter sums the gradients of {R} ranks, and nobody "
+                f"divides: each rank's loss is a mean, so the sum is {R} times the mean")
+    return None
+
+
+def micro_steps_summed(ranks):
+    """The losses of a step's micro-steps are means, and their sum is taken."""
+    for group in replicas(ranks) or [[r] for r in ranks]:
+        R, steps = len(group), together(group)
+        accumulated = [each for each in steps if _micro_steps(each) > 1]
+        is_sick = []
+        for each in accumulated:
+            share, K = _share(each), _micro_steps(each)
+            of_all = R if math.isclose(share, 1, rel_tol=NEAR) else 1  # the sum is of ranks, too
+            is_sick.append(
+                any(math.isclose(share, x, rel_tol=NEAR) for x in (1, 1 / R)) and any(
+                    _is_near(weight, R * K / of_all) for weight in _weights(each)))
+        if accumulated and sum(is_sick) >= MOST * len(steps):
+            K = _micro_steps(accumulated[0])
+            return (f"in {sum(is_sick)} of {len(steps)} steps the gradients of {K} micro-steps are "
+                    f"added up, whose losses are means, and no loss is divided by {K}: a step is "
+                    f"{K} times as long as one of their mean")
+    return None
+
+
+def micro_steps_lost(ranks):
+    """What the first micro-steps of a step came to is not in the gradient that is taken."""
+    for group in replicas(ranks) or [[r] for r in ranks]:
+        steps = together(group)
+        lost = [count for each in steps if (count := _lost(each))]
+        if lost and len(lost) >= MOST * len(steps):
+            K = _like_backwards(steps[0])
+            return (f"in {len(lost)} of {len(steps)} steps the optimizer takes the gradient of the "
+                    f"last {K - lost[0]} of {K} micro-steps alone: that of the other {lost[0]} is "
+                    "lost, as by a zero_grad() between them")
+    return None
+
+
+def _lost(steps):
+    """How many of the first backwards are not in the gradient; 0 where that can't be told."""
+    K, R = _like_backwards(steps), len(steps)
+    if K < 2 or repeats_a_batch(steps[0]):
+        return 0
+    misses = {}  # (backwards left out, factor) -> how far off, for each parameter
+    for place, final in enumerate(steps[0].final):
+        dots = [sum(step.given[k][place] or 0 for step in steps) for k in range(K)]
+        if final and any(dots):
+            taken = final.dot / steps[0].clip / steps[0].unscale
+            for count in range(K):
+                for factor in {1, 1 / R}:
+                    misses.setdefault((count, factor), []).append(
+                        abs(taken - factor * sum(dots[count:])) / factor / sum(map(abs, dots)))
+    if not misses:
+        return 0
+    off = {key: median(each) for key, each in misses.items()}
+    count, factor = min(off, key=off.get)
+    is_sure = off[count, factor] < NEAR / 2 and min(off[0, x] for x in {1, 1 / R}) > 2 * NEAR
+    return count if is_sure else 0
+
+
+def _micro_steps(steps):
+    """The number of like backwards in a step, if they are of one line; else 1."""
+    lines = {line for step in steps for line in step.begins}
+    return _like_backwards(steps) if len(lines) == 1 else 1
+
+
+def _like_backwards(steps):
+    """The number of backwards in a step, if they come to the same gradients; else 1."""
+    K = len(steps[0].given)
+    gradients = {sum(dot is not None for dot in dots) for step in steps for dots in step.given}
+    reached = {count for step in steps for count in step.reached}
+    is_one = len(gradients) == len(reached) == 1 and gradients != {0}
+    return K if is_one and {len(step.given) for step in steps} == {K} else 1
+
+
+def _share(steps):
+    """What the optimizer takes, as a multiple of the sum of all that ranks gave in this step."""
+    shares = []
+    for place, final in enumerate(steps[0].final):
+        dots = [dots[place] for step in steps for dots in step.given if dots[place] is not None]
+        if final and abs(sum(dots)) > 1e-3 * sum(map(abs, dots)):
+            shares.append(final.dot / sum(dots) / steps[0].clip / steps[0].unscale)
+    return median(shares) if shares else math.nan
+
+
+def _weights(steps):
+    """For each kind of loss, the weights of all targets of all ranks and backwards, added up.
+
+    One of a mean over R ranks is R: the division comes later. Ranks with the same targets, as in
+    tensor parallelism, count once.
+    """
+    data, total = {}, Counter()
+    for step in steps:
+        data[tuple(loss.targets for loss in step.losses)] = step
+    for step in data.values():
+        count, rest = divmod(len(step.losses), max(step.backwards, 1))
+        for i, loss in enumerate(step.losses):
+            total[i if rest else i % count] += loss.count * loss.weight * step.unscale
+    return [*total.values()]
+
+
+def _is_near(weight, number):
+    return math.isclose(weight, number, rel_tol=NEAR)
+
+
+# --- what happens to a gradient on its way --------------------------------------------------------
+
+def change_in_flight(ranks):
+    """A tensor is changed while a collective may still read it."""
+    for r in ranks:
+        if r.changes:
+            (tensor, begun, changed), times = Counter(map(tuple, r.changes)).most_common(1)[0]
+            return (f"on rank {r.number} {tensor} is given to a collective at {begun} and changed "
+                    f"at {changed} before anybody has waited for it ({len(r.changes)} changes): "
+                    "what the others get may be of before or after")
+    return None
+
+
+def unused_parameters(ranks):
+    """DDP waits for the gradient of parameters that a step did not use."""
+    told = [r for r in ranks if "Expected to have finished reduction" in r.fate]
+    for r in told:
+        last = next((step for step in reversed(r.steps) if step.final), None)
+        idle = [name_of(last, i) for i, digest in enumerate(last.final if last else ())
+                if not digest]
+        if idle:
+            return (f"in step {last.number} {len(idle)} of {len(last.final)} parameters of rank "
+                    f"{r.number} had no gradient, such as {idle[0]}, and DistributedDataParallel "
+                    f"waits for all of them: {rank_names(each.number for each in told)} raised an "
+                    "error in the next forward. It has find_unused_parameters=True for that")
+    return None
+
+
+def no_gradient(ranks):
+    """Backward runs, and the optimizer has no gradient to take: it changes nothing."""
+    for r in ranks:
+        steps = [step for step in r.steps if step.final and step.backwards]
+        if len(steps) > 3 and not any(any(step.final) or step.outside for step in steps):
+            return (f"in {len(steps)} steps rank {r.number} came to "
+                    f"{sum(step.backwards for step in steps)} backward(s), and none of the "
+                    f"{len(steps[0].final)} parameters of its optimizer had a gradient")
+    return None
+
+
+DETECTORS = {each.__name__: each for each in (
+    wrong_reduction, micro_steps_summed, micro_steps_lost, change_in_flight, unused_parameters,
+    no_gradient)}
+WHOLE = ()

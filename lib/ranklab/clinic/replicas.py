@@ -1,0 +1,75 @@
+"""What ranks have in common: steps side by side, gradients, data, the weights they began with."""
+
+import math
+from collections import defaultdict
+
+MOST = 0.8  # of the steps must show it
+
+
+def together(ranks):
+    """Step by step, the steps of these ranks that have digests."""
+    steps = zip(*(r.steps for r in ranks))
+    return [each for each in steps if all(step.final for step in each)]
+
+
+def replicas(ranks):
+    """Groups of two ranks or more that always take the same gradient for all that they train.
+
+    Gradients that are all 0, or no numbers, say nothing of who has them.
+    """
+    groups = defaultdict(list)
+    for r in ranks:
+        finals = [[digest and digest.bits for digest in step.final]
+                  for step in r.steps if step.final]
+        if any(digest and 0 < digest.norm < math.inf for step in r.steps for digest in step.final):
+            groups[str(finals[:10])].append(r)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def copies(ranks):
+    """Groups of two ranks or more whose weights were all the same at their first step.
+
+    Weights of which all numbers are alike, as a bias begins, say nothing of who has them.
+    """
+    groups = defaultdict(list)
+    for r in ranks:
+        weights = r.steps[0].weights if r.steps else []
+        if not all(map(is_constant, weights)):
+            key = [(digest.numel, None if is_constant(digest) else digest.bits)
+                   for digest in weights]
+            groups[str(key)].append(r)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def repeats_a_batch(step):
+    """Whether a batch entered the model twice: for L-BFGS, or sharpness-aware training."""
+    batches = list(map(str, step.rows))
+    return len(set(batches)) < len(batches)
+
+
+def with_same_data(ranks):
+    """Groups of two ranks or more that had the same batches, as parts of a split model have."""
+    groups = defaultdict(list)
+    for r in ranks:
+        batches = [(step.rows, targets_of(step)) for step in r.steps[:10]]
+        if sum(any(each) for each in batches) > len(batches) / 2:
+            groups[str(batches)].append(r)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def is_constant(digest):
+    """All its numbers are alike, as those of a norm layer at the start."""
+    return math.isclose(digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
+
+
+def targets_of(step):
+    """The bits of the targets of its losses."""
+    return [loss.targets for loss in step.losses]
+
+
+def name_of(step, place):
+    return step.names[place] or f"parameter {place}"
+
+
+def list_of(numbers):
+    return ", ".join(f"{number:.4g}" for number in numbers)

@@ -1,0 +1,3 @@
+"""A folder for PYTHONPATH: sitecustomize.py, by which the ranks of any launcher are observed."""
+
+__all__ = []
