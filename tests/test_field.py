@@ -1,11 +1,16 @@
 """`ranklab diagnose` on the programs of tests/field: the bugs are named, nothing else."""
 
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from ranklab.clinic import startup
+from ranklab.clinic.observer import words_of_program
 from ranklab.clinic.trace import Call, Lines, read
 from ranklab.clinic.watch import Watch
 
@@ -28,6 +33,23 @@ def test_a_program_of_the_field(program):
     report = score.diagnosed(program)
     outcome, names = score.judged(program, report)
     assert outcome in (score.RIGHT, score.QUIET), f"{outcome}: {names}\n{report}"
+
+
+def test_a_sitecustomize_of_the_machine_runs_as_well(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'yes'\n")
+    paths = os.pathsep.join([str(Path(startup.__file__).parent), str(tmp_path)])
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.environ.get('SEEN'))"],
+                          text=True, capture_output=True, check=True,
+                          env=os.environ | {"PYTHONPATH": paths, "RANKLAB_DIAGNOSE": str(tmp_path)})
+    assert done.stdout == "yes\n" and not done.stderr
+
+
+def test_words_are_those_of_a_loop_and_of_no_other_variable():
+    password = "a secret"
+    seen = []
+    for name in ("news", "wiki"):
+        seen.append(words_of_program())
+    assert seen == [{"name": "news"}, {"name": "wiki"}] and words_of_program() == {} and password
 
 
 def test_the_page_has_all_names():

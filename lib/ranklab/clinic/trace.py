@@ -31,7 +31,7 @@ class Call(NamedTuple):
     tensor: str  # "gradient 3", "weight 3": of the optimizers' parameters; or ""
     digest: Digest  # of what this rank gives
     norm: float  # of its gradients at that moment, where what it gives is one number
-    words: dict  # strings in variables of the function that calls it: {"name": "wiki"}
+    words: dict  # strings over which a loop around it goes: {"name": "wiki"}
 
 
 class Loss(NamedTuple):

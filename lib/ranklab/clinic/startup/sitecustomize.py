@@ -7,6 +7,7 @@ does ranklab come in, too. A sitecustomize that this machine has runs after this
 import functools
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 from multiprocessing import process
