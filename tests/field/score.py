@@ -49,11 +49,11 @@ class Program(NamedTuple):
 
 def programs(only=()):
     """All of them, or those named, as they stand in the folders."""
-    found = [read(path) for kind in OUTCOMES for path in sorted((HERE / kind).glob("*.py"))]
-    missing = set(only) - {program.path.stem for program in found}
+    everything = [read(path) for kind in OUTCOMES for path in sorted((HERE / kind).glob("*.py"))]
+    missing = set(only) - {program.path.stem for program in everything}
     if missing:
         raise ValueError(f"no program is called {', '.join(sorted(missing))}")
-    return [program for program in found if not only or program.path.stem in only]
+    return [program for program in everything if not only or program.path.stem in only]
 
 
 def read(path):
@@ -99,13 +99,13 @@ def judged(program, report):
     if not verdict:
         return UNSEEN, []
     said = report[verdict.start():]
-    found = [name for name in re.findall(r"^  (\w+)$", said, re.M) if name in NAMES]
+    names = [name for name in re.findall(r"^  (\w+)$", said, re.M) if name in NAMES]
     if program.kind == "healthy":
         is_failed = "The program did not end well" in said
-        return (ALARM if found else FAILED if is_failed else QUIET), found
-    if not found:
-        return (SILENT if program.expects else QUIET), found
-    return (RIGHT if set(found) <= set(program.expects) else WRONG), found
+        return (ALARM if names else FAILED if is_failed else QUIET), names
+    if not names:
+        return (SILENT if program.expects else QUIET), names
+    return (RIGHT if set(names) <= set(program.expects) else WRONG), names
 
 
 def main():
@@ -116,12 +116,12 @@ def main():
     for program in programs(only):
         start = time.monotonic()
         report = diagnosed(program)
-        outcome, found = judged(program, report)
+        outcome, names = judged(program, report)
         outcomes[program.kind][outcome] += 1
         wanted = "" if outcome in (RIGHT, QUIET) else (
             f"; expects {' | '.join(program.expects) or 'nothing'}")
         print(f"{program.kind:8}{program.path.stem:27}{outcome:15}"
-              f"{time.monotonic() - start:4.0f} s  {', '.join(found) or '-'}{wanted}", flush=True)
+              f"{time.monotonic() - start:4.0f} s  {', '.join(names) or '-'}{wanted}", flush=True)
         if only:
             print(f"{program.what}\n{report}")
     for kind, counts in outcomes.items():

@@ -110,7 +110,7 @@ def _lost(steps):
         return 0
     misses = {}  # (backwards left out, factor) -> how far off, for each parameter
     for place, final in enumerate(steps[0].final):
-        dots = [sum(step.given[k][place] or 0 for step in steps) for k in range(K)]
+        dots = [sum(step.local[k][place] or 0 for step in steps) for k in range(K)]
         if final and any(dots):
             taken = final.dot / steps[0].clip / steps[0].unscale
             for count in range(K):
@@ -133,18 +133,18 @@ def _micro_steps(steps):
 
 def _like_backwards(steps):
     """The number of backwards in a step, if they come to the same gradients; else 1."""
-    K = len(steps[0].given)
-    gradients = {sum(dot is not None for dot in dots) for step in steps for dots in step.given}
+    K = len(steps[0].local)
+    gradients = {sum(dot is not None for dot in dots) for step in steps for dots in step.local}
     reached = {count for step in steps for count in step.reached}
     is_one = len(gradients) == len(reached) == 1 and gradients != {0}
-    return K if is_one and {len(step.given) for step in steps} == {K} else 1
+    return K if is_one and {len(step.local) for step in steps} == {K} else 1
 
 
 def _share(steps):
     """What the optimizer takes, as a multiple of the sum of all that ranks gave in this step."""
     shares = []
     for place, final in enumerate(steps[0].final):
-        dots = [dots[place] for step in steps for dots in step.given if dots[place] is not None]
+        dots = [dots[place] for step in steps for dots in step.local if dots[place] is not None]
         if final and abs(sum(dots)) > 1e-3 * sum(map(abs, dots)):
             shares.append(final.dot / sum(dots) / steps[0].clip / steps[0].unscale)
     return median(shares) if shares else math.nan

@@ -159,8 +159,8 @@ def _before_step(observer, optimizer):
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[digest_of(p) for p in params] if whole else [],
-            given=[[dots.get(id(p)) for p in params] for dots in observer.given[:-1]],
-            reached=[len(dots) for dots in observer.given[:-1]],
+            local=[[dots.get(id(p)) for p in params] for dots in observer.local[:-1]],
+            reached=[len(dots) for dots in observer.local[:-1]],
             final=[p.grad if p.grad is None else digest_of(p.grad)
                    for p in params] if whole else [],
             factors=factors, losses=observer.losses, values=observer.values, rows=observer.rows,
@@ -181,7 +181,7 @@ def _gradient(observer, key, gradient):
     """A parameter's gradient of this rank, before a wrapper reduces it."""
     if observer.accumulates and _has_details(observer):
         with _disable_current_modes(), torch.no_grad():
-            observer.given[-1][key] = digest_of(gradient).dot
+            observer.local[-1][key] = digest_of(gradient).dot
 
 
 @quiet
@@ -278,7 +278,7 @@ def _backward(observer):
                 observer.backwards += 1
                 observer.places = None
                 if observer.accumulates:
-                    observer.given.append({})
+                    observer.local.append({})
 
     torch.autograd._engine_run_backward = run
 

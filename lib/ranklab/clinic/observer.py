@@ -71,7 +71,7 @@ class Observer:
         """Observe the next step from here on."""
         self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
-        self.given, self.begins = [{}], []  # of each backward: {id of a parameter: dot}
+        self.local, self.begins = [{}], []  # of each backward: {id of a parameter: dot}
         self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places, self.clip, self.unscale = None, 1.0, 1.0

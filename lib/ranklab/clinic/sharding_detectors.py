@@ -10,6 +10,7 @@ from ranklab.clinic.replicas import (
     MOST, copies, is_constant, name_of, replicas, targets_of, together)
 
 LEAST = 64  # numbers: of fewer, two may be alike by chance
+ROUNDED = 1e-2  # as far as a norm in bfloat16 may be off
 
 
 def dropout_seeds(ranks):
@@ -85,24 +86,33 @@ def stale_weights(ranks):
 
 def _never_copied(ranks):
     """The model's weights stay, and those that the optimizer holds move, which began alike."""
-    for r in ranks:
-        norms = [step.norms for step in r.steps if step.norms]
-        used, held = zip(*norms) if len(norms) > 4 else ((), ())
-        if used and len({*used}) == 1 and len({*held}) == len(held) and (
-                used[0] and math.isclose(used[0], held[0], rel_tol=1e-2)):
-            return (f"on rank {r.number} the model's weights are those of the start in "
-                    f"{len(used)} steps, with a norm of {used[0]:.6g}; those that its optimizers "
-                    f"hold began with {held[0]:.6g} and have {held[-1]:.6g} in the end")
-        steps = [step for step in r.steps if step.halves and step.weights]
-        for name, numel, start in steps[0].halves if len(steps) > 4 else ():
-            ours = [norm for step in steps for each, _, norm in step.halves if each == name]
-            masters = [i for i, digest in enumerate(steps[0].weights) if digest.numel == numel
-                       and math.isclose(digest.norm, start, rel_tol=1e-2)]
-            moved = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
-            if len({*ours}) == 1 and masters == moved and masters:
-                return (f"on rank {r.number} {name} of the model keeps its norm of {start:.6g} for "
-                        f"{len(steps)} steps; the optimizer's copy of it in float32 moves, to "
-                        f"{steps[-1].weights[masters[0]].norm:.6g}")
+    return next((evidence for r in ranks
+                 if (evidence := _whole_model_stays(r) or _weight_stays(r))), None)
+
+
+def _whole_model_stays(rank):
+    norms = [step.norms for step in rank.steps if step.norms]
+    used, held = zip(*norms) if len(norms) > 4 else ((), ())
+    if used and used[0] and len({*used}) == 1 and len({*held}) == len(held) and (
+            math.isclose(used[0], held[0], rel_tol=ROUNDED)):
+        return (f"on rank {rank.number} the model's weights are those of the start in "
+                f"{len(used)} steps, with a norm of {used[0]:.6g}; those that its optimizers hold "
+                f"began with {held[0]:.6g} and have {held[-1]:.6g} in the end")
+    return None
+
+
+def _weight_stays(rank):
+    """The same of one weight of the model, in 16 bits, and of the optimizer's copy of it."""
+    steps = [step for step in rank.steps if step.halves and step.weights]
+    for name, numel, start in steps[0].halves if len(steps) > 4 else ():
+        norms = {norm for step in steps for each, _, norm in step.halves if each == name}
+        masters = [i for i, digest in enumerate(steps[0].weights) if digest.numel == numel
+                   and math.isclose(digest.norm, start, rel_tol=ROUNDED)]
+        moved = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
+        if len(norms) == 1 and masters and masters == moved:
+            return (f"on rank {rank.number} {name} of the model keeps its norm of {start:.6g} for "
+                    f"{len(steps)} steps; the optimizer's copy of it in float32 moves, to "
+                    f"{steps[-1].weights[masters[0]].norm:.6g}")
     return None
 
 

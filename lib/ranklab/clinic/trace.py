@@ -53,7 +53,7 @@ class Step(NamedTuple):
     rate: float  # the largest learning rate
     names: list  # of the parameters
     weights: list  # Digest, before the step
-    given: list  # of each backward, Digest.dot of the gradients that it came to, or None
+    local: list  # of each backward, Digest.dot of the gradients that it came to, or None
     reached: list  # of each backward, the number of parameters of all optimizers
     final: list  # Digest or None, of gradients as the optimizer takes them
     factors: list  # numbers that a sum of reduce_scatter was multiplied by; None: not known

@@ -49,14 +49,14 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
                 ": all its processes ended before init_process_group had returned" if ranks else
                 ": no process that it started came through init_process_group; --ranks N starts "
                 "it by torchrun"))
-        found = [_judge(run, i, len(runs), *(each[-1] for each in others))
-                 for i, run in enumerate(runs, 1)]
+        is_sick = [_judge(run, i, len(runs), *(each[-1] for each in others))
+                   for i, run in enumerate(runs, 1)]
     if ended:
         print(f"The program did not end well: {ended}")
     if not beside:
         print("(Not judged: how fast cards, links and loaders are; and whether the learning rate "
               "fits the batch, which takes a second run: see --beside.)")
-    return int(any(found) or bool(ended))
+    return int(any(is_sick) or bool(ended))
 
 
 def _run(words, arguments, ranks, timeout, folder):
@@ -79,17 +79,17 @@ def _run(words, arguments, ranks, timeout, folder):
 
 def _judge(ranks, launch, of, before, beside):
     """What is found in one launch is printed, and where ranks are that have not returned; returns
-    True where something is found.
+    True where something is.
     """
-    found = diagnose(ranks, before, beside)
+    findings = diagnose(ranks, before, beside)
     print((f"launch {launch} of {of}: " if of > 1 else "") +
           f"{count_ranks(len(ranks))}, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
           f"{max(len(r.calls) for r in ranks)} collectives and messages: "
-          + ("" if found else "none of the known diseases is seen"))
-    for disease, evidence in found:
+          + ("" if findings else "none of the known diseases is seen"))
+    for disease, evidence in findings:
         print(f"  {disease}\n    {evidence}")
     for line in whereabouts(ranks):
         print(f"  {line}")
     for failure in sorted({failure for r in ranks for failure in r.failures}):
         print(f"  less was seen, for the observer itself failed: {failure}")
-    return bool(found)
+    return bool(findings)
