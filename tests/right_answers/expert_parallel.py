@@ -92,8 +92,8 @@ def moe_traffic__by_loops(counts, row_bytes):
         for e in range(E):
             s = e // (E // R)
             if r != s:
-                out[r, s] += 2 * counts[r, e] * row_bytes
-                out[s, r] += 2 * counts[r, e] * row_bytes
+                out[r, s] += 2 * int(counts[r, e]) * row_bytes
+                out[s, r] += 2 * int(counts[r, e]) * row_bytes
     return out
 
 

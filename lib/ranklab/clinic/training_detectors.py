@@ -59,7 +59,7 @@ def _scatter_alike(a, b):
 def token_mean(ranks):
     """In one step an example weighs more on one rank, or in one backward, than in another."""
     ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
-    for group in replicas(ranks) or [ranks]:
+    for group in replicas(ranks) or [ranks] * any(map(_gives_gradients, ranks)):
         for steps in together(group):
             losses = [loss for step in steps for loss in step.losses if loss.count]
             if len({step.backwards for step in steps}) == 1 and losses and (
@@ -76,6 +76,12 @@ def token_mean(ranks):
             f"{low.count:.0f} in the same step")
 
 
+def _gives_gradients(rank):
+    """Whether it gives gradients to others, so that its examples are weighed beside theirs."""
+    return any("reduce" in call.kind and (call.in_backward or call.backwards)
+               and call.digest.numel > 1 for call in rank.calls)
+
+
 def batch_norm(ranks):
     """Ranks with the same weights validate with different statistics."""
     by_place = defaultdict(dict)
@@ -86,6 +92,9 @@ def batch_norm(ranks):
              if len({bits for bits, _ in means.values()}) > 1}
     if not apart or not replicas(ranks):
         return None
+    last = max(by_place, key=lambda place: [int(number) for number in place.split(",")])
+    if last not in apart:
+        return None  # in the end they agree: statistics were being made anew, layer by layer
     means = next(iter(apart.values()))
     return (f"in {len(apart)} of {len(by_place)} validations of a batch norm the ranks' running "
             f"means differ: their norms are {list_of(norm for _, norm in means.values())} on "

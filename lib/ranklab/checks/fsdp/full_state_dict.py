@@ -10,6 +10,7 @@ from torch import nn
 from ranklab.checks.fsdp.shard_parameter import chunk_of
 from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.zero.toys import Toy, is_there, seeded
+from ranklab.engine import device
 from ranklab.fsdp import FullyShardedBlock, Precision, full_state_dict
 from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 from ranklab.fsdp.state import gather_rows
@@ -31,7 +32,7 @@ class Case(NamedTuple):
         model = seeded(Toy, 0)
         model.counted = nn.BatchNorm1d(3)
         model.register_buffer("left_out", torch.ones(2), persistent=False)
-        return model.to(getattr(torch, self.dtype))
+        return model.to(device(), getattr(torch, self.dtype))
 
 
 CASES = Case("float32", True), Case("float64", False)
