@@ -3,16 +3,14 @@
 import math
 from itertools import combinations
 
-from ranklab.clinic.replicas import copies, list_of, name_of, with_same_data
+from ranklab.clinic.replicas import copies, gives_gradient, list_of, name_of, with_same_data
 from ranklab.engine.report import rank_names
-
-MESSAGES = ("send", "recv")
 
 
 def replicas_drift(ranks):
     """Ranks begin with the same weights, and do not keep them the same."""
     for group in copies(ranks):
-        is_of_one_batch = any(group == each for each in with_same_data(group))
+        is_of_one_batch = with_same_data(group) == [group]
         if not is_of_one_batch and any(map(_shares_a_model, group)) and (evidence := _drift(group)):
             return evidence
     for group in with_same_data(ranks):  # the parts of a split model; some weights all of them have
@@ -71,7 +69,7 @@ def _whole_places(first):
 
 def _is_split(group):
     """They are parts of one model: stages send messages, and tokens go to experts."""
-    return any(call.kind in MESSAGES or call.kind.startswith("all_to_all")
+    return any(call.number < 0 or call.kind.startswith("all_to_all")
                for r in group for call in r.calls)
 
 
@@ -108,14 +106,11 @@ def _why(group, before, after, places):
         if len(set(rates)) > 1:
             return f"Their gradients were the same, and their learning rates {list_of(rates)}"
         return f"Their gradients were the same: something after step {number} has changed weights"
-    reduced = [call for r in group for call in r.calls if call.step == number
-               and "reduce" in call.kind and (call.in_backward or call.backwards)]
-    shared = {call.group for call in reduced} & {
-        name for name, members in group[0].groups.items() if group[1].number in members}
-    between = [call for call in reduced if call.group in shared and call.digest.numel > 1]
+    reduced = [call for r in group for call in r.calls
+               if call.step == number and gives_gradient(call)]
+    between = [call for call in reduced if group[1].number in group[0].groups.get(call.group, ())]
     if not between:
-        where = {call.group: call.line for call in reduced if call.digest.numel > 1}
-        where = f" (at {[*where.values()][0]} they are, in another group)" if where else ""
+        where = f" (at {reduced[0].line} they are, in another group)" if reduced else ""
         return f"In step {number} no gradient was reduced between them{where}"
     last = max(call.backwards + call.in_backward for call in between)
     if last < before[0].backwards:

@@ -60,10 +60,10 @@ def _other_words(ranks):
                 words = [[call.words.get(name) for call in calls_of] for calls_of in zip(*turns)]
                 at = next((i for i, each in enumerate(zip(*words)) if len(set(each)) > 1), None)
                 if at is not None and len({str(sorted(map(str, each))) for each in words}) == 1:
-                    said = ", ".join(f"{each[at]!r} on rank {rank}"
+                    text = ", ".join(f"{each[at]!r} on rank {rank}"
                                      for rank, each in zip(calls, words))
                     return (f"in call {turns[at][0].number} of {_group_name(group, ranks)}, "
-                            f"{turns[at][0].kind} at {line}, `{name}` is {said}: the ranks go "
+                            f"{turns[at][0].kind} at {line}, `{name}` is {text}: the ranks go "
                             "through the same things in different orders")
     return None
 
@@ -316,15 +316,14 @@ def _call_of_some(calls, number):
     """
     line_of = {rank: rank_calls[number].line for rank, rank_calls in calls.items()
                if len(rank_calls) > number}
-    for line in sorted(set(line_of.values())):
-        callers = [rank for rank in line_of if line_of[rank] == line]
-        others = [rank for rank in line_of if line_of[rank] != line]
+    sides = [(line, [rank for rank in line_of if line_of[rank] == line],
+              [rank for rank in line_of if line_of[rank] != line])
+             for line in sorted(set(line_of.values()))]
+    for line, callers, others in sides:
         if others and all(_has_passed(calls[rank][:number + 1], line) for rank in others):
             return line, callers
     lines = {rank: {call.line for call in rank_calls} for rank, rank_calls in calls.items()}
-    for line in sorted(set(line_of.values())):
-        callers = [rank for rank in line_of if line_of[rank] == line]
-        others = [rank for rank in line_of if line_of[rank] != line]
+    for line, callers, others in sides:
         if others and not any(line in lines[rank] for rank in others) and all(
                 line_of[rank] in lines[caller] for rank in others for caller in callers):
             return line, callers

@@ -159,7 +159,8 @@ def _before_step(observer, optimizer):
             rate=max(float(group["lr"]) for group in optimizer.param_groups),
             names=[names.get(id(p), "") for p in params],
             weights=[digest_of(p) for p in params] if whole else [],
-            local=[[dots.get(id(p)) for p in params] for dots in observer.local[:-1]],
+            local=[[dots.get(id(p)) for p in params]
+                   for dots in observer.local[:-1]] if whole else [],
             reached=[len(dots) for dots in observer.local[:-1]],
             final=[p.grad if p.grad is None else digest_of(p.grad)
                    for p in params] if whole else [],

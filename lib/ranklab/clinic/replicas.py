@@ -62,6 +62,12 @@ def is_constant(digest):
     return math.isclose(digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
 
 
+def gives_gradient(call):
+    """Whether a call reduces what backward came to, and no single number such as a loss."""
+    return "reduce" in call.kind and (call.in_backward or call.backwards > 0) and (
+        call.digest.numel > 1)
+
+
 def targets_of(step):
     """The bits of the targets of its losses."""
     return [loss.targets for loss in step.losses]

@@ -80,7 +80,7 @@ def _resume(rank, ranks):
     steps, step, bits, _ = rank.loads[-1]
     if step is None:
         return steps, steps  # weights alone, say the best ones: the data go on
-    at_save = min((done for r in ranks for done, _, save_bits, _ in r.saves if save_bits == bits),
+    at_save = min((done for r in ranks if (done := _step_of_save(r, bits)) is not None),
                   default=steps)
     is_of_steps = 0 < at_save - step <= LATE  # a thread saves a little later
     return steps, step if is_of_steps else at_save

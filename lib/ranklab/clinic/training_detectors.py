@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import median
 
 from ranklab.clinic.replicas import (
-    MOST, copies, list_of, name_of, replicas, targets_of, together)
+    MOST, copies, gives_gradient, list_of, name_of, replicas, targets_of, together)
 from ranklab.engine.report import rank_names
 
 UNEVEN = 1.1  # times the weight: 22 examples of 64 on one of three ranks are no disease
@@ -59,7 +59,8 @@ def _scatter_alike(a, b):
 def token_mean(ranks):
     """In one step an example weighs more on one rank, or in one backward, than in another."""
     ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
-    for group in replicas(ranks) or [ranks] * any(map(_gives_gradients, ranks)):
+    for group in replicas(ranks) or [ranks] * any(
+            gives_gradient(call) for r in ranks for call in r.calls):
         for steps in together(group):
             losses = [loss for step in steps for loss in step.losses if loss.count]
             if len({step.backwards for step in steps}) == 1 and losses and (
@@ -74,12 +75,6 @@ def token_mean(ranks):
     return (f"in {len(uneven)} of {len(ratios)} steps targets weigh differently: one of "
             f"{high.count:.0f} targets weighs {times:.2f} times as much as one of "
             f"{low.count:.0f} in the same step")
-
-
-def _gives_gradients(rank):
-    """Whether it gives gradients to others, so that its examples are weighed beside theirs."""
-    return any("reduce" in call.kind and (call.in_backward or call.backwards)
-               and call.digest.numel > 1 for call in rank.calls)
 
 
 def batch_norm(ranks):

@@ -15,7 +15,8 @@ class Watch:
     """What is seen of the run that writes into this folder, look by look."""
 
     def __init__(self, folder):
-        self.folder, self.looks, self.sizes = folder, 0, {}
+        self.folder, self.looks, self.sizes = Path(folder), 0, {}
+        self.ended = ""  # or why the ranks were ended, a sentence
 
     def look(self):
         """Return the Ranks of a launch in which no rank can ever go on; [] where there is none.
@@ -44,10 +45,9 @@ def _standing(ranks):
 def watching(folder):
     """Look at the folder every few seconds inside the block; yield the Watch.
 
-    Ranks that can't go on are killed, and the Watch has `ended`, a sentence.
+    Ranks that can't go on are killed.
     """
-    watch, is_over = Watch(Path(folder)), threading.Event()
-    watch.ended = ""
+    watch, is_over = Watch(folder), threading.Event()
 
     def look():
         while not is_over.wait(SECONDS):

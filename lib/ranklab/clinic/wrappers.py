@@ -80,9 +80,9 @@ def _with_reduction(observer, real):
             observer.reduction = None
         if isinstance(work, dist.Work):
             is_gradient = reduces and observer.numel >= SMALLEST  # and not a loss, say, for the log
-            observer.pending.append((weakref.ref(work), line_of_program(), is_gradient))
-            observer.in_flight += [(weakref.ref(work), *span, line_of_program())
-                                   for span in observer.spans]
+            reference, line = weakref.ref(work), line_of_program()
+            observer.pending.append((reference, line, is_gradient))
+            observer.in_flight += [(reference, *span, line) for span in observer.spans]
         return work
 
     return call

@@ -185,7 +185,7 @@ def likely_range(model, plan, machine):
     what ran on this kind of GPU makes the range wider; so does a single source.
     """
     residuals = published_residuals()
-    here = [run for run in residuals if run.gpu == machine.family]
+    here = [run for run in residuals if run.gpu == machine.family]  # whatever its kind
     kind = "with experts" if model.experts else "dense"
 
     def alike(runs, **traits):
@@ -204,10 +204,12 @@ def likely_range(model, plan, machine):
             break
     ranges, of_here = [percentiles(similar)], ""
     if "any GPU" in words:
-        if len(here) >= SIMILAR_RUNS:
-            ranges.append(percentiles(here))
-        of_here = (f", and of {len(here)} of other kinds on {machine.family}"
-                   if len(ranges) > 1 else f", {len(alike(here))} of them on {machine.family}")
+        others = [run for run in here if run not in similar]
+        if len(others) >= SIMILAR_RUNS:
+            ranges.append(percentiles(others))
+        of_here = (f", and of {len(others)} of other kinds on {machine.family}"
+                   if len(ranges) > 1 else f", {len(here) - len(others)} of them on "
+                   f"{machine.family}")
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     measured = f"{low:.2f} to {high:.2f}"
     is_wider, wider = len({run.source for run in similar}) == 1, 1 + LEFT_OUT["time"][1]
