@@ -1,5 +1,6 @@
 """launch(stall=): a deadlock is said early, and nothing else is ever taken for one."""
 
+import itertools
 import os
 import socket
 import threading
@@ -151,12 +152,13 @@ def test_who_seems_stuck_once_is_asked_again(monkeypatch, tmp_path):
 
 def test_asleep_means_every_rank_at_every_look(monkeypatch):
     seen = {}
-    monkeypatch.setattr(stall, "_look", seen.get)
+    monkeypatch.setattr(stall, "_look", lambda pid, reads_store: seen.get(pid))
     watch = stall.Watch(1.0)
 
     def looks(first, second, *awake):
         clock.append(clock[-1] + 0.2)
-        seen.update({0: first and (first, set(awake)), 1: second and (second, set())})
+        seen.update({0: first and ((first, 0), set(awake)),
+                     1: second and ((second, 0), set())})
         return watch.all_asleep(range(2), clock[-1])
 
     clock = [0.0]
@@ -171,9 +173,45 @@ def test_asleep_means_every_rank_at_every_look(monkeypatch):
     assert not any(looks(9, 7, "gloo a") for _ in range(20))  # starved
 
 
+def test_who_writes_may_send(monkeypatch):
+    writes = iter(range(20))
+    monkeypatch.setattr(stall, "_look", lambda *_: ((5, next(writes)), set()))
+    watch = stall.Watch(0.1)
+    assert not any(watch.all_asleep([1], second) for second in range(20))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="needs Linux")
+def test_gloo_sends_by_writing():
+    """What stall.py counts, on this machine and in this version of torch."""
+    def writes():
+        dist.barrier()
+        before = stall._counter("/proc/self/io", "syscw")
+        dist.all_reduce(torch.ones(3))
+        return stall._counter("/proc/self/io", "syscw") - before
+
+    assert min(launch(writes, ranks=2)) > 0
+    assert stall._counter("/proc/self/none", "syscw") is None
+
+
+def test_a_main_thread_that_reads_the_store_sleeps_once_it_has_read_often(monkeypatch):
+    sleeps = {}
+    monkeypatch.setattr(stall, "_sleeps", lambda pid, thread: sleeps[pid])
+    monkeypatch.setattr(stall, "_look", lambda pid, reads: ((5, 0), set()) if reads else None)
+    watch = stall.Watch(0.1)
+
+    def asleep(slept, call):
+        sleeps[1] = slept
+        return any([watch.all_asleep([1], next(seconds), {1: call}) for _ in range(stall.LOOKS)])
+
+    seconds = itertools.count()
+    assert [asleep(slept, 1) for slept in (50, 149, 150)] == [False, False, True]
+    assert not asleep(160, 2)  # the next call begins anew
+    assert not any(watch.all_asleep([1], next(seconds)) for _ in range(20))  # in no such call
+
+
 def test_few_looks_in_a_long_time_are_not_enough(monkeypatch):
     """This process was starved itself, or the machine slept."""
-    monkeypatch.setattr(stall, "_look", lambda pid: (5, set()))
+    monkeypatch.setattr(stall, "_look", lambda *_: ((5, 0), set()))
     watch = stall.Watch(1.0)
     assert not any(watch.all_asleep([1], second) for second in range(0, 50, 10))
 

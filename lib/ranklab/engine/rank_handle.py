@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from ranklab.engine import ship
 from ranklab.engine.report import Failure, Value
-from ranklab.engine.waiting import NO, QUESTION, YES
+from ranklab.engine.waiting import AT_STORE, FROM_STORE, NO, QUESTION, YES
 
 
 @dataclass
@@ -27,6 +27,8 @@ class RankHandle:
     seconds: float | None = None  # from the launch to the report
     questions: int = 0  # that it has not answered
     waits: bool = False  # for other ranks and for nothing else: its answer to the last question
+    store_calls: int = 0  # that it has begun: calls that wait at the store
+    is_at_store: bool = False  # in one of them
 
     def is_settled(self):
         return self.report is not None or self.exit_code is not None
@@ -45,6 +47,9 @@ class RankHandle:
         for answer in (byte for byte in data if byte in YES + NO):
             self.questions -= 1
             self.waits = not self.questions and answer in YES
+        self.store_calls += data.count(AT_STORE)
+        self.is_at_store = data.rfind(AT_STORE) > data.rfind(FROM_STORE) or (
+            self.is_at_store and FROM_STORE not in data)
 
     def has_answered(self):
         return self.questions == 0 or self.exit_code is not None

@@ -15,6 +15,7 @@ see a ProcessGroupGloo made by hand, with other processes or a limit of its own.
 
 import _thread
 import concurrent.futures.thread
+import contextlib
 import functools
 import signal
 import sys
@@ -22,6 +23,8 @@ import threading
 from datetime import timedelta
 
 QUESTION, YES, NO = b"?", b"y", b"n"
+AT_STORE, FROM_STORE = b"+", b"-"  # the main thread begins, ends a call that waits at the store
+STORE_CALLS = "_new_process_group_helper", "_store_based_barrier"
 FOR_RANKS, FOR_A_THREAD, FOR_THE_END, ON_ITS_OWN = range(4)
 THREADING = threading.__file__
 PLACES = {  # (end of a file's name, function) of an innermost frame; its timeout counts, too
@@ -60,6 +63,9 @@ class Waiting:
         # A group that is given no timeout has torch's, which may be the shorter one.
         self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
         dist.Work.wait = _with_a_frame(dist.Work.wait)
+        for name in STORE_CALLS:
+            call = getattr(dist.distributed_c10d, name)
+            setattr(dist.distributed_c10d, name, _told(self.channel, call))
         released, begun = _thread.allocate_lock(), _thread.allocate_lock()
         released.acquire(), begun.acquire()
         # None of threading.enumerate().
@@ -152,3 +158,22 @@ def _with_a_frame(real):
         return real(work, timeout)
 
     return wait
+
+
+def _told(channel, real):
+    """Tell the parent when the main thread begins and ends this call (stall.py)."""
+
+    def tell(word):
+        if threading.current_thread() is threading.main_thread():
+            with contextlib.suppress(OSError):  # the parent has gone
+                channel.send(word)
+
+    @functools.wraps(real)
+    def call(*args, **keywords):
+        tell(AT_STORE)
+        try:
+            return real(*args, **keywords)
+        finally:
+            tell(FROM_STORE)
+
+    return call

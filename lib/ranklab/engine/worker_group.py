@@ -213,7 +213,8 @@ class WorkerGroup:
             if now >= end:
                 return False
             self._tell(now)
-            if sleep_watch.all_asleep([h.pid for h in self.handles], now):
+            in_store = {h.pid: h.store_calls for h in self.handles if h.is_at_store}
+            if sleep_watch.all_asleep([h.pid for h in self.handles], now, in_store):
                 stuck = stuck + 1 if self._are_stuck() else 0
                 if stuck == QUESTIONS:
                     raise verdict.deadlock(self.handles, self._running(), self.stall)
