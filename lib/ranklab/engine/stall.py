@@ -2,9 +2,9 @@
 
 It is reported only when nothing else is possible. For a while, at every look, the main thread of
 each rank sleeps (state S in /proc: it is not starved, stopped, or at a disk), and no rank uses the
-CPU or writes, as gloo must to send. Then each rank is asked, and answers that it waits for other ranks and for nothing else
-(waiting.py). After half of that time all of this holds once more, because a message may have come
-while the ranks were asked.
+CPU or writes, as gloo must to send. Then each rank is asked, and answers that it waits for other
+ranks and for nothing else (waiting.py). After half of that time all of this holds once more,
+because a message may have come while the ranks were asked.
 
 A rank that makes a group is an exception: until its peers come, its main thread reads the store's
 file a hundred times a second, and on a busy machine it is awake at every other look. Once it has
