@@ -95,4 +95,4 @@ doctor: setup ## what this machine is, and what each lab will run on
 	@$(INSIDE) $(PY) -m ranklab.cli doctor
 
 clean: ## remove what was built here (not work/, not .ranklab/)
-	rm -rf build "$(VENV)" slides/node_modules
+	rm -rf build "$(VENV)" slides/node_modules site/node_modules

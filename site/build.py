@@ -9,11 +9,12 @@ address for the buttons of start.py.
 """
 import importlib.util
 import json
-import multiprocessing
 import os
 import pathlib
 import shutil
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
+import zipfile
 
 import start
 from sphinx.cmd.build import main as sphinx
@@ -22,9 +23,7 @@ from ranklab.course.anki import cards
 from ranklab.course.questions import question_html
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
-from ranklab.planner.catalog import MODELS, find_node
-from ranklab.planner.cost import price_of
-from ranklab.planner.page import Choices, Node, fragment
+from ranklab.planner import live
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -42,16 +41,19 @@ PLANNER = """# The planner
 
 Choose a training, and see what a GPU holds, where the time of a step goes, and what it costs. All
 numbers are computed by formulas with constants that were fitted to published runs; "likely" says
-how far off these runs were. Here are {} choices, and for each the best of the layouts that look
-best at first; `ranklab plan` takes any model, cluster and batch, and tries every layout.
+how far off the most similar of them were, and how many these are. The first change fetches Python
+(Pyodide, 14 MB, or half of that from a server that compresses). Then your browser tries every
+layout, as `ranklab plan` does, and sends nothing. `ranklab plan` knows more: budgets, files for
+your tool, models that it measures by `transformers`. [What both can and can't see](docs/plan.md).
 
 ````{{raw}} html
 {}
 ````
 """
-CHOSEN = ("llama-1b", "llama-8b", "llama-70b", "llama-405b", "gpt3-175b", "mixtral-8x7b",
-          "qwen3-30b-a3b", "deepseek-v3")
-NODES = ("a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "l40s-pcie")
+PYODIDE = pathlib.Path(__file__).parent / "node_modules" / "pyodide"
+RUNTIME = "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", \
+    "pyodide-lock.json"
+WORKER = "worker.js"
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -153,26 +155,26 @@ def list_page(heading, first, lines):
     return "\n".join([f"# {heading}", "", first, "", *(f"- {line}" for line in lines)])
 
 
-def plans(models=CHOSEN, nodes=NODES, sequences=(2048, 8192, 32768)):
-    """What the planner's page holds; an NVL72 has 72 GPUs, so its batches are multiples of 9."""
-    def node(name):
-        machine = find_node(name)
-        gpus, batches = (8, 64, 256, 1024, 4096), (4 << 20, 16 << 20)
-        if machine.node == 72:
-            gpus, batches = (72, 288, 1152, 4608), (9 << 19, 9 << 21)
-        return Node(machine, gpus, batches, price_of(machine.accelerator))
-
-    return Choices({name: MODELS[name] for name in models}, {name: node(name) for name in nodes},
-                   sequences, ("llama-70b", "h100-dgx", 256, 8192, 4 << 20))
-
-
-def planner_page(choices):
-    """All of them searched, on all cores."""
-    number = len(list(choices))
-    print(f"the planner: {number} choices, some minutes of computing", flush=True)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        shown = fragment(choices, lambda *each: pool.map(*each, chunksize=8))
-    return PLANNER.format(number, shown)
+def planner_page(slides):
+    """The planner, live where npm could fetch Pyodide; its parts are in build/site/planner/."""
+    try:
+        slides.install(PYODIDE.parent.parent, "Pyodide", PYODIDE / RUNTIME[0], "a live planner")
+    except slides.Missing as missing:
+        print(f"no live planner: {missing}")
+        return PLANNER.format(live.fragment())
+    folder = OUT / "planner"
+    folder.mkdir(parents=True)
+    for path in (*(PYODIDE / name for name in RUNTIME), pathlib.Path(__file__).parent / WORKER):
+        shutil.copy(path, folder)
+    code = "import sys, ranklab.planner.live; print(*(m.__file__ for m in sys.modules.values()" \
+           " if m.__name__.startswith('ranklab')), sep='\\n')"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             check=True).stdout.split("\n")[:-1]
+    library = pathlib.Path(live.__file__).parents[2]
+    with zipfile.ZipFile(folder / "ranklab.zip", "w", zipfile.ZIP_DEFLATED) as bundle:
+        for path in (*map(pathlib.Path, modules), *library.glob("ranklab/planner/published/*.csv")):
+            bundle.write(path, path.relative_to(library))
+    return PLANNER.format(live.fragment(f"planner/{WORKER}"))
 
 
 def labs(answers):
@@ -185,11 +187,16 @@ def labs(answers):
     return {path.stem: path for path in shown}
 
 
-def build_decks():
-    """The stems of the decks that are now in build/site/slides/; none where npm is missing."""
+def slides_module():
+    """slides/build.py."""
     spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
     slides = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slides)
+    return slides
+
+
+def build_decks(slides):
+    """The stems of the decks that are now in build/site/slides/; none where npm is missing."""
     slides.copy_figures(OUT / "slides")            # the start page shows them, with or without npm
     try:
         slides.install_marp()
@@ -247,8 +254,9 @@ def write_lists(names, decks, answers):
 def build(answers):
     """build/site/ holds the site, and nothing of an earlier one."""
     shutil.rmtree(OUT, ignore_errors=True)
-    write_source(answers, build_decks(), start.repository())
-    (SOURCE / "planner.md").write_text(planner_page(plans()))
+    slides = slides_module()
+    write_source(answers, build_decks(slides), start.repository())
+    (SOURCE / "planner.md").write_text(planner_page(slides))
     (OUT / "notebooks").mkdir(parents=True, exist_ok=True)
     for path in (TOUR, *labs(answers).values()):
         shutil.copy(path, OUT / "notebooks")

@@ -36,21 +36,27 @@ def browser():
 
 
 def install_marp():
-    """node_modules holds what package-lock.json pins, or Missing."""
+    """node_modules holds Marp, or Missing."""
+    install(HERE, "Marp", MARP, "the slides")
+
+
+def install(folder, name, path, purpose):
+    """The folder's node_modules holds what its package-lock.json pins, `path` among it, or Missing.
+    """
     if not shutil.which("npm"):
-        raise Missing("needs node and npm for the slides: install Node.js 20 or newer "
+        raise Missing(f"needs node and npm for {purpose}: install Node.js 20 or newer "
                       "(Debian: apt install nodejs npm), then run the same command again")
-    stamp, pins = HERE / "node_modules" / ".package-lock.json", HERE / "package-lock.json"
+    stamp, pins = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
     with pins.open() as lock:  # npm ci begins by removing what another process has installed
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.stat().st_mtime >= pins.stat().st_mtime and MARP.exists():
+        if stamp.exists() and stamp.stat().st_mtime >= pins.stat().st_mtime and path.exists():
             return
-        done = subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=HERE, text=True,
+        done = subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
         if done.returncode:
             last = (done.stdout.strip().splitlines() or ["no message"])[-1]
-            raise Missing(f"needs npm to reach a registry once, to install Marp: {last}")
+            raise Missing(f"needs npm to reach a registry once, to install {name}: {last}")
         os.utime(stamp)
 
 

@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ranklab import context_parallel as cp
-from ranklab import device, launch
+from ranklab import context_parallel as cp, device, launch
 from ranklab.basics.targets import IGNORE
-from ranklab.context_parallel.formulas import layer_seconds
+from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import begins_in, begins_of, contiguous_shard
 from ranklab.data.text import Text
 from ranklab.mesh import build_mesh

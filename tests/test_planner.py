@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
+from ranklab.formulas.pipeline_parallel import flush_bubble
 from ranklab.hybrid import Job, Layout, layout_memory
 from ranklab.models.gpt import GPTConfig
-from ranklab.pipeline_parallel.formulas import flush_bubble
 from ranklab.planner import published
 from ranklab.planner.compute import waves
 from ranklab.planner.constants import CONSTANTS, Constants, bounds
-from ranklab.planner.fit import MEMORY, fit_one, step_ratio
+from ranklab.planner.fit import MEMORY, fit_one
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.links import bus_bandwidth, bus_of, collective_seconds, link_of, sweep
 from ranklab.planner.machine import UNKNOWN_SHARE, machine
@@ -21,7 +21,7 @@ from ranklab.planner.memory import fits, in_flight, kept_bytes, memory_per_gpu, 
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan, Span
 from ranklab.planner.published import all_runs
-from ranklab.planner.score import quantile, score
+from ranklab.planner.score import quantile, score, step_ratio
 from ranklab.planner.step import bubble_part, step_time
 from ranklab.projects.planner import report
 from ranklab.projects.planner.__main__ import project as command

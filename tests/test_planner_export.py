@@ -14,9 +14,9 @@ from ranklab.peers.deepspeed_zero import read_by_deepspeed
 from ranklab.planner import Model, Plan, memory_per_gpu
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.export import (
-    deepspeed_differs, deepspeed_json, dry_run_plan, hybrid_command, megatron_arguments,
-    torchtitan_function, torchtitan_toml,
+    deepspeed_differs, deepspeed_json, megatron_arguments, torchtitan_function, torchtitan_toml,
 )
+from ranklab.planner.export.hybrid import dry_run_plan, hybrid_command
 from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.planner.machine import machine
 from ranklab.planner.space import layouts

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from ranklab.planner.catalog import MODELS, find_node
+from ranklab.planner.live import answer
 from ranklab.planner.page import Choices, Node, around, plan_page
 from ranklab.planner.request import Request
 from ranklab.planner.score import likely_range
@@ -69,6 +70,28 @@ def test_every_option_leads_to_a_row_or_a_sentence(data):
         assert whole == pytest.approx(0.9 * node["GB"])
         assert isinstance(row, str) and len(row) > 30 or (
             sum(row[0]) == pytest.approx(row[-1][0][2], rel=1e-3) and sum(row[0]) <= whole)
+
+
+@pytest.mark.parametrize("asked, sentence", [
+    ({"gpus": 0}, "gpus=0 must be a whole number from 1 to 131,072"),
+    ({"batch": 1.5}, "batch=1.5 must be a whole number"),
+    ({"sequence": None}, "sequence=None must"), ({"link": 0}, "link=0 must be a number above 0"),
+    ({"tokens": -1}, "tokens=-1 must be a number above 0"),
+    ({"price": "x"}, "price=x must be a number"), ({"node": "x"}, "'x' is no node: h100-dgx"),
+    ({"model": "x"}, "'x' is no model: gpt2-xl"), ({"config": "{"}, "can't be read as JSON: "),
+    ({"config": "3"}, "is no JSON object"),
+    ({"config": '{"model_type": "rwkv"}'}, "'rwkv' can't be read")])
+def test_a_form_with_a_mistake_gets_a_sentence(asked, sentence):
+    assert sentence in json.loads(answer(json.dumps(asked)))["refused"]
+
+
+def test_a_form_is_answered_as_the_search_answers():
+    shown = json.loads(answer(json.dumps({"gpus": 64, "network": 5, "link": 100, "price": 3})))
+    slow = dataclasses.replace(H100, network=5e9, link=100e9)
+    best = search_layouts(MODELS["llama-70b"], slow, 64, 8192, 512)[0]
+    assert shown["row"][-1][0][0] == f"{best.plan.tool} {best.plan.words()}"
+    assert shown["row"][-1][0][1] == pytest.approx(best.step.total, rel=1e-3)
+    assert shown["node"]["price"] == [3, "yours"] and "70.55B" in shown["model"]
 
 
 def test_what_does_not_fit_is_the_searchs_sentence(data):

@@ -23,7 +23,7 @@ MODULES = sorted(LIB.rglob("*.py"))
 
 # Arrows run one way: a module imports from its own layer or an earlier one.
 LAYERS = (
-    ("models", "data", "hardware", "basics", "moved"),
+    ("models", "data", "hardware", "basics", "formulas", "moved"),
     ("engine", "mesh", "meter", "collectives"),
     ("baseline",),                                              # one process: the first technique
     ("checkpoint", "trainer"),                                  # its loop, and what it saves
@@ -163,6 +163,14 @@ def test_import_is_light():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_the_planner_needs_neither_torch_nor_numpy():
+    """`ranklab plan` starts at once, and a browser has none of them."""
+    code = ("import sys, ranklab.formulas, ranklab.planner.live, ranklab.projects.planner.plan\n"
+            "print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_no_globals_and_no_work_at_import():
     none_of(f"{named(path)}:{node.lineno}" for path in MODULES for node in work_at_import(path))
 
@@ -261,7 +269,7 @@ def test_modules_are_found_under_the_names_of_version_1():
 
 def test_the_table_of_contents_names_files_that_exist():
     lines = re.findall(r"^    .{28,29}  (\S.*)$", ranklab.__doc__, re.M)
-    assert len(lines) == len(labs.STEMS) + 5
+    assert len(lines) == len(labs.STEMS) + 6
     for line in lines:
         folder = LIB
         for file in re.findall(r"[\w/]+\.py", line):        # the first of a line names the folder

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from resilience_killed import STEPS, update
 
 from ranklab import launch
+from ranklab.formulas.resilience import GPU_HOURS, OPT_HOURS
 from ranklab.meter import Traffic
 from ranklab.planner import failures, published
 from ranklab.resilience import Neighbour, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import Decision, Event, Job, run_policy
-from ranklab.resilience.interval import random_gaps, simulate
+from ranklab.resilience.gaps import random_gaps, simulate
 from ranklab.resilience.policy import daly_policy, oracle
-from ranklab.resilience.traces import DAY, GPU_HOURS, OPT_HOURS, REGIMES, make_trace
+from ranklab.resilience.traces import DAY, REGIMES, make_trace
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,11 +1,14 @@
 """The site: every link leads somewhere, nothing comes from another server, every lab is there."""
 
+import functools
 import html.parser
+import http.server
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+import threading
 import urllib.parse
 
 import pytest
@@ -13,6 +16,7 @@ from conftest import ROOT
 from test_slides import slides
 
 from ranklab.interview.bank import load
+from ranklab.planner import live
 
 pytest.importorskip("myst_nb", reason="needs sphinx and myst-nb: make setup installs them")
 sys.path.insert(0, str(ROOT / "site"))      # as Python does for a script
@@ -47,8 +51,6 @@ def built(folder, answers):
         patch.setattr(site, "OUT", folder / "site")
         patch.setattr(site, "SOURCE", folder / "source")
         patch.setenv("REPOSITORY", "https://github.com/owner/name/tree/autumn")
-        few = site.plans(("llama-8b", "llama-70b"), ("h100-dgx",), (8192,))
-        patch.setattr(site, "plans", lambda: few)      # all of them take minutes
         site.build(answers=answers)
     found = [Page(path) for path in sorted((folder / "site").rglob("*.html"))]
     return {str(page.path.relative_to(folder / "site")): page for page in found}
@@ -191,10 +193,65 @@ def test_a_deck_is_there(pages, stem):
 
 
 def test_the_planner_is_there(pages):
-    page = pages["planner.html"]
     assert "planner.html" in pages["index.html"].links
-    assert '"llama-70b h100-dgx 256 8192 4194304":[[' in page.text and "20 choices" in page.text
-    assert site.plans().first in list(site.plans())
+    assert "llama-70b on 256 GPUs of h100-dgx" in pages["planner.html"].text   # without scripts
+
+
+def browser():
+    try:
+        return slides.browser()
+    except slides.Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def address(pages):
+    """The site over HTTP: a browser starts no worker of a file."""
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    folder = pages["index.html"].path.parent
+    with http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Silent, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_planner_plans_in_a_browser(pages, address):
+    if not (pages["index.html"].path.parent / "planner").exists():
+        pytest.skip("needs node and npm for a live planner")
+    config = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "vocab_size":
+              151936, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+              "intermediate_size": 3072, "tie_word_embeddings": True}
+    changes = [{"gpus": 24, "sequence": 4096}, {"network": 5, "price": 2.5}, {"gpus": 0},
+               {"gpus": 16, "config": json.dumps(config)},
+               {"config": json.dumps({"model_type": "mamba"})}]
+    done = subprocess.run(
+        ["node", ROOT / "tests" / "plan_in_browser.js", browser(), f"{address}/planner.html",
+         json.dumps([{name: str(value) for name, value in change.items()} for change in changes])],
+        capture_output=True, text=True, timeout=250)
+    assert not done.returncode, done.stderr
+    asked = {}
+    for change, (said, out) in zip([{}, *changes], json.loads(done.stdout), strict=True):
+        asked |= change
+        right = json.loads(live.answer(json.dumps(asked)))
+        if "refused" in right:
+            assert (said, out) == (right["refused"] + ".", "")
+            continue
+        assert said.startswith(right["model"])
+        for layout, *_ in right["row"][-1]:
+            assert layout in out
+        assert right["row"][3][2] in out               # how many published runs are behind it
+
+
+def test_without_npm_the_planner_shows_one_plan_and_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(site, "OUT", tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    page = site.planner_page(slides)
+    assert "no live planner: needs node and npm" in capsys.readouterr().out
+    assert '"worker":""' in page and not [*tmp_path.iterdir()]
 
 
 def test_questions_are_all_there_and_for_anki(pages, bank):
@@ -206,12 +263,8 @@ def test_questions_are_all_there_and_for_anki(pages, bank):
 
 def after_scripts(path):
     """The page as it is when chromium has run its scripts."""
-    try:
-        chromium = slides.browser()
-    except slides.Missing as missing:
-        pytest.skip(str(missing))
     return subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+        [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
          "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=200).stdout
 
 
@@ -286,7 +339,7 @@ def test_a_missing_solution_is_a_sentence(tmp_path, monkeypatch):
 
 def test_without_npm_the_site_has_no_decks_and_says_so(source, monkeypatch, capsys):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert site.build_decks() == ()
+    assert site.build_decks(slides) == ()
     assert "no decks: needs node and npm" in capsys.readouterr().out
     site.write_source(answers=True, decks=())
     assert "00 Ranks: many processes, one program: no deck" in (source / "decks.md").read_text()

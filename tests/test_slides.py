@@ -147,8 +147,9 @@ def test_decks_share_one_look(deck):
     assert "marp: true" in front and "theme: ranklab" in front
 
 
-def test_lock_has_no_download_addresses():
-    lock = json.loads((ROOT / "slides" / "package-lock.json").read_text())
+@pytest.mark.parametrize("folder", ["slides", "site"])
+def test_lock_has_no_download_addresses(folder):
+    lock = json.loads((ROOT / folder / "package-lock.json").read_text())
     for name, package in lock["packages"].items():
         assert "resolved" not in package, name
         assert name == "" or package.get("integrity"), f"{name} is not pinned by its content"

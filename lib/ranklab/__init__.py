@@ -18,7 +18,7 @@ The docstring of each package lists its other files.
     11  mixtures of experts       expert_parallel/route.py, dispatch.py, layer.py
     12  all of them on one mesh   mesh.py; hybrid/layout.py, training.py
     13  which layout, how fast    planner/memory.py, step.py, search.py
-    14  failures                  resilience/interval.py, health.py, resume.py
+    14  failures                  formulas/resilience.py; resilience/health.py, resume.py
     15  clusters                  cluster/job.py, sbatch.py, nccl_log.py
     16  programs that misbehave   clinic/case.py, detectors.py, observer.py
 
@@ -28,6 +28,7 @@ What carries it:
     bytes, memory, time, counted  meter/traffic.py, curve.py, timeline.py
     the one training loop         trainer/loop.py; parallel.py, by which all of the above enters it
     saved; loaded on any layout   checkpoint/save.py, load.py, reshard.py
+    bytes, time: closed formulas  formulas/zero.py, and a file for each technique that has some
     models and data               models/gpt.py, data/text.py; basics/ has what is below everything
 
 Beside it, in peers/: the production tools, which give the same numbers. Around it, the school:

@@ -36,6 +36,9 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
     "hybrid.torch_hybrid": "peers.torch_hybrid",
     "hybrid.deepspeed_pipeline": "peers.deepspeed_pipeline",
     "hybrid.megatron": "peers.megatron",
+    "zero.memory": "formulas.zero",
+    "tensor_parallel.formulas": "formulas.tensor_parallel",
+    "pipeline_parallel.formulas": "formulas.pipeline_parallel",
     "resilience.peers": "peers.torch_elastic",
 }.items()}
 

@@ -1,6 +1,7 @@
 """The figures of the deck 10_context_parallel.md."""
-from ranklab.context_parallel.formulas import attention_memory, layer_seconds
+from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import contiguous_shard, zigzag_shard
+from ranklab.formulas.context_parallel import attention_memory
 from ranklab.plots import context_parallel as plots
 
 LLAMA = {"n_head": 32, "n_kv_head": 8, "head_size": 128}  # Llama 3 8B

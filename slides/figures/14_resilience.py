@@ -1,10 +1,11 @@
 """The figures of the deck 14_resilience.md."""
+from ranklab.formulas.resilience import GPU_HOURS
 from ranklab.plots import resilience as plots
 from ranklab.resilience import goodput, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import run_policy
-from ranklab.resilience.interval import random_gaps, simulate
+from ranklab.resilience.gaps import random_gaps, simulate
 from ranklab.resilience.policy import daly_policy, oracle
-from ranklab.resilience.traces import DAY, GPU_HOURS, HOUR, REGIMES, make_trace
+from ranklab.resilience.traces import DAY, HOUR, REGIMES, make_trace
 
 
 def interruptions():

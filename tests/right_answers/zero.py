@@ -6,8 +6,8 @@ from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.gradients import OverlappedDataParallel
+from ranklab.formulas.zero import States
 from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
-from ranklab.zero.memory import States
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 from ranklab.zero.sharded_model import ShardedModel
 from ranklab.zero.units import call_after_backward, in_backward

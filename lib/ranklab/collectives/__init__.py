@@ -5,7 +5,8 @@
     tree.py          broadcast and all-reduce in log2 R rounds: the fewest steps
     hierarchical.py  all-reduce for two kinds of links: fast inside a node, slow between nodes
     server.py        all-reduce through one rank, to see why that does not scale
-    cost.py          alpha + n * beta: what each of them costs, before it is run
+    fit.py           alpha and beta of a link, from measured times; formulas/collectives.py has
+                     what each of them costs, before it is run
     uneven.py        all-to-all of pieces whose lengths only their senders know
     wire.py          the one way in which they all talk: send to one rank, receive from another
 
@@ -17,20 +18,22 @@ sees only this rank's part. Functions with gradients are in tensor_parallel/regi
 """
 
 from ranklab.collectives import verbs
-from ranklab.collectives.cost import (
-    ALGORITHMS, Link, all_to_all_v_time, alpha_beta_time, best_sent_bytes, bus_factor,
-    crossover_bytes, fit_alpha_beta, flat_ring_time, hierarchical_time,
-)
+from ranklab.collectives.fit import fit_alpha_beta
 from ranklab.collectives.hierarchical import hierarchical_all_reduce, node_groups
 from ranklab.collectives.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from ranklab.collectives.server import parameter_server
 from ranklab.collectives.tree import recursive_doubling, tree_broadcast
 from ranklab.collectives.uneven import all_to_all_v
 from ranklab.collectives.verbs import (
-    all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter, scatter,
+    all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce, reduce_scatter,
+    scatter,
 )
 from ranklab.collectives.watch import Watch, marked
 from ranklab.collectives.wire import sendrecv
+from ranklab.formulas.collectives import (
+    ALGORITHMS, Link, all_to_all_v_time, alpha_beta_time, best_sent_bytes, bus_factor,
+    crossover_bytes, flat_ring_time, hierarchical_time,
+)
 
 __all__ = [
     "ALGORITHMS", "Link", "Watch", "all_gather", "all_reduce", "all_to_all", "all_to_all_v",

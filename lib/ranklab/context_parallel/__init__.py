@@ -6,7 +6,7 @@
 
 Those three are the idea. Then:
     shard.py      zigzag_shard, shard_documents: which rank has which tokens
-    formulas.py   attention_memory; ring_bytes, ulysses_bytes
+    seconds.py    layer_seconds of both; formulas/context_parallel.py has their bytes
     training.py   ContextParallel: the training loop's view
 
 Context ranks have different tokens of the same rows, and hold the same weights. So for the weights
@@ -16,17 +16,16 @@ they are data-parallel ranks (data_parallel).
 from ranklab.context_parallel.block import (
     block_attention, block_gradients, causal_blocks, online_softmax_merge,
 )
-from ranklab.context_parallel.formulas import (
-    attention_memory, layer_seconds, ring_bytes, ulysses_bytes,
-)
 from ranklab.context_parallel.ring import (
     Hop, context_attention, ring_attention, ring_attention_backward,
 )
+from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import (
     begins_of, contiguous_shard, refuse_uneven, shard_documents, zigzag_shard,
 )
 from ranklab.context_parallel.training import ContextParallel, TokenShard
 from ranklab.context_parallel.ulysses import Trade, ulysses_attention
+from ranklab.formulas.context_parallel import attention_memory, ring_bytes, ulysses_bytes
 
 __all__ = [
     "ContextParallel", "Hop", "TokenShard", "Trade", "attention_memory", "begins_of",

@@ -8,14 +8,12 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ranklab.context_parallel.formulas import ring_bytes
 from ranklab.expert_parallel.layer import MoEConfig
 from ranklab.expert_parallel.traffic import even_bytes
-from ranklab.hybrid.shares import (
-    hidden_bytes, mlp_numbers, parameters_of, shares, vocabulary_rows,
-)
+from ranklab.formulas.context_parallel import ring_bytes
+from ranklab.formulas.tensor_parallel import summed_bytes
+from ranklab.hybrid.shares import hidden_bytes, mlp_numbers, parameters_of, shares, vocabulary_rows
 from ranklab.models.gpt import GPTConfig
-from ranklab.tensor_parallel.formulas import summed_bytes
 
 
 @dataclass(frozen=True)

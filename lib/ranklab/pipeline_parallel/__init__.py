@@ -8,8 +8,8 @@
 Those three are the idea. Then:
     v_shaped.py     zb_v_schedule, dualpipe_v: to be drawn and compared
     validity.py     problems: what is wrong with a schedule
-    simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line
-    formulas.py     the same numbers, as the papers give them
+    simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line; the papers'
+                    own numbers are in formulas/pipeline_parallel.py
     messages.py     with_messages: the sends and receives between the actions
     deferred.py     the backward in two halves, for I and W
     pipedream.py    pipedream_schedule, stale_weights; PipeDreamExecutor updates after each backward
@@ -22,16 +22,16 @@ A schedule is pure data: it says what each rank does, and in which order. Runnin
 checking it all read the same tuples.
 """
 
+from ranklab.formulas.pipeline_parallel import (
+    flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
+    zb_h1_in_flight,
+)
 from ranklab.pipeline_parallel.actions import (
     Action, check_counts, parse_schedule, places, schedule_text,
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.pipeline_parallel.emulated import SleepingStage
 from ranklab.pipeline_parallel.executor import PipelineExecutor, ScheduleRunner
-from ranklab.pipeline_parallel.formulas import (
-    flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
-    zb_h1_in_flight,
-)
 from ranklab.pipeline_parallel.messages import Message, with_messages
 from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor, pipedream_schedule, stale_weights
 from ranklab.pipeline_parallel.schedules import (

@@ -28,10 +28,10 @@ Those are the idea. Then:
     score.py, fit.py  errors on files of runs and on runs like a plan; the fit of the constants
 """
 
+import importlib
+
 from ranklab.planner.catalog import find_model, find_node, model_of_size
-from ranklab.planner.choose import choose_layout
 from ranklab.planner.cost import bill, cost_per_token
-from ranklab.planner.hybrid_jobs import model_of, plan_of
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
@@ -45,3 +45,12 @@ __all__ = [
     "memory_per_gpu", "model_of", "model_of_size", "plan_of", "published", "scaling_curve",
     "search", "search_layouts", "space", "step", "step_time", "why",
 ]
+
+# Of the course's own trainer, which needs torch; all else of the planner does not.
+_OURS = {"choose_layout": "choose", "model_of": "hybrid_jobs", "plan_of": "hybrid_jobs"}
+
+
+def __getattr__(name):
+    if name not in _OURS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_OURS[name]}"), name)

@@ -2,9 +2,8 @@
 Meta's research clusters', which are higher.
 """
 
+from ranklab.formulas.resilience import GPU_HOURS, RESEARCH_HOURS, goodput, optimal_interval
 from ranklab.planner.published import table
-from ranklab.resilience import goodput, optimal_interval
-from ranklab.resilience.traces import GPU_HOURS, RESEARCH_HOURS
 
 DAYS, GPUS = 54, 16384  # arXiv 2407.21783, 3.3.4
 OFTEN = GPU_HOURS / 1024 / RESEARCH_HOURS[1024]  # times Llama 3's rate, on research clusters

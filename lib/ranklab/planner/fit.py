@@ -13,8 +13,7 @@ from collections import Counter
 import numpy as np
 
 from ranklab.planner.constants import CONSTANTS, bounds
-from ranklab.planner.memory import memory_per_gpu
-from ranklab.planner.step import step_time
+from ranklab.planner.score import memory_ratio, step_ratio
 
 HUBER = 0.15
 MEMORY = ("context_bytes", "gaps")  # all others belong to step_time
@@ -25,20 +24,6 @@ def fit(jobs, start=CONSTANTS, steps=30):
     times = tuple(name for name in bounds() if name not in MEMORY)
     constants = fit_one([job for job in jobs if job.seconds], step_ratio, times, start, steps)
     return fit_one([job for job in jobs if job.memory], memory_ratio, MEMORY, constants, steps)
-
-
-def step_ratio(job, constants=CONSTANTS, step=step_time):
-    """Return predicted by published step time; `step` may be a learner's step_time."""
-    return step(job.model, job.plan, job.machine, constants).total / job.seconds
-
-
-def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
-    """Return predicted by published memory, as the source counts it.
-
-    memory  memory_per_gpu, or a learner's
-    """
-    predicted = memory(job.model, job.plan, job.machine, None, constants)
-    return predicted.reading(job.memory_kind) / job.memory
 
 
 def fit_one(jobs, ratio, names, start, steps=30):

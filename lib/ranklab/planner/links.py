@@ -6,12 +6,11 @@ is the shape of the sweep of 4 nodes, whose GPU is not named. Between islands of
 same shape. A group of whole nodes uses all their cards.
 """
 
+import bisect
 import functools
 import math
 
-import numpy as np
-
-from ranklab.collectives.cost import bus_factor
+from ranklab.formulas.collectives import bus_factor
 from ranklab.planner.published import table
 from ranklab.planner.traffic import HOP
 
@@ -25,13 +24,12 @@ SPREAD = 0.094  # power of nodes, assumed: of the bandwidth on 4 nodes 128 have 
 
 @functools.cache
 def sweep(hardware, ranks):
-    """Return (log of message bytes, log of bus bandwidth): a published sweep as arrays."""
+    """Return (logs of message bytes, logs of bus bandwidth) of a published sweep."""
     points = sorted((float(row["message_bytes"]), float(row["busbw_gb_s"]) * 1e9)
                     for row in table("nccl_busbw")
                     if row["hardware"].startswith(hardware) and row["ranks"] == str(ranks)
                     and row["message_bytes"] and row["algbw_gb_s"])
-    sizes, speeds = np.array(points).T
-    return np.log(sizes), np.log(speeds)
+    return tuple([math.log(value) for value in column] for column in zip(*points))
 
 
 def bus_of(link, ranks):
@@ -49,10 +47,14 @@ def part_of_best(nbytes, hardware, ranks):
     decides.
     """
     sizes, speeds = sweep(hardware, ranks)
-    size, best = math.log(max(nbytes, 1.0)), float(speeds.max())
+    size, best = math.log(max(nbytes, 1.0)), max(speeds)
     if size < sizes[0]:
-        return math.exp(float(speeds[0]) - best + size - float(sizes[0]))
-    return math.exp(float(np.interp(size, sizes, speeds)) - best)
+        return math.exp(speeds[0] - best + size - sizes[0])
+    if size >= sizes[-1]:
+        return math.exp(speeds[-1] - best)
+    after = bisect.bisect_right(sizes, size)
+    part = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+    return math.exp(speeds[after - 1] + part * (speeds[after] - speeds[after - 1]) - best)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -9,13 +9,11 @@ FSDP2 with float32 weights. Ours: layout_memory of lab 12's trainer.
 
 from dataclasses import dataclass
 
-from ranklab.hybrid import layout_memory
-from ranklab.pipeline_parallel.formulas import (
+from ranklab.formulas.pipeline_parallel import (
     gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_in_flight,
 )
+from ranklab.formulas.zero import zero_memory
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.hybrid_jobs import hybrid_job
-from ranklab.zero.memory import zero_memory
 
 # Bytes of a parameter: weight, main gradient, optimizer. With 16-bit gradients Megatron's guide has
 # 20, and 4 + 16/d (Megatron-LM d98e8a6, docs/user-guide/features/dist_optimizer.md): it counts the
@@ -194,6 +192,9 @@ def ours(model, plan, c):
 
     Raises ValueError if the trainer has no such model.
     """
+    from ranklab.hybrid import layout_memory  # here: it needs torch, and the planner not
+    from ranklab.planner.hybrid_jobs import hybrid_job
+
     memory = layout_memory(*hybrid_job(model, plan))
     states = memory.parameters + memory.gradients + memory.optimizer_state
     return GpuMemory(memory.parameters, memory.gradients, memory.optimizer_state,

@@ -19,7 +19,7 @@ from ranklab.planner.space import ADVISED
 from ranklab.planner.step import Step
 from ranklab.planner.why import assumptions, why
 
-TEMPLATE = Path(__file__).with_suffix(".html")
+FOLDER = Path(__file__).parent
 WHOLE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -107,32 +107,51 @@ def fragment(choices, spread=map):
     data = {
         "asked": choices.first, "sequences": choices.sequences, "tokens": choices.tokens,
         "models": {name: model.parameters for name, model in choices.models.items()},
-        "nodes": {name: {"gpus": node.gpus, "batches": node.batches, "price": node.price,
-                         "GB": node.machine.memory_bytes / 1e9,
-                         "room": room(node.machine, choices.reserve) / 1e9,
-                         "gpu": node.machine.accelerator}
+        "nodes": {name: {"gpus": node.gpus, "batches": node.batches,
+                         **facts(node.machine, node.price, choices.reserve)}
                   for name, node in choices.nodes.items()},
-        "memory": [field.name for field in fields(GpuMemory)],
-        "step": [field.name for field in fields(Step)],
         "rows": {" ".join(map(str, choice)): cells for choice, cells in rows.items()}}
+    return html_of(data, static_table(choices.first, rows[choices.first]), "choices")
+
+
+def html_of(data, first, controls):
+    """Return the page of these data.
+
+    first     what a reader without scripts sees
+    controls  the script that fills the form: "choices" or "live"
+    """
+    data = {**data, "memory": [field.name for field in fields(GpuMemory)],
+            "step": [field.name for field in fields(Step)]}
     text = json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")
-    table = static_table(choices.first, rows[choices.first])
-    return TEMPLATE.read_text().replace("{{asked}}", table).replace("{{data}}", text)
+    script = "".join((FOLDER / f"page_{name}.js").read_text() for name in ("draw", controls))
+    page = (FOLDER / "page.html").read_text()
+    return (page.replace("{{asked}}", first).replace("{{data}}", text)
+            .replace("{{script}}", script))
+
+
+def facts(machine, price, reserve):
+    """Return what the page says of a GPU; price as in Node."""
+    return {"price": price, "GB": machine.memory_bytes / 1e9,
+            "room": room(machine, reserve) / 1e9, "gpu": machine.accelerator}
 
 
 def row(choices, choice):
-    """Return what the page draws of a choice; or a sentence, if nothing fits.
+    """Return what the page draws of a choice; or a sentence, if nothing fits."""
+    *_, sequence, batch = choice
+    if batch % sequence:
+        return f"a batch of {batch} tokens is no whole number of sequences of {sequence}"
+    request = choices.request(*choice)
+    return drawn(request, request.search if choice == choices.first else request.quick_search)
+
+
+def drawn(request, search):
+    """Return what the page draws of a Request; or a sentence, if nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
     [seconds that are likely, from and to, by what], [tokens a second; days, dollars, MWh of all],
     seconds without what hides messages and without newer kernels of attention, None if it has none,
     [(layout, seconds, GB, MFU in %) of the best]
     """
-    *_, sequence, batch = choice
-    if batch % sequence:
-        return f"a batch of {batch} tokens is no whole number of sequences of {sequence}"
-    request = choices.request(*choice)
-    search = request.search if choice == choices.first else request.quick_search
     try:
         shown = distinct(search())
     except NoLayout as error:

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
-
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
-from ranklab.planner.memory import fits
+from ranklab.planner.memory import fits, memory_per_gpu
 from ranklab.planner.published import all_runs
+from ranklab.planner.step import step_time
 
 NO_DATA = ("the source contradicts", "a headline without", "out of memory", "no step time")
 CLEAR = 0.05  # two layouts whose times differ by less do not count as a pair
@@ -64,11 +62,31 @@ def spread(errors):
 
 
 def quantile(values, part):
-    return float(np.quantile(values, part)) if values else None
+    """Return the value below which this part of them lies, between neighbours by a line."""
+    if not values:
+        return None
+    values = sorted(values)
+    below, rest = divmod(part * (len(values) - 1), 1)
+    return values[int(below)] + rest * (values[min(int(below) + 1, len(values) - 1)]
+                                        - values[int(below)])
 
 
 def mean(values):
     return sum(values) / len(values) if values else None
+
+
+def step_ratio(job, constants=CONSTANTS, step=step_time):
+    """Return predicted by published step time; `step` may be a learner's step_time."""
+    return step(job.model, job.plan, job.machine, constants).total / job.seconds
+
+
+def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
+    """Return predicted by published memory, as the source counts it.
+
+    memory  memory_per_gpu, or a learner's
+    """
+    predicted = memory(job.model, job.plan, job.machine, None, constants)
+    return predicted.reading(job.memory_kind) / job.memory
 
 
 def score(runs, constants=CONSTANTS):

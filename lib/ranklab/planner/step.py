@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ranklab.pipeline_parallel.formulas import flush_bubble, zb_h1_bubble
+from ranklab.formulas.pipeline_parallel import flush_bubble, zb_h1_bubble
 from ranklab.planner.compute import head_work, layer_work, optimizer_seconds
 from ranklab.planner.constants import CONSTANTS
 from ranklab.planner.links import exchange_seconds

@@ -4,10 +4,10 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ranklab.context_parallel.formulas import ring_bytes
+from ranklab.formulas.context_parallel import ring_bytes
+from ranklab.formulas.tensor_parallel import summed_bytes
 from ranklab.planner.placement import place
 from ranklab.planner.plan import Span
-from ranklab.tensor_parallel.formulas import summed_bytes
 
 HOP = 10e-6  # seconds until the first byte of a message reaches the neighbour
 

@@ -49,7 +49,7 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
     """Useful share of the time over the work between two checkpoints; a line for each duration of a
     checkpoint by the formula, dots by simulation, a star at the best interval by the formula.
 
-    goodput, optimal_interval, simulate  as in resilience/interval.py; gaps of simulate
+    goodput, optimal_interval, simulate  as ranklab.resilience has them; gaps of simulate
     mean, checkpoints, restart           seconds
     """
     fig, ax = figure(7.6, 3.6)

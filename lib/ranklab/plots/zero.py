@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.patches import Patch
 
+from ranklab.formulas.zero import zero_memory
 from ranklab.plots.gantt import Span, boxed, gantt
 from ranklab.plots.style import FAINT, INK, bars, bytes_axis, figure, human_bytes, look, styled
-from ranklab.zero.memory import zero_memory
 
 # Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
 LAYERS = (

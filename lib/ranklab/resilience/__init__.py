@@ -1,6 +1,7 @@
 """Resilience: a run goes on, though its machines fail.
 
-    interval.py    optimal_interval, goodput: how often to save, and what share is useful work
+    gaps.py        failures drawn at random; optimal_interval and goodput, how often to save and
+                   what share is useful work, are in formulas/resilience.py
     save.py        atomic_save: a file that is the old one or the new one, whenever it is killed
     resume.py      resume_exact: all that a run must keep to go on bit for bit
     elastic.py     elastic_batch: the same batch on any number of ranks
@@ -14,11 +15,12 @@
     heartbeat.py   Heartbeats: a rank that has stopped is noticed
 """
 
+from ranklab.formulas.resilience import goodput, optimal_interval
 from ranklab.resilience.cluster import Decision, Job, State, run_policy
 from ranklab.resilience.corruption import recompute_step, silent_corruption
 from ranklab.resilience.elastic import elastic_batch
+from ranklab.resilience.gaps import random_gaps, simulate
 from ranklab.resilience.health import Health, Probe, health_check
-from ranklab.resilience.interval import goodput, optimal_interval, random_gaps, simulate
 from ranklab.resilience.neighbour import Neighbour
 from ranklab.resilience.policy import daly_policy, oracle, recovery_policy
 from ranklab.resilience.resume import Loader, Run, resume_exact

@@ -3,8 +3,8 @@
 import bisect
 import math
 
+from ranklab.formulas.resilience import optimal_interval
 from ranklab.resilience.cluster import Decision, run_policy
-from ranklab.resilience.interval import optimal_interval
 
 
 def recovery_policy(state):

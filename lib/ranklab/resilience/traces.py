@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ranklab.formulas.resilience import GPU_HOURS, OPT_HOURS
 from ranklab.resilience.cluster import Event, Job
 
 HOUR, DAY = 3600.0, 86400.0
@@ -24,11 +25,6 @@ class Regime(NamedTuple):
     burst: tuple = (1, 0, 1)
 
 
-GPU_HOURS = 54 * 24 * 16384 / 419  # of a GPU for each unexpected interruption; Llama 3, table 5
-# Meta's research clusters, 150 million A100 hours (arXiv 2410.21680): hours between the failures of
-# a job, measured at 1,024 GPUs and projected by the paper's own model for more.
-RESEARCH_HOURS = {1024: 7.9, 16384: 1.8, 131072: 14 / 60}
-OPT_HOURS = 12 * 124  # of a node for each machine that is lost; OPT-175B: 124 nodes, 2 a day
 # Nodes have 8 GPUs. These two rates are published; everything else is assumed.
 REGIMES = {
     "rare failures": Regime(Job(16, 8, GPU_HOURS / 128 * HOUR, 600, 600, 300, 1200, DAY, 0.5),

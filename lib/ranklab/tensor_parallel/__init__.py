@@ -12,6 +12,8 @@ Those three are the idea. Then:
     plan.py        a model changed from outside, by the names of its modules
     training.py    TensorParallel: the training loop's view
 
+formulas/tensor_parallel.py has summed_bytes: what tensor ranks add up.
+
 Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours, torch's
 and Megatron's together (peers/dtensor, peers/megatron).
 """

@@ -37,17 +37,18 @@ Stage 3 is three:
 The rest:
 
     keeping.py     units_to_keep: what memory is worth in a step of stage 3, by a model
-    memory.py      zero_memory and zero_traffic: what a stage holds and sends
     offload.py     the optimizer's state in the CPU's memory, or in a file
     config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
     training.py    Zero: the training loop's view
 
+formulas/zero.py has zero_memory and zero_traffic: what a stage holds and sends.
+
 DeepSpeed has all of it as configuration; the tests hold the two together (peers/deepspeed_zero).
 """
 
+from ranklab.formulas.zero import States, zero_memory, zero_traffic
 from ranklab.zero.config import deepspeed_config, fastest_way
 from ranklab.zero.keeping import Step, last_that_fit, published_steps, units_to_keep
-from ranklab.zero.memory import States, zero_memory, zero_traffic
 from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin, partition_flat
 from ranklab.zero.sharded_model import ShardedModel

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ranklab.zero.memory import zero_memory
+from ranklab.formulas.zero import zero_memory
 
 
 class Strategy(NamedTuple):

@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 10 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
-from ranklab.context_parallel.formulas import attention_memory, ring_bytes, ulysses_bytes
+from ranklab.formulas.context_parallel import attention_memory, ring_bytes, ulysses_bytes
 
 LLAMA = dict(n_head=32, n_kv_head=8, head_size=128)  # Llama 3 8B
 LONG = 131072

@@ -3,7 +3,7 @@
 import torch
 
 from ranklab.checks.exercise import Prediction
-from ranklab.collectives.cost import best_sent_bytes
+from ranklab.formulas.collectives import best_sent_bytes
 from ranklab.fsdp.shards import rows_of
 from ranklab.zero import zero_memory, zero_traffic
 

@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 13 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
-from ranklab.pipeline_parallel.formulas import flush_bubble
+from ranklab.formulas.pipeline_parallel import flush_bubble
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.cost import cost_per_token
 from ranklab.planner.memory import states

@@ -5,8 +5,9 @@ import math
 from typing import NamedTuple
 
 from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage
-from ranklab.resilience.interval import goodput, optimal_interval, random_gaps, simulate
-from ranklab.resilience.traces import GPU_HOURS, HOUR, OPT_HOURS
+from ranklab.formulas.resilience import GPU_HOURS, OPT_HOURS, goodput, optimal_interval
+from ranklab.resilience.gaps import random_gaps, simulate
+from ranklab.resilience.traces import HOUR
 
 LLAMA, OPT = GPU_HOURS / 16384 * HOUR, OPT_HOURS / 124 * HOUR  # seconds between failures
 APART = 2  # percent, from the very best interval

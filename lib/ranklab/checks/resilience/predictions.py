@@ -3,9 +3,9 @@
 import math
 
 from ranklab.checks.exercise import Prediction
-from ranklab.resilience.interval import goodput, optimal_interval
+from ranklab.formulas.resilience import GPU_HOURS, goodput, optimal_interval
 from ranklab.resilience.neighbour import lost_together
-from ranklab.resilience.traces import GPU_HOURS, HOUR
+from ranklab.resilience.traces import HOUR
 
 LLAMA = GPU_HOURS / 16384  # hours between failures
 MINUTES = optimal_interval(60, LLAMA * HOUR) / 60

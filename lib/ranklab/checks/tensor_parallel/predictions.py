@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 08 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
-from ranklab.collectives.cost import best_sent_bytes
+from ranklab.formulas.collectives import best_sent_bytes
 from ranklab.ranks import shard_range
 
 TIMES = 4  # all-reduces of a layer: attention and MLP, each with f and g

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ranklab.checks.prover import Must, Proof, Slip, Stage
 from ranklab.engine.report import count_ranks
+from ranklab.formulas.zero import States
 from ranklab.zero import zero_memory, zero_traffic
-from ranklab.zero.memory import States
 
 STAGES = (0, 1, 2, 3)
 REFUSED = "another stage than 0 to 3 is refused with a ValueError"

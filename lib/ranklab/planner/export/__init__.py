@@ -2,16 +2,15 @@
 
     megatron.py  options of Megatron-LM
     others.py    configs of torchtitan and DeepSpeed
-    hybrid.py    the command of the course's own trainer, and a dry run of it
+    hybrid.py    the command of the course's own trainer, and a dry run of it; this one needs torch
 """
 
-from ranklab.planner.export.hybrid import dry_run_plan, hybrid_command
 from ranklab.planner.export.megatron import megatron_arguments
 from ranklab.planner.export.others import (
     deepspeed_differs, deepspeed_json, torchtitan_function, torchtitan_toml,
 )
 
 __all__ = [
-    "deepspeed_differs", "deepspeed_json", "dry_run_plan", "hybrid_command", "megatron_arguments",
-    "torchtitan_function", "torchtitan_toml",
+    "deepspeed_differs", "deepspeed_json", "hybrid", "megatron_arguments", "torchtitan_function",
+    "torchtitan_toml",
 ]

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from ranklab.planner.export import (
-    deepspeed_differs, deepspeed_json, dry_run_plan, hybrid_command, megatron_arguments,
-    torchtitan_function, torchtitan_toml,
+    deepspeed_differs, deepspeed_json, megatron_arguments, torchtitan_function, torchtitan_toml,
 )
 
 
@@ -39,12 +38,16 @@ def texts(model, plan, machine):
                 "torchtitan_planned.py": torchtitan_function(model, plan)}
     if plan.tool == "deepspeed":
         return {"deepspeed.json": deepspeed_json(model, plan)}
+    from ranklab.planner.export.hybrid import hybrid_command  # here: it needs torch
+
     return {"ranklab.sh": hybrid_command(model, plan, machine.node)}
 
 
 def dry_run(model, plan):
     """What the first rank of a plan holds and sends in lab 12's trainer: said, and counted; lines.
     """
+    from ranklab.planner.export.hybrid import dry_run_plan  # here: it needs torch
+
     found = dry_run_plan(model, plan)
     rows = [("held", found.formula_memory.reading("allocated"), found.memory.total),
             *((f"sent by {axis} ranks", nbytes, found.sent[axis])

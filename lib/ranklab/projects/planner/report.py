@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from ranklab.basics.options import existing_file, new_file, option
 from ranklab.planner.constants import CONSTANTS, bounds
-from ranklab.planner.fit import fit
 from ranklab.planner.jobs import Unused, is_for_fit, job_of
 from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import mean, score, total
-from ranklab.projects.planner.measure import measure_report
 from ranklab.projects.planner.orders import run
 from ranklab.projects.runner import OnRanks
 
@@ -64,6 +62,8 @@ def act(options, _):
     if options.command == "orders":
         return run()
     if options.command == "measure":
+        from ranklab.projects.planner.measure import measure_report  # here: it needs torch
+
         return measure_report(options.ranks, options.write)
     runs = options.runs()
     if options.command == "fit":
@@ -118,6 +118,8 @@ def fit_report(runs):
     The errors are on the rows for the fit, on validation, and on each source with constants that
     were fitted without it.
     """
+    from ranklab.planner.fit import fit  # here: it needs numpy, and `ranklab plan` does not
+
     usable = jobs(runs)
     for_fit = [job for job in usable if is_for_fit(job.row_id)]
     constants = fit(for_fit)

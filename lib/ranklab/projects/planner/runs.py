@@ -1,11 +1,10 @@
 """Compares the two formulas, the library's or a learner's, with published runs and with counts."""
 
-from ranklab.planner.fit import memory_ratio, step_ratio
 from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
-from ranklab.planner.score import quantile, score
+from ranklab.planner.score import memory_ratio, quantile, score, step_ratio
 from ranklab.planner.step import step_time
 from ranklab.projects.planner.files import dry_run
 from ranklab.projects.planner.report import all_runs, jobs, score_table

@@ -1,10 +1,10 @@
 """What a rank holds and sends, by formulas; the time of a step, by alpha and beta."""
 
 from ranklab.baseline import transformer_flops
+from ranklab.formulas.tensor_parallel import summed_bytes
 from ranklab.pipeline_parallel.stages import gpt_costs, split_stages
 from ranklab.projects.pipeline_parallel.training import parameters
 from ranklab.ranks import shard_range
-from ranklab.tensor_parallel.formulas import summed_bytes
 
 
 def held_bytes(shape, method, ranks):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ranklab.baseline import activation_bytes
 from ranklab.engine.report import count_ranks
+from ranklab.formulas.zero import zero_traffic
 from ranklab.meter import memory_of
 from ranklab.meter.storage import tensors_in
 from ranklab.meter.text import lined_up
@@ -14,7 +15,6 @@ from ranklab.models.gpt import block_parameters, count_parameters
 from ranklab.projects.training import counted_step
 from ranklab.projects.zero.config import MODELS
 from ranklab.zero import deepspeed_config, fastest_way
-from ranklab.zero.memory import zero_traffic
 
 BUCKET = 50_000_000  # numbers
 

@@ -8,8 +8,6 @@ steps wait for each other, and additions are free. It is wrong in detail and rig
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 ALGORITHMS = ("ring", "recursive_doubling", "parameter_server", "tree_broadcast")
 
 
@@ -49,23 +47,6 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
     steps, step_bytes = costs[algorithm]
     return steps * (alpha + step_bytes * beta)
 
-
-def fit_alpha_beta(sizes, seconds):
-    """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
-
-    Nearest in proportion: least squares of the relative errors, so that 10% count the same at 1 KB
-    and at 64 MB. Plain least squares would look at the largest message only, and alpha would be
-    noise.
-    A size may come several times.
-    Raises: ValueError for fewer than two different sizes.
-    Lab: 02
-    """
-    sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    if len(set(sizes.tolist())) < 2:
-        raise ValueError(f"a fit needs two different sizes or more, not {len(set(sizes.tolist()))}")
-    rows = np.stack([1 / seconds, sizes / seconds], axis=1)  # alpha/t + beta*n/t should be 1
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]
-    return float(alpha), float(beta)
 
 
 def crossover_bytes(ranks, alpha, beta):

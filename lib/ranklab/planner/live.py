@@ -1,0 +1,102 @@
+"""The planner's page that plans in the browser: `fragment` makes it, there it runs `answer`.
+
+The browser has Python without torch, numpy and transformers (Pyodide; site/worker.js). So a
+config.json is read by its fields, or refused.
+"""
+
+import dataclasses
+import json
+
+from ranklab.planner.catalog import MODELS, NODES, find_node
+from ranklab.planner.cost import price_of
+from ranklab.planner.hf_config import by_fields
+from ranklab.planner.page import drawn, facts, html_of, static_table
+from ranklab.planner.request import Request
+
+FIRST = {"model": "llama-70b", "config": "", "node": "h100-dgx", "gpus": 256, "sequence": 8192,
+         "batch": 512, "tokens": 1000, "price": None, "network": None, "link": None}
+BY_FIELDS = "a page has no transformers, which would measure the model itself"
+LIMITS = {"gpus": 2**17, "sequence": 2**24, "batch": 2**24}  # above them a typing error is likelier
+
+
+def answer(text):
+    """Return what the page draws, as JSON, of its form, as JSON.
+
+    model        a name of MODELS; config: the text of a config.json, which counts if it is there
+    node         a name of NODES
+    gpus, sequence, batch  the last in sequences
+    tokens       of the whole training, in billions
+    price        dollars of a GPU for an hour; None: the published one
+    network, link  GB/s of a GPU, one direction; None: the node's own
+    """
+    try:
+        asked = {**FIRST, **json.loads(text)}
+        name, model, notes = model_of(asked)
+        machine, price = machine_of(asked), price_of_gpu(asked)
+        request = Request(model, machine, *(whole(asked, name) for name in LIMITS),
+                          tokens=1e9 * above_zero(asked, "tokens"), price=price[0])
+        return json.dumps({"model": f"{name}, {model.parameters / 1e9:.4g}B parameters",
+                           "notes": notes, "row": drawn(request, request.search),
+                           "node": facts(machine, price, request.reserve),
+                           "tokens": request.tokens})
+    except ValueError as error:
+        return json.dumps({"refused": str(error)})
+
+
+def model_of(asked):
+    """Return (name, Model, notes) of a form. Raises: ValueError."""
+    if not asked["config"].strip():
+        if asked["model"] not in MODELS:
+            raise ValueError(f"{asked['model']!r} is no model: {', '.join(MODELS)}")
+        return asked["model"], MODELS[asked["model"]], []
+    try:
+        config = json.loads(asked["config"])
+    except ValueError as error:
+        raise ValueError(f"the config.json can't be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError("the config.json is no JSON object")
+    name = config.get("_name_or_path") or config.get("model_type") or "config.json"
+    return name, by_fields(config, BY_FIELDS), [f"read by its fields: {BY_FIELDS}"]
+
+
+def machine_of(asked):
+    """Return the Machine of a form. Raises: ValueError."""
+    changed = {name: 1e9 * above_zero(asked, name) for name in ("network", "link")
+               if asked[name] is not None}
+    return dataclasses.replace(find_node(asked["node"]), **changed)
+
+
+def price_of_gpu(asked):
+    """Return (dollars an hour or None, their source)."""
+    if asked["price"] is not None:
+        return above_zero(asked, "price"), "yours"
+    return price_of(find_node(asked["node"]).accelerator)
+
+
+def whole(asked, name):
+    """Return a number of a form that counts something. Raises: ValueError."""
+    value, most = asked[name], LIMITS[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name}={value} must be a whole number from 1 to {most:,}")
+    return value
+
+
+def above_zero(asked, name):
+    """Return a number of a form. Raises: ValueError."""
+    value = asked[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
+        raise ValueError(f"{name}={value} must be a number above 0")
+    return value
+
+
+def fragment(worker=""):
+    """Return the page without head and body.
+
+    worker  the address of site/worker.js; "": the page shows its first plan only
+    """
+    first = json.loads(answer(json.dumps(FIRST)))
+    choice = FIRST["model"], FIRST["node"], FIRST["gpus"], FIRST["sequence"], (
+        FIRST["batch"] * FIRST["sequence"])
+    data = {"worker": worker, "models": [*MODELS], "nodes": [*NODES], "asked": FIRST,
+            "first": first}
+    return html_of(data, static_table(choice, first["row"]), "live")
