@@ -70,7 +70,10 @@ moved.install()
 
 
 def load_ipython_extension(shell):
-    """`%load_ext ranklab`: a cell that begins with `%%ranks 4` runs on four fresh ranks."""
+    """Register the cell magic for `%load_ext ranklab`.
+
+    A cell that begins with `%%ranks 4` then runs on four fresh ranks.
+    """
     from ranklab.magic import register
 
     register(shell)

@@ -12,7 +12,10 @@ from ranklab.projects.command import Command, refusals
 
 
 def main(argv=None) -> int:
-    """The command has run; returns its exit code."""
+    """Run the command; return its exit code.
+
+    argv: the arguments; None: the command line's
+    """
     parser = Command("ranklab", __doc__)
     parser.add_argument("--version", action="version", version=f"ranklab {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Subcommand)

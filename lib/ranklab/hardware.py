@@ -43,7 +43,7 @@ class Device:
     lanes: int = 128  # float32 multiply-adds an SM starts per clock
 
     def peak_flops(self, dtype=torch.bfloat16):
-        """The peak for matrix products in `dtype`."""
+        """Return the peak FLOP/s of matrix products in `dtype`."""
         return self.fp32_flops if dtype == torch.float32 else self.bf16_flops
 
     @property
@@ -52,7 +52,8 @@ class Device:
         return self.bf16_flops / self.memory_bandwidth
 
     def levels(self):
-        """The memory hierarchy from the fastest to the slowest; levels that it lacks are left out.
+        """List the levels of the memory hierarchy that it has, from the fastest to the slowest.
+
         Registers: 256 KiB an SM on all of these, and each lane reads three floats a clock.
         SRAM: each SM reads 128 bytes a clock. One clock for both.
         """
@@ -89,13 +90,16 @@ GPUS = (A10, A100, H100, H200, B200, L4, RTX_4090)
 
 
 def find(name):
-    """The Device whose name is a word of `name`, or None: find("NVIDIA H100 80GB HBM3") is H100."""
+    """Find the Device whose name is a word of `name`, or None.
+
+    find("NVIDIA H100 80GB HBM3") is H100.
+    """
     # whole words: an A1000 is no A100, and an L40S is no L4
     return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.name}\b", name)), None)
 
 
 def present(device="cpu"):
-    """The Device that `device` is: a GPU of the table, else what is measured here and now."""
+    """Return the Device that `device` is: a GPU of the table, or else as it is measured now."""
     device = torch.device(device)
     if device.type != "cuda":
         return measured(device, f"this CPU ({torch.get_num_threads()} threads)")
@@ -104,8 +108,9 @@ def present(device="cpu"):
 
 
 def measured(device, name, seconds=0.3):
-    """A Device by measurement: its best matrix product and its best copy within `seconds` each.
-    On a CPU with torch's present number of threads, so it is what training here can reach.
+    """Measure a Device: its best matrix product and its best copy, within `seconds` each.
+
+    A CPU is measured with torch's present number of threads, so it is what training here can reach.
     """
     device = torch.device(device)
     bf16, fp32 = (best_matmul_flops(dtype, device, seconds)
@@ -122,15 +127,17 @@ def measured(device, name, seconds=0.3):
 
 
 def best_matmul_flops(dtype=torch.float32, device="cpu", seconds=0.3):
-    """The FLOP/s of the fastest square matrix product seen within `seconds`."""
+    """Measure the FLOP/s of the fastest square matrix product within `seconds`."""
     n = 768 if torch.device(device).type == "cpu" else 8192
     a, b = (torch.ones(n, n, dtype=dtype, device=device) for _ in range(2))
     return 2 * n**3 / best_seconds(lambda: a @ b, device, seconds)
 
 
 def best_seconds(work, device="cpu", seconds=0.3):
-    """The shortest run of `work` among those that fit `seconds`; the first, a warm-up, is left out.
-    The shortest and not the mean, because others may use the machine too.
+    """Measure the shortest run of `work` among the runs that fit into `seconds`.
+
+    The first run, a warm-up, is left out. The shortest and not the mean, because others may use
+    the machine as well.
     """
 
     def wait():  # a launch on a GPU returns before its work is done

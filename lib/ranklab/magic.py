@@ -18,7 +18,7 @@ COLUMNS = 88  # of a value that is shown
 
 
 def register(shell):
-    """This IPython has the cell magic."""
+    """Register the cell magic with this IPython."""
     from IPython.core.magic_arguments import MagicArgumentParser
 
     parser = MagicArgumentParser("%%ranks")
@@ -33,13 +33,15 @@ def register(shell):
         options = parser.parse_argstring(line)
         _run(shell, f"# %%ranks {line}\n{cell}", options)
 
-    ranks.__doc__ = "The cell's body has run on fresh ranks.\n\n" + parser.format_help()
+    ranks.__doc__ = "Run the cell's body on fresh ranks.\n\n" + parser.format_help()
     shell.register_magic_function(ranks, "cell")
 
 
 def _run(shell, source, options):
-    """The source has run on the ranks. Its first line keeps the place of the magic's, so that lines
-    have the numbers that the cell shows.
+    """Run the source on the ranks.
+
+    Its first line keeps the place of the magic's line, so that lines have the numbers that the
+    cell shows.
     """
     from IPython.core.error import UsageError
 

@@ -56,7 +56,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def coordinates(self, rank=None):
-        """{axis: place along it} of `rank`; None: of this rank."""
+        """Return {axis: place along it} of `rank`; None: of this rank."""
         rank = dist.get_rank() if rank is None else rank
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} must be between 0 and {self.size - 1}")
@@ -64,7 +64,10 @@ class Mesh:
         return dict(zip(self.axes, map(int, places)))
 
     def rank_at(self, **places):
-        """The rank at these places, one for each axis: rank_at(pipeline=1, data=1, tensor=0)."""
+        """Return the rank at these places: rank_at(pipeline=1, data=1, tensor=0).
+
+        Each axis needs a place.
+        """
         if set(places) != set(self.axes):
             raise ValueError(f"a rank has a place on each axis: {', '.join(self.axes)}")
         for name, size in self.axes.items():
@@ -73,13 +76,17 @@ class Mesh:
         return self.ranks[tuple(places[name] for name in self.axes)].item()
 
     def ranks_along(self, axes, rank=None):
-        """The ranks that differ from `rank` (None: this one) on `axes` only, and itself; sorted."""
+        """Return the ranks that differ from `rank` on `axes` only, and `rank` itself, sorted.
+
+        rank: None: this rank
+        """
         axes, places = self._known(axes), self.coordinates(rank)
         line = tuple(slice(None) if name in axes else places[name] for name in self.axes)
         return tuple(self.ranks[line].flatten().tolist())
 
     def all_along(self, axes):
-        """The groups into which `axes` divide all ranks: ranks_along of every rank, each once."""
+        """List the groups into which `axes` divide all ranks: ranks_along of every rank, each once.
+        """
         axes = self._known(axes)
         last = [name for name in self.axes if name not in axes] + list(axes)
         lines = self.ranks.transpose([list(self.axes).index(name) for name in last])
@@ -87,7 +94,7 @@ class Mesh:
                 lines.reshape(-1, math.prod(self.axes[name] for name in axes)).tolist()]
 
     def group(self, axes):
-        """The process group in which this rank talks along `axes`."""
+        """Return the process group in which this rank talks along `axes`."""
         axes = self._known(axes)
         if axes not in self.groups:
             raise ValueError(f"the mesh has no group along {' and '.join(axes)}: build_mesh makes "
@@ -95,15 +102,16 @@ class Mesh:
         return self.groups[axes]
 
     def axes_of(self, ranks):
-        """The axes along which `ranks` are a whole group; () if they are not one."""
+        """Return the axes along which `ranks` are a whole group; () if they are not one."""
         places = [self.coordinates(rank) for rank in ranks]
         axes = tuple(name for name in self.axes if len({place[name] for place in places}) > 1)
         return axes if axes and self.ranks_along(axes, ranks[0]) == tuple(sorted(ranks)) else ()
 
     def axes_inside(self, per_node):
-        """The axes whose groups stay inside a node; ranks 0 .. per_node-1 are the first node.
+        """Return the axes whose groups stay inside a node.
 
-        The other axes cross nodes, so their messages take the slow links.
+        Ranks 0 .. per_node-1 are the first node. The other axes cross nodes, so their messages take
+        the slow links.
         """
         if per_node < 1:
             raise ValueError(f"per_node={per_node} must be 1 or more")

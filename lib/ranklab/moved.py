@@ -44,7 +44,7 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module of MOVED under its old name: it is the same module object."""
+    """Find a module of MOVED under its old name: it is the same module object."""
 
     def find_spec(self, name, path=None, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name in MOVED else None
@@ -57,5 +57,5 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
-    """Python looks here, too, from now on."""
+    """Make Python look here as well from now on, after all other places."""
     sys.meta_path.append(Finder())

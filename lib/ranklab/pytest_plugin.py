@@ -27,7 +27,10 @@ def pytest_configure(config):
 
 @pytest.fixture
 def ranks(request):
-    """ranks(fn, *args, ranks=4, timeout=60, ...): ranklab.launch, for functions of this module."""
+    """Return ranks(fn, *args, ranks=4, timeout=60, ...), which is ranklab.launch.
+
+    It takes the functions of this module.
+    """
 
     def run(fn, *args, ranks=RANKS, **options):
         __tracebackhide__ = True
@@ -45,7 +48,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A marked test has run on its ranks; an error or a hang of theirs is its failure."""
+    """Run a marked test on its ranks; fail it if a rank raises or hangs."""
     mark = pyfuncitem.get_closest_marker("ranks")
     if not mark:
         return None

@@ -22,27 +22,36 @@ class Operation:
 
 
 def matmul_operation(name, m, k, n, element=2):
-    """(m, k) @ (k, n), each matrix moved once: the best a cache can do."""
+    """Return the Operation (m, k) @ (k, n), with each matrix moved once: the best a cache can do.
+
+    element: bytes of a number
+    """
     return Operation(name, 2 * m * k * n, (m * k + k * n + m * n) * element)
 
 
 def elementwise_operation(name, count, reads, writes, flops_each, element=2):
-    """`count` numbers, each computed from `reads` numbers of memory into `writes`."""
+    """Return the Operation that computes `count` elements.
+
+    For each element it reads `reads` numbers from memory and writes `writes` numbers.
+    element: bytes of a number
+    """
     return Operation(name, count * flops_each, count * (reads + writes) * element)
 
 
 def attainable_flops(intensity, peak_flops, bandwidth):
-    """The FLOP/s that an operation of this intensity can reach: the roofline itself."""
+    """Return the FLOP/s that an operation of this intensity can reach: the roofline itself."""
     return min(peak_flops, intensity * bandwidth)
 
 
 def operation_seconds(operation, peak_flops, bandwidth):
-    """The shortest time in which the operation can be done: arithmetic or memory, the longer."""
+    """Return the shortest time for the operation: its arithmetic or its memory traffic, the longer.
+    """
     return max(operation.flops / peak_flops, operation.bytes / bandwidth)
 
 
 def block_operations(config, batch, seq, element=2):
-    """The forward operations of one block of GPT(config), each kernel by itself (not fused)."""
+    """List the forward operations of one block of GPT(config), each kernel by itself (not fused).
+    """
     C, H, tokens = config.n_embd, config.n_head, batch * seq
     flash = Operation("attention (flash)", 4 * tokens * seq * C, 4 * tokens * C * element)
     scores = tokens * H * seq  # written and read again: scores, probabilities
@@ -62,5 +71,8 @@ def block_operations(config, batch, seq, element=2):
 
 
 def decode_operation(config, batch, element=2):
-    """One MLP product of one new token per sequence: why generating waits for memory."""
+    """Return the Operation of one MLP product for one new token per sequence.
+
+    It shows why generating waits for memory.
+    """
     return matmul_operation("mlp up, one token", batch, config.n_embd, 4 * config.n_embd, element)

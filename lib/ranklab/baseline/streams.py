@@ -20,16 +20,19 @@ class Event:
         self._reached.set()
 
     def synchronize(self):
-        """The caller has waited until the stream reached this event."""
+        """Block the caller until the stream has reached this event."""
         self._reached.wait()
 
     def elapsed_time(self, end):
-        """Seconds between this event and `end`, both reached. CUDA's own gives milliseconds."""
+        """Return the seconds from this event to `end`, when both are reached.
+
+        CUDA's own method gives milliseconds.
+        """
         return end.time - self.time
 
 
 class Stream:
-    """Work runs in the order in which it was launched; two streams know nothing of each other."""
+    """Run work in the order in which it was launched; two streams know nothing of each other."""
 
     def __init__(self):
         self._queue = queue.SimpleQueue()
@@ -40,23 +43,23 @@ class Stream:
             work()
 
     def launch(self, kernel, *args):
-        """`kernel(*args)` is in the queue; this returns at once, before it has run."""
+        """Put `kernel(*args)` into the queue; return at once, before it has run."""
         self._queue.put(lambda: kernel(*args))
 
     def record(self):
-        """An Event that is reached when all that is in the queue now has run."""
+        """Return an Event that is reached when everything now in the queue has run."""
         event = Event()
         self._queue.put(event.reach)
         return event
 
     def wait_event(self, event):
-        """What is launched from now on runs after `event`; the caller does not wait."""
+        """Make everything launched from now on run after `event`; the caller does not wait."""
         self._queue.put(event.synchronize)
 
     def synchronize(self):
-        """The caller has waited until the queue was empty."""
+        """Block the caller until everything now in the queue has run."""
         self.record().synchronize()
 
     def close(self):
-        """The thread has been told to end after its work."""
+        """Tell the thread to end after the work that is in the queue."""
         self._queue.put(None)

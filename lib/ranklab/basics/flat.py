@@ -9,7 +9,7 @@ def pack(tensors):
 
 
 def as_bytes(x):
-    """View contiguous `x` as bytes: so it can be broadcast where gloo lacks its type, as int16."""
+    """View contiguous `x` as bytes, so that gloo can broadcast types it lacks, such as int16."""
     # One number may have any stride and counts as contiguous; view() takes 1 alone.
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 

@@ -10,7 +10,7 @@ PROGRAM = re.compile(r"(?:from|import) (ranklab(?:\.\w+)+)")
 
 
 def imported(files):
-    """Return these files, and all of the library that they import, and those in turn."""
+    """Return these files, every file of the library that they import, and so on."""
     reached, todo = set(), [*files]
     while todo:
         path = todo.pop()
@@ -22,8 +22,9 @@ def imported(files):
 
 @functools.cache
 def imports(path):
-    """The files of lib/ranklab that the file at `path` imports, also inside functions and in the
-    text of a program that it starts.
+    """Return the files of lib/ranklab that the file at `path` imports.
+
+    Imports inside functions count, and so do imports in the text of a program that the file starts.
     """
     files = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -39,7 +40,8 @@ def imports(path):
 
 @functools.cache
 def file_of(module, name=None):
-    """The file that defines `name` of a module: a package says from where it has its names."""
+    """Find the file that defines `name` of a module; follow the imports in a package's __init__.py.
+    """
     place = LIB.joinpath(*module.split(".")[1:])
     if not (place / "__init__.py").exists():
         return place.with_suffix(".py")

@@ -15,9 +15,9 @@ from pathlib import Path
 def option(default, help=None, choices=None, least=None, kind=None, flag=None, nargs=None):
     """Make a field of a dataclass, with its option's help and the values that check_options allows.
 
-    kind  a function of the text on the command line; by default the type of the field
-    flag  the option's name, where it differs from the field's
-    nargs  "?" or "*": it is written without a flag, where the command names it
+    kind: a function of the text on the command line; by default the type of the field
+    flag: the option's name, where it differs from the field's
+    nargs: "?" or "*": it is written without a flag, where the command names it
     """
     about = {"help": help, "choices": choices, "least": least, "kind": kind, "flag": flag,
              "nargs": nargs}
@@ -51,7 +51,10 @@ def check_options(config):
 # --- types for add_argument: each refuses text that does not fit ----------------------------------
 
 def number(kind=int, least=None, most=None, above=None):
-    """A type: a finite number from `least` to `most`, or one that is more than `above`."""
+    """Make a type for add_argument: a finite number within the given bounds.
+
+    `least` and `most` are allowed values, `above` is not; None: no bound.
+    """
     bounds = [f"{word} {bound}" for word, bound in (
         ("of at least", least), ("above", above), ("at most", most)) if bound is not None]
     wanted = " ".join(["a", "whole " * (kind is int) + "number", " and ".join(bounds)]).strip()
@@ -72,7 +75,10 @@ seed = number(least=0, most=2**63 - 1)
 
 
 def comma_list(kind=str, choices=None):
-    """A type: "a,b" -> ["a", "b"], each of them made by `kind`, and one of the `choices`."""
+    """Make a type for add_argument: "a,b" -> ["a", "b"].
+
+    Each value is made by `kind`, and must be one of the `choices`.
+    """
     def split(text):
         values = [kind(each) for each in text.split(",")]
         for value in values:
@@ -86,42 +92,42 @@ def comma_list(kind=str, choices=None):
 
 
 def existing_file(text):
-    """A type: the path of a file that is there."""
+    """Check that `text` is the path of an existing file; return it."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return text
 
 
 def existing_folder(text):
-    """A type: the path of a folder that is there."""
+    """Check that `text` is the path of an existing folder; return it."""
     if not text or not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text!r}")
     return text
 
 
 def existing_place(text):
-    """A type: the path of a file or folder that is there."""
+    """Check that `text` is the path of an existing file or folder; return it."""
     if not text or not Path(text).exists():
         raise argparse.ArgumentTypeError(f"there is no file or folder {text!r}")
     return text
 
 
 def new_folder(text):
-    """A type: the path of a folder that is there or can be made."""
+    """Check that `text` is the path of a folder that exists or can be made; return it."""
     if not text or Path(text).exists() and not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no folder")
     return _writable(text)
 
 
 def new_file(text):
-    """A type: the path of a file that can be written."""
+    """Check that `text` is the path of a file that can be written; return it."""
     if not text or Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no name for a file")
     return _writable(text)
 
 
 def picture(text):
-    """A type: the path of an .svg or .png that can be written."""
+    """Check that `text` is the path of an .svg or .png file that can be written; return it."""
     if not text.endswith((".svg", ".png")):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .svg or .png")
     return new_file(text)

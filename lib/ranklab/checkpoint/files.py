@@ -15,13 +15,13 @@ INDEX = "index.json"
 
 
 def saves(folder):
-    """{number of the save: its folder}, in their order, complete or not."""
+    """Return {number of the save: its folder}, in order, complete or not."""
     paths = ((re.fullmatch(r"step-\d+-save-(\d+)", path.name), path) for path in folder.glob("*"))
     return dict(sorted((int(name[1]), path) for name, path in paths if name))
 
 
 def complete(folder):
-    """The folders of all complete checkpoints, the oldest first."""
+    """List the folders of all complete checkpoints, the oldest first."""
     return [path for path in saves(folder).values() if (path / INDEX).exists()]
 
 
@@ -74,7 +74,10 @@ def fingerprint(path):
 
 
 def checksum_of(index):
-    """The checksum of its content, not of its layout: reading and writing JSON changes nothing."""
+    """Return the checksum of the index's content, not of its layout.
+
+    Writing the index as JSON and reading it back changes nothing.
+    """
     return hashlib.sha256(json.dumps(index).encode()).hexdigest()
 
 
@@ -130,7 +133,10 @@ class Files:
         return self.opened[rank]
 
     def overlapping(self, piece):
-        """[(offset, tensor)] of the stored boxes that have numbers of the piece."""
+        """Return [(offset, tensor)] of the stored boxes that overlap the piece.
+
+        Raises: ValueError if the tensor has another shape in the checkpoint, or a file is damaged.
+        """
         saved, boxes = self.index["state"][piece.name][piece.kind], []
         if tuple(saved["shape"]) != tuple(piece.shape):
             raise ValueError(f"{piece.name} ({piece.kind}) is {tuple(saved['shape'])} in the "
@@ -144,5 +150,5 @@ class Files:
 
 
 def box_key(name, kind, offset, sizes):
-    """The name of a box in a rank's file."""
+    """Return the name of a box in a rank's file."""
     return f"{name} {kind} {list(offset)} {list(sizes)}"

@@ -13,7 +13,7 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
     """Save a checkpoint in a new folder inside `folder`; keep only the last `keep` of them.
 
     Collective: call it on every rank; an error on one is raised on all.
-    more: {name: object with a state_dict that JSON can hold}, alike on all ranks.
+    more: {name: object with a state_dict that JSON can hold}, the same on all ranks.
     Returns: the path of the new checkpoint.
     """
     consensus, rank = RankConsensus(parallel, device), parallel.rank
@@ -44,7 +44,7 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
 
 
 class Box(NamedTuple):
-    """A Piece in words: hashable, and JSON can hold it."""
+    """The description of a Piece without its numbers: hashable, and JSON can hold it."""
 
     name: str
     kind: str
@@ -65,7 +65,11 @@ def box_of(piece):
 
 
 def first_holders(gathered):
-    """{Box: the rank that writes it}: replicas are written once."""
+    """Choose the rank that writes each box, so that replicas are written once.
+
+    gathered: the boxes of each rank, in rank order
+    Returns: {Box: rank}.
+    """
     writers = {}
     for rank, boxes in enumerate(gathered):
         for box in boxes:
@@ -95,7 +99,7 @@ def table(writers):
 
 
 def settings(optimizer):
-    """The optimizer's class and groups, without its tensors."""
+    """Return the optimizer's class and groups, without its tensors."""
     groups = [{name: value for name, value in group.items()
                if name not in ("params", "param_names")} for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}

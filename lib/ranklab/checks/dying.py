@@ -12,7 +12,7 @@ NAMES = [name for name in ("fsync", "fdatasync", "replace", "rename") if hasattr
 
 @contextlib.contextmanager
 def watched(before):
-    """Inside, before(name, *args) is called before each os.fsync, os.replace and the like."""
+    """Call before(name, *args), inside the block, before each os.fsync, os.replace and the like."""
     kept = {name: getattr(os, name) for name in NAMES}
 
     def told(name, *args, **more):
@@ -27,10 +27,10 @@ def watched(before):
 
 
 def in_child(call, most_bytes=None, dies=True):
-    """How call() ended in a process of its own: "done", "raised" or "killed".
+    """Run call() in a process of its own; return how it ended: "done", "raised" or "killed".
 
-    most_bytes  of a file: at the next one the process is killed; if not `dies`, it is an OSError,
-                as on a full disk
+    most_bytes: the size up to which a file can be written: at the next byte the process is killed;
+                if not `dies`, an OSError is raised, as on a full disk
     """
     pid = os.fork()
     if pid == 0:

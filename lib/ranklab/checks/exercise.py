@@ -43,7 +43,7 @@ class Exercise:
 
 
 def shown(number, digits=6):
-    """1,048,576 and not 1.04858e+06."""
+    """Format a number to be read: 1,048,576 and not 1.04858e+06."""
     is_long = 1e5 <= abs(number) < 1e15 and (number == round(number) or digits < 10)
     return f"{number:,.0f}" if is_long else f"{number:.{digits}g}"
 
@@ -81,9 +81,9 @@ class Prediction:
 # --- the signature is that of the stub ------------------------------------------------------------
 
 def refuse_signature(answer, learner):
-    """Raises a Mistake where `learner`, or a method of it, can't be called as the library's answer.
+    """Raise a Mistake where `learner`, or a method of it, can't be called as the library's answer.
 
-    Required parameters may have other names: they are given in order. Those with defaults are
+    Required parameters may have other names: they are given in order. Parameters with defaults are
     given by name. More of them are right, and so are *args and **kwargs in their place.
     """
     for name, theirs, own in _signatures(answer, learner):
@@ -103,7 +103,7 @@ def refuse_signature(answer, learner):
 
 
 def tell_signature(answer, learner, mistake):
-    """The hint of `mistake` is about the signature where that is why it could not be called."""
+    """Give `mistake` a hint about the signature, where that is why it could not be called."""
     wrong_call = rf"\b{answer.__name__}(\.\w+)?\(\) (got an unexpected|missing \d|takes )"
     if re.search(wrong_call, mistake.what):
         differ = [f"{name}{theirs}" for name, theirs, own in _signatures(answer, learner)

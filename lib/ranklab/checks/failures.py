@@ -37,9 +37,9 @@ TOO_LONG = ("The first number is the bytes of a message, the second is the bytes
 
 @contextlib.contextmanager
 def hinted(failures):
-    """Inside, a Mistake gets the hint of the first of the `failures` that fits.
+    """Give a Mistake raised inside the block the hint of the first of the `failures` that fits.
 
-    failures  {regex of the whole cause, or of the check's own sentence: hint}; ".*" only where all
+    failures: {regex of the whole cause, or of the check's own sentence: hint}; ".*" only where all
               else was seen to go well
     """
     try:
@@ -54,17 +54,23 @@ def hinted(failures):
 
 
 def is_slip(cause):
-    """True for an error that anybody makes anywhere: a misspelt name, 1 + None."""
+    """Return whether anybody makes this error anywhere: a misspelt name, 1 + None."""
     return bool(SLIP.fullmatch(cause))
 
 
 def cause_of_hang(doing):
-    """doing: for each rank the call that it waits in, "returned" or "runs"."""
+    """Write the cause of a hang as one text, for a Mistake.
+
+    doing: for each rank the call that it waits in, "returned" or "runs"
+    """
     return "hang: " + ", ".join(doing.values())
 
 
 def why_hang(doing):
-    """What the stacks of a hang prove, or ""; doing as above."""
+    """Say what the stacks of a hang prove, or "".
+
+    doing: as for cause_of_hang()
+    """
     ranks_in = {}
     for rank, call in doing.items():
         ranks_in.setdefault(call, []).append(rank)
@@ -88,7 +94,7 @@ def why_hang(doing):
 
 
 def why_dead(cause):
-    """What a dead rank's last words prove, or ""."""
+    """Say what a dead rank's last words prove, or ""."""
     return TOO_LONG if re.fullmatch(MISMATCH, cause) else ""
 
 

@@ -10,7 +10,7 @@ DROPPED = ("isend and irecv return a handle, and nobody waits for it. If you dro
 
 
 class Waits:
-    """Inside, notes which handles of this rank are waited for, under whatever call."""
+    """A context that notes which handles of this rank are waited for, under whatever call."""
 
     def __enter__(self):
         self._over = []  # the handles themselves: no later one gets the id of one that is kept
@@ -34,25 +34,28 @@ class Waits:
         return noting
 
     def is_over(self, work):
-        """True when somebody has waited for this handle."""
+        """Return whether somebody has waited for this handle."""
         return any(work is over for over in self._over)
 
     def missing(self, calls):
-        """How many of `calls` were not waited for. (NCCL has one handle for a whole batch: 0.)"""
+        """Count the handles of `calls` that were not waited for.
+
+        NCCL has one handle for a whole batch, so the count is 0 there.
+        """
         if dist.get_backend() != "gloo":
             return 0
         return calls - len({id(work) for work in self._over})
 
     def forget(self):
-        """What the handles hold is free."""
+        """Drop the handles, so that what they hold is freed."""
         self._over.clear()
 
 
 class HeldWork:
     """A collective under way, whose result arrives when somebody waits for it, and not before.
 
-    So what a race would show now and then is seen always: a handle that nobody waits for leaves the
-    tensor as it was, and what is written into it meanwhile is lost.
+    What a race would show now and then is thus seen always: a handle that nobody waits for leaves
+    the tensor as it was, and what is written into it meanwhile is lost.
     """
 
     def __init__(self, work, tensor, result, waited=lambda: None):
@@ -84,7 +87,7 @@ class HeldWork:
 
 
 def all_awaited(missing, where):
-    """A Mistake where a rank returned before all that it had begun was done."""
+    """Raise a Mistake where a rank returned before all that it had begun was done."""
     if missing > 0:
         raise Mistake(f"{where}: {missing} of its calls {'was' if missing == 1 else 'were'} never "
                       "waited for", "isend, irecv and async_op=True return a handle. Keep the "

@@ -26,8 +26,9 @@ class LibrarysAnswer(Mistake):
 
 
 def is_made_of(learner_fn, answer):
-    """True for a function with the very code of `answer`, under the decorators of both: that of
-    contextlib is the same in every context manager.
+    """Return whether a function has the very code of `answer`, under the decorators of both.
+
+    Decorators are unwrapped because the code of contextlib's is the same in every context manager.
     """
     mine, theirs = (getattr(inspect.unwrap(fn), "__code__", fn) for fn in (learner_fn, answer))
     return mine is theirs
@@ -35,9 +36,10 @@ def is_made_of(learner_fn, answer):
 
 @contextlib.contextmanager
 def calls_watched(answer):
-    """Inside, a call of `answer`, a function or a class, by the learner's code raises
-    LibrarysAnswer, under whatever name it is reached, and also by way of other library code.
+    """Raise LibrarysAnswer, inside the block, when the learner's code calls `answer`.
 
+    `answer` is a function or a class. A call counts under whatever name it is reached, and also by
+    way of other library code.
     Until the end its functions have other code, which looks at the stack and then does the same.
     """
     with contextlib.ExitStack() as at_end:

@@ -8,7 +8,7 @@ from ranklab.meter.storage import storages_of
 
 
 def held_bytes(besides=()):
-    """Bytes of all tensors that anything in this process holds, without those of `besides`."""
+    """Count the bytes of all tensors that anything in this process holds, except `besides`."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
     held = {storage._cdata: storage.nbytes() for x in tensors for storage in storages_of(x)}

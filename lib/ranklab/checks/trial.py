@@ -32,10 +32,11 @@ _watch = contextvars.ContextVar("who is told where ranks are while they run", de
 
 @contextlib.contextmanager
 def under_test(exercise, watch=None):
-    """Watch the learner's code, here and on ranks: a call of the library's answer is told to the
-    learner, and an error names the arguments of their function.
+    """Watch the learner's code, here and on ranks.
 
-    watch  called every 10 s that ranks run, with a text that says where they are
+    A call of the library's answer is told to the learner, and an error names the arguments of their
+    function.
+    watch: called every 10 s that ranks run, with a text that says where they are
     """
     tokens = (_under_test, _under_test.set(exercise)), (_watch, _watch.set(watch))
     try:
@@ -48,7 +49,10 @@ def under_test(exercise, watch=None):
 
 @contextlib.contextmanager
 def unwatched():
-    """Inside, ranks do not ask who calls the library's answer: known mistakes run there."""
+    """Keep ranks, inside the block, from asking who calls the library's answer.
+
+    Known mistakes run there.
+    """
     token = _under_test.set(None)
     try:
         yield
@@ -104,7 +108,10 @@ def _short(value):
 
 
 def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
-    """The values of `trial(*args)` on all ranks; what the learner's code breaks is a Mistake."""
+    """Run `trial(*args)` on all ranks and return the values.
+
+    Raises: Mistake for what the learner's code breaks
+    """
     exercise = _under_test.get()
     answer = exercise and (exercise.answer.__module__, exercise.name)
     where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
@@ -145,12 +152,12 @@ NO_ERROR = "no ValueError"
 
 
 def refuses(function, *args, **keywords):
-    """True where it raises a ValueError."""
+    """Return whether the call raises a ValueError."""
     return refusal(function, *args, **keywords) != NO_ERROR
 
 
 def refusal(function, *args, **keywords):
-    """The text of the ValueError that it raises, or NO_ERROR."""
+    """Return the text of the ValueError that the call raises, or NO_ERROR."""
     try:
         function(*args, **keywords)
     except ValueError as error:

@@ -1,4 +1,7 @@
-"""The detector of replicas that do not stay so, and what it says of the reason."""
+"""The detector of replicas that drift apart, and of the reason why.
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 import math
 from itertools import combinations
@@ -8,7 +11,7 @@ from ranklab.engine.report import rank_names
 
 
 def replicas_drift(ranks):
-    """Ranks begin with the same weights, and do not keep them the same."""
+    """Find ranks that begin with the same weights and do not keep them the same."""
     for group in copies(ranks):
         is_of_one_batch = with_same_data(group) == [group]
         if not is_of_one_batch and any(map(_shares_a_model, group)) and (evidence := _drift(group)):

@@ -1,4 +1,7 @@
-"""Detectors that hold what optimizers take against what the ranks' backwards came to."""
+"""Detectors that compare what optimizers take with what the ranks' backwards have computed.
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 import math
 from collections import Counter
@@ -13,7 +16,8 @@ NEAR = 0.02  # bfloat16 on the way rounds as much
 # --- put together by the wrong operation ----------------------------------------------------------
 
 def wrong_reduction(ranks):
-    """Numbers of ranks are put together by another operation than is meant."""
+    """Find numbers of several ranks that are combined by the wrong operation, such as sum for mean.
+    """
     return _largest_norm(ranks) or _sum_for_mean(ranks) or _scattered_sum(ranks)
 
 
@@ -71,7 +75,7 @@ def _scattered_sum(ranks):
 
 
 def micro_steps_summed(ranks):
-    """The losses of a step's micro-steps are means, and their sum is taken."""
+    """Find steps that sum the gradients of micro-steps whose losses are means."""
     for group in replicas(ranks) or [[r] for r in ranks]:
         R, steps = len(group), together(group)
         accumulated = [each for each in steps if _micro_steps(each) > 1]
@@ -91,7 +95,7 @@ def micro_steps_summed(ranks):
 
 
 def micro_steps_lost(ranks):
-    """What the first micro-steps of a step came to is not in the gradient that is taken."""
+    """Find steps whose first micro-steps are missing from the gradient that the optimizer takes."""
     for group in replicas(ranks) or [[r] for r in ranks]:
         steps = together(group)
         lost = [count for each in steps if (count := _lost(each))]
@@ -173,7 +177,7 @@ def _is_near(weight, number):
 # --- what happens to a gradient on its way --------------------------------------------------------
 
 def change_in_flight(ranks):
-    """A tensor is changed while a collective may still read it."""
+    """Find a tensor that is changed while a collective may still read it."""
     for r in ranks:
         if r.changes:
             (tensor, begun, changed), times = Counter(map(tuple, r.changes)).most_common(1)[0]
@@ -184,7 +188,7 @@ def change_in_flight(ranks):
 
 
 def unused_parameters(ranks):
-    """DDP waits for the gradient of parameters that a step did not use."""
+    """Find parameters that a step did not use, and for whose gradients DDP waits."""
     told = [r for r in ranks if "Expected to have finished reduction" in r.fate]
     for r in told:
         last = next((step for step in reversed(r.steps) if step.final), None)
@@ -199,7 +203,7 @@ def unused_parameters(ranks):
 
 
 def no_gradient(ranks):
-    """Backward runs, and the optimizer has no gradient to take: it changes nothing."""
+    """Find a rank on which backward runs, but the optimizer has no gradient and changes nothing."""
     for r in ranks:
         steps = [step for step in r.steps if step.final and step.backwards]
         if len(steps) > 3 and not any(any(step.final) or step.outside for step in steps):

@@ -1,4 +1,7 @@
-"""Detectors of hangs and slowdowns (which rank is slow is judged as in resilience)."""
+"""Detectors of hangs and slowdowns (which rank is slow is judged as in resilience).
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 import contextlib
 import itertools
@@ -21,7 +24,7 @@ LEAST = 100  # MFLOP in a step: of less work, starting the ops takes most of the
 
 
 def collective_order(ranks):
-    """All ranks of a group make the same calls, in different orders."""
+    """Find a group whose ranks make the same calls in different orders."""
     for group, calls, number in _differences(ranks):
         if not _call_of_some(calls, number):
             callers = defaultdict(list)
@@ -69,7 +72,7 @@ def _other_words(ranks):
 
 
 def rank_branch(ranks):
-    """A rank makes a call that others don't make."""
+    """Find a call that some ranks of a group make and others don't."""
     for group, calls, number in _differences(ranks):
         if branch := _call_of_some(calls, number):
             line, callers = branch
@@ -125,7 +128,7 @@ def _skipped_batch(ranks, late, waiting):
 
 
 def communicator_order(ranks):
-    """Ranks wait for each other in different groups."""
+    """Find ranks that wait for each other in different groups."""
     last, waits = waits_of(ranks)
     circle = detectors.circle_of_waits(waits)
     if len({last[rank].group for rank in circle}) < 2 or any(
@@ -138,7 +141,7 @@ def communicator_order(ranks):
 
 
 def message_circle(ranks):
-    """Ranks wait for one another in a circle, and one of them or more in a message."""
+    """Find ranks that wait for one another in a circle, at least one of them in a message."""
     last, waits = waits_of(ranks)
     circle = detectors.circle_of_waits(waits)
     if not any(last[rank].number < 0 for rank in circle):
@@ -148,9 +151,9 @@ def message_circle(ranks):
 
 
 def waits_of(ranks):
-    """Return ({rank: its last call}, {rank: ranks that it waits for}), of the ranks that wait.
+    """Return ({rank: its last call}, {rank: ranks that it waits for}) for the ranks that wait.
 
-    A collective waits for those who have not begun it, a message for its other end.
+    A collective waits for the ranks that have not begun it, a message for its other end.
     """
     last = {r.number: r.calls[-1] for r in ranks if _waits(r) and r.calls}
     waits = {}
@@ -177,7 +180,7 @@ def is_stuck(ranks):
 
 
 def sync_every_micro_step(ranks):
-    """Gradients are all-reduced after each backward of a step, not once."""
+    """Find steps that all-reduce the gradients after each backward instead of once."""
     accumulated, all_steps = [], sum(len(rank.steps) for rank in ranks)
     for rank in ranks:
         for step in rank.steps:
@@ -201,10 +204,11 @@ def sync_every_micro_step(ranks):
 
 
 def straggler(ranks):
-    """One rank has more work in a step than the others, which wait for it.
+    """Find a rank that has more work in a step than the others, which wait for it.
 
-    Work is counted, not timed: on a busy machine a healthy rank is slow, too. So a rank that is
-    slow for another reason (its card, its loader) is not seen; find_straggler of lab 14 sees it.
+    Work is counted, not timed, because on a busy machine a healthy rank is slow as well. So a rank
+    that is slow for another reason (its card, its loader) is not seen; find_straggler of lab 14
+    sees it.
     """
     alike = [r for r in ranks if r.steps and [m and m.numel for m in r.steps[0].final]
              == [m and m.numel for m in ranks[0].steps[0].final]] if ranks[0].steps else []
@@ -229,8 +233,9 @@ WHOLE = "collective_order", "rank_branch", "communicator_order", "message_circle
 
 
 def whereabouts(ranks):
-    """Say of each rank that did not return, in a line, where it waits, and after which calls; or
-    that it has left nothing.
+    """Say of each rank that did not return where it waits, and after which calls.
+
+    Returns: a line for each of these ranks, and one for the ranks that have left no trace.
     """
     lines = []
     for r in ranks:
@@ -268,7 +273,7 @@ def process_of(rank):
 
 
 def has_difference(ranks):
-    """Return whether all ranks wait, and those of a group made different calls."""
+    """Return whether all ranks wait, and the ranks of some group made different calls."""
     return all(map(_waits, ranks)) and any(True for _ in _differences(ranks))
 
 

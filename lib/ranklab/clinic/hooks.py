@@ -38,7 +38,7 @@ DETAILS = 50  # steps: after these, every 50th has digests of all parameters
 def observation(folder):
     """Observe the ranks that are launched inside the block, also by a program that it starts.
 
-    folder  for what they write: RANKLAB_DIAGNOSE tells them
+    folder: where they write; RANKLAB_DIAGNOSE tells them
     """
     startup = str(Path(__file__).with_name("startup"))  # for the ranks of other launchers
     path = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
@@ -89,7 +89,7 @@ def note_end(error=None):
 
 
 def begin():
-    """Observe this rank, whose group is up; where it is observed, go on with its new group."""
+    """Observe this rank, whose group is up; if it is observed already, go on with its new group."""
     if OBSERVERS:
         OBSERVERS[0].everyone = dist.group.WORLD.group_name
         return

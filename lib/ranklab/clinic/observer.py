@@ -35,7 +35,10 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
 
 
 def quiet(method):
-    """What goes wrong in an observer is written, for the report, and never stops the program."""
+    """Wrap a method of an observer so that its errors never stop the program.
+
+    The errors are written, for the report.
+    """
     @functools.wraps(method)
     def call(observer, *args):
         try:
@@ -68,7 +71,7 @@ class Observer:
         Watcher(self, self.after_op, self.before_op).__enter__()
 
     def begin_step(self):
-        """Observe the next step from here on."""
+        """Forget what was seen of the step before, and observe the next one."""
         self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
         self.local, self.begins = [{}], []  # of each backward: {id of a parameter: dot}
@@ -78,7 +81,7 @@ class Observer:
         self.norms, self.halves, self.told = [], [], 0  # losses whose log_softmax comes yet
 
     def fail(self, error):
-        """Write once of each kind what an observer could not do."""
+        """Write what an observer could not do, once for each kind of error."""
         if (kind := f"{type(error).__name__}: {error}"[:200]) not in self.failures:
             self.failures.add(kind)
             self.lines.write("failure", kind)

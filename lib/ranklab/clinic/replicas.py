@@ -7,15 +7,18 @@ MOST = 0.8  # of the steps must show it
 
 
 def together(ranks):
-    """Step by step, the steps of these ranks that have digests."""
+    """Line up the steps of these ranks: [(the first step of each rank), ...].
+
+    A step is left out where one of the ranks has no digests.
+    """
     steps = zip(*(r.steps for r in ranks))
     return [each for each in steps if all(step.final for step in each)]
 
 
 def replicas(ranks):
-    """Groups of two ranks or more that always take the same gradient for all that they train.
+    """List the groups of two or more ranks that always take the same gradients for all they train.
 
-    Gradients that are all 0, or no numbers, say nothing of who has them.
+    Gradients that are all 0, or not finite, are no evidence.
     """
     groups = defaultdict(list)
     for r in ranks:
@@ -27,9 +30,9 @@ def replicas(ranks):
 
 
 def copies(ranks):
-    """Groups of two ranks or more whose weights were all the same at their first step.
+    """List the groups of two or more ranks that had the same weights at their first step.
 
-    Weights of which all numbers are alike, as a bias begins, say nothing of who has them.
+    A weight whose numbers are all equal, as a bias begins, is no evidence.
     """
     groups = defaultdict(list)
     for r in ranks:
@@ -42,13 +45,15 @@ def copies(ranks):
 
 
 def repeats_a_batch(step):
-    """Whether a batch entered the model twice: for L-BFGS, or sharpness-aware training."""
+    """Return whether a batch entered the model twice, as with L-BFGS or sharpness-aware training.
+    """
     batches = list(map(str, step.rows))
     return len(set(batches)) < len(batches)
 
 
 def with_same_data(ranks):
-    """Groups of two ranks or more that had the same batches, as parts of a split model have."""
+    """List the groups of two or more ranks that had the same batches, like parts of a split model.
+    """
     groups = defaultdict(list)
     for r in ranks:
         batches = [(step.rows, targets_of(step)) for step in r.steps[:10]]
@@ -58,18 +63,18 @@ def with_same_data(ranks):
 
 
 def is_constant(digest):
-    """All its numbers are alike, as those of a norm layer at the start."""
+    """Return whether all numbers of the tensor are equal, as in a norm layer at the start."""
     return math.isclose(digest.sum**2, digest.norm**2 * digest.numel, rel_tol=1e-9)
 
 
 def gives_gradient(call):
-    """Whether a call reduces what backward came to, and no single number such as a loss."""
+    """Return whether a call reduces gradients, and not a single number such as a loss."""
     return "reduce" in call.kind and (call.in_backward or call.backwards > 0) and (
         call.digest.numel > 1)
 
 
 def targets_of(step):
-    """The bits of the targets of its losses."""
+    """List the bits of the targets of each loss in the step."""
     return [loss.targets for loss in step.losses]
 
 

@@ -1,4 +1,7 @@
-"""Detectors of diseases of what a run keeps: its numbers, memory, data files, checkpoints."""
+"""Detectors of diseases of what a run keeps: its numbers, memory, data files, checkpoints.
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 import itertools
 from statistics import median
@@ -11,7 +14,7 @@ LEAST_GROWTH = 4096  # bytes a step
 
 
 def fp16_nan(ranks):
-    """Weights are no numbers any more; or ranks have skipped different steps."""
+    """Find weights that are not finite, or ranks that have skipped different steps."""
     half = " after work in float16" if any(r.half for r in ranks) else ""
     broken = {r.number: step.number for r in ranks for step in r.steps[::-1] if not step.finite}
     if broken:
@@ -24,7 +27,7 @@ def fp16_nan(ranks):
 
 
 def memory_growth(ranks):
-    """What lives after a step grows with each step."""
+    """Find a rank on which the memory that is alive after a step grows with each step."""
     for r in ranks:
         alive = [step.memory for step in r.steps][2:]
         growths = [b - a for a, b in zip(alive, alive[1:])]
@@ -40,7 +43,7 @@ def memory_growth(ranks):
 
 
 def corrupt_shard(ranks):
-    """One batch has numbers that no other has, and its loss shows it."""
+    """Find a batch that has numbers like no other batch, and a loss that shows it."""
     batches = [(step.largest, max(step.values, default=0), r.number, step.number)
                for r in ranks for step in r.steps if step.largest and step.values]
     if len(batches) < 8:
@@ -58,8 +61,9 @@ def corrupt_shard(ranks):
 
 
 def data_twice(ranks, before):
-    """After a resume, examples come again before all others have come as often. In one run, or
-    with the run `before` that this one goes on with.
+    """Find examples that come again, after a resume, before all others have come as often.
+
+    The resume is inside this run, or this run goes on with the run `before`.
     """
     cut, kept = max((_resume(r, ranks) for r in ranks if r.loads), default=(0, 0))
     old = _by_step(r.steps for r in before) + _by_step(r.steps[:kept] for r in ranks)
@@ -109,7 +113,7 @@ def _most_apart(times, steps):
 
 
 def optimizer_not_restored(ranks, before):
-    """A resume reads a file with the optimizer's moments, and its optimizer begins without."""
+    """Find a resume that reads the optimizer's moments, while its optimizer begins without them."""
     saved = {bits for r in [*ranks, *before] for _, _, bits, _ in r.saves}
     for r in ranks:
         for steps, _, bits, has_moments in r.loads:
@@ -123,7 +127,7 @@ def optimizer_not_restored(ranks, before):
 
 
 def old_shard(ranks):
-    """Ranks have read files of different steps."""
+    """Find ranks that have read files of different steps."""
     for loads in zip(*(r.loads for r in ranks)):
         versions = [step if step is not None else _step_of_save(r, bits)
                     for r, (_, step, bits, _) in zip(ranks, loads)]

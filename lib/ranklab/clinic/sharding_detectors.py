@@ -1,4 +1,7 @@
-"""Detectors of diseases of split models: masks, copies, shards and their norms."""
+"""Detectors of diseases of split models: masks, copies, shards and their norms.
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 import itertools
 import math
@@ -14,7 +17,8 @@ ROUNDED = 1e-2  # as far as a norm in bfloat16 may be off
 
 
 def dropout_seeds(ranks):
-    """Masks are alike where they must differ, or differ where they must be alike."""
+    """Find dropout masks that are equal where they must differ, or differ where they must be equal.
+    """
     for a, b in combinations(ranks, 2):
         alike = split = count = split_with_same_data = 0
         for x, y in together([a, b]):
@@ -35,7 +39,7 @@ def dropout_seeds(ranks):
 
 
 def tied_weights(ranks):
-    """A matrix that embeds begins as the same as another one, and does not stay so."""
+    """Find an embedding matrix that begins equal to another matrix and does not stay so."""
     first = [(r, i, digest) for r in ranks if r.steps
              for i, digest in enumerate(r.steps[0].weights)
              if digest.numel >= LEAST and not is_constant(digest)]
@@ -56,8 +60,9 @@ def tied_weights(ranks):
 
 
 def stale_weights(ranks):
-    """The model computes with weights that are older than those that the optimizers hold; or a
-    reduction is not awaited before the step.
+    """Find a model that computes with older weights than its optimizers hold.
+
+    A reduction that is not awaited before the step counts as well.
     """
     for r in ranks:
         lines = Counter(line for step in r.steps for line in {*step.pending})
@@ -117,7 +122,7 @@ def _weight_stays(rank):
 
 
 def optimizer_before_sharding(ranks):
-    """The optimizer has parameters that the model no longer uses."""
+    """Find an optimizer whose parameters the model no longer uses."""
     for r in ranks:
         steps = [step for step in r.steps if step.final]
         idle = [i for i in range(len(steps[0].final)) if not any(
@@ -131,7 +136,7 @@ def optimizer_before_sharding(ranks):
 
 
 def shard_norm(ranks):
-    """Each rank clips by the norm of what it has itself."""
+    """Find ranks that each clip by the norm of their own part of the gradient."""
     if any(len(group) == len(ranks) for group in copies(ranks)):
         return None  # nothing is sharded
     for gradients, clause in ((_final, "that its optimizer takes"),

@@ -98,7 +98,7 @@ class Rank:
     launched: bool = False  # by ranklab's launch
 
     def in_group(self, name):
-        """Its collectives there, in order."""
+        """List the collectives that this rank called in the group `name`, in order."""
         return [call for call in self.calls if call.group == name and call.number >= 0]
 
 

@@ -1,4 +1,7 @@
-"""Detectors of diseases of the training itself: it runs to its end, and is wrong."""
+"""Detectors of diseases of the training itself: it runs to its end, and is wrong.
+
+A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
+"""
 
 from collections import defaultdict
 from itertools import combinations
@@ -12,7 +15,7 @@ UNEVEN = 1.1  # times the weight: 22 examples of 64 on one of three ranks are no
 
 
 def unsynchronised_start(ranks):
-    """Ranks take the same steps from different weights."""
+    """Find ranks that take the same steps from different weights."""
     part_of = {r.number: i for i, group in enumerate(copies(ranks)) for r in group}
     for group in replicas(ranks):
         if len({part_of.get(r.number) for r in group} - {None}) > 1:
@@ -30,7 +33,10 @@ def unsynchronised_start(ranks):
 
 
 def same_data(ranks):
-    """Ranks that add up their gradients have made them of the same data."""
+    """Find ranks that add up their gradients but compute them from the same data.
+
+    A sampler that shuffles every epoch into the same order counts as well.
+    """
     for a, b in combinations(ranks, 2):
         pairs = [(x, y) for x, y in together([a, b]) if x.losses or any(x.rows)]
         alike = sum(targets_of(x) == targets_of(y) and x.rows == y.rows for x, y in pairs)
@@ -57,7 +63,8 @@ def _scatter_alike(a, b):
 
 
 def token_mean(ranks):
-    """In one step an example weighs more on one rank, or in one backward, than in another."""
+    """Find steps in which an example weighs more on one rank, or in one backward, than in another.
+    """
     ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
     for group in replicas(ranks) or [ranks] * any(
             gives_gradient(call) for r in ranks for call in r.calls):
@@ -78,7 +85,7 @@ def token_mean(ranks):
 
 
 def batch_norm(ranks):
-    """Ranks with the same weights validate with different statistics."""
+    """Find ranks with the same weights that validate with different statistics."""
     by_place = defaultdict(dict)
     for r in ranks:
         for place, bits, norm in r.norms:
@@ -97,8 +104,10 @@ def batch_norm(ranks):
 
 
 def learning_rate(ranks, beside):
-    """With more ranks the batch has grown, and the learning rate has not; or the reverse. Needs a
-    run `beside` this one, on fewer ranks. By how much a rate should grow is not judged.
+    """Find a batch that has grown with the ranks while the learning rate has not; or the reverse.
+
+    Compares with the run `beside` this one, on fewer ranks. By how much a rate should grow is not
+    judged.
     """
     batches, rates = [], []
     for run in (beside, ranks):

@@ -38,7 +38,7 @@ def around(owner, name, before=None, after=None):
 # --- collectives ----------------------------------------------------------------------------------
 
 def collectives(observer):
-    """Observe who waits where, and what nobody has waited for."""
+    """Observe which ranks wait where, and which reductions nobody has waited for."""
     for name, function in [*vars(dist).items()]:
         is_function = type(function) is types.FunctionType
         if is_function and "async_op" in inspect.signature(function).parameters:

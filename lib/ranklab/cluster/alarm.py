@@ -45,7 +45,10 @@ def sick_rank_alarm(metrics):
 
 
 def rule_alarm(metrics, factor=1.2, minutes=5):
-    """straggler_rule on the same metrics: the slow rank, by a mean over four scrapes."""
+    """Return the rank that straggler_rule finds slow in the same metrics; None if there is none.
+
+    Step times are compared by a mean over four scrapes.
+    """
     count = int(60 * minutes / SCRAPE) + 1
     if len(metrics[SECONDS]) < count + 3:
         return None
@@ -59,10 +62,10 @@ def rule_alarm(metrics, factor=1.2, minutes=5):
 class Score:
     """What an alarm is worth on some recordings.
 
-    seconds  of each sick run: from onset to alarm, or LIMIT if none came by then
-    false    kinds of the runs with a false alarm
-    value    the mean over all runs: 1 - seconds / LIMIT for a sick run, 1 for a healthy run, 0 with
-             a false alarm
+    seconds: of each sick run: from onset to alarm, or LIMIT if none came by then
+    false: kinds of the runs with a false alarm
+    value: the mean over all runs: 1 - seconds / LIMIT for a sick run, 1 for a healthy run, 0 with a
+        false alarm
     """
 
     seconds: dict = field(default_factory=dict)  # kind -> [seconds, ...]

@@ -37,7 +37,7 @@ def write_scalars(folder, history):
 
 
 def read_scalars(folder):
-    """Return {name: [(step, value)]} of all that is in `folder`."""
+    """Read all that is in `folder`; return {name: [(step, value)]}."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
@@ -46,9 +46,10 @@ def read_scalars(folder):
 
 
 def write_wandb(folder, history, project="ranklab"):
-    """The same for Weights & Biases, offline; returns the folder for `wandb sync`.
+    """Write the History of a Trainer for Weights & Biases, offline.
 
-    error  ImportError if wandb is not installed
+    Returns: the folder for `wandb sync`.
+    Raises: ImportError if wandb is not installed.
     """
     import wandb
 
@@ -60,8 +61,10 @@ def write_wandb(folder, history, project="ranklab"):
 
 
 def traced_steps(folder, slow, steps=3, group=None):
-    """On each rank: some steps of matrix products and an all-reduce, traced by torch.profiler to
-    rank<r>.json.gz, which Perfetto opens. Rank `slow` computes eight times as much.
+    """Trace some steps of matrix products and an all-reduce on this rank, by torch.profiler.
+
+    Rank `slow` computes eight times as much. Collective: call it on every rank.
+    Returns: the path of rank<r>.json.gz in `folder`, which Perfetto opens.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints when it begins and ends
     rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
@@ -77,9 +80,10 @@ def traced_steps(folder, slow, steps=3, group=None):
 
 
 def read_trace(path):
-    """(the trace's distributedInfo, its events): the JSON that Perfetto and chrome://tracing read.
+    """Read a trace, the JSON that Perfetto and chrome://tracing read.
 
     Times are in microseconds; events with "ph": "X" have a beginning and a length.
+    Returns: (the trace's distributedInfo, its events).
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     with opened(path, "rt") as file:

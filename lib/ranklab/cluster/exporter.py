@@ -40,13 +40,13 @@ DCGM = {  # what dcgm-exporter exports by labs/jobs/monitoring/dcgm-metrics.csv,
 
 
 class Exporter:
-    """Serves its values at http://address:port/metrics until it is closed.
+    """Serve metrics at http://address:port/metrics until the exporter is closed.
 
-    labels   of all its series, as {"run": "gpt", "rank": 2}
-    targets  a folder, where a file tells Prometheus its address and its host until it is closed.
-             An exporter with the same labels takes the place of one that died
-    metrics  {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
-             the numbers that it is given, without a GPU
+    labels: of all its series, as {"run": "gpt", "rank": 2}
+    targets: a folder, where a file tells Prometheus the exporter's address and host until it is
+        closed. An exporter with the same labels takes the place of one that died.
+    metrics: {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
+        the numbers that it is given, without a GPU
     """
 
     def __init__(self, labels, address="127.0.0.1", targets=None, metrics=METRICS):
@@ -84,7 +84,7 @@ class Exporter:
         self.values |= {name: self.values.get(name, 0.0) + x for name, x in amounts.items()}
 
     def text(self):
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return "".join(
             f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name}{{{self.labels}}} "
             f"{self.values[name]}\n" for name, (kind, text) in self.metrics.items()
@@ -98,12 +98,13 @@ class Exporter:
 
 
 class Exported:
-    """Put it before a Trainer, and each step is exported: class MyTrainer(Exported, TextTrainer).
+    """Export each step of a Trainer: class MyTrainer(Exported, TextTrainer).
 
-    The seconds until the collective are the time in which this rank's main thread computed, and the
-    time in which it waited for its batch. On a CPU, a rank that waits for others uses no core. A
-    GPU computes beside the thread, so there you need CUDA events before the first collective.
-    exporter  an Exporter, from `exporting`; None: nothing is exported
+    The seconds until the collective are the time in which this rank's main thread computed, and
+    the time in which it waited for its batch. On a CPU, a rank that waits for others uses no core.
+    A GPU computes in parallel with the thread, so there you need CUDA events before the first
+    collective.
+    exporter: an Exporter, from `exporting`; None: nothing is exported
     """
 
     exporter, slept = None, 0.0
@@ -127,10 +128,11 @@ class Exported:
 
 @contextlib.contextmanager
 def exporting(trainer, run, targets, address=None):
-    """Inside, Prometheus finds each step of the trainer, an Exported, if there are `targets`.
+    """Export the trainer's steps to Prometheus inside the block, if there are `targets`.
 
-    run      a label of all its series, besides the rank
-    address  None: the address of this host's name
+    trainer: an Exported
+    run: a label of all its series, like the rank
+    address: None: the address of this host's name
     """
     if not targets:
         yield

@@ -40,10 +40,10 @@ while read -r _; do :; done
 class Hosts:
     """`with Hosts(3) as hosts:` gives you the hosts node1, node2, node3 and ctl inside the block.
 
-    names   of the hosts that compute
-    folder  a Path that all hosts share with this process. It is removed at the end (after a
-            SIGKILL of this process, by the next Hosts)
-    error   OSError if this machine does not allow it
+    names: of the hosts that compute
+    folder: a Path that all hosts share with this process. It is removed at the end (after a SIGKILL
+        of this process, by the next Hosts)
+    Raises: OSError if this machine does not allow it
     """
 
     def __init__(self, count):
@@ -84,7 +84,7 @@ class Hosts:
     # --- hosts go on and off ----------------------------------------------------------------------
 
     def power_on(self, name):
-        """The host is there, with an empty process table and a cable to the switch."""
+        """Start the host, with an empty process table and a cable to the switch."""
         self._start(name)
         pid, card = self.init[name][1], f"02:00:00:00:00:{self.names.index(name):02x}"
         # The same card each time, or others would send to the old one until they ask again.
@@ -94,8 +94,10 @@ class Hosts:
         self._ip(name, f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up")
 
     def power_off(self, name):
-        """The host is gone, in the middle of whatever it did. Its cable goes first, so that nobody
-        hears a last word: otherwise the kernel would close its connections properly.
+        """Kill the host, in the middle of whatever it does.
+
+        Its cable goes first, so that nobody hears a last word: otherwise the kernel would close its
+        connections properly.
         """
         self._ip(CONTROLLER, f"link del {name}")
         self._kill(name)
@@ -149,7 +151,7 @@ class Hosts:
     def run(self, name, argv, limit=LIMIT, check=True, **options):
         """Run the command on the host, in this process's folder; return what it wrote.
 
-        error  OSError if it fails, or takes longer than `limit` seconds
+        Raises: OSError if it fails, or takes longer than `limit` seconds
         """
         return _finish(self._on(name, argv), limit, check, **options)
 
@@ -179,8 +181,8 @@ def _finish(command, limit=LIMIT, check=True, **options):
 def until(holds, limit, event, log=None):
     """Wait until holds() returns something true; return that.
 
-    error  TimeoutError after `limit` seconds, more on a busy machine; it says that `event` did not
-           come, with the end of the file `log`
+    Raises: TimeoutError after `limit` seconds, more on a busy machine; it says that `event` did not
+        come, with the end of the file `log`
     """
     started, limit = time.monotonic(), limit * patience()
     while not (value := holds()):

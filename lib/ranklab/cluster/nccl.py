@@ -124,8 +124,8 @@ def selected(value, devices):
     A value is a list of prefixes. After "=" it is a list of whole names, after "^" of names to
     leave out. Each may have a port after ":"; in new versions also a rail and a plane, which select
     nothing.
-    devices  names, "eth0", or names and ports, "mlx5_0:1"
-    source   parseStringList and matchIfList in NCCL's src/misc/utils.cc
+    devices: names, "eth0", or names and ports, "mlx5_0:1"
+    Source: parseStringList and matchIfList in NCCL's src/misc/utils.cc
     """
     outside = value.removeprefix("^")
     whole = outside.removeprefix("=")
@@ -141,10 +141,10 @@ def selected(value, devices):
 
 
 def node_bandwidth(topology, environment):
-    """Bytes/s that a node's network can carry: all devices that `environment` selects, on the
-    slowest node.
+    """Return the bytes/s that the network of the slowest node can carry.
 
-    Without NCCL_IB_HCA all ports that are up count, also those for storage: NCCL would take them.
+    All devices that `environment` selects count. Without NCCL_IB_HCA all ports that are up count,
+    also those for storage, because NCCL would take them.
     """
     by_rdma = environment.get("NCCL_NET", "IB") == "IB"
     variable, kind = (("NCCL_IB_HCA", "hcas") if by_rdma else ("NCCL_SOCKET_IFNAME", "interfaces"))

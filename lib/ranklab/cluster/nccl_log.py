@@ -69,9 +69,9 @@ def read_log(name):
 
 
 def nccl_lines(text):
-    """A Line for each line that NCCL itself printed, in order, whatever stands before it.
+    """Return a Line for each line that NCCL itself printed, in order, whatever stands before it.
 
-    Lines of several ranks are mixed, but those of one process keep their order.
+    Lines of several ranks are mixed, but the lines of one process keep their order.
     """
     matches = (PREFIX.search(line) for line in text.splitlines())
     return [Line(match[1], int(match[2]), match[3] == "WARN", match[4].strip())
@@ -131,12 +131,12 @@ def read_nccl_log(text):
 
 
 def of_all_ranks(text):
-    """Return (the lines without those of smaller communicators and groups, what these groups have
-    entered).
+    """Remove the lines of smaller communicators and groups from a log.
 
     A line is of the communicator that its process named last; where that says only that it is
-    complete, as before NCCL 2.18.3, those before it are, too. (A commId would be the same in all
-    processes, but those that are split off have none.)
+    complete, as before NCCL 2.18.3, the lines before it are as well. (A commId would be the same
+    in all processes, but communicators that are split off have none.)
+    Returns: (the other lines, what the groups have entered).
     """
     entries, pending, current, sizes, groups = [], {}, {}, {}, {}
     for line in text.splitlines():

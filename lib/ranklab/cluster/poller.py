@@ -16,8 +16,10 @@ TEMPLATE = re.compile(r"\{\{\s*\$(?:labels\.(\w+)|value)[^}]*\}\}")
 
 
 class Poller(Monitor):
-    """Scrapes each target that has a file in `targets`, evaluates `rules`, and writes alerts that
-    fire into its inbox, once each, until the block ends. It runs in this process, without a port.
+    """Scrape the targets and evaluate `rules` in this process, until the block ends.
+
+    Each target has a file in `targets`. An alert that fires is written into the inbox, once. The
+    Poller opens no port.
     """
 
     def __enter__(self):
@@ -82,5 +84,5 @@ class Poller(Monitor):
 
 
 def watcher():
-    """Monitor if Prometheus is installed, otherwise Poller."""
+    """Return the class to watch with: Monitor if Prometheus is installed, otherwise Poller."""
     return Poller if missing() else Monitor

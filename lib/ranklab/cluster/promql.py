@@ -22,14 +22,17 @@ class NotCovered(Exception):
 
 
 def missing(*names):
-    """The line that installs what is missing of `names`, or of promql_parser; "" if nothing is."""
+    """Say how to install what is missing of `names`, or of promql_parser; "" if nothing is."""
     lacks = [name for name in names or ["promql_parser"] if not find_spec(name)]
     return lacks and (f"needs {' and '.join(lacks)}: python -m pip install -c constraints.txt -e "
                       "'.[cluster]'").replace("_", "-") or ""
 
 
 def parse(text):
-    """Read the expression; error ValueError with what is wrong with it, RuntimeError."""
+    """Parse the expression.
+
+    Raises: ValueError that says what is wrong with it; RuntimeError if promql_parser is missing.
+    """
     if missing():
         raise RuntimeError(missing())
     from promql_parser import parse
@@ -38,7 +41,8 @@ def parse(text):
 
 
 def quantile(q, values):
-    """Linear between the two nearest; outside of 0 .. 1 infinite."""
+    """Compute a quantile, linear between the two nearest values; infinite for q outside of 0 .. 1.
+    """
     if not 0 <= q <= 1:
         return math.copysign(math.inf, q - 0.5)
     ordered, at = sorted(values), q * (len(values) - 1)
@@ -81,11 +85,12 @@ RANKED = {"topk": True, "bottomk": False}  # of a group: do the largest stay?
 
 
 class Evaluator:
-    """Called with a parsed expression and a time: a float, or {labels: float}, or of a range
-    {labels: [(seconds, value), ...]}.
+    """Evaluate a parsed expression at a time, when it is called.
 
-    series  {labels: [(seconds, value), ...]}, labels a frozenset of (name, value) with __name__
-    step    seconds between evaluations: what a subquery takes where it has none of its own
+    series: {labels: [(seconds, value), ...]}, labels a frozenset of (name, value) with __name__
+    step: seconds between evaluations: what a subquery takes where it has none of its own
+    Returns: a float, {labels: float}, or for a range {labels: [(seconds, value), ...]}.
+    Raises: NotCovered.
     """
 
     def __init__(self, series, step=15):
@@ -227,7 +232,7 @@ def ranked(vector, k, largest, modifier):
 
 
 def labels_of_absent(node):
-    """Return the labels that a selector asks for by `=`: those of what absent() gives."""
+    """Return the labels that a selector asks for by `=`: the labels that absent() gives."""
     selector = getattr(node, "vector_selector", node)
     equal = [(m.name, m.value) for m in getattr(getattr(selector, "matchers", None), "matchers", ())
              if str(m.op) == "MatchOp.Equal" and m.name != NAME and m.value]
@@ -236,7 +241,12 @@ def labels_of_absent(node):
 
 
 def replace_label(vector, target, replacement, source, pattern):
-    """label_replace(): where all of the source matches, the target is the replacement with $1."""
+    """Do PromQL's label_replace().
+
+    Where `pattern` matches all of the source label, the target label becomes `replacement`, with $1
+    filled in.
+    Raises: ValueError if two series get the same labels.
+    """
     replacement, result = re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", replacement), {}
     for labels, x in vector.items():
         if match := re.fullmatch(pattern, dict(labels).get(source, "")):
@@ -249,7 +259,8 @@ def replace_label(vector, target, replacement, source, pattern):
 
 
 def steps(name, points):
-    """changes(), resets(): how often a value differs from the one before, or is less."""
+    """Count the values that differ from the one before, for changes(); or are less, for resets().
+    """
     pairs = [(a, b) for (_, a), (_, b) in zip(points, points[1:])]
     if name == "resets":
         return float(sum(b < a for a, b in pairs))
@@ -257,8 +268,9 @@ def steps(name, points):
 
 
 def line(t, ahead, points):
-    """deriv(), predict_linear(): the slope of the least squares, or its value `ahead` seconds from
-    now.
+    """Fit a line by least squares: return its slope, or its value `ahead` seconds from now.
+
+    For deriv() and predict_linear(). Of fewer than two points: None.
     """
     if len(points) < 2:
         return None
@@ -297,7 +309,11 @@ def without_name(values):
 
 
 def group_of(labels, modifier, is_on="By"):
-    """What is left by `by (...)`, `on (...)`; or by `without (...)`, `ignoring (...)`."""
+    """Return the labels that a modifier leaves.
+
+    `by (...)` and `on (...)` name the labels that stay; `without (...)` and `ignoring (...)` name
+    the labels that go.
+    """
     if modifier is None:
         return frozenset() if is_on == "By" else without(labels, NAME)
     listed = str(modifier.type).endswith(is_on)
@@ -318,7 +334,7 @@ def set_operation(op, left, right, modifier):
 def match_pairs(left, right, modifier):
     """Return [(labels of the result, left value, right value)].
 
-    error  ValueError as Prometheus says it
+    Raises: ValueError in Prometheus' own words.
     """
     card = str(modifier.card) if modifier else ""
     is_right = "OneToMany" in card
@@ -345,8 +361,10 @@ def match_pairs(left, right, modifier):
 
 
 def change(name, end, length, points):
-    """rate, increase, delta: from the first sample to the last, stretched to the whole range where
-    its ends are near; a counter that falls has begun again at 0. irate, idelta: of the last two.
+    """Compute rate, increase or delta; or irate or idelta, from the last two samples alone.
+
+    The change from the first sample to the last is stretched to the whole range where its ends are
+    near. A counter that falls has begun again at 0. Of fewer than two samples: None.
     """
     if len(points) < 2:
         return None

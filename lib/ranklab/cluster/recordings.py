@@ -44,10 +44,10 @@ HEALTHY = {"calm": "noise alone",
 class Recording(NamedTuple):
     """A run: what was scraped, and what was wrong with it.
 
-    metrics  {name: (scrapes, ranks)}, and MFU of (scrapes,); NaN where a scrape failed
-    kind     of SICK or HEALTHY
-    sick     the ranks of which one is to be named; () if healthy
-    onset    the scrape with which it begins
+    metrics: {name: (scrapes, ranks)}, and MFU of (scrapes,); NaN where a scrape failed
+    kind: of SICK or HEALTHY
+    sick: the ranks of which one is to be named; () if healthy
+    onset: the scrape with which it begins
     """
 
     metrics: dict
@@ -132,7 +132,11 @@ def change(run, kind, draw, onset, rank):
 
 
 def pauses(draw, factor):
-    """In some scrapes all ranks have saved or evaluated, in some one has collected garbage."""
+    """Add pauses to the step times, in place.
+
+    In some scrapes all ranks have saved or evaluated, in some a single rank has collected garbage.
+    factor: (scrapes, ranks)
+    """
     scrapes, ranks = factor.shape
     for at in range(int(draw.integers(5, 20)), scrapes, int(draw.integers(15, 30))):
         factor[at] += draw.uniform(0.3, 2.0) * draw.uniform(0.8, 1.2, ranks)
@@ -140,5 +144,5 @@ def pauses(draw, factor):
 
 
 def recordings(seeds):
-    """One Recording of each kind for each of these seeds."""
+    """Draw one Recording of each kind for each of these seeds."""
     return [record(kind, seed) for seed in seeds for kind in (*SICK, *HEALTHY)]

@@ -66,8 +66,10 @@ def straggler_rule(factor, minutes):
 
 
 def silent_host_rule(minutes):
-    """A Prometheus rule, as a dict. It raises an alert for each host on which no rank has answered
-    a scrape for `minutes` minutes. A rank that ends well tells Prometheus: see Exporter.close.
+    """Return a Prometheus rule, a dict, that alerts for each host on which no rank answers.
+
+    It fires when no rank has answered a scrape for `minutes` minutes. A rank that ends well tells
+    Prometheus: see Exporter.close.
     """
     return {
         "alert": "SilentHost",

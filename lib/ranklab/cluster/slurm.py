@@ -81,10 +81,10 @@ PidFile={folder}/slurmdbd.pid
 class Slurm:
     """A cluster that takes jobs, on Hosts; it ends with them.
 
-    gpus, cpus  what each node claims to have
-    no_sacct    why there is no accounting; "" if there is
-    error       TimeoutError if a daemon does not start, with the end of its log; OSError if the
-                path of the hosts' folder is too long for sockets
+    gpus, cpus: what each node claims to have
+    no_sacct: why there is no accounting; "" if there is
+    Raises: TimeoutError if a daemon does not start, with the end of its log; OSError if the path of
+        the hosts' folder is too long for sockets
     """
 
     def __init__(self, hosts, gpus=2, cpus=2):
@@ -134,7 +134,7 @@ class Slurm:
             return self.hosts.popen(host, argv, stdout=out, stderr=out, env=self.environment)
 
     def start_node(self, name):
-        """Starts a slurmd on the host. It needs a folder of cgroups, but puts nothing there."""
+        """Start a slurmd on the host. It needs a folder of cgroups, but puts nothing there."""
         self._daemon(name, "sh", "-c", f"mount -t tmpfs none /sys/fs/cgroup && "
                      f"exec slurmd -D -N {name}", name=f"slurmd.{name}")
 
@@ -177,7 +177,10 @@ class Slurm:
         return int(output.split(";")[0])
 
     def show(self, job):
-        """{"JobState": "RUNNING", "NodeList": "node[1-2]", "Restarts": "0", ...}"""
+        """Return what Slurm says of the job.
+
+        {"JobState": "RUNNING", "NodeList": "node[1-2]", "Restarts": "0", ...}
+        """
         return dict(re.findall(r"(\S+?)=(\S*)", self._run("scontrol", "-o", "show", "job", job)))
 
     def state(self, job):
@@ -191,8 +194,8 @@ class Slurm:
     def wait_for(self, job, state, limit, log=None):
         """Wait until the job is in this state; return what `show` says.
 
-        error  TimeoutError after `limit` seconds; RuntimeError if it ends otherwise; both with
-               the end of the file `log`
+        Raises: TimeoutError after `limit` seconds; RuntimeError if the job ends otherwise. Both
+            have the end of the file `log`.
         """
         def reached():
             now = self.show(job)
@@ -204,33 +207,41 @@ class Slurm:
         return until(reached, limit, f"job {job} {state}", log or self.folder / "slurmctld.log")
 
     def node_state(self, name):
-        """"idle", "mix", "alloc", "down*": the star means that the node does not answer."""
+        """Return "idle", "mix", "alloc" or "down*": the star means that the node does not answer.
+        """
         return self._run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).strip()
 
     def why_down(self, name):
-        """Return Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "": it isn't down."""
+        """Return Slurm's words: "Not responding [root@2026-01-31T12:00:00]"; "" if it isn't down.
+        """
         output = self._run("scontrol", "-o", "show", "node", name)
         return "".join(re.findall(r" Reason=(.*?\])", output))
 
     def wait_for_node(self, name, state, limit, log=None):
-        """error  TimeoutError, with the end of `log`, or of slurmctld's"""
+        """Wait until the node is in this state.
+
+        Raises: TimeoutError after `limit` seconds, with the end of `log`, or of slurmctld's log.
+        """
         until(lambda: self.node_state(name).startswith(state), limit, f"{name} {state}",
               log or self.folder / "slurmctld.log")
 
     def accounting(self, job):
-        """[{"State": "NODE_FAIL", "NodeList": "node[1-2]", ...}]: a row for each of its starts."""
+        """Return a row for each start of the job.
+
+        [{"State": "NODE_FAIL", "NodeList": "node[1-2]", ...}]
+        """
         names = "State,NodeList,Elapsed,ExitCode"
         rows = self._run("sacct", "-D", "-X", "-P", "-n", "-j", job, f"--format={names}")
         return [dict(zip(names.split(","), row.split("|"))) for row in rows.splitlines()]
 
 
 def new_device(path):
-    """Slurm needs devices for GPUs: these are like /dev/null."""
+    """Make a device like /dev/null at `path`, because Slurm needs devices for GPUs."""
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
 
 
 def missing():
-    """Why there can be no Slurm here, as a sentence; "" if there can."""
+    """Say in a sentence why there can be no Slurm here; "" if there can."""
     absent = [name for name in DAEMONS if not shutil.which(name)]
     if absent:
         return f"needs Slurm: {', '.join(absent)} (apt install slurm-wlm munge)"

@@ -12,7 +12,10 @@ SCRAPE, FLOPS, PEAK = 15, 4.2e10, 989e12
 
 
 def keep(series, name, run, rank, values, node=0):
-    """The values of a rank, one for each scrape; None: there was no rank, "fails": a stale mark."""
+    """Add the values of a rank to `series`, one value for each scrape.
+
+    A value of None: there was no rank; "fails": a stale mark.
+    """
     labels = frozenset({"__name__": name, "run": run, "rank": str(rank), "job": "train",
                         "instance": f"node{node + rank // 4}:{9400 + rank % 4}"}.items())
     points = [(SCRAPE * i, STALE if x == "fails" else float(x)) for i, x in enumerate(values)
@@ -24,12 +27,12 @@ def keep(series, name, run, rank, values, node=0):
 
 def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=None,
             moves=True):  # fmt: skip
-    """Series of a run for mfu_alert_rule, added to `series`.
+    """Add the series of a run for mfu_alert_rule to `series`; return it.
 
-    lives  for each start of its processes: (minute of the start, [(until minute, MFU), ...])
-    step   seconds of a step at an MFU of 0.4
-    moves  the second life is on other nodes
-    dies   minute from which the last rank is no longer scraped
+    lives: for each start of its processes: (minute of the start, [(until minute, MFU), ...])
+    step: seconds of a step at an MFU of 0.4
+    moves: the second life is on other nodes
+    dies: minute from which the last rank is no longer scraped
     """
     series = {} if series is None else series
     size = lives[-1][1][-1][0] * 60 // SCRAPE + 1
@@ -51,10 +54,11 @@ def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=N
 
 
 def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, fails=()):
-    """Series of a run for straggler_rule, added to `series`: `step` seconds with 3% of noise.
+    """Add the series of a run for straggler_rule to `series`; return it.
 
-    changes  (rank or None for all, from minute, until minute, factor; 0: it is gone)
-    fails    ranks whose every 8th scrape fails
+    A step takes `step` seconds, with 3% of noise.
+    changes: (rank or None for all, from minute, until minute, factor; 0: it is gone)
+    fails: ranks whose every 8th scrape fails
     """
     series, draw = {} if series is None else series, random.Random(0)
     for rank in range(ranks):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def systems():
-    """[{"kind": , "system": , "how": , "with": , "file": , "proof": }]"""
+    """Read systems.csv: [{"kind": , "system": , "how": , "with": , "file": , "proof": }]."""
     with open(Path(__file__).with_suffix(".csv"), newline="") as lines:
         return [*csv.DictReader(lines)]
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 def serve(address, path):
-    """Serves until it is killed; its first line says where."""
+    """Serve until it is killed; print as the first line where it listens."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     class Handler(BaseHTTPRequestHandler):

@@ -24,7 +24,10 @@ class Message:
 
 
 def marked(ranks, device=None):
-    """One number per chunk, in which the chunk and this rank can be read after any sum."""
+    """Make a number for each chunk that tells the chunk and this rank, also after any sum.
+
+    Shape: (ranks,), int64.
+    """
     rank = dist.get_rank()
     chunks = torch.arange(ranks, dtype=torch.int64, device=device)
     # Low byte: a bit for each rank in the sum. Above it: the chunk, times the ranks in the sum.
@@ -32,9 +35,9 @@ def marked(ranks, device=None):
 
 
 class Watch(TorchDispatchMode):
-    """Inside `with Watch() as seen:`, seen.messages grows with every chunk this rank sends.
+    """Record every chunk that this rank sends: `with Watch() as seen:` fills seen.messages.
 
-    error  more than 8 ranks: their marks do not fit
+    Raises: ValueError for more than 8 ranks: their marks do not fit.
     """
 
     def __init__(self):

@@ -37,10 +37,10 @@ class Visible(NamedTuple):
 
 
 def causal_blocks(positions, rank, begins=None):
-    """[the Visible of `rank`'s queries and the keys of rank 0, 1, ...], on this rank's device.
+    """List the Visible of `rank`'s queries and the keys of rank 0, 1, ..., on this rank's device.
 
-    positions  (R, T/R), on the CPU: which tokens of the sequence each rank has
-    begins     (B, T/R): where the document of each of this rank's tokens begins; None: at 0
+    positions: (R, T/R), on the CPU: which tokens of the sequence each rank has
+    begins: (B, T/R): where the document of each of this rank's tokens begins; None: at 0
     """
     query = positions[rank][:, None]  # (T/R, 1)
     first = torch.zeros(1, 1, 1) if begins is None else begins[..., None].cpu()  # (B, T/R, 1)
@@ -58,8 +58,8 @@ def causal_blocks(positions, rank, begins=None):
 def block_attention(q, k, v, visible):
     """Return (out, lse) of each query over the keys of one block; scores and sums are float32.
 
-    shape  q (B, H, T, D); k, v (B, KV, S, D), where KV divides H; out (B, H, T, D), lse (B, H, T)
-    cost   4 B H D FLOPs for each of the rows x keys of `visible`
+    Shape: q (B, H, T, D); k, v (B, KV, S, D), where KV divides H; out (B, H, T, D), lse (B, H, T).
+    Cost: 4 B H D FLOPs for each of the rows x keys of `visible`.
     """
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
@@ -73,11 +73,11 @@ def block_attention(q, k, v, visible):
 
 
 def block_gradients(grad_out, q, k, v, out, lse, visible):
-    """Return (dq, dk, dv) that one block of keys contributes, float32, in q's, k's, v's shapes.
+    """Return (dq, dk, dv) that one block of keys contributes, float32, in the shapes of q, k, v.
 
-    out and lse are those over all keys. Nothing else of the forward pass is kept, because the
-    probabilities are computed again.
-    cost   10 B H D FLOPs for each of the rows x keys of `visible`
+    Nothing of the forward pass is kept but out and lse, over all keys; the probabilities are
+    computed again.
+    Cost: 10 B H D FLOPs for each of the rows x keys of `visible`.
     """
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     if len(visible.rows):

@@ -6,13 +6,14 @@ from ranklab.hardware import H100
 
 def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_node=8, efficiency=0.5,
                   alpha=10e-6):
-    """{"ring": [seconds], "Ulysses": [...], "computing": [...]} of one layer's causal attention in
-    bf16, forward and backward, for each number of ranks.
+    """Predict the seconds of one layer's causal attention in bf16, forward and backward.
 
     A step of the ring takes as long as its computing or its message, whichever is longer. If the
     ranks fill several nodes, a ring leaves a node through one card, and an all-to-all through all
     of them. Ulysses ends when the ranks no longer divide the heads of k and v. There is no tensor
     parallelism, and messages take no SMs from attention.
+    ranks: the numbers of ranks
+    Returns: {"ring": [seconds], "Ulysses": [...], "computing": [...]}, for each number of ranks.
     """
     flops = 7 * n_head * head_size * tokens**2  # half of (4 + 10) per pair: causal
     seconds = {"ring": [], "Ulysses": [], "computing": []}

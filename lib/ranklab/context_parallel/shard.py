@@ -38,24 +38,27 @@ def refuse_uneven(tokens, parts):
 # --- documents packed in one sequence -------------------------------------------------------------
 
 def begins_of(lengths):
-    """(T,): for each token where its document begins, for documents of these lengths in a row."""
+    """Return where each token's document begins, for documents of these lengths in a row: (T,)."""
     lengths = torch.as_tensor(lengths)
     return (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def begins_in(tokens, end):
-    """(B, T): where the document of each token begins, if `end` is the last token of each."""
+    """Return where each token's document begins, if `end` is the last token of each: (B, T)."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
     return (F.pad(tokens[:, :-1] == end, (1, 0)) * places).cummax(1).values
 
 
 def pairs_of(positions, begins):
-    """(R,): how many scores each rank computes: a query with each key of its document up to it."""
+    """Count the scores that each rank computes: (R,).
+
+    A score is a query with a key of its document, up to the query.
+    """
     return (positions - begins[positions] + 1).sum(1)
 
 
 def fetched_of(positions, begins):
-    """(R,): for each rank, how many keys of its queries are tokens of other ranks."""
+    """Count, for each rank, the keys of its queries that are tokens of other ranks: (R,)."""
     T, counts = positions.numel(), []
     for row in positions:
         change = torch.zeros(T + 1, dtype=torch.long)  # where a query's keys begin, and end
@@ -67,8 +70,9 @@ def fetched_of(positions, begins):
 
 
 def plan_score(plan, lengths, ranks):
-    """(pairs of the rank that has most, over the mean; tokens fetched by all ranks together) of
-    plan(lengths, ranks) -> positions
+    """Score a plan by its balance and its messages: plan(lengths, ranks) -> positions.
+
+    Returns: (pairs of the rank that has most, over the mean; tokens fetched by all ranks together).
     """
     begins, positions = begins_of(lengths), plan(list(lengths), ranks)
     pairs = pairs_of(positions, begins).double()

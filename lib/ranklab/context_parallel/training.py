@@ -18,11 +18,11 @@ class TokenShard:
 
     All these ranks are neighbours, and the ulysses rank varies fastest. With both, a ring's block
     is what a Ulysses group has together.
-    ring, ulysses  groups; None: a group of this rank alone
-    shard          (T, ranks) -> positions (R, T/R), the same on all ranks
-    end            the token that ends a document: no token sees past it. None: one document
-    attention, trade  context_attention and ulysses_attention; a learner's own functions fit
-    lab            10
+    ring, ulysses: groups; None: a group of this rank alone
+    shard: (T, ranks) -> positions (R, T/R), the same on all ranks
+    end: the token that ends a document: no token sees past it. None: one document
+    attention, trade: context_attention and ulysses_attention; a learner's own functions fit
+    Lab: 10
     """
 
     def __init__(self, ring=None, ulysses=None, shard=zigzag_shard, end=None,
@@ -59,7 +59,7 @@ class TokenShard:
         return model
 
     def enter(self, model, args, kwargs):
-        """Before a forward: give the model the positions of its tokens."""
+        """Give the model the positions of its tokens, before a forward."""
         x, begins = args[0].unbind(1) if self.end is not None else (args[0], None)
         # of a pipeline's hidden states a tensor rank may have its tokens only
         positions = self.set_visible(self.length or x.shape[1] * self.ranks, x.device, begins)
@@ -78,7 +78,7 @@ class TokenShard:
         return self.positions
 
     def gather(self, begins):
-        """Of the tokens that a Ulysses group has together: an all_gather."""
+        """Gather `begins` of all tokens that a Ulysses group has together, by an all_gather."""
         if begins is None or self.ulysses is None:
             return begins
         parts = [torch.empty_like(begins) for _ in range(self.ranks // self.rows)]

@@ -38,9 +38,9 @@ class Trade(torch.autograd.Function):
 
 
 def trade(x, split_dim, join_dim, group=None):
-    """all_to_all of x: the rank-th part along split_dim of all ranks' x, joined along join_dim.
+    """Return the rank-th part along split_dim of every rank's x, joined along join_dim.
 
-    It brings no gradient back: Trade does.
+    It is one all_to_all, and brings no gradient back: Trade does.
     """
     R = dist.get_world_size(group)
     parts = torch.stack(x.chunk(R, dim=split_dim))  # (R, ...): part r goes to rank r

@@ -15,10 +15,11 @@ EVERY = 10  # seconds
 
 @contextlib.contextmanager
 def signs_of_life(name):
-    """Inside, say every 10 s that the check of `name` runs, until it ends; yield what launch tells.
+    """Report every 10 s, until the block ends, that the check of `name` still runs.
 
-    In a notebook one line that changes, and is gone at the end; in a terminal lines on stderr.
-    Elsewhere, and where solutions are built, nothing.
+    In a notebook: one line that changes, and is gone at the end. In a terminal: lines on stderr.
+    Elsewhere, and where solutions are built: nothing.
+    Yields: the function to which launch tells where its ranks are; None where nothing is reported.
     """
     say = _screen()
     if say is None:

@@ -70,7 +70,7 @@ def listed(questions):
 
 
 def cards(questions):
-    """The text of the file; numbers are drawn once, the same each time."""
+    """Return the text of the file; numbers are drawn once, the same each time."""
     text = io.StringIO()
     rows = csv.writer(text, delimiter="\t", lineterminator="\n")
     for question in questions:

@@ -23,7 +23,7 @@ _sessions = []  # the one of this kernel, from `begin` on
 
 
 def begin(stem):
-    """Make the lab `stem` run whatever is skipped, and `%%ranks` known; see above."""
+    """Make the lab `stem` run whatever is skipped, and make `%%ranks` known; see above."""
     shell, stem = kernels_shell(), labs.find_stem(stem)
     if shell is None:
         return
@@ -43,11 +43,10 @@ def begin(stem):
 
 
 def catch_up(place=None):
-    """Bring back the learner's answers that passed, and take the library's for the others, up to
-    the heading `place`, "4.4".
+    """Bring back the answers that passed, and take the library's for the others, up to `place`.
 
-    place  also an exercise or a prediction; by default the first that has not passed, after the
-           last that has
+    place: a heading, "4.4", or an exercise or a prediction; by default the first that has not
+           passed, after the last that has
     """
     if not _sessions:
         print("Run the first cell of the lab, then this one again.")
@@ -114,11 +113,11 @@ class Session:
         self.exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
 
     def lab(self):
-        """The lab as its file is now; None where it can't be found."""
+        """Read the lab as its file is now; return None where the file can't be found."""
         return find_lab(self.stem, self.shell.user_ns.get("__vsc_ipynb_file__"))
 
     def before(self, info):
-        """Bind what the cell that is about to run needs and what is not there."""
+        """Bind the names that the cell about to run needs and that are not there yet."""
         statements, lab = statements_of(info.raw_cell), self.lab()
         place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
         own = {name for one in statements for name in one.binds | one.checks}
@@ -134,9 +133,9 @@ class Session:
             self.ran.add(place)
 
     def missing(self, names, place, own=()):
-        """Those of `names` that the cell `place` can't use yet.
+        """Find the `names` that the cell `place` can't use yet.
 
-        own  exercises that the cell itself defines or checks: there the learner's stub may stay
+        own: exercises that the cell itself defines or checks; their stubs may stay
         """
         lab = self.lab()
         return {name for name in names if not self._is_bound(name, own)
@@ -161,8 +160,9 @@ class Session:
         return self.made.get(name) in (None, above)
 
     def supply(self, names, until):
-        """Bind `names`, as far as they are the lab's, by what stands above the cell `until`; give
-        sentences that say whose they are.
+        """Bind `names`, as far as the lab has them, by the cells above the cell `until`.
+
+        Returns: sentences that say whose answers these are
         """
         records, lab, kept = progress.load(), self.lab(), []
         if lab:
@@ -182,8 +182,10 @@ class Session:
                 for text, found in said if found]
 
     def _run(self, statements, names):
-        """Run them in the notebook, without output; returns the exercises whose answer is the
-        learner's. What was there keeps its value, but for `names`.
+        """Run the statements in the notebook, without output.
+
+        What was there keeps its value, but for `names`.
+        Returns: the exercises whose answer is the learner's
         """
         from IPython.utils.capture import capture_output
 

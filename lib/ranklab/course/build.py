@@ -50,11 +50,11 @@ class BuildError(Exception):
 
 
 def build(root: Path, stems=(), force=False):
-    """labs/ and solutions/ are up to date for `stems` (all); a notebook whose outputs are kept is
-    executed again when its code changed.
+    """Build labs/ and solutions/ for `stems` (all by default).
 
-    force  executes notebooks that are current (where the bank or the library changed, not the lab),
-           and overwrites cells that this never wrote
+    A notebook whose outputs are kept is executed again when its code changed.
+    force: also execute notebooks that are current (where the bank or the library changed, not the
+           lab), and overwrite cells that this never wrote
     """
     stems = stems or sources(root)
     if not force:
@@ -77,7 +77,7 @@ def build(root: Path, stems=(), force=False):
 
 
 def _build_tables(stems):
-    """The tables of what mistakes show are up to date: see checks/prover/tables.py."""
+    """Update the tables of what mistakes show: see checks/prover/tables.py."""
     old = [proof for proof in _proofs(stems) if not tables.is_current(proof)]
     try:
         for proof, pairs in tables.build_all(old):
@@ -102,7 +102,7 @@ def _notebooks(stem):
 
 
 def _refuse_to_overwrite(root, stems):
-    """Nothing is written where a notebook holds cells of somebody's own: they may be answers."""
+    """Refuse to write where a notebook holds cells of somebody's own: they may be answers."""
     changed = [path for stem in stems for path in _notebooks(stem)
                if (root / path).exists() and not read_cells(root / path).as_built]
     if changed:
@@ -111,7 +111,7 @@ def _refuse_to_overwrite(root, stems):
 
 
 def stale(root: Path, stems=()):
-    """The notebooks that don't follow from their source any more. Nothing is executed."""
+    """List the notebooks that don't follow from their source any more. Nothing is executed."""
     old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
            if not is_current(root / path, make(root, stem))]
     if index_builder.is_of(root):
@@ -123,12 +123,12 @@ def stale(root: Path, stems=()):
 
 
 def sources(root):
-    """The stems that have a source, in order, and the tour."""
+    """List the stems that have a source, in order, and the tour."""
     return sorted(p.stem for p in (root / "labs" / "source").glob("*.py"))
 
 
 def is_current(path, notebook):
-    """True when the notebook at `path` has the cells of `notebook`, and was executed with them."""
+    """Return whether `path` has the cells of `notebook`, and was executed with them."""
     if not path.exists():
         return False
     there = nbformat.read(path, as_version=4)
@@ -137,7 +137,10 @@ def is_current(path, notebook):
 
 
 def _take_outputs(path, notebook):
-    """True when only texts changed: `notebook` has the outputs of `path`, its code is the same."""
+    """Copy the outputs of `path` into `notebook`, if its code is the same; return whether it is.
+
+    True means that only texts changed.
+    """
     if not path.exists():
         return False
     old, new = ([cell for cell in book.cells if cell.cell_type == "code"]
@@ -150,8 +153,9 @@ def _take_outputs(path, notebook):
 
 
 def lab_notebook(root, stem):
-    """What the learner opens: the source without the marked solutions and the advice in stubs. It
-    has no outputs, so none is compared.
+    """Return what the learner opens: the source without marked solutions or advice in stubs.
+
+    It has no outputs, so no outputs are compared.
     """
     return _notebook(root, stem, lambda source: contract(SOLUTION.sub(r"\1...\n", source)
                                                          ).rstrip("\n"), without=COMPARED)
@@ -250,7 +254,7 @@ def _program(source):
 
 
 def marked(found, answer):
-    """Return `answer` with a mark at each line that is new beside `found`.
+    """Return `answer` with a mark at each line that is not in `found`.
 
     A line that was left out, with none in its place, becomes a comment.
     """
@@ -319,9 +323,9 @@ def _working(match):
 
 
 def execute(notebook, root):
-    """The notebook carries the outputs of a run from top to bottom.
+    """Run the notebook from top to bottom and keep the outputs in it.
 
-    error  BuildError with the cell's own error; or when an output names a path of this machine
+    Raises: BuildError with the cell's own error; or when an output names a path of this machine
     """
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 

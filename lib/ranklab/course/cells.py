@@ -72,7 +72,7 @@ class Cell:
 
 
 def statements_of(source):
-    """The statements of a cell's text; none where it is no Python."""
+    """Parse a cell's text into its statements; return none where it is no Python."""
     try:
         return [_statement(node, source) for node in _tree(source).body]
     except (SyntaxError, ValueError):
@@ -129,7 +129,7 @@ def _root(node):
 
 
 def needs(statements):
-    """The names that these statements, run in order, need from before."""
+    """Find the names that these statements, run in order, need from before."""
     needed, late, bound = set(), set(), set()
     for one in reversed(statements):
         if not one.keeps:
@@ -141,9 +141,9 @@ def needs(statements):
 
 
 def to_bind(names, statements, is_there):
-    """Those of `statements`, in order, that bind `names` and what these need in turn.
+    """Select from `statements`, in order, what binds `names` and what these need in turn.
 
-    is_there(name, cell)  True where `name` already has what the last statement above, in the cell
+    is_there(name, cell): True where `name` already has what the last statement above, in the cell
                           of this number, binds to it
     """
     imported = _imported(statements)
@@ -189,8 +189,10 @@ class Lab:
         self.exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
 
     def place_of(self, source, cell_id, last):
-        """The number of the cell with this text, the next after the cell `last` if several have it;
-        None if none has. An edited cell is known by its id, or by what it defines.
+        """Find the cell with this text, the next after the cell `last` if several have it.
+
+        An edited cell is known by its id, or by what it defines.
+        Returns: the cell's number; None if no cell has this text
         """
         statements = statements_of(source)
         defines = {one.node.name for one in statements if isinstance(one.node, DEFINES)}
@@ -204,8 +206,9 @@ class Lab:
         return None
 
     def find(self, place):
-        """Return the number of the first cell under "4.4", or of an exercise's or a prediction's
-        heading, or None.
+        """Find the first cell under "4.4", or under the heading of an exercise or a prediction.
+
+        Returns: the cell's number, or None
         """
         predicted = re.compile(rf"check\([^)]*\b{re.escape(place)}\s*=")
         for number, cell in enumerate(self.cells):
@@ -216,22 +219,23 @@ class Lab:
         return None
 
     def section(self, number):
-        """The cells from `number` on, under the same heading."""
+        """Return the cells from `number` on that stand under the same heading."""
         end = number
         while end < len(self.cells) and self.cells[end].headings == self.cells[number].headings:
             end += 1
         return self.cells[number:end]
 
     def binder(self, name, until):
-        """The number of the last cell before `until` that makes `name`, and does not only import
-        it; None where none does.
+        """Find the last cell before `until` that makes `name`, and does not only import it.
+
+        Returns: the cell's number; None where no cell does
         """
         made = (number for number in reversed(range(until)) for one in self.cells[number].statements
                 if name in one.binds and not isinstance(one.node, IMPORTS))
         return next(made, None)
 
     def statements(self, until, own=None):
-        """The statements of all cells before the cell `until`.
+        """Return the statements of all cells before the cell `until`.
 
         An exercise has the answer in `own`, {name: the text of the learner's cell}, or else the
         library's. No `x = check(x)` is among them.
@@ -259,9 +263,9 @@ class Lab:
 def define(statements, space, exercises):
     """Run statements in the namespace `space`; return the exercises whose answer is the learner's.
 
-    Where a statement raises, the cell that needs it will say what is missing; where one of an
-    answer's does, or has none, the library's answer is taken.
-    exercises  {name: Exercise} of the lab
+    Where a statement raises, the cell that needs it will say what is missing. Where an answer
+    raises, or has no statement, the library's answer is taken.
+    exercises: {name: Exercise} of the lab
     """
     failed = set()
     for one in statements:
@@ -286,7 +290,7 @@ def _compiled(statement):
 
 
 def text_of(learner_fn):
-    """The text of the notebook's cell that defines a function or class; "" where no cell does."""
+    """Return the text of the cell that defines a function or class; "" where no cell does."""
     parts = vars(learner_fn).values() if isinstance(learner_fn, type) else [learner_fn]
     for part in parts:
         part = getattr(part, "fget", getattr(part, "__func__", part))
@@ -306,10 +310,10 @@ def _is_check(node, exercises):
 
 
 def find_lab(stem, notebook=None):
-    """Return the lab `stem` from the file that the learner has open, or else from the learner's
-    copies or the checkout's labs; None where there is none.
+    """Find the lab `stem` in the file that the learner has open; return None where there is none.
 
-    notebook  the file's path, where the editor says it
+    Otherwise the learner's copies are read, then the checkout's labs.
+    notebook: the file's path, where the editor says it
     """
     root = labs.repository() or labs.repository(Path(__file__).parent)
     paths = [notebook, os.environ.get("JPY_SESSION_NAME"), f"{stem}.ipynb",
@@ -343,5 +347,5 @@ def _code_cells(cells):
 
 
 def headings(text):
-    """[(level, title), ...] of a Markdown cell."""
+    """Find the headings of a Markdown cell: [(level, title), ...]."""
     return [(len(marks), title.strip()) for marks, title in HEADING.findall(FENCED.sub("", text))]

@@ -61,9 +61,9 @@ def _indent(text):
 
 
 def check(learner_fn=None, /, **predictions):
-    """The verdict is printed and recorded; returns what the rest of the lab uses.
+    """Print and record the verdict; return what the rest of the lab uses.
 
-    That is the learner's function or class when it passes, and the library's when it does not yet.
+    Returns: the learner's function or class when it passes, and the library's when it does not yet
     With keywords, numbers are checked: check(megabytes_sent=150); `...` is "not predicted yet".
     """
     for name, value in predictions.items():
@@ -101,7 +101,7 @@ def _show_and_record(name, state, text, cell="", reason="", advice=""):
 
 
 def judge(exercise, learner_fn) -> Verdict:
-    """The verdict on `learner_fn`; nothing is printed or recorded."""
+    """Return the Verdict on `learner_fn`; nothing is printed or recorded."""
     verdict = Verdict(exercise.name)
     if learner_fn is exercise.answer:
         verdict.state = LIBRARYS
@@ -155,7 +155,7 @@ def _time_limit():
 
 
 def is_stub(learner_fn):
-    """True while the scaffold's `raise NotImplementedError("exercise ...")` is still there.
+    """Return whether the stub's `raise NotImplementedError("exercise ...")` is still there.
 
     Nothing is run. A learner's own NotImplementedError, with another text, makes no stub.
     """
@@ -194,7 +194,7 @@ def _check_prediction(name, value):
 
 
 def judge_prediction(prediction, value):
-    """(state, what to print) for a predicted number."""
+    """Judge a predicted number; return (state, what to print)."""
     if value is None or value is ...:
         return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
     given = _as_float(value)

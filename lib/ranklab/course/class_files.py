@@ -9,14 +9,14 @@ from ranklab.course.class_page import page
 
 
 class ClassFile:
-    """There is always a whole file on the disk, with the rows so far or those of the last run."""
+    """A file that is always whole on the disk: with the rows so far, or with the last run's."""
 
     def __init__(self, path, submissions):
         self.path = Path(path).resolve()
         self.stems = {getattr(notebook, "stem", None) for notebook in submissions.values()}
 
     def try_place(self):
-        """Why the file can't be written there, or None; its folder is made."""
+        """Make the file's folder; return None, or why the file can't be written there."""
         if self.path.exists() and not self.path.is_file():
             return self._problem(f"{self.path} is not a file")
         try:
@@ -27,7 +27,7 @@ class ClassFile:
             return self._problem(error)
 
     def write(self, rows):
-        """The file holds these rows, all or none; returns None, or why it does not."""
+        """Write these rows to the file, all or none; return None, or why that failed."""
         try:
             with (whole_file(self.path) as part,
                   part.open("w", newline="", encoding="utf-8", errors="replace") as file):

@@ -17,7 +17,7 @@ NAMES_SHOWN = 12
 
 
 def page(rows):
-    """The whole file. The same rows give the same bytes."""
+    """Return the whole file. The same rows give the same bytes."""
     mistakes = common(rows)
     body = [_head(rows), _lesson(mistakes), *(_lab(stem, rows) for stem in _stems(rows)),
             _all_mistakes(mistakes), _notes(rows)]

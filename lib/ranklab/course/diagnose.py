@@ -23,14 +23,15 @@ OWN_GROUP = " (--ranks N starts a script that calls init_process_group, by torch
 
 def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
          beside=None):
-    """The program has run, and what is found is printed. Returns 0 where nothing is.
+    """Run the program and print what is found; return 0 where nothing is found.
 
-    what    a .py file or a module; or a folder that `keep` or a job has filled
-    ranks   start this many with torchrun; None: the program launches its own
-    keep    a folder for what is observed
-    before  such a folder, of the run that this one goes on with
-    beside  such a folder, of the same program on fewer ranks
-    error   ValueError: there is no such program, or nothing was observed
+    what: a .py file or a module; or a folder that `keep` or a job has filled
+    ranks: start this many with torchrun; None: the program launches its own
+    keep: a folder for what is observed
+    before: such a folder, of the run that this one continues
+    beside: such a folder, of the same program on fewer ranks
+    Returns: 1 where something is found, or the program did not end well
+    Raises: ValueError if there is no such program, or nothing was observed
     """
     with contextlib.ExitStack() as stack:
         if Path(what).is_dir():
@@ -78,8 +79,9 @@ def _run(words, arguments, ranks, timeout, folder):
 
 
 def _judge(ranks, launch, of, before, beside):
-    """What is found in one launch is printed, and where ranks are that have not returned; returns
-    True where something is.
+    """Print what is found in one launch, and where ranks are that have not returned.
+
+    Returns: True where something is found
     """
     findings = diagnose(ranks, before, beside)
     print((f"launch {launch} of {of}: " if of > 1 else "") +

@@ -35,7 +35,7 @@ class Advice(str):
 
 
 def doctor() -> int:
-    """Prints the report; returns 1 if something would break a lab, else 0."""
+    """Print the report; return 1 if something would break a lab, else 0."""
     advice = []
     for title, part in (("machine", machine), ("GPUs", gpus), ("ranks", ranks),
                         ("extras", extras), ("labs", what_labs_run_on)):
@@ -49,7 +49,7 @@ def doctor() -> int:
 
 
 def machine():
-    """Python, torch, cores, memory and the two temporary places."""
+    """Yield Python, torch, cores, memory and the two temporary places."""
     yield f"system         {platform.system()} {platform.release()}, {platform.machine()}"
     yield f"python         {platform.python_version()}"
     if sys.version_info[:2] < OLDEST_PYTHON:
@@ -71,7 +71,7 @@ def machine():
 
 
 def torch_version():
-    """The version of torch, held against the range in ranklab's own metadata."""
+    """Yield torch's version, and Advice where it is outside the range in ranklab's own metadata."""
     from packaging.requirements import Requirement
 
     try:
@@ -90,7 +90,7 @@ def torch_version():
 
 
 def space(name, path, needed, remedy):
-    """How much is free at `path`, and Advice when that is less than `needed` bytes."""
+    """Yield how much is free at `path`, and Advice when that is less than `needed` bytes."""
     free = shutil.disk_usage(path).free
     yield f"{name:14} {free / 1e9:.1f} GB free in {path}"
     if free < needed:
@@ -99,7 +99,7 @@ def space(name, path, needed, remedy):
 
 
 def gpus():
-    """Each GPU, and how the GPUs are linked."""
+    """Yield each GPU, and how the GPUs are linked."""
     count = gpu_count()
     if not count:
         yield "none that torch can use: ranks run on the CPU"
@@ -118,7 +118,7 @@ def gpus():
 
 
 def sharing_line(count):
-    """Whether NCCL can put several ranks on one GPU, and what they would get."""
+    """Say whether NCCL can put several ranks on one GPU, and how much memory each would get."""
     import torch
 
     version = sharing.nccl_version()
@@ -134,7 +134,7 @@ def sharing_line(count):
 
 
 def links():
-    """NVIDIA's own table of the links between GPUs, as it is (see its legend)."""
+    """Yield NVIDIA's own table of the links between GPUs, as it is (see its legend)."""
     if not shutil.which("nvidia-smi"):
         return
     try:
@@ -148,7 +148,7 @@ def links():
 
 
 def ranks():
-    """Fresh ranks: whether they start and reduce correctly, and how fast."""
+    """Start fresh ranks; yield whether they start and reduce correctly, and how fast."""
     try:
         import torch.distributed as dist
 
@@ -172,7 +172,7 @@ def ranks():
 
 
 def judge(seen):
-    """The measured all-reduce, in the columns of nccl-tests; the slowest rank counts."""
+    """Yield the measured all-reduce in the columns of nccl-tests; the slowest rank counts."""
     if seen[0].get("share", 1) < 1:
         yield "these ranks share a GPU: the times below are of no link"
     wrong = [rank for rank, one in enumerate(seen) if not one["right"]]
@@ -188,7 +188,11 @@ def judge(seen):
 
 
 def time_all_reduce():
-    """On each rank: seconds of a small and a large all-reduce (median), and whether it is right."""
+    """Time a small and a large all-reduce on each rank, and check the result.
+
+    Returns: {bytes: median seconds}, with "right": whether the sums are right, "backend", "device"
+             and "share"
+    """
     import torch
     import torch.distributed as dist
 
@@ -223,7 +227,7 @@ def _seconds(x):
 
 
 def extras():
-    """Each optional part: here, or the line that installs what is missing."""
+    """Yield for each optional part "here", or the line that installs what is missing."""
     from packaging.requirements import Requirement
 
     about = importlib.metadata.metadata("ranklab")
@@ -249,7 +253,7 @@ def _installed(name):
 
 
 def what_labs_run_on():
-    """For each lab that is written: how many ranks, on what."""
+    """Yield for each lab that is written how many ranks it runs, and on what."""
     count, share = gpu_count(), sharing.is_wanted()
     for stem in labs.written():
         needed = RANKS_OF_LAB.get(stem, 4)

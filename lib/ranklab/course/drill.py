@@ -26,10 +26,10 @@ class Stop(Exception):
 
 
 def drill(argv):
-    """Every question that fits is asked, up to the count; returns the exit code.
-    error  ValueError with the list of labs
+    """Ask every question that fits, up to the count; return the exit code.
 
     Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
+    Raises: ValueError with the list of labs
     """
     wanted = _parser().parse_args(argv)
     if wanted.seed is None:
@@ -56,7 +56,7 @@ def drill(argv):
 
 
 def choose(questions, wanted, marks):
-    """The questions to ask, in order: of the lab and level; with --weak, only the weak ones."""
+    """Choose the questions of the lab and level, in order; with --weak, only the weak ones."""
     lab = None if wanted.lab is None else find_stem(wanted.lab)
     fitting = [question for question in questions
                if lab in (None, question.lab) and wanted.level in (None, question.level)]
@@ -75,15 +75,15 @@ class Marks:
         self.path, self.kept = path, records.load(path, _are_marks)
 
     def seen(self, name):
-        """True when the question was asked before."""
+        """Return whether the question was asked before."""
         return name in self.kept
 
     def weak(self, name):
-        """True when one of the last two marks is below 0.7."""
+        """Return whether one of the last two marks is below 0.7."""
         return any(mark < SHARE for mark in self.kept.get(name, [])[-2:])
 
     def add(self, name, mark):
-        """Appends a mark, after any that another terminal has added since."""
+        """Append a mark, after any that another terminal has added since."""
         with records.change(self.path, _are_marks) as self.kept:
             self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
 
@@ -117,7 +117,10 @@ def _ask(question, place, seed):
 
 
 def read_reply(asked):
-    """A number that can be read, or the letter of a choice, as it was typed; "" for Enter alone."""
+    """Ask until the reply can be read; return it as it was typed, or "" for Enter alone.
+
+    A reply is a number, or the letter of a choice.
+    """
     prompt = f"  in {asked.unit} > " if asked.unit not in ("", "x") else "  > "
     if asked.options:
         show_options(asked)
@@ -133,14 +136,15 @@ def read_reply(asked):
 
 
 def show_options(asked):
-    """The options of a choice are on the screen; nothing where there are none."""
+    """Print the options of a choice; print nothing where there are none."""
     for letter, option in zip(LETTERS, asked.options):
         print(plain(f"{letter}) {option}", "    "))
 
 
 def value_of(asked, reply):
-    """What a reply means: a number in SI units, or one of the options.
-    error  ValueError with one sentence when it is none
+    """Parse a reply: return a number in SI units, or one of the options.
+
+    Raises: ValueError with one sentence when the reply is neither
     """
     if asked.kind == "number":
         return read_number(reply, asked.unit)
@@ -151,7 +155,10 @@ def value_of(asked, reply):
 
 
 def grade(asked, reply):
-    """1.0 for a right reply, else 0.0; prints which, and what a wrong reply confuses."""
+    """Grade a reply: 1.0 where it is right, else 0.0.
+
+    Prints whether it is right, and what a wrong reply confuses.
+    """
     right_one = asked.shown_answer() if asked.kind == "number" else (
         LETTERS[asked.options.index(asked.answer)])
     if not reply:
@@ -184,8 +191,9 @@ def _ask_open(asked):
 
 
 def read(prompt):
-    """What is typed, without spaces around it.
-    error  Stop for q and at the end of the input
+    """Read what is typed, without the spaces around it.
+
+    Raises: Stop for q and at the end of the input
     """
     try:
         reply = input(prompt).strip()

@@ -11,7 +11,7 @@ OFF = "Answers are turned off in this class. "
 
 
 def hint(name=""):
-    """One more hint for `name`, an exercise or prediction, is printed below those shown before."""
+    """Print one more hint for `name`, an exercise or prediction, below those shown before."""
     name = getattr(name, "__name__", name)
     entry = index.find(name)
     if entry is None and (item := _find(name)):  # of a lab that is being written
@@ -38,7 +38,7 @@ def hint(name=""):
 
 
 def answer(name):
-    """The worked answer to `name` is printed, unless RANKLAB_ANSWERS=0 (a class at work)."""
+    """Print the worked answer to `name`, unless RANKLAB_ANSWERS=0 (a class at work)."""
     if not _are_answers_on():
         print(f"{OFF}hint() still helps; then ask your instructor.")
         return

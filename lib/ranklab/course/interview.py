@@ -32,10 +32,10 @@ ORDER = ("number", "choice", "open", "number", "choice", "number", "open", "choi
 
 
 def interview(argv, clock=time.monotonic):
-    """An interview is held, or the last one is scored; returns the exit code.
-    error  ValueError where none is kept that could be scored
+    """Hold an interview, or score the last one; return the exit code.
 
-    clock  seconds that go on while somebody types
+    clock: returns seconds, and goes on while somebody types
+    Raises: ValueError where no interview is kept that could be scored
     """
     wanted = _parser().parse_args(argv)
     if wanted.seed is None:
@@ -80,7 +80,7 @@ def _parser():
 # --- what is asked --------------------------------------------------------------------------------
 
 def kinds(minutes):
-    """The kinds of questions that so many minutes hold, in order; at least one."""
+    """Return the kinds of questions that so many minutes hold, in order; at least one."""
     last = ["design"] if minutes >= 2 * MINUTES["design"] else []
     left, found = minutes - sum(MINUTES[kind] for kind in last), []
     for kind in itertools.cycle(ORDER):
@@ -91,8 +91,7 @@ def kinds(minutes):
 
 
 def choose(bank, wanted, marks):
-    """The questions to ask, in order: weak ones first, then new ones, from as many labs as can be.
-    """
+    """Choose the questions, in order: weak ones, then new ones, from as many labs as possible."""
     dice, chosen, labs = random.Random(wanted.seed), [], Counter()
 
     def order(question):
@@ -116,13 +115,13 @@ class Sheets:
         self.name = max(self.kept, default=None)
 
     def last(self):
-        """The newest sheet."""
+        """Return the newest sheet; raise ValueError where there is none."""
         if self.name is None:
             raise ValueError(f"{self.path} holds no interview to score")
         return self.kept[self.name]
 
     def new(self, wanted, chosen):
-        """A sheet of these questions, each with its share of the time."""
+        """Begin a sheet of these questions, each with its share of the time, and return it."""
         whole = sum(MINUTES[question.kind] for question in chosen)
         self.name = time.strftime("%Y-%m-%d %H:%M:%S")
         self.kept[self.name] = {
@@ -134,7 +133,7 @@ class Sheets:
         return self.last()
 
     def save(self):
-        """The sheet is in the file; where no file can be written, that is said once."""
+        """Write the sheet to the file; where no file can be written, tell the learner once."""
         if self.can_write:
             with records.change(self.path, _is_sheet) as kept:
                 kept[self.name] = self.kept[self.name]
@@ -152,7 +151,7 @@ def _is_sheet(record):
 # --- the clock runs -------------------------------------------------------------------------------
 
 def hold(sheet, drawn, save, clock):
-    """The questions are asked until the time is over, or until q or Ctrl-C."""
+    """Ask the questions until the time is over, or until q or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrows and long lines work where somebody types
     seconds, begun = 60 * sheet["minutes"], clock()
@@ -177,7 +176,7 @@ def hold(sheet, drawn, save, clock):
 
 
 def _answer(asked, entry, save, is_over):
-    """entry["reply"] is what was typed; "" where it was passed, None where the time was over."""
+    """Put what was typed into entry["reply"]; "" where it was passed, None where time was over."""
     if not asked.rubric:
         entry["reply"] = read_reply(asked) or (None if is_over() else "")
         return
@@ -196,7 +195,10 @@ def _answer(asked, entry, save, is_over):
 
 @contextlib.contextmanager
 def _bell(seconds):
-    """Inside, a line says when `seconds` are over; what is being typed stays as it is."""
+    """Print a line, inside the block, when `seconds` are over.
+
+    What is being typed stays as it is.
+    """
     def ring(*_):  # not print(), because it may come in the middle of another print()
         os.write(sys.__stdout__.fileno(), b"\n  Time is over. Enter: what you typed counts.\n")
 
@@ -212,8 +214,9 @@ def _bell(seconds):
 # --- afterwards -----------------------------------------------------------------------------------
 
 def score(drawn, save, marks):
-    """Each answer has its mark, from 0 to 1, and what it missed.
-    error  Stop where the person has had enough; what is not scored yet can be scored later
+    """Give each answer its mark, from 0 to 1, and list the points that it missed.
+
+    Raises: Stop where the person has had enough; what is not scored yet can be scored later
     """
     for entry, question, asked in drawn:
         if entry["reply"] is None or entry["mark"] is not None:

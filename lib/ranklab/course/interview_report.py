@@ -7,12 +7,15 @@ from ranklab.interview.ask import SHARE, judge
 
 
 def clock_time(seconds):
-    """Minutes and seconds, as 4:05."""
+    """Format seconds as minutes and seconds, such as 4:05."""
     return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 
 
 def report(sheet, drawn):
-    """The report of an interview: `drawn` holds (entry of the sheet, question, as it was asked)."""
+    """Return the report of an interview.
+
+    `drawn`: a list of (entry of the sheet, question, the question as it was asked)
+    """
     scored = [each for each in drawn if each[0]["mark"] is not None]
     points, used = sum(entry["mark"] for entry, _, _ in scored), sum(
         entry["seconds"] for entry, _, _ in drawn)
@@ -64,7 +67,7 @@ def _right(asked, reply):
 
 
 def transcript(drawn):
-    """All questions with what was said and a good answer."""
+    """Return all questions with what was said and a good answer."""
     parts = ["## All questions"]
     for entry, question, asked in drawn:
         options = [f"{letter}) {option}" for letter, option in zip(LETTERS, asked.options)]

@@ -17,14 +17,14 @@ TOUR = "tour"  # the notebook to begin with: it asks for nothing, so it is no la
 
 
 def idea(stem):
-    """ "02_collectives" -> "collectives": the name of the lab's modules."""
+    """Return the name of the lab's modules: "02_collectives" -> "collectives"."""
     return stem.partition("_")[2]
 
 
 def find_stem(text):
-    """The stem that `text` means: "02", "2", "collectives" or "02_collectives".
+    """Find the stem that `text` means: "02", "2", "collectives" or "02_collectives".
 
-    error  ValueError with the list of labs
+    Raises: ValueError with the list of labs
     """
     text = str(text)
     for stem in STEMS:
@@ -37,30 +37,33 @@ def find_stem(text):
 def find_notebook(text):
     """Return the name of the notebook that `text` means: the tour's, or the stem of a lab.
 
-    error  ValueError with the list of labs
+    Raises: ValueError with the list of labs
     """
     return TOUR if text == TOUR else find_stem(text)
 
 
 def written():
-    """The stems whose checks exist, in order."""
+    """List the stems whose checks exist, in order."""
     return tuple(s for s in STEMS if importlib.util.find_spec(f"ranklab.checks.{idea(s)}"))
 
 
 def checks_of(stem):
-    """The module with the lab's EXERCISES and PREDICTIONS."""
+    """Import and return the module with the lab's EXERCISES and PREDICTIONS."""
     return importlib.import_module(f"ranklab.checks.{idea(stem)}")
 
 
 @functools.cache
 def find_exercise(name):
-    """The Exercise of this name, or None. Labs are searched in order; the rest stay unloaded."""
+    """Find the Exercise of this name; return None where there is none.
+
+    Labs are searched in order; the rest stay unloaded.
+    """
     return _find("EXERCISES", name)
 
 
 @functools.cache
 def find_prediction(name):
-    """The Prediction of this name, or None."""
+    """Find the Prediction of this name; return None where there is none."""
     return _find("PREDICTIONS", name)
 
 
@@ -73,7 +76,7 @@ def _find(kind, name):
 
 
 def names():
-    """The names of all exercises and predictions, lab by lab."""
+    """List the names of all exercises and predictions, lab by lab."""
     return [name for stem in written() for name in names_of(stem)]
 
 
@@ -83,7 +86,7 @@ def near(name, n=3):
 
 
 def names_of(stem):
-    """The names of the lab's exercises and predictions; none for the tour."""
+    """List the names of the lab's exercises and predictions; none for the tour."""
     if stem == TOUR:
         return []
     if stem in index.entries():
@@ -93,18 +96,18 @@ def names_of(stem):
 
 
 def repository(start=None):
-    """The nearest folder upwards that holds labs/source; None outside a checkout."""
+    """Find the nearest folder upwards that holds labs/source; return None outside a checkout."""
     start = Path(start or Path.cwd()).resolve()
     return next((p for p in (start, *start.parents) if (p / "labs" / "source").is_dir()), None)
 
 
 def source(stem):
-    """The text of labs/source/ for `stem`; "" outside a checkout."""
+    """Read the text of labs/source/ for `stem`; return "" outside a checkout."""
     return _text(f"labs/source/{stem}.py")
 
 
 def deck(stem):
-    """The text of the deck of `stem`; "" outside a checkout."""
+    """Read the text of the deck of `stem`; return "" outside a checkout."""
     return _text(f"slides/{stem}.md")
 
 
@@ -115,5 +118,5 @@ def _text(name):
 
 
 def stem_of(name):
-    """The lab that asks for the exercise or prediction `name`, or None."""
+    """Find the lab that asks for the exercise or prediction `name`; return None if no lab does."""
     return next((stem for stem in written() if name in names_of(stem)), None)

@@ -10,9 +10,9 @@ PICTURE = re.compile(r"\bplots\.(\w+)\(")
 
 
 def places(stem, name):
-    """Sentences on where the lab `stem` teaches the exercise or prediction `name`.
+    """Say in sentences where the lab `stem` teaches the exercise or prediction `name`.
 
-    They come from labs/source/ and slides/; there are none outside of a checkout.
+    Returns: a list of sentences from labs/source/ and slides/; empty outside a checkout
     """
     title, text = _section(labs.source(stem), name)
     if not title:

@@ -18,10 +18,10 @@ from ranklab.course.submitted import definitions
 
 
 def merge(folder: Path, stem):
-    """The learner's copy of the lab is the newer one, with their cells; returns a sentence.
+    """Replace the learner's copy by the newer lab with their cells in it; return a sentence.
 
-    folder/STEM.old.ipynb  what the copy was; a newer lab that somebody has edited is kept, too
-    error  ValueError where there is no newer lab, or one of the two is no notebook
+    folder/STEM.old.ipynb: what the copy was; a newer lab that somebody has edited is kept as well
+    Raises: ValueError where there is no newer lab, or one of the two is no notebook
     """
     copy = folder / f"{stem}.ipynb"
     newer = newest(folder, stem)
@@ -43,14 +43,14 @@ def merge(folder: Path, stem):
 
 
 def newest(folder, stem):
-    """The newer lab that `ranklab work` has put beside a copy, the last of several; or None."""
+    """Find the newer lab that `ranklab work` put next to a copy, the last of several; or None."""
     found = {int(match[1] or 1): path for path in folder.glob(f"{stem}.new*.ipynb")
              if (match := re.fullmatch(rf"{stem}\.new(\d*)\.ipynb", path.name))}
     return found[max(found)] if found else None
 
 
 def keep(text, copy):
-    """`text` is in a file of its own beside `copy`, whose path is returned."""
+    """Write `text` to a file of its own next to `copy`; return the new path."""
     number = 1
     while (path := copy.with_name(f"{copy.stem}.old{number if number > 1 else ''}.ipynb")).exists():
         number += 1
@@ -59,7 +59,7 @@ def keep(text, copy):
 
 
 def bring_cells(old, new, names):
-    """The learner's cells of `old` are in `new`, both lists of cells; returns how many."""
+    """Copy the learner's cells from `old` into `new`, both lists of cells; return how many."""
     moved, last = 0, None  # last: the cell of `new` that stands for the one before
     for cell in old:
         same = next((one for one in new if one.get("id") == cell.get("id")
@@ -74,7 +74,7 @@ def bring_cells(old, new, names):
 
 
 def is_of_learner(cell):
-    """True for a cell that somebody wrote or edited."""
+    """Return whether somebody wrote or edited the cell."""
     return digest(source(cell)) != str(cell.get("id")).partition("-")[0]
 
 
@@ -83,7 +83,10 @@ def source(cell):
 
 
 def place_for(cell, same, new, names):
-    """The cell of `new` that now holds what `cell` does; None where there is no place for it."""
+    """Put the text of `cell` into its place in `new`: the same cell, stub or prediction.
+
+    Returns: the cell of `new`; None where there is no place for it
+    """
     if cell["cell_type"] != "code":
         return None
     mine = names & set(definitions(source(cell)))
@@ -96,7 +99,10 @@ def place_for(cell, same, new, names):
 
 
 def predicted(cell, new):
-    """The cell of `new` with the numbers that `cell`, a single check(...), predicts; or None."""
+    """Put the numbers that `cell`, a single check(...), predicts into the cell of `new` that asks.
+
+    Returns: the cell of `new`, or None
+    """
     try:
         calls = [node.value for node in ast.parse(source(cell)).body if isinstance(node, ast.Expr)]
     except SyntaxError:
@@ -114,7 +120,7 @@ def predicted(cell, new):
 
 
 def insert(cell, last, new):
-    """A cell like `cell` stands in `new` after the cell `last`, or first; returns it."""
+    """Insert a copy of `cell` into `new` after the cell `last`, or first; return the copy."""
     taken = {one.get("id") for one in new}
     mine = cell | ({"id": uuid.uuid4().hex[:8]} if cell.get("id") in taken else {})
     new.insert(new.index(last) + 1 if last else 0, mine)

@@ -31,7 +31,7 @@ class Common:
     by: list = field(default_factory=list)
 
     def to_say(self):
-        """The mistake's hint, or else the first hint of the exercise; for a number, why."""
+        """Return the mistake's hint, or else the exercise's first hint; for a number, why."""
         exercise, number = labs.find_exercise(self.name), labs.find_prediction(self.name)
         return self.hint or exercise.hints[0] if exercise else number.why or number.hints[0]
 
@@ -40,7 +40,7 @@ class Common:
 
 
 def common(rows):
-    """All mistakes, those of most submissions first, then in the order of the labs."""
+    """List all mistakes: by most submissions first, then in the order of the labs."""
     found = {}
     for row in rows:
         for name, state in row.states.items():
@@ -53,15 +53,15 @@ def common(rows):
 
 
 def to_tell(mistakes):
-    """The mistakes to speak about: the most common ones. One without a hint needs two people."""
+    """Select the most common mistakes, to speak about. One without a hint needs two people."""
     return [each for each in mistakes if each.hint or len(each.by) > 1][:TOLD]
 
 
 def without_numbers(text):
-    """The text with # for each number and each list of numbers, and '' for what was quoted."""
+    """Replace each number and each list of numbers by #, and what was quoted by ''."""
     return LIST.sub("#", NUMBER.sub("#", QUOTED.sub("''", text)))
 
 
 def counts(rows, name):
-    """{state: how many of these rows} of an exercise or prediction."""
+    """Count these rows by state, for one exercise or prediction: {state: how many}."""
     return Counter(row.states[name] for row in rows if name in row.states)

@@ -26,7 +26,7 @@ class Cells(NamedTuple):
 
 
 def cells_hash(cells):
-    """The hash of what a person writes: kind, text and tags of each cell.
+    """Hash what a person writes: kind, text and tags of each cell.
 
     Empty cells at the end don't count: Shift+Enter in the last cell makes one.
     """
@@ -38,12 +38,12 @@ def cells_hash(cells):
 
 
 def digest(source):
-    """The start of the id that the builder gives to a cell with this text."""
+    """Compute the start of the id that the builder gives to a cell with this text."""
     return hashlib.sha256(source.encode()).hexdigest()[:10]
 
 
 def read_cells(path):
-    """The Cells of the notebook at `path`; both None where it can't be read as one."""
+    """Read the Cells of the notebook at `path`; both None where it can't be read as one."""
     try:
         notebook = json.loads(Path(path).read_text(encoding="utf-8"))
         now = cells_hash(notebook["cells"])
@@ -54,11 +54,11 @@ def read_cells(path):
 
 
 def run_cells(notebook, folder, limit, environ, **options):
-    """Execute `notebook` from top to bottom in `folder`, on a fresh kernel; it gets the outputs.
+    """Execute `notebook` from top to bottom in `folder`, on a fresh kernel; keep its outputs in it.
 
-    limit    seconds for a cell
-    environ  what is set besides this process's environment; the learner's progress is not touched
-    options  of nbclient's NotebookClient, whose errors it raises
+    limit: seconds for a cell
+    environ: what is set besides this process's environment; the learner's progress is not touched
+    options: of nbclient's NotebookClient, whose errors it raises
     """
     with fresh_client(notebook, folder, environ, timeout=limit, **options) as client:
         client.execute()
@@ -66,9 +66,9 @@ def run_cells(notebook, folder, limit, environ, **options):
 
 @contextlib.contextmanager
 def fresh_client(notebook, folder, environ, **options):
-    """Give nbclient's client of `notebook`, with a fresh kernel, which ends with the block.
+    """Yield nbclient's client of `notebook`, with a fresh kernel, which ends with the block.
 
-    folder, environ, options  as for run_cells
+    folder, environ, options: as for run_cells
     """
     from jupyter_client import AsyncKernelManager
     from jupyter_core.utils import run_sync
@@ -93,5 +93,5 @@ def fresh_client(notebook, folder, environ, **options):
 
 
 def plain(text):
-    """What a cell showed, without the terminal's colours."""
+    """Remove the terminal's colours from what a cell showed."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

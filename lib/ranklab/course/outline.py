@@ -23,8 +23,9 @@ class Asked:
 
 
 def outline(stem):
-    """All that the lab asks, in the order of its cells; without a source, in the order of its
-    checks.
+    """List all that the lab asks, in the order of its cells.
+
+    Without a source: in the order of its checks.
     """
     if stem in index.entries():
         return [Asked(name, entry["section"]) for name, entry in index.entries()[stem].items()]
@@ -39,7 +40,7 @@ def asked_by(source, names):
 
 
 def next_after(name, records):
-    """One line on what comes after `name` in its lab, leaving out what is passed."""
+    """Return one line on what comes after `name` in its lab, leaving out what is passed."""
     stem = labs.stem_of(name)
     if stem is None:
         return ""
@@ -58,7 +59,7 @@ def first_open(asked, place, records):
 
 
 def is_passed(name, records):
-    """True when the learner's record of `name` says so."""
+    """Return whether the learner's record of `name` says that it passed."""
     return records.get(name, {}).get("state") == "passed"
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def words_of(what, others):
-    """The arguments with which Python runs this program: a file, or a module, also of this folder.
+    """Return the arguments with which Python runs this program: a file, or a module.
 
-    error  ValueError: it is neither; `others` says what else the caller would have taken
+    The module may also be in this folder.
+    Raises: ValueError if it is neither; `others` says what else the caller would have taken
     """
     if what.endswith(".py") and Path(what).is_file():
         return [what]

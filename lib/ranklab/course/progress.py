@@ -13,7 +13,7 @@ NEW = {"state": "-", "tries": 0}
 
 
 def home() -> Path:
-    """The folder of the learner's own records: $RANKLAB_HOME, or .ranklab/ beside labs/."""
+    """Return the folder of the learner's own records: $RANKLAB_HOME, or .ranklab/ next to labs/."""
     if "RANKLAB_HOME" in os.environ:
         return Path(os.environ["RANKLAB_HOME"]).expanduser()
     return (labs.repository() or Path.cwd()) / ".ranklab"
@@ -28,7 +28,7 @@ def load(folder: Path | None = None) -> dict:
 
 
 def change():
-    """Inside, the records can be changed; afterwards they are saved."""
+    """Open the records for changes in a `with` block; save them when the block ends."""
     return records.change(home() / FILE, _is_good)
 
 

@@ -6,8 +6,9 @@ from ranklab.interview.units import show
 
 
 def questions(lab):
-    """The interview questions that `lab` shows, ready for a notebook or for print.
-    error  ValueError naming the labs that have questions
+    """Return the interview questions that `lab` shows, ready for a notebook or for print.
+
+    Raises: ValueError naming the labs that have questions
     """
     bank = load()
     shown = [question for question in bank if question.lab == lab and question.in_lab]
@@ -51,7 +52,7 @@ class LabQuestions:
 
 
 def question_html(place, question, asked, with_answer=True):
-    """A question as HTML, its answer folded away or left out."""
+    """Render a question as HTML, its answer folded away or left out."""
     text = f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{asked_html(asked)}"
     if not with_answer:
         return text + "<hr>"
@@ -59,13 +60,13 @@ def question_html(place, question, asked, with_answer=True):
 
 
 def asked_html(asked):
-    """What is asked, with its options."""
+    """Render as HTML what is asked, with its options."""
     options = "".join(f"<li>{to_html(text)}</li>" for text in asked.options)
     return to_html(asked.text) + (f'<ol type="a">{options}</ol>' if options else "")
 
 
 def answer_html(asked):
-    """The answer, why, the points of a good one, and the common wrong ones."""
+    """Render as HTML the answer, why, the points of a good one, and the common wrong ones."""
     points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
                      for texts in (asked.rubric, _slips(asked)))
     return ("".join(to_html(text) for text in _answer(asked))

@@ -14,7 +14,7 @@ _unwritten = {}  # path -> the records of this process, where its folder can't b
 
 
 def load(path, is_good):
-    """The records at `path` that `is_good` accepts; what else is there is first set aside."""
+    """Load the records at `path` that `is_good` accepts; first set aside whatever else is there."""
     records, is_whole = _read(path, is_good)
     if not is_whole and path not in _unwritten:
         with change(path, is_good) as records:
@@ -24,7 +24,7 @@ def load(path, is_good):
 
 @contextlib.contextmanager
 def change(path, is_good):
-    """Inside, the records can be changed; afterwards they are saved, whole or not at all."""
+    """Yield the records for changes; save them when the block ends, whole or not at all."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _keep_here(path, records, error):
 
 
 def wait_for(lock):
-    """Another process that asks for it waits until the open file `lock` is closed."""
+    """Lock the open file `lock`; others that ask for the lock wait until the file is closed."""
     try:
         import fcntl  # not on Windows, where launch is to say so itself
     except ImportError:

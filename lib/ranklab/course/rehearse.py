@@ -16,10 +16,10 @@ CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang sa
 
 
 def rehearse(what, arguments=()):
-    """`what` has run, a .ipynb or .py file, or a module; what a GPU would refuse is printed.
+    """Run `what`, a .ipynb or .py file, or a module; print what a GPU would refuse.
 
-    Returns 0 when nothing raised, 1 when something did, or when no rank was launched.
-    error  ValueError: there is no such file or module, or the file is no notebook
+    Returns: 0 when nothing raised, 1 when something did, or when no rank was launched
+    Raises: ValueError if there is no such file or module, or the file is no notebook
     """
     if not what.endswith(".ipynb"):
         return _rehearse_program(words_of(what, "and no .py or .ipynb file"), arguments)
@@ -49,11 +49,12 @@ def _rehearse_program(words, arguments):
 
 
 def run(path, shorter=()):
-    """How many cells of the notebook ran, and (number, source, error) of those that raised.
+    """Run the notebook's cells in its own folder, under a GPU's rules.
 
-    The notebook and your progress stay as they are; its cells run in its own folder.
-    shorter  {text of a cell: what runs in its place}: less work of the same kind
-    error    ValueError: no cell has such a text
+    The notebook and your progress stay as they are.
+    shorter: {text of a cell: what runs in its place}, which does less work of the same kind
+    Returns: how many cells ran, and [(number, source, error)] of the cells that raised
+    Raises: ValueError if no cell has such a text
     """
     import nbformat
 

@@ -12,7 +12,7 @@ COLOURS = {"ok": "var(--jp-success-color1, #23863b)", "FAIL": "var(--jp-error-co
 
 
 def show(text):
-    """`text` is on the screen, no line longer than 100 columns; a notebook shows marks in colour.
+    """Show `text`, no line longer than 100 columns; a notebook shows marks in colour.
 
     A notebook also keeps the plain text, for whatever can't show HTML.
     """
@@ -25,7 +25,7 @@ def show(text):
 
 
 def wrap(text):
-    """`text` with lines of 100 columns at most; what is broken goes on below its first word."""
+    """Wrap `text` at 100 columns; continue a broken line below its first word."""
     return "\n".join(part for line in text.splitlines() for part in _parts(line))
 
 
@@ -36,7 +36,7 @@ def _parts(line):
 
 
 def to_html(text):
-    """`text` as it stands, its name in bold and its marks in colour."""
+    """Render `text` as HTML, as it stands, with its name in bold and its marks in colour."""
     name, *lines = text.split("\n")
     lines = [f"<b>{_escaped(name)}</b>", *map(_coloured, lines)]
     return '<pre style="margin: 0; word-break: normal">' + "\n".join(lines) + "</pre>"

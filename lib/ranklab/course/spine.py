@@ -58,16 +58,19 @@ def part_of(stem):
 
 
 def next_after(name, records):
-    """Return one line on what comes after `name` in its lab; where the lab's part of the spine is
-    done with it, also what comes next on the spine.
+    """Return one line on what comes after `name` in its lab.
+
+    Where the lab's part of the spine is done with it, the line also says what comes next on the
+    spine.
     """
     line, onward = outline_next(name, records), leads_to(labs.stem_of(name), records)
     return f"{line}; on the spine: {onward}" if onward else line
 
 
 def leads_to(stem, records):
-    """ "02, 4.1 tree_rounds": what comes next on the spine, once this lab's part of it is done; ""
-    before, and where the lab has none.
+    """Return what comes next on the spine, as "02, 4.1 tree_rounds".
+
+    Returns: "" until this lab's part of the spine is done, and where the lab has none
     """
     part = part_of(stem)
     is_done = part and all(is_passed(each.name, records) for each in part.asked())

@@ -5,10 +5,10 @@ from ranklab.course.outline import is_passed, outline
 
 
 def status(lab=None) -> str:
-    """A table of one lab, or of each lab that was begun; its end says what comes next.
+    """Return a table of one lab, or of each lab that was begun, and at its end what comes next.
 
-    lab    None: a lab that was not begun takes one line; "all": every lab has a table
-    error  ValueError with the list of labs
+    lab: None: a lab that was not begun takes one line; "all": every lab has a table
+    Raises: ValueError with the list of labs
     """
     stems = labs.written() if lab in (None, "all") else (labs.find_stem(lab),)
     if stems[0] not in labs.written():

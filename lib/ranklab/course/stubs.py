@@ -12,14 +12,14 @@ ADVICE = re.compile(r'((?:^[ ]+#.*\n)+)(?=[ ]+raise NotImplementedError\("exerci
 
 
 def contract(source):
-    """`source` without the advice in its stubs."""
+    """Remove from `source` the advice in its stubs."""
     return ADVICE.sub("", source)
 
 
 def advice(source, name):
-    """What the stub of `name` advises, one line for each part that is missing.
+    """Return what the stub of `name` advises, one line for each part that is missing.
 
-    source  of a whole lab; a class's parts are its methods, and their names stand in front
+    source: of a whole lab; a class's parts are its methods, and their names stand in front
     """
     tree, found = ast.parse(source), []
     for match in ADVICE.finditer(source):

@@ -109,7 +109,7 @@ def _stubs(stem):
 
 
 def definitions(source):
-    """The names of all functions and classes in it, also where it is not quite Python."""
+    """Find the names of all functions and classes, also where `source` is not quite Python."""
     return re.findall(r"^[ \t]*(?:async +)?(?:def|class)[ \t]+(\w+)", source, re.M)
 
 

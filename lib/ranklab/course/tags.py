@@ -10,14 +10,17 @@ class Html(str):
 
 
 def tag(name, *content, **attributes):
-    """The element; `class_` is its class. Strings in it are text, whatever they contain."""
+    """Build the HTML element; `class_` is its class.
+
+    Strings in it are text, whatever they contain.
+    """
     said = "".join(f' {key.strip("_")}="{safe(str(value))}"'
                    for key, value in attributes.items())
     return Html(f"<{name}{said}>{''.join(map(safe, content))}</{name}>")
 
 
 def safe(content):
-    """HTML of a text, a number, an element, or a list of these."""
+    """Return the HTML of a text, a number, an element, or a list of these."""
     if isinstance(content, Html):
         return content
     if isinstance(content, list | tuple):
@@ -27,5 +30,5 @@ def safe(content):
 
 
 def printable(text):
-    """The text with ? for what would move the cursor or turn the line round."""
+    """Replace by ? whatever would move the cursor or turn the line round."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -31,7 +31,7 @@ change the course itself, people open the repository's own folder.
 
 
 def checkout():
-    """The checkout around this folder, or else around this library; None if there is none."""
+    """Find the checkout around this folder, or else around this library; None if there is none."""
     return labs.repository() or labs.repository(Path(__file__).parent)
 
 
@@ -85,9 +85,9 @@ def _bring_one(lab, folder, given):
 
 
 def _give(lab, now, copy):
-    """The lab is at `copy`, or beside it if `copy` holds the learner's cells.
+    """Write the lab to `copy`, or next to `copy` if that holds the learner's cells.
 
-    returns  the place that was written; None where the lab was there already
+    Returns: the place that was written; None where the lab was there already
     """
     kinds = itertools.chain(["", ".new"], (f".new{n}" for n in itertools.count(2)))
     for place in (copy.with_name(f"{copy.stem}{kind}.ipynb") for kind in kinds):
@@ -120,7 +120,7 @@ def _bring_text(path, text, given):
 
 
 def _with_kernel(lab):
-    """The notebook `lab` already holds what JupyterLab would write into it when it is opened.
+    """Add to the notebook `lab` what JupyterLab would write into it when it is opened.
 
     So a copy that nobody touched is not marked as changed.
     """

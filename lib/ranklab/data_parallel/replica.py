@@ -49,7 +49,8 @@ class Replica(EndOfBackward, nn.Module):
         return buckets_of(trained, bucket_cap_bytes, self.group_of, Bucket)
 
     def group_of(self, tensor):
-        """The group of the ranks that hold a copy of this tensor; in some models not all do."""
+        """Return the group of the ranks that hold a copy of this tensor; in some models not all do.
+        """
         return self.group
 
     def forward(self, *inputs, **kwargs):

@@ -31,15 +31,19 @@ class Quality(NamedTuple):
 
 
 def compare_hooks(hooks, ranks=2, steps=50, seed=0):
-    """[Quality of each hook] after `steps` steps from the same weights, on the same batches.
+    """Train with each hook for `steps` steps, from the same weights and on the same batches.
 
-    hooks  {name: function that makes (state, hook), or None for DDP's own all-reduce}
+    hooks: {name: function that makes (state, hook), or None for DDP's own all-reduce}
+    Returns: [Quality of each hook].
     """
     return launch(train_with_each, hooks, steps, seed, ranks=ranks, timeout=600)[0]
 
 
 def train_with_each(hooks, steps, seed, group=None):
-    """On each rank: [Quality of each] of {name: function that makes (state, hook), or None}."""
+    """Train with each hook, on a rank that a launch has started; return [Quality of each].
+
+    hooks: {name: function that makes (state, hook), or None}
+    """
     text = python_text()
     return [Quality(name, *_train(make, text, steps, seed, group)) for name, make in hooks.items()]
 

@@ -70,9 +70,10 @@ class _Sleep(torch.autograd.Function):
 
 
 def record(names=SITUATIONS, ranks=2, steps=5):
-    """{situation: [Timeline of rank 0, of rank 1, ...]}; all of them by one launch.
+    """Record the training in each of these situations, all by one launch.
 
-    error  a name that is not in SITUATIONS
+    Returns: {situation: [Timeline of rank 0, of rank 1, ...]}.
+    Raises: ValueError for a name that is not in SITUATIONS.
     """
     if unknown := [name for name in names if name not in SITUATIONS]:
         raise ValueError(f"situation {unknown[0]!r} is not one of {', '.join(SITUATIONS)}")
@@ -86,7 +87,11 @@ def _record(names, steps):
 
 
 def run(situation, steps, group=None):
-    """On a rank: the Timeline of `steps` training steps in this situation, by a group of gloo."""
+    """Do `steps` training steps in this situation; return the Timeline of this rank.
+
+    Collective: call it on every rank.
+    group: a group of gloo
+    """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     is_straggler = situation == "straggler" and rank == R - 1
     batch = BATCH * (MORE_WORK if is_straggler else 1)

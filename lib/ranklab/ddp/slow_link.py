@@ -25,8 +25,8 @@ class SlowLink:
 
     On CPU only: on a GPU the thread would have to follow the streams of the bucket.
 
-    cost   one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer
-    error  a bandwidth that is not positive
+    Cost: one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer.
+    Raises: ValueError for a bandwidth that is not positive.
     """
 
     def __init__(self, bandwidth, group=None):
@@ -36,13 +36,13 @@ class SlowLink:
         self.cable = ThreadPoolExecutor(1)  # one worker: buckets go in the order of their hooks
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket will hold the mean over ranks of its gradients."""
+        """Start averaging the bucket over ranks; return the future of the mean."""
         buffer, future = bucket.buffer(), torch.futures.Future()
         self.cable.submit(self._send, buffer, future)
         return future
 
     def close(self):
-        """All that was under way has arrived, and the thread has ended."""
+        """Wait until all buckets under way have arrived, and end the thread."""
         self.cable.shutdown()
 
     def _send(self, buffer, future):

@@ -2,11 +2,12 @@
 
 
 def steps_of(events):
-    """[events of the first step, of the second, ...]: each begins with its loader event.
+    """Cut a timeline into steps: [events of the first step, of the second, ...].
 
-    So loading must be marked once in each step, as torch's DataLoader does. What comes before the
-    first loader event belongs to the first step; without any loader event, all is one step. A part
-    without computing is not a step: a loop asks its DataLoader once more at the end.
+    Each step begins with its loader event. So loading must be marked once in each step, as torch's
+    DataLoader does. What comes before the first loader event belongs to the first step; without any
+    loader event, all is one step. A part without computing is not a step: a loop asks its
+    DataLoader once more at the end.
     """
     steps, kinds = [[]], set()  # the kinds of events in the last step
     for event in sorted(events, key=lambda event: event.start):

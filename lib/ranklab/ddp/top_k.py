@@ -31,7 +31,7 @@ def top_k_compress(gradient, error, k):
 
 
 def top_k_bytes(parameters, fraction):
-    """Count what TopK(fraction) sends of them to each other rank, in float32: 8 bytes an entry.
+    """Count the bytes that TopK(fraction) sends to each other rank, in float32: 8 bytes an entry.
 
     Lab: 04
     """
@@ -39,7 +39,7 @@ def top_k_bytes(parameters, fraction):
 
 
 def count_of(tensor, fraction):
-    """How many entries of it are sent: one or more."""
+    """Count the entries of the tensor that are sent: one or more."""
     return max(1, int(fraction * tensor.numel()))
 
 
@@ -49,8 +49,8 @@ class TopK:
     error_feedback=False drops what is not sent (for comparison). `compress` may be a learner's own
     top_k_compress.
 
-    cost   one all-gather a bucket: each of the other ranks gets 4 bytes a place, and the value
-    error  fraction must be above 0 and at most 1
+    Cost: one all-gather a bucket: each of the other ranks gets 4 bytes a place, and the value.
+    Raises: ValueError for a fraction that is not above 0 and at most 1.
     """
 
     def __init__(self, fraction=0.01, group=None, error_feedback=True, compress=top_k_compress):

@@ -13,7 +13,7 @@ HUGE = 1 << 21  # bytes of a huge page, on x86 and on ARM with pages of 4 KiB
 
 @contextlib.contextmanager
 def cheap_forks():
-    """Modules that are imported inside slow later forks down as little as possible.
+    """Let modules that are imported inside the block slow later forks down as little as possible.
 
     The garbage collector never looks at them: the import takes a fifth less time, and a collection
     in a fork copies none of their pages. On Linux their memory lies in huge pages: a fork copies

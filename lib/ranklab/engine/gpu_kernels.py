@@ -73,7 +73,7 @@ def can_become(tensor, new):
 
 
 def ctc_loss(logits, targets, input_lengths, target_lengths, *options):
-    """Lengths may be anywhere: torch reads them on the CPU."""
+    """Compute torch's ctc_loss with lengths on any device: torch reads them on the CPU."""
     return torch.ops.aten.ctc_loss.IntList(logits, targets, input_lengths.tolist(),
                                            target_lengths.tolist(), *options)
 
@@ -114,7 +114,7 @@ def key(name):
 
 
 def teach_autocast(library, rest):
-    """torch.autocast gives an op on the GPU the type that torch's list for CUDA says."""
+    """Make torch.autocast give an op on the GPU the type that torch's list for CUDA says."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
         packet, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -178,7 +178,7 @@ class GpuGenerator(torch._C.Generator):
                                      for part in (state[:8], state[8:]))
 
     def next(self):
-        """The seed of the next op's numbers."""
+        """Return the seed of the next op's numbers, and advance the offset."""
         seed, offset = self.seed_and_offset
         self.seed_and_offset = seed, offset + 4
         return hash((seed, offset)) % 2**63
@@ -187,9 +187,11 @@ class GpuGenerator(torch._C.Generator):
 # --- backward -------------------------------------------------------------------------------------
 
 class Guard(_DummyDeviceGuard):
-    """Torch asks it for the device's type even while the error of a hook goes up through the C++ of
-    backward. Python can't answer while an error is set, and the process would abort. So the error
-    is put aside, and checked_backward raises it later.
+    """Keep the error of a hook aside while backward's C++ asks for the device's type.
+
+    Torch asks for it even while the error goes up through the C++ of backward. Python can't answer
+    while an error is set, and the process would abort. So the error is put aside, and
+    checked_backward raises it later.
     """
 
     caught, running = [], []

@@ -86,7 +86,7 @@ class GpuTensor(torch.Tensor):
 
 
 def mark(raw):
-    """Code that meets the storage of `raw` below the wrapper, like torch.save, sees the device."""
+    """Mark the storage of `raw` as the GPU's, for code below the wrapper, such as torch.save."""
     raw.untyped_storage().on_gpu = str(GpuTensor.at)
 
 

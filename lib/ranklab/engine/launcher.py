@@ -22,31 +22,31 @@ LONGEST = 20 * 24 * 3600  # seconds; the system's calls count milliseconds in 31
 
 def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
            rehearse=None, preload=(), headings=False, watch=None, share_gpu=False):
-    """`fn(*args)` has run on fresh ranks; returns [value on rank 0, value on rank 1, ...].
+    """Run `fn(*args)` on fresh ranks; return [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
-    is its own GPU, or the CPU (then it sees no GPU). A notebook cell may define `fn` and classes.
+    is the rank's own GPU, or the CPU (then the rank sees no GPU). A notebook cell may define `fn`
+    and classes.
 
-    ranks    how many; by default one for each GPU, or 4 where there are fewer than two GPUs
-    nodes    lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
-    timeout  seconds from when all ranks are up; those in which a rank waited for a core come on top
-             (on Linux). After it a HangError says where each rank waits
-    stream   show output as it comes instead of at the end
-    stall    seconds after which ranks that all sleep in communication are a HangError; None: never
-    rehearse "gpu": on the CPU, but what a GPU would refuse raises; RANKLAB_REHEARSE=gpu does so too
-    preload  heavy modules that `fn` imports, such as "transformers": imported once, in the process
-             that forks ranks; they must start no threads, and no edit of them is seen
-    headings each rank's output stands under a heading, not behind its rank in every line
-    watch    called every 10 s with a text that says where each rank is
-    share_gpu
-             where GPUs are fewer than ranks, ranks share them, by NCCL (2.30.3 or newer): its rules
-             are real then, its speed is not. RANKLAB_SHARE_GPU=1 does so too
+    ranks: how many; by default one for each GPU, or 4 where there are fewer than two GPUs
+    nodes: lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
+    timeout: seconds from when all ranks are up; the seconds in which a rank waited for a core come
+        on top (on Linux). After it a HangError says where each rank waits
+    stream: show output as it comes instead of at the end
+    stall: seconds after which ranks that all sleep in communication are a HangError; None: never
+    rehearse: "gpu": on the CPU, but what a GPU would refuse raises; or set RANKLAB_REHEARSE=gpu
+    preload: heavy modules that `fn` imports, such as "transformers": imported once, in the process
+        that forks ranks; they must start no threads, and no edit of them is seen
+    headings: each rank's output stands under a heading, not behind its rank in every line
+    watch: called every 10 s with a text that says where each rank is
+    share_gpu: where GPUs are fewer than ranks, ranks share them, by NCCL (2.30.3 or newer): its
+        rules are real then, its speed is not; or set RANKLAB_SHARE_GPU=1
 
     Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
-    out or be the job's, output always streams, and `timeout` is that of each collective.
+    out or be the job's, output always streams, and `timeout` is the limit of each collective.
 
-    error  RankError: a rank raised or died (with its line); HangError: time is up
-    lab    00
+    Raises: RankError if a rank raised or died (with its line); HangError when the time is up.
+    Lab: 00
     """
     __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE") or None
@@ -132,9 +132,10 @@ def visible_gpus():
 
 @contextlib.contextmanager
 def reserved_port():
-    """A free port, for rank 0's MASTER_PORT: inside, the kernel gives it to nobody by itself.
+    """Reserve a free port, for rank 0's MASTER_PORT; yield its number.
 
-    Nothing listens there: the ranks of a launch meet in a file.
+    Inside the block the kernel gives the port to nobody by itself. Nothing listens there: the ranks
+    of a launch meet in a file.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch's store sets it too

@@ -14,10 +14,10 @@ from ranklab.engine.cheap_forks import cheap_forks
 
 
 def imported(since=0):
-    """The names of ranklab's modules in this process that are worth having before a fork.
+    """List the names of ranklab's modules in this process that are worth having before a fork.
 
-    since  len(sys.modules) of the moment of a fork: only younger ones. A look at a name copies its
-           page of memory: at all of them, two fifths of what a fork copies
+    since: len(sys.modules) at the moment of a fork: only younger modules. A look at a name copies
+        its page of memory: at all of them, two fifths of what a fork copies
     """
     young = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - since))
     return [name for name in young
@@ -31,15 +31,17 @@ def _is_heavy(name):
 
 
 class Modules:
-    """What the server has imported since it began."""
+    """The modules that the server has imported since it began."""
 
     def __init__(self):
         self._first = set(sys.modules)
         self._stamps = {}  # module of ranklab's -> what its file was when it was imported
 
     def need(self, names):
-        """These modules are imported, as far as they can be, and none of ranklab's is older than
-        its file.
+        """Import these modules, as far as possible.
+
+        If a file of ranklab's has changed since its import, all of ranklab's modules are forgotten
+        first, so that none is older than its file.
         """
         if any(_stamp(name) != stamp for name, stamp in self._stamps.items()):
             self._forget()

@@ -41,7 +41,7 @@ class Job:
     on_gpus: bool = False  # ranks are to have one each, or to share
 
     def environment(self, rank):
-        """torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
+        """Return torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
         per_node = self.ranks // self.nodes
         return {
             "RANK": str(rank),
@@ -158,9 +158,9 @@ def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, s
 
     Returns the options for init_process_group.
 
-    rehearse   "gpu": gloo, under a GPU's rules (rehearse.py)
-    sees_own   the GPUs that this rank sees are not those that the others see
-    share_gpu  with fewer GPUs than ranks these take turns on them, with NCCL (sharing.py)
+    rehearse: "gpu": gloo, under a GPU's rules (rehearse.py)
+    sees_own: the GPUs that this rank sees are not those that the others see
+    share_gpu: with fewer GPUs than ranks these take turns on them, with NCCL (sharing.py)
     """
     import torch
 

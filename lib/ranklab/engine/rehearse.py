@@ -130,7 +130,7 @@ class Module(_DummyBackendModule):
         self.generator.set_state(state)
 
     def memory_allocated(self, device=None):
-        """The bytes of all tensors on the GPU that are alive."""
+        """Count the bytes of all tensors on the GPU that are alive."""
         storages = {one.raw.untyped_storage() for one in gc.get_objects() if type(one) is GpuTensor}
         now = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
         self.peak = max(self.peak, now)
@@ -139,7 +139,7 @@ class Module(_DummyBackendModule):
     memory_reserved = memory_allocated
 
     def max_memory_allocated(self, device=None):
-        """The largest of what memory_allocated() found, now and before: at most the true peak."""
+        """Return the largest value of memory_allocated(), now and before: at most the true peak."""
         self.memory_allocated()
         return self.peak
 
@@ -253,7 +253,7 @@ PATCHES = (
 
 
 def install():
-    """From now on this process has one GPU; returns the options for its process group."""
+    """Give this process one rehearsed GPU from now on; return the options for its process group."""
     if mark := os.environ.get("RANKLAB_REHEARSED"):  # a file: `ranklab rehearse` asks for it
         Path(mark).touch()
     _setup_privateuseone_for_python_backend(NAME, Module(), device_guard=Guard())

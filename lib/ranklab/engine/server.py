@@ -73,7 +73,7 @@ class Server:
         self.selector.register(self.woken, selectors.EVENT_READ, self.child_ended)
 
     def serve(self):
-        """Returns when the kernel is gone, with every rank dead."""
+        """Serve until the kernel is gone; return with every rank dead."""
         self.alive = True
         while self.alive and os.getppid() == self.kernel:
             for key, _ in self.selector.select(timeout=0.5):
@@ -110,7 +110,7 @@ class Server:
                 self.signal(connection, request["signal"], request["number"])
 
     def preload(self, connection, names):
-        """The modules are imported, as far as they can be; the ranks say which can't."""
+        """Import the modules, as far as possible; the ranks say which can't be imported."""
         self.modules.need(names)
         self.tell(connection, {"preloaded": names})
 
@@ -169,7 +169,7 @@ class Server:
         self.reap()
 
     def reap(self):
-        """The ended children are reaped and reported; True while others live."""
+        """Reap and report the children that have ended; return True while others live."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -198,9 +198,9 @@ class Server:
 
 
 def kill_orphans():
-    """No rank lives: what dead ranks had started (say, DataLoader workers) goes too.
+    """Kill what dead ranks had started (say, DataLoader workers); call it when no rank lives.
 
-    Linux made them children of this process (a subreaper) when their rank died.
+    Linux made these processes children of this one (a subreaper) when their rank died.
     """
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -217,14 +217,14 @@ def prctl(option, value):
 
 
 def die_with(parent):
-    """Linux kills this process when `parent` dies, however it dies."""
+    """Make Linux kill this process when `parent` dies, however it dies."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 
 
 def main(lifeline_fd, kernel):
-    """Serves until the process `kernel` is gone."""
+    """Serve until the process `kernel` is gone."""
     die_with(kernel)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the kernel decides; ranks inherit this
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a rank can answer it with its stack

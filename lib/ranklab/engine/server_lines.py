@@ -24,7 +24,7 @@ class Lines:
         self._early = []  # answers that came while another was waited for
 
     def request(self, message, fds=()):
-        """`message` is sent, with descriptors; silently nothing if the server is gone."""
+        """Send `message`, with descriptors; silently do nothing if the server is gone."""
         line = json.dumps(message).encode() + b"\n"
         try:
             socket.send_fds(self._connection, [line], fds)
@@ -32,7 +32,10 @@ class Lines:
             pass  # read() reports the end of the server
 
     def wait_for(self, kind, limit=ANSWER_LIMIT):
-        """The next answer of this kind; others are kept for read()."""
+        """Wait for the next answer of this kind; keep others for read().
+
+        Raises: ServerStuck after `limit` seconds; ServerDied.
+        """
         end = time.monotonic() + limit
         try:
             while True:
@@ -49,7 +52,10 @@ class Lines:
             self._connection.settimeout(None)
 
     def read(self):
-        """The answers that have come: at least one."""
+        """Return the answers that have come; wait for one if there is none.
+
+        Raises: ServerDied.
+        """
         early, self._early = self._early, []
         return early or self._receive()
 

@@ -64,16 +64,16 @@ def _tensor(raw, dtype, shape, requires_grad):
 
 
 def dumps(obj) -> bytes:
-    """`obj` as bytes; functions and classes of `__main__` by value, tensors on the CPU."""
+    """Pickle `obj`: functions and classes of `__main__` by value, tensors on the CPU."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(obj)
     return buffer.getvalue()
 
 
 def dumps_call(fn, args) -> bytes:
-    """The call as bytes.
+    """Pickle the call.
 
-    error  TypeError that names the part which can't be sent
+    Raises: TypeError that names the part which can't be sent.
     """
     try:
         return dumps((fn, args))
@@ -84,7 +84,7 @@ def dumps_call(fn, args) -> bytes:
 
 
 def what_stays(parts):
-    """A TypeError that names the first of {name: value} which can't be sent, or None."""
+    """Return a TypeError that names the first of {name: value} which can't be sent, or None."""
     for name, part in parts.items():
         try:
             dumps(part)
@@ -97,9 +97,9 @@ loads = pickle.loads
 
 
 def values(pickled):
-    """What the ranks returned, opened within OPEN_LIMIT.
+    """Unpickle what the ranks returned, within OPEN_LIMIT.
 
-    error  TypeError that names the rank; TimeoutError
+    Raises: TypeError that names the rank; TimeoutError.
     """
     results, errors = [], []
 
@@ -125,7 +125,7 @@ def values(pickled):
 
 
 def scratch_file():
-    """An unnamed file to pass large things through, by its descriptor; in memory on Linux."""
+    """Make an unnamed file to pass large things through, by its descriptor; in memory on Linux."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("ranklab"), "w+b")
     return tempfile.TemporaryFile()
@@ -133,7 +133,10 @@ def scratch_file():
 
 @contextlib.contextmanager
 def shared_file():
-    """An empty file, in memory on Linux. Its descriptor is enough to open it again (path_of)."""
+    """Yield an empty file, in memory on Linux.
+
+    Its descriptor is enough to open it again (path_of).
+    """
     if hasattr(os, "memfd_create"):
         with scratch_file() as file:
             yield file
@@ -144,7 +147,7 @@ def shared_file():
 
 
 def path_of(fd):
-    """A path by which this process opens the file of a descriptor again, with its own locks."""
+    """Return a path by which this process opens a descriptor's file again, with its own locks."""
     if sys.platform == "linux":
         return f"/proc/self/fd/{fd}"
     import fcntl  # not on Windows, where launch is to say so itself
@@ -153,5 +156,8 @@ def path_of(fd):
 
 
 def opened(fd):
-    """The file to read from its start; the descriptor's offset, which ranks share, stays."""
+    """Map the descriptor's file, to be read from its start.
+
+    The descriptor's offset, which ranks share, does not move.
+    """
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)

@@ -19,7 +19,10 @@ NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer a
 
 
 def settle(folder):
-    """This process is a rank among its surroundings; `folder` is for its workers' sockets."""
+    """Set this process up as a rank: no keyboard, forked workers, the first to go.
+
+    `folder` is for the sockets of its workers.
+    """
     _without_keyboard()
     _fork_workers()
     _first_to_go()
@@ -67,7 +70,7 @@ def _first_to_go():
 
 
 def share_cores():
-    """A thread of this process that wakes up lets the one on its core finish its turn (Linux).
+    """Make a thread of this process that wakes up let the one on its core finish its turn (Linux).
 
     While a message lies there that its rank has not asked for yet, gloo's thread looks again and
     again, and each time took the core from a rank that computes: with four ranks on two cores a
@@ -79,7 +82,7 @@ def share_cores():
 
 @contextlib.contextmanager
 def folder_of_workers():
-    """The path of a folder that a rank may make; afterwards it is gone, whoever was killed."""
+    """Yield the path of a folder that a rank may make; remove it afterwards, whoever was killed."""
     path = os.path.join(tempfile.gettempdir(), f"ranklab-{uuid.uuid4().hex[:12]}")
     try:
         yield path
@@ -88,8 +91,10 @@ def folder_of_workers():
 
 
 def patience():
-    """1 on an idle machine, more on a busy one. For processes that launch did not start: its own
-    limit counts how long its ranks waited for a core.
+    """Return the factor for a time limit: 1 on an idle machine, more on a busy one.
+
+    For processes that launch did not start: the limit of a launch already counts how long its ranks
+    waited for a core.
     """
     if not hasattr(os, "getloadavg"):  # Windows
         return 1

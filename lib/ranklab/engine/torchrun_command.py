@@ -12,11 +12,11 @@ ELASTIC = "torch/distributed/elastic"  # torchrun's own words, after those of th
 
 
 def torchrun(*command, ranks, timeout=120):
-    """`torchrun --nproc-per-node RANKS COMMAND...` has run; returns what it printed.
+    """Run `torchrun --nproc-per-node RANKS COMMAND...`; return what it printed.
 
     The ranks see GPUs if there is one for each of them or they share, as under launch.
-    error  RuntimeError with what the ranks said last; TimeoutError, and its processes are ended
-    lab    00
+    Raises: RuntimeError with what the ranks said last; TimeoutError, after its processes are ended.
+    Lab: 00
     """
     import psutil  # set here, not in every rank
     import torch

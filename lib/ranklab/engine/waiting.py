@@ -49,14 +49,17 @@ ENDLESS = (None, -1, timedelta(0))  # timeout of a lock, of join(), of Work.wait
 
 
 class Waiting:
-    """Answers each QUESTION on `channel` until this rank is released."""
+    """Answer each QUESTION on `channel` until this rank is released."""
 
     def __init__(self, channel):
         self.channel = channel
         self._released = None
 
     def begin(self, timeout, path):
-        """The default group is up; its ranks meet in the file `path`, for `timeout` seconds."""
+        """Start to answer, in a thread; call it when the default group is up.
+
+        Its ranks meet in the file `path`, for `timeout` seconds.
+        """
         import torch.distributed as dist
 
         self._path = path

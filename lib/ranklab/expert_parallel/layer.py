@@ -20,14 +20,14 @@ BALANCE = ("loss", "bias", "none")
 class MoEConfig(GPTConfig):
     """A GPT with experts in each block; checked when it is made.
 
-    expert_width  F of an expert; 0: 4 C / top_k, so that a token costs what it costs without
-                  experts (and a router)
-    shared_width  F of an MLP that all tokens take besides (DeepSeek's shared experts); 0: none
-    factor        of the capacity, in each sequence; 0: no token is dropped
-    balance       by an auxiliary loss of weight `coefficient`, by a bias that moves by `rate` in
-                  each step, or not at all
-    z             weight of the router's z-loss
-    jitter        the router's input is multiplied by 1 - jitter to 1 + jitter in training
+    expert_width: F of an expert; 0: 4 C / top_k, so that a token costs what it costs without
+        experts (and a router)
+    shared_width: F of an MLP that all tokens take besides (DeepSeek's shared experts); 0: none
+    factor: of the capacity, in each sequence; 0: no token is dropped
+    balance: by an auxiliary loss of weight `coefficient`, by a bias that moves by `rate` in each
+        step, or not at all
+    z: weight of the router's z-loss
+    jitter: the router's input is multiplied by 1 - jitter to 1 + jitter in training
     """
 
     n_expert: int = 8  # E

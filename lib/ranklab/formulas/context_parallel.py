@@ -22,8 +22,10 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
 
 
 def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Bytes that a rank sends of one sequence: k and v R - 1 times forward and R - 1 times
-    backward, and in backward R times their gradients in float32 (Transformer Engine: as k and v).
+    """Count the bytes that a rank sends of one sequence in ring attention.
+
+    k and v travel R - 1 times forward and R - 1 times backward, and in backward their gradients R
+    times, in float32 (in Transformer Engine in the type of k and v).
     """
     if ranks == 1:
         return 0
@@ -33,6 +35,9 @@ def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
 
 
 def ulysses_bytes(tokens, n_head, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Bytes that a rank sends of one sequence: q, k, v and the result, without what it keeps."""
+    """Count the bytes that a rank sends of one sequence: q, k, v and the result.
+
+    What the rank keeps is left out.
+    """
     numbers = 2 * (n_head + n_kv_head) * head_size * (tokens // ranks)
     return (1 + backward) * numbers * element * (ranks - 1) // ranks

@@ -72,14 +72,14 @@ def moments(config, ranks, step):
 
 
 def widths_of(config):
-    """(C, F, V, the width of keys and values) of a config"""
+    """Return (C, F, V, the width of keys and values) of a config."""
     C, heads = config["hidden_size"], config["num_attention_heads"]
     kv = C // heads * config.get("num_key_value_heads", heads)
     return C, config["intermediate_size"], config["vocab_size"], kv
 
 
 def parameters_of(config):
-    """(blocks, parameters of each, those of head and last norm, all that are in no block)."""
+    """Count (blocks, parameters of each, of head and last norm, of everything in no block)."""
     C, F, V, kv = widths_of(config)
     block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
     root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
@@ -87,8 +87,10 @@ def parameters_of(config):
 
 
 def activations_of(config, step):
-    """Bytes: (at the loss, of a block until its backward, of its input where it computes again,
-    of all inside of it, of the gradients in its MLP).
+    """Predict the bytes of activations on one rank.
+
+    Returns: [at the loss, of a block until its backward, of its input where it computes again,
+        of everything inside of it, of the gradients in its MLP].
     """
     C, F, V, kv = widths_of(config)
     width, tokens = step.width, step.micro_batch * step.n_ctx
@@ -101,12 +103,13 @@ def activations_of(config, step):
 
 
 def predicted_costs(numbers, config, ranks):
-    """[bytes of parameters, of gradients, of the optimizer, sent in a step] of each rank.
+    """Predict [bytes of parameters, of gradients, of the optimizer, sent in a step] of each rank.
 
     Rows, gradients and Adam's two moments are in float32. For each micro-batch parameters are
-    gathered, those of blocks twice, and gradients reduced; in hybrid sharding over copies, too.
-    numbers  of parameters: in the model, and in each of its blocks
-    config   has batch, micro_batch, precision and shard_ranks, of which 0 means all ranks
+    gathered, the blocks' parameters twice, and gradients reduced; in hybrid sharding over copies as
+    well.
+    numbers: of parameters: in the model, and in each of its blocks
+    config: has batch, micro_batch, precision and shard_ranks, of which 0 means all ranks
     """
     model, *blocks = numbers
     S = config.shard_ranks or ranks

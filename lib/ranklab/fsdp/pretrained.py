@@ -14,7 +14,10 @@ from ranklab.models.initialise import normal_by_name
 
 
 def rows_by_name(std):
-    """For fill_shards: fresh weights. A parameter is whole for a moment, the model never."""
+    """Make a source of fresh weights for fill_shards: a function of (name, shape, first, stop).
+
+    A parameter is whole for a moment, the model never.
+    """
     def rows(name, shape, first, stop):
         parameter = torch.ones(shape)  # norms stay so
         if len(shape) > 1:
@@ -24,8 +27,10 @@ def rows_by_name(std):
 
 
 def rows_in(folder):
-    """For fill_shards: weights of a Hugging Face folder, of which only the asked rows are read.
-    error  ValueError: a file is missing or not whole, or has another shape
+    """Make a source for fill_shards of the weights in a Hugging Face folder.
+
+    Only the rows that are asked for are read.
+    Raises: ValueError, when rows are read: a file is missing or not whole, or has another shape.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -47,7 +52,7 @@ def rows_in(folder):
 
 
 def save_pretrained(folder, model, weights, tokenizer):
-    """`folder` is one that from_pretrained loads, with the weights of a full_state_dict."""
+    """Write to `folder` what from_pretrained loads, with the weights of a full_state_dict."""
     from safetensors.torch import save_file
 
     Path(folder).mkdir(parents=True, exist_ok=True)

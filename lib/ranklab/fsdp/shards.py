@@ -147,13 +147,14 @@ class ShardedModule(Shards):
     afterwards. All ranks must have the same weights before: they are not sent. All ranks must use
     the same blocks in the same order.
 
-    group      the ranks that share the rows; None: all
-    replicas   the ranks with the same shard as this one, in hybrid sharding; None: no other
-    precision  what is computed and reduced in; the shards keep the type of the parameters
-    reshard_after_forward  False: whole until backward is done: more memory, one gather less. A
-               root stays whole in any case
-    offload    shards, gradients and optimizer live in the CPU's memory
-    error      parameters without dimension, of several types, or shared with another block
+    group: the ranks that share the rows; None: all
+    replicas: the ranks with the same shard as this one, in hybrid sharding; None: no other
+    precision: what is computed and reduced in; the shards keep the type of the parameters
+    reshard_after_forward: False: whole until backward is done: more memory, one gather less. A root
+        stays whole in any case
+    offload: shards, gradients and optimizer live in the CPU's memory
+    Raises: ValueError for parameters without dimension, of several types, or shared with
+        another block
     """
 
     def __init__(self, module, group=None, replicas=None, precision=Precision(),
@@ -171,7 +172,7 @@ class ShardedModule(Shards):
         module.fully_sharded = self
 
     def cast(self, module, inputs, kwargs):
-        """Cast the module's inputs to the type of computing."""
+        """Cast the module's floating-point inputs to the type of computing."""
         def cast(x):
             return x.to(self.compute) if torch.is_tensor(x) and x.is_floating_point() else x
         return tree_map(cast, (inputs, kwargs)) if self.compute else None
@@ -212,9 +213,9 @@ def sharded_parameters(module):
 
 
 def places_of(module):
-    """{parameter: [(module, attribute)]} of all that is not in a block inside `module`.
+    """Return {parameter: [(module, attribute)]} of all that is not in a block inside `module`.
 
-    error  ValueError, see ShardedModule
+    Raises: ValueError, see ShardedModule.
     """
     shards, places = sharded_parameters(module), {}
     for path, owner in module.named_modules():

@@ -36,7 +36,9 @@ def counted_step(trainer, batch=None):
 
 
 def sent_along(traffic, mesh):
-    """Return {axis: bytes sent}; gradients that travel along several axes together count as data.
+    """Return {axis: bytes sent}.
+
+    Gradients that travel along several axes together count as data.
     """
     nbytes = traffic.by_axis(mesh)
     nbytes["data"] += sum(n for axes, n in nbytes.items() if " x " in axes and
@@ -80,8 +82,9 @@ def dry_run_on_one_rank(job, layout):
 
 
 class PretendingHybrid(Hybrid):
-    """A Hybrid whose tensors have no memory from `materialize` on. (A tensor without memory could
-    not leave the device "meta", so this starts after it.)
+    """A Hybrid whose tensors have no memory from `materialize` on.
+
+    A tensor without memory could not leave the device "meta", so this starts after it has.
     """
 
     def materialize(self, model):
@@ -92,8 +95,9 @@ class PretendingHybrid(Hybrid):
 
 
 def even_dispatch(x, chosen, n_experts, group=None):
-    """Dispatch tokens as dispatch_tokens does, for numbers without values: all experts are chosen
-    equally often.
+    """Dispatch tokens as dispatch_tokens does, for numbers without values.
+
+    All experts are chosen equally often.
     """
     R, k = dist.get_world_size(group), chosen.shape[1]
     counts = torch.zeros(n_experts, dtype=torch.long, device=x.device)

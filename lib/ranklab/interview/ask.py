@@ -28,13 +28,15 @@ class Asked:
     values: dict                 # the drawn parameters
 
     def shown_answer(self):
-        """The right answer as a reader wants to see it."""
+        """Return the right answer as a reader wants to see it."""
         return show(self.answer, self.unit) if self.kind == "number" else self.answer
 
 
 def draw(question, seed=0):
-    """`question` with parameters drawn from `seed` (the same seed draws the same numbers).
-    error  what the library says when an answer cannot be computed
+    """Draw the parameters of `question` from `seed` (the same seed draws the same numbers).
+
+    Returns: an Asked.
+    Raises: what the library raises when an answer cannot be computed.
     """
     dice, names = _dice(question, seed), modules(question.uses)
     values, answer = _values(question, names, dice), question.answer
@@ -56,9 +58,9 @@ def draw(question, seed=0):
 
 
 def text_of(question, seed=0):
-    """Return the question as `draw` asks it; its answer, for which torch is needed, is left out.
+    """Return the question as `draw` asks it, without its answer, for which torch is needed.
 
-    None: a number of its text follows from functions of the library, and so needs torch, too.
+    None if a number of its text follows from functions of the library, and so needs torch as well.
     """
     try:
         return fill(question.question, _values(question, {}, _dice(question, seed), (NameError,)))
@@ -93,12 +95,15 @@ def _one(how, names, dice):
 
 
 def close(got, want, tolerance):
-    """True when `got` is within the relative `tolerance` of `want`."""
+    """Return True when `got` is within the relative `tolerance` of `want`."""
     return math.isclose(got, want, rel_tol=max(tolerance, 1e-9), abs_tol=1e-12)
 
 
 def judge(asked, reply):
-    """(right or not, what the reply confuses or "") for a number in SI units or a choice's text."""
+    """Judge a reply: a number in SI units, or the text of a choice.
+
+    Returns: (is it right, what the reply confuses or "").
+    """
     if asked.kind == "choice":
         return reply == asked.answer, dict(asked.wrong).get(reply, "")
     if close(reply, asked.answer, asked.tolerance):

@@ -56,7 +56,7 @@ class Question:
 
 @functools.cache
 def load():
-    """Every question of the bank, in file order."""
+    """Load every question of the bank, in file order."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it is built
     files = sorted(Path(__file__).parent.glob("*.yaml"))
     return tuple(question(entry) for file in files
@@ -64,7 +64,7 @@ def load():
 
 
 def question(entry):
-    """The Question of an entry as YAML gives it."""
+    """Make the Question of an entry as YAML gives it."""
     entry = dict(entry)
     levels, follow_up = entry.pop("levels", None), entry.pop("follow_up", ())
     return Question(**entry | {
@@ -82,7 +82,7 @@ def _three_answers(levels, follow_up):
 
 
 def modules(uses):
-    """The ranklab modules named in `uses`, by the last part of their name."""
+    """Import the ranklab modules named in `uses`; return them by the last part of their name."""
     return {name.split(".")[-1]: importlib.import_module(f"ranklab.{name}") for name in uses}
 
 

@@ -9,8 +9,9 @@ import textwrap
 
 
 def fields(template):
-    """The parameter names in `template`.
-    error  ValueError for a lone brace or a field without a name
+    """Return the parameter names in `template`.
+
+    Raises: ValueError for a lone brace or a field without a name.
     """
     names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     bad = [name for name in names if not name.isidentifier()]
@@ -20,12 +21,12 @@ def fields(template):
 
 
 def fill(template, values):
-    """`template` with every {name} replaced; {{ and }} are braces."""
+    """Replace every {name} in `template` by its value; {{ and }} are braces."""
     return str(template).format(**values).strip()
 
 
 def plain(text, indent="", width=92):
-    """`text` wrapped for a terminal, every line starting with `indent`."""
+    """Wrap `text` for a terminal, with every line starting with `indent`."""
     shown = []
     for block in _blocks(text):
         if _is_code(block):
@@ -37,7 +38,7 @@ def plain(text, indent="", width=92):
 
 
 def to_html(text):
-    """`text` as HTML paragraphs; `name` becomes code."""
+    """Convert `text` to HTML paragraphs; `name` becomes code."""
     shown = []
     for block in _blocks(text):
         safe = html.escape(textwrap.dedent(block), quote=False)

@@ -58,7 +58,8 @@ class Group:
         """Go round a ring over `chunks`, the bytes that belong to each rank; send to the next.
 
         Chunk r ends on rank r in a reduce_scatter, so it began on rank r+1; in an all_gather it
-        begins on rank r, and the rank before r keeps it. An all_reduce is one after the other.
+        begins on rank r, and the rank before r keeps it. An all_reduce is a reduce_scatter, then an
+        all_gather.
         """
         size, total = len(chunks), sum(chunks)
         local, following, preceding = (chunks[(self.place + step) % size] for step in (0, 1, -1))

@@ -11,7 +11,7 @@ from ranklab.meter.watcher import Watcher
 
 
 class MemoryCurve:
-    """The memory of this rank is noted after every tensor op of the block: forward, backward, step.
+    """Note this rank's memory after every tensor op of the block: forward, backward, step.
 
         with MemoryCurve(model, optimizer) as curve:
             model(x).sum().backward()
@@ -29,7 +29,7 @@ class MemoryCurve:
     gives back inside (cuDNN's workspace, temporaries of compiled code); a DDP bucket before its
     first use; what the allocator rounds up or keeps. Memory of all devices is added up. Entered
     again, the same object goes on.
-    cost   nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
+    Cost: nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
     """
 
     def __init__(self, model, optimizer=None, gathered=(), communication=(), shards=()):
@@ -58,7 +58,8 @@ class MemoryCurve:
         return {"points": self.points, "marks": self.marks}
 
     def mark(self, name):
-        """The part of the block from here on has this name: one more point, where it begins."""
+        """Name the part of the block from here on; add a point to the curve, where the part begins.
+        """
         self._note()
         self.marks.append((len(self.points) - 1, name))
 
@@ -107,7 +108,7 @@ class MemoryPeak(MemoryCurve):
     Adding up all that a model of billions of parameters holds, after every op, takes minutes. So
     new bytes are counted op by op, and everything is added up only if there may be a new peak.
 
-    of  Memory -> Memory: the part whose peak is meant
+    of: Memory -> Memory: the part whose peak is meant
     """
 
     def __init__(self, *lookup, of=lambda memory: memory, **options):

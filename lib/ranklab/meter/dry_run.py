@@ -12,8 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 @contextlib.contextmanager
 def posing(ranks):
-    """Inside, this process is rank 0 of this many ranks, and no other exists. Afterwards it has no
-    group. Yields an ExitStack; let it enter `without_memory()` for tensors without memory.
+    """Make this process pose, inside the block, as rank 0 of this many ranks; no other exists.
+
+    Afterwards it has no group.
+    Yields: an ExitStack; let it enter `without_memory()` for tensors without memory.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -26,5 +28,5 @@ def posing(ranks):
 
 
 def without_memory():
-    """Tensors that are made inside have a shape and no memory."""
+    """Return a context in which new tensors have a shape and no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)

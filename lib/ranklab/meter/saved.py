@@ -20,7 +20,7 @@ class Saved:
 
 
 class SavedActivations:
-    """The bytes that autograd saves for backward inside the block are counted, each storage once.
+    """Count the bytes that autograd saves for backward inside the block, each storage once.
 
         with SavedActivations() as saved:
             loss = model(x).sum()
@@ -83,7 +83,10 @@ class SavedActivations:
                 self.live_bytes -= self._sizes.pop(storage._cdata)
 
     def table(self):
-        """A text table: tensors of the same shape and dtype in one line, the largest sum first."""
+        """Return a text table, the largest sum first.
+
+        Tensors of the same shape and dtype are in one line.
+        """
         counts, sizes = Counter(), Counter()
         for saved in self.tensors:
             name = f"{str(saved.dtype).removeprefix('torch.')} {saved.shape}"

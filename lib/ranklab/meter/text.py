@@ -2,7 +2,10 @@
 
 
 def lined_up(header, rows):
-    """One string: the first column flush left, the others flush right, thousands separated."""
+    """Format a table as one string.
+
+    The first column is flush left, the others are flush right; thousands are separated.
+    """
     cells = [header] + [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row]
                         for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]

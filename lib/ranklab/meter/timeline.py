@@ -43,19 +43,22 @@ class Event(NamedTuple):
 
 
 def loading():
-    """Everything inside `with loading():` counts as the loader's time. DataLoader marks itself."""
+    """Count everything inside `with loading():` as the loader's time. DataLoader marks itself."""
     return mark("loader")
 
 
 def mark(kind):
-    """A block that counts as `kind` whatever runs in it: for work that is emulated by sleeping."""
+    """Count the block as `kind`, whatever runs in it: for work that is emulated by sleeping.
+
+    Raises: ValueError for a kind that is not in KINDS.
+    """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
     return record_function(MARK + kind)
 
 
 class Timeline:
-    """What this rank does inside the block is recorded, on all threads and on its GPU.
+    """Record what this rank does inside the block, on all threads and on its GPU.
 
         with Timeline() as timeline:
             for x, y in batches: step(x, y)
@@ -64,7 +67,7 @@ class Timeline:
 
     A GPU is recorded where this process has used one before. A Timeline pickles: return it, or its
     events, from a launch.
-    cost   nothing is sent; a few microseconds for every op, so small ops look slower than they are
+    Cost: nothing is sent; a few microseconds for every op, so small ops look slower than they are
     """
 
     def __init__(self):
@@ -94,7 +97,10 @@ class Timeline:
 
 
 def events_of(trace):
-    """The list of Event, by start, of one rank's trace: a dict as torch's profiler writes it."""
+    """List the Events of one rank's trace, by start.
+
+    trace: a dict as torch's profiler writes it
+    """
     records, lanes = durations(trace), lanes_of(trace)
     base = trace.get("baseTimeNanoseconds", 0)
     has_gpu = any(r.get("cat") == "kernel" for r in records)
@@ -114,7 +120,7 @@ def events_of(trace):
 
 
 def durations(trace):
-    """The records of a trace that have a beginning, an end and a thread or stream."""
+    """List the records of a trace that have a beginning, an end and a thread or stream."""
     return [r for r in trace["traceEvents"] if r.get("ph") == "X" and "dur" in r
             and isinstance(r["pid"], int)]  # the profiler's own spans have words for a pid
 
@@ -156,7 +162,8 @@ def _waits(events):
 
 
 def lanes_of(trace):
-    """{(pid, tid): lane} for every thread and stream of one rank, in the order of their starts."""
+    """Return {(pid, tid): lane} for every thread and stream of one rank, in the order they started.
+    """
     begins, streams, gloo = {}, set(), set()
     for record in durations(trace):
         thread = record["pid"], record["tid"]

@@ -13,7 +13,7 @@ _COLUMNS = ("op", "calls", "tensor bytes", "sent bytes", "received bytes", "mess
 
 
 class Traffic:
-    """Every torch.distributed op that this rank calls inside the block is counted.
+    """Count every torch.distributed op that this rank calls inside the block.
 
         with Traffic() as traffic:
             dist.all_reduce(gradient)
@@ -27,7 +27,7 @@ class Traffic:
     graph; kernels that reach into a peer's memory by themselves (torch's symmetric memory).
     Functions under torch.compile are seen, and stay compiled. A sparse tensor counts as dense.
     Torch's own extras count too: DDP's constructor and its second step send some broadcasts.
-    cost   nothing is sent; some microseconds for every tensor op in the block
+    Cost: nothing is sent; some microseconds for every tensor op in the block
     """
 
     def __init__(self):
@@ -44,7 +44,7 @@ class Traffic:
 
     @contextmanager
     def in_thread(self):
-        """The calling thread's work is counted here too. Enter it inside that thread.
+        """Count the work of the calling thread as well; enter it inside that thread.
 
         Threads that torch starts for backward need no such help. Where the thread is counted
         already, this changes nothing.
@@ -96,10 +96,10 @@ class Traffic:
         return sent
 
     def by_axis(self, mesh):
-        """Counter: axis of `mesh` -> bytes sent along it, told by the group of each op.
+        """Return a Counter: axis of `mesh` -> bytes sent along it, by the group of each op.
 
         A group that runs along several axes together is "data x tensor"; any other is "other".
-        Give point to point a group too: without one it goes over all ranks, and counts so.
+        Give point-to-point ops a group as well: without one they go over all ranks, and count so.
         """
         sent = Counter()
         for group, n in self.bytes_in.items():
@@ -107,7 +107,7 @@ class Traffic:
         return sent
 
     def table(self):
-        """A text table: one line per kind of op, and the sum."""
+        """Return a text table: one line per kind of op, and the sum."""
         rows = []
         for name, calls in self.calls.items():
             ops = [op for op in self.ops if op.name == name]

@@ -44,7 +44,7 @@ class CNNConfig:
 
 
 def convolution(config, c_in, c_out, pool):
-    """A 3 x 3 convolution, its norm, a ReLU; with `pool` the sides are halved."""
+    """Make a 3 x 3 convolution, its norm and a ReLU; with `pool` the sides are halved."""
     layers = OrderedDict(conv=nn.Conv2d(c_in, c_out, 3, padding=1, bias=config.norm is None))
     if config.norm == "batch":
         layers["norm"] = nn.BatchNorm2d(c_out)

@@ -55,26 +55,27 @@ class GPTConfig:
         return 4 * self.n_embd
 
     def new_mlp(self):
-        """The module after the attention of each block; lab 11 has experts there."""
+        """Make the module after the attention of each block; lab 11 has experts there."""
         return MLP(self)
 
 
 def count_parameters(config):
-    """The number of trained numbers in GPT(config); the tied head counts once."""
+    """Count the trained numbers in GPT(config); the tied head counts once."""
     C = config.n_embd
     return config.n_layer * block_parameters(config) + config.vocab_size * C + C
 
 
 def block_parameters(config):
-    """The number of trained numbers in one of its blocks."""
+    """Count the trained numbers in one block of GPT(config)."""
     C = config.n_embd
     return 12 * C * C + 2 * C  # q, k, v, out: 4 C^2; mlp: 8 C^2; two norms
 
 
 def rotations(n_ctx, head_size, base):
-    """(cos, sin) of the angle by which each pair of numbers turns at each position.
-    shape  two of (n_ctx, D)
-    paper  Su et al. 2021, rotary position embedding
+    """Return (cos, sin) of the angle by which each pair of numbers turns at each position.
+
+    Shape: two of (n_ctx, D).
+    Paper: Su et al. 2021, rotary position embedding
     """
     frequency = base ** (-torch.arange(0, head_size, 2) / head_size)  # (D/2,)
     angle = torch.outer(torch.arange(n_ctx), frequency).repeat(1, 2)  # (n_ctx, D)
@@ -97,7 +98,7 @@ class Attention(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self):
-        """What follows from the config is in place: not trained, not saved to disk."""
+        """Make the buffers, which follow from the config: not trained, not saved to disk."""
         cos, sin = rotations(self.n_ctx, self.head_size, self.rotary_base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -116,8 +117,9 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(-2))
 
     def rotate(self, x, positions=None):  # (B, H, T, D)
-        """Each pair (x[i], x[i + D/2]) turned by its position, so that q.k sees distances.
-        positions  (T,), where they are not 0, 1, 2, ...
+        """Turn each pair (x[i], x[i + D/2]) by its position, so that q.k sees distances.
+
+        positions: (T,), where they are not 0, 1, 2, ...
         """
         T, D = x.shape[-2:]
         cos, sin = (table[:T] if positions is None else table[positions]  # (T, D)
@@ -127,14 +129,18 @@ class Attention(nn.Module):
         return (x * cos + turned * sin).to(x.dtype)
 
     def attend(self, q, k, v):  # three of (B, H, T, D) -> (B, H, T, D)
-        """Each token's mean of the values before it. Set another function here to split it."""
+        """Return each token's weighted mean of the values up to its own.
+
+        Set another function here to split it.
+        """
         if not self.flash:
             return self.plain(q, k, v)
         p = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def plain(self, q, k, v):
-        """Attention by its definition, one matrix after the other, to be counted and read."""
+        """Compute attention by its definition, one matrix after the other, to be counted and read.
+        """
         T, D = q.shape[-2:]
         scores = (q * D**-0.5) @ k.transpose(-2, -1)  # (B, H, T, T)
         probability = (scores + self.mask[:T, :T]).softmax(-1)
@@ -190,11 +196,13 @@ class GPT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed=None, draw=normal_by_name):
-        """Fresh weights: normal with 0.02; what ends in the residual stream is scaled by depth.
+        """Draw fresh weights.
 
-        Each follows from its own name and `seed` alone (torch.manual_seed's by default), so that a
-        part of the model has the values that it has in the whole.
-        draw  (parameter, name, std, seed): fills a matrix, or a part of one
+        Matrices are normal with a standard deviation of 0.02; the ones that end in the residual
+        stream are scaled by depth. Norms are ones.
+        Each follows from its own name and `seed` alone (by default the seed of torch.manual_seed),
+        so that a part of the model has the values that it has in the whole.
+        draw: (parameter, name, std, seed): fills a matrix, or a part of one
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -205,10 +213,12 @@ class GPT(nn.Module):
             draw(parameter, self.tied.get(name, name), 0.02 / depth**0.5, seed)
 
     def forward(self, tokens, targets=None, reduction="mean", positions=None):
-        """Logits (B, T, V); with targets (B, T) the cross-entropy in nats: its "mean" or "sum".
+        """Return logits (B, T, V); with targets (B, T), their cross-entropy in nats.
+
         Targets equal to IGNORE do not count, neither in the sum nor in the mean. A part of the
         model without `token` takes hidden states (B, T, C), one without `head` returns them.
-        positions  (T,): which tokens of the sequence these are, if not the first T
+        reduction: the loss is its "mean" or "sum"
+        positions: (T,): which tokens of the sequence these are, if not the first T
         """
         T = tokens.shape[1]
         if T > self.config.n_ctx:
@@ -225,7 +235,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, n, temperature=1.0):  # (B, T) -> (B, T + n)
-        """`tokens` continued by n sampled tokens."""
+        """Continue `tokens` by n sampled tokens."""
         for _ in range(n):
             logits = self(tokens[:, -self.config.n_ctx :])[:, -1] / temperature  # (B, V)
             tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
@@ -233,9 +243,11 @@ class GPT(nn.Module):
 
 
 def cross_entropy(head, hidden, targets, reduction="mean", chunks=1):
-    """The loss of head(hidden) against `targets`, in nats: the mean over those that count, or sum.
-    shape   hidden (B, T, C), targets (B, T)
-    chunks  more than 1: the logits, the largest tensor of a small model, never exist all at once
+    """Compute the loss of head(hidden) against `targets`, in nats.
+
+    reduction: "mean" over the targets that count, or "sum"
+    chunks: more than 1: the logits, the largest tensor of a small model, never exist all at once
+    Shape: hidden (B, T, C), targets (B, T).
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, C), (B*T,)
 

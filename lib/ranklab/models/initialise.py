@@ -6,7 +6,10 @@ import torch
 
 
 def seed_of(name, seed=None):
-    """A seed for the parameter `name`; seed None: that of the last torch.manual_seed."""
+    """Return a seed for the parameter `name`.
+
+    seed: None: the seed of the last torch.manual_seed
+    """
     seed = torch.initial_seed() if seed is None else seed
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
@@ -14,9 +17,10 @@ def seed_of(name, seed=None):
 
 @torch.no_grad()
 def normal_by_name(parameter, name, std, seed=None):
-    """`parameter` is normal with `std`, the same values on every device and in every process.
+    """Fill `parameter` with normal numbers, the same on every device and in every process.
 
-    The whole is drawn on the CPU in float32; a shard is cut from it.
+    Their standard deviation is `std`. The whole is drawn on the CPU in float32; a shard is cut from
+    it.
     """
     if parameter.is_meta:
         return

@@ -39,14 +39,14 @@ class ResNetConfig:
 
 
 def make_norm(config, channels):
-    """The norm of `config` over this many channels."""
+    """Make the norm of `config` over this many channels."""
     if config.norm == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(max(1, channels // PER_GROUP), channels)
 
 
 def conv(c_in, c_out, kernel, stride=1):
-    """A convolution that keeps the side, or divides it by `stride`; the norm has the bias."""
+    """Make a convolution that keeps the side, or divides it by `stride`; the norm has the bias."""
     return nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
 
 
@@ -99,7 +99,10 @@ class Bottleneck(nn.Module):
 
 
 def way_around(config, c_in, c_out, stride):
-    """None where a block's input can be added as it is; else a 1 x 1 that gives it the shape."""
+    """Make the 1 x 1 convolution that gives a block's input the shape of its output.
+
+    Returns: None where the input can be added as it is.
+    """
     if c_in == c_out and stride == 1:
         return None
     return nn.Sequential(conv(c_in, c_out, 1, stride), make_norm(config, c_out))
@@ -129,8 +132,10 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self):
-        """Fresh weights: He's for convolutions; each block begins as the identity, since the weight
-        of its last norm is zero (Goyal et al. 2017), and so a large batch starts well.
+        """Draw fresh weights, by He's method for convolutions.
+
+        Each block begins as the identity, since the weight of its last norm is zero (Goyal et al.
+        2017), and so a large batch starts well.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

@@ -13,8 +13,8 @@ KINDS = ("F", "B", "I", "W")
 class Action(NamedTuple):
     """One piece of work, "F2.5": the forward of stage 2 on micro-batch 5.
 
-    kind  F forward; B whole backward; or B in two halves: I is the gradient of the stage's input,
-          and the previous stage waits for it; W is the gradient of its weights, and no rank waits
+    kind: F forward; B whole backward; or B in two halves: I is the gradient of the stage's input,
+        and the previous stage waits for it; W is the gradient of its weights, and no rank waits
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Action(NamedTuple):
 
 
 def places(schedule):
-    """{stage: the rank that has it}, by stage."""
+    """Return {stage: the rank that has it}, by stage."""
     return dict(sorted((a.stage, rank) for rank, actions in enumerate(schedule) for a in actions))
 
 

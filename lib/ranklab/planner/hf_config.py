@@ -142,7 +142,7 @@ def built(config):
 
 @contextlib.contextmanager
 def errors_told(transformers):
-    """Inside, transformers is silent, and any error of its 400 families is an Unknown."""
+    """Silence transformers inside the block; raise any error of its 400 families as an Unknown."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -201,8 +201,9 @@ def sizes_of(block, experts, hidden):
 
 
 def width_of(parts, hidden):
-    """Return (width, is it gated) of the MLPs: of two matrices, or three; of another number the
-    width of three that are as large. (0, True) of none.
+    """Return (width, is it gated) of the MLPs: they have two matrices, or three.
+
+    With another number of matrices, it is the width of three that are as large. (0, True) of none.
     """
     if not parts:
         return 0, True
@@ -247,7 +248,7 @@ def windows_of(text):
 def by_fields(config, reason=""):
     """Return the Model of a family that is known without transformers.
 
-    reason  why that is needed
+    reason: why that is needed
     """
     config = config.get("text_config") or config
     kind = config.get("model_type")
@@ -280,8 +281,10 @@ def by_fields(config, reason=""):
 
 
 def attention_sizes(config, hidden, heads):
-    """Return (mean head size of keys and values, parameters) of DeepSeek's low-rank attention (MLA,
-    arXiv 2405.04434, 2.1); (head size, 0) of plain attention.
+    """Return (head size, attention parameters) of a config's layer.
+
+    Of DeepSeek's low-rank attention (MLA, arXiv 2405.04434, 2.1): (mean head size of keys and
+    values, parameters). Of plain attention: (head size, 0).
     """
     if not config.get("kv_lora_rank"):
         return hidden // heads, 0

@@ -10,7 +10,7 @@ from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, fig
 
 @styled
 def hierarchy(device):
-    """The memory levels of `device`: the higher, the smaller and the faster."""
+    """Draw the memory levels of `device`: the higher, the smaller and the faster."""
     levels = device.levels()
     fig, ax = figure(6.6, 0.5 * len(levels) + 0.8)
     rates = [level.bandwidth for level in levels]
@@ -33,7 +33,7 @@ def hierarchy(device):
 
 @styled
 def memory(table, title="Memory of one training step"):
-    """Predicted and counted bytes by category; `table` is {category: (predicted, counted)}."""
+    """Draw predicted and counted bytes by category; `table` is {category: (predicted, counted)}."""
     names = list(table)
     fig, ax = figure(7, 0.62 * len(names) + 1.1)
     rows = np.arange(len(names))
@@ -54,7 +54,7 @@ def memory(table, title="Memory of one training step"):
 
 @styled
 def activations(keeps, parts, title="What one block keeps for backward"):
-    """A block's activations, stacked by part; keeps is {bar: [bytes of each part]}."""
+    """Draw the activations of one block, stacked by part; keeps is {bar: [bytes of each part]}."""
     fig, ax = figure(7, 3.4)
     bottom = np.zeros(len(keeps))
     for index, part in enumerate(parts):
@@ -72,7 +72,10 @@ def activations(keeps, parts, title="What one block keeps for backward"):
 
 @styled
 def live_bytes(curves, title="Activations that wait for backward, during one step"):
-    """Kept bytes over a step; `curves` is {label: (bytes in forward, bytes in backward)}."""
+    """Draw the bytes kept for backward over a step.
+
+    `curves` is {label: (bytes in forward, bytes in backward)}.
+    """
     fig, ax = figure(7, 3)
     for index, (label, (forward, backward)) in enumerate(curves.items()):
         x = np.r_[np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))]
@@ -90,7 +93,7 @@ def live_bytes(curves, title="Activations that wait for backward, during one ste
 
 @styled
 def roofline(operations, device, title=None):
-    """Each operation at its intensity, under the roof of `device` (bf16)."""
+    """Draw each operation at its intensity, under the roof of `device` (bf16)."""
     fig, ax = figure(7.5, 3.8)
     peak, bandwidth = device.bf16_flops, device.memory_bandwidth
     low = min(0.2, min(operation.intensity for operation in operations) / 2)
@@ -124,7 +127,7 @@ def roofline(operations, device, title=None):
 
 @styled
 def loss_curve(history, bigram, title="A GPT learns more than pairs of letters"):
-    """Training and held-out loss over the steps, with the bigram model's loss as a line to beat."""
+    """Draw training and held-out loss over the steps, and the loss of the bigram model to beat."""
     fig, ax = figure(7, 3.2)
     line(ax, history.steps, history.loss, 0, "training batch", marker="", linewidth=1.3)
     held_out = sorted(history.held_out.items())
@@ -144,7 +147,7 @@ def loss_curve(history, bigram, title="A GPT learns more than pairs of letters")
 
 @styled
 def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
-    """The scale that each step used; steps that were skipped and `large` batches are marked."""
+    """Draw the loss scale of each step, with marks at skipped steps and at `large` batches."""
     fig, ax = figure(7, 2.6)
     for place, step in enumerate(large):
         ax.axvline(step, color=FAINT, linewidth=5, zorder=0,
@@ -160,7 +163,7 @@ def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
 
 @styled
 def arena(states, title="The same free bytes, in one piece and in pieces"):
-    """Memory maps, one row each, taken pieces dark, gaps empty; `states` is {label: Arena}."""
+    """Draw a memory map in each row, taken pieces dark, gaps empty; `states` is {label: Arena}."""
     fig, ax = figure(7, 0.62 * len(states) + 1.1)
     for row, (label, arena) in enumerate(states.items()):
         ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)
@@ -179,7 +182,7 @@ def arena(states, title="The same free bytes, in one piece and in pieces"):
 
 @styled
 def timeline(spans, title="Who works when"):
-    """Rows of work over time; spans is {row: [(name, start, end)]} in seconds."""
+    """Draw rows of work over time; spans is {row: [(name, start, end)]} in seconds."""
     fig, ax = figure(7, 0.55 * len(spans) + 1.1)
     for row, works in enumerate(spans.values()):
         gantt(ax, [Span(row, 1e3 * start, 1e3 * end, index % 2)

@@ -11,8 +11,9 @@ STANDING = "#f2c9a4"  # light in grey, too: what a rank waits in
 
 @styled
 def symptoms(title="What each disease shows of itself"):
-    """A row for each of the 21 diseases, in their groups; a dark square for each sign that it
-    shows of itself on four ranks, beside the mended program.
+    """Draw a row for each of the 21 diseases, in their groups, with a dark square for each sign.
+
+    A sign is what a disease shows of itself on four ranks, compared with the fixed program.
     """
     groups = [*SYMPTOMS.items()]
     fig, axes = figure(8.6, 4.6, cols=2)
@@ -42,10 +43,10 @@ def symptoms(title="What each disease shows of itself"):
 
 @styled
 def waits(calls, title="A circle of waits"):
-    """Four ranks in a square, two in each row and column, and an arrow from each to the one that
-    it waits for; on the right what each has called, the last call in colour.
+    """Draw four ranks in a square, an arrow from each to the one it waits for, and their calls.
 
-    calls  of each rank, until all stood still: [(ranks of the group, what), ...]
+    Two ranks stand in each row and column; the calls are on the right, the last one in colour.
+    calls: of each rank, until all hang: [(ranks of the group, what), ...]
     """
     fig, (square, rows) = figure(8.4, 3.5, cols=2, width_ratios=(1, 1.15))
     clean(square)
@@ -97,10 +98,10 @@ def _members(group):
 
 @styled
 def orders(calls, title="The k-th call of each rank"):
-    """A row for each rank, a column for each of its calls in one group; in colour from the first
-    one that is not the same on all.
+    """Draw the calls of each rank in one group, in colour from the first one that differs.
 
-    calls  of each rank: [what, ...]
+    There is a row for each rank, and a column for each call.
+    calls: of each rank: [what, ...]
     """
     first = first_difference(dict(enumerate(calls)))
     longest = max(map(len, calls))
@@ -120,10 +121,10 @@ def orders(calls, title="The k-th call of each rank"):
 
 @styled
 def restarts(runs, stop, first=4, title="After a restart"):
-    """A panel for each disease: the loss of each step, never stopped and as it was found; dotted:
-    the stop.
+    """Draw a panel for each disease: the loss of each step without a stop, and as it was found.
 
-    runs  {disease: (losses of a run without a stop, losses as found)}
+    A dotted line marks the stop.
+    runs: {disease: (losses of a run without a stop, losses as found)}
     """
     fig, axes = figure(8.2, 3.2, cols=len(runs), sharey=True)
     for ax, (name, (usual, found)) in zip(axes, runs.items()):

@@ -11,10 +11,10 @@ ROWS = {SECONDS: "step, s", DATA: "wait for data, s", TEMP: "GPU, C", CLOCK: "SM
 
 @styled
 def recorded(recording, alarm=None, title=""):
-    """The metrics of an emulated run over time, all ranks in grey, the sick ones in colour; marks
-    show where the sickness begins, and where the alarm comes.
+    """Draw the metrics of an emulated run over time, sick ranks in colour and the others in grey.
 
-    alarm  (scrape, rank) of alarm.play, or (None, None)
+    Vertical lines mark where the sickness begins, and where the alarm comes.
+    alarm: (scrape, rank) of alarm.play, or (None, None)
     """
     fig, axes = figure(8.6, 6.4, rows=len(ROWS) // 2, cols=2, sharex=True)
     for ax, (name, words) in zip(axes.T.flat, ROWS.items()):
@@ -39,11 +39,10 @@ def recorded(recording, alarm=None, title=""):
 
 @styled
 def step_times(series, factor, fired=(), title="Steps of all ranks, beside the rule's limit"):
-    """Seconds until the collective of each rank over time, the limit of the rule, and where its
-    alert fires.
+    """Draw each rank's seconds until the collective over time, the rule's limit, and its alert.
 
-    series  {labels: [(seconds, value)]} of one run's train_step_seconds
-    fired   of alerts.alerts
+    series: {labels: [(seconds, value)]} of one run's train_step_seconds
+    fired: what alerts.alerts returns; a line marks the first alert
     """
     fig, ax = figure(8, 3.2)
     named = {dict(labels)["rank"]: points for labels, points in series.items()}
@@ -68,9 +67,9 @@ def step_times(series, factor, fired=(), title="Steps of all ranks, beside the r
 
 @styled
 def alarms(scores, title="Seconds until the alarm, by what is wrong"):
-    """A bar for each kind of sickness and each alarm: the mean seconds to it, and the false alarms.
+    """Draw the mean seconds until each alarm as bars, by kind of sickness, and the false alarms.
 
-    scores  {name: Score}
+    scores: {name: Score}
     """
     fig, ax = figure(8, 3.2)
     kinds = list(next(iter(scores.values())).seconds)

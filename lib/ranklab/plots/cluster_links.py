@@ -7,9 +7,9 @@ MOST = 4  # rings that are drawn
 
 @styled
 def rings(log, title="The rings that NCCL made"):
-    """The ranks of a log in their nodes, for each channel the order in which a ring meets them.
+    """Draw the order in which the ring of each channel visits the ranks, and the nodes they are in.
 
-    log  an NcclLog
+    log: an NcclLog
     """
     shown = sorted(log.rings)[:MOST]
     size = max((len(log.rings[channel]) for channel in shown), default=1)
@@ -40,9 +40,9 @@ def rings(log, title="The rings that NCCL made"):
 
 @styled
 def networks(speeds, nbytes, title="What a node can send"):
-    """A bar for each network: GB/s, and the seconds that `nbytes` take.
+    """Draw a bar for each network: its GB/s, and the seconds that `nbytes` take.
 
-    speeds  {name: bytes/s}
+    speeds: {name: bytes/s}
     """
     fig, ax = figure(8, 0.9 + 0.5 * len(speeds))
     rates = [each / 1e9 for each in speeds.values()]

@@ -32,7 +32,7 @@ VERBS = {
 
 @styled
 def nine_verbs():
-    """The nine verbs as nine small pictures: what three ranks hold before and after."""
+    """Draw the nine verbs as nine small pictures: what three ranks hold before and after."""
     fig, axes = figure(8.2, 4.6, rows=3, cols=3)
     for ax, (verb, sides) in zip(axes.flat, VERBS.items()):
         clean(ax)
@@ -59,11 +59,12 @@ def _slot(ax, x, y, text):
 
 @styled
 def steps(messages, ranks, nodes=1, title=None, cols=None):
-    """What every rank holds after each step, replayed from `messages` (see collectives.watch).
+    """Draw what every rank holds after each step, replayed from its messages.
 
-    One panel per step (`cols` side by side), in it a row per rank and a column per chunk. Number
-    and shade say how many ranks are summed in a cell; a frame marks what has just arrived, dashed
-    where it came from another node. In the first panel a circle marks what each rank sends first.
+    `messages`: see collectives.watch. There is one panel per step (`cols` in a row), and in it a
+    row per rank and a column per chunk. The number and the shade of a cell say how many ranks are
+    summed in it. A frame marks what has just arrived, dashed where it came from another node. In
+    the first panel a circle marks what each rank sends first.
     """
     flat = [m for of_rank in messages for m in of_rank]
     n_steps = 1 + max((m.step for m in flat), default=-1)
@@ -129,17 +130,20 @@ def _frame(ax, chunk, rank, dashes):
 
 @styled
 def traffic_matrix(bytes_to, title="bytes sent", notes=None):
-    """The bytes that each rank sent to each other one: row = sender, column = receiver.
+    """Draw the bytes that each rank sent to each other one: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
-    `notes`, {(sender, receiver): text}, is below the bytes, if any were sent.
+    `notes`, {(sender, receiver): text}, stand below the bytes, where any were sent.
     """
     return traffic_matrices({title: bytes_to}, notes)
 
 
 @styled
 def traffic_matrices(tables, notes=None):
-    """Several traffic matrices, in the same shades; `tables` is {title: bytes_to of every rank}."""
+    """Draw several traffic matrices in the same shades.
+
+    `tables` is {title: bytes_to of every rank}.
+    """
     R = max(len(bytes_to) for bytes_to in tables.values())
     fig, axes = figure((0.6 * R + 1.1) * len(tables), 0.42 * R + 1.4, 1, len(tables), squeeze=False)
     most = max(n for bytes_to in tables.values() for sent in bytes_to for n in (*sent.values(), 1))
@@ -166,7 +170,10 @@ def _matrix(ax, bytes_to, most, notes):
 
 @styled
 def busiest_rank(sent):
-    """Bytes that each rank sends, as bars; `sent` is {algorithm: [bytes of rank 0, 1, ...]}."""
+    """Draw the bytes that each rank sends, as bars.
+
+    `sent` is {algorithm: [bytes of rank 0, 1, ...]}.
+    """
     fig, ax = figure(7, 2.8)
     width = 0.8 / len(sent)
     for index, (name, per_rank) in enumerate(sent.items()):
@@ -182,7 +189,7 @@ def busiest_rank(sent):
 
 @styled
 def time_against_size(measured, fits=None, crossover=None, title=None):
-    """Time against message size: points as measured, lines as fitted, the crossover named.
+    """Draw time against message size: points as measured, lines as fitted, the crossover named.
 
     `measured` is {name: (sizes, seconds)}; `fits` is {name: (sizes, seconds)} of the model.
     """
@@ -210,7 +217,7 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
 
 @styled
 def slow_link(ratios, seconds, measured=None, title=None):
-    """Time of each algorithm against how much slower the link between the nodes is.
+    """Draw the time of each algorithm against how much slower the link between the nodes is.
 
     `seconds` is {name: [seconds at each ratio]} from the model, `measured` the same from
     emulated links (drawn as points).

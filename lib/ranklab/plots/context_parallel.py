@@ -12,10 +12,10 @@ from ranklab.plots.style import (
 
 @styled
 def masks(plans):
-    """Queries down, keys across: the rank that computes each score, for each way to share the
-    tokens; beside it the number of scores of each rank.
+    """Draw the rank that computes each score, for each way to share the tokens, and its work.
 
-    plans  {title: positions (R, T/R)} of few tokens, each of which stands for a part
+    Queries run down, keys across; the right panel has the number of scores of each rank.
+    plans: {title: positions (R, T/R)} of few tokens, each of which stands for a part
     """
     fig, axes = figure(8.2, 2.2 + 1.5 * len(plans), rows=len(plans), cols=2, squeeze=False,
                        width_ratios=(1, 1.2))
@@ -49,8 +49,10 @@ def _cell(x, y, tone):
 
 @styled
 def by_length(lengths, nbytes, budget=None, title="What attention keeps for backward"):
-    """Bytes by the length of the sequence; `nbytes` is {name: [bytes]}, `budget` the bytes of a
-    GPU."""
+    """Draw the bytes on each rank by the length of the sequence.
+
+    `nbytes` is {name: [bytes]}, `budget` the bytes of a GPU.
+    """
     fig, ax = figure(7.4, 3.4)
     for index, (name, values) in enumerate(nbytes.items()):
         line(ax, lengths, values, index, name)
@@ -68,7 +70,7 @@ def by_length(lengths, nbytes, budget=None, title="What attention keeps for back
 
 @styled
 def by_ranks(ranks, seconds, title="Attention of one layer, forward and backward"):
-    """The time of a layer's attention with each number of ranks; `seconds` is {name: [seconds]}."""
+    """Draw the time of one layer's attention by number of ranks; `seconds` is {name: [seconds]}."""
     fig, ax = figure(7.4, 3.3)
     for index, (name, times) in enumerate(seconds.items()):
         line(ax, ranks[: len(times)], times, index, name)
@@ -84,7 +86,7 @@ def by_ranks(ranks, seconds, title="Attention of one layer, forward and backward
 
 @styled
 def by_position(losses, title="Held-out loss by position"):
-    """Nats a token, by how far into the document; `losses` is {name: [(position, loss)]}."""
+    """Draw nats per token by position in the document; `losses` is {name: [(position, loss)]}."""
     fig, ax = figure(7.4, 3.2)
     for index, (name, points) in enumerate(losses.items()):
         line(ax, *zip(*points), index, name)

@@ -15,7 +15,7 @@ SHARES = ("#dbe4ec", "#8fa9c4", "#4f7396", "#12355b")  # a rank's part of the ba
 
 @styled
 def replicas(ranks=4, images=8):
-    """One process and `ranks` replicas, from the batch to the step: what is split, what is not."""
+    """Draw one process and `ranks` replicas, from batch to step: what is split, and what is not."""
     fig, ax = figure(8.2, 0.62 * ranks + 1.9)
     clean(ax)
     each, bottom = images // ranks, ranks + 0.75  # rows: 0 for one process, the ranks from 1.75
@@ -50,7 +50,7 @@ def replicas(ranks=4, images=8):
 
 @styled
 def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
-    """A step on every rank: computing above, all-reduces below, numbered as they begin.
+    """Draw a step on every rank: computing above, all-reduces below, numbered as they begin.
 
     `events_per_rank` has meter's events of each rank. Dark orange is exposed: this rank
     communicates, and computes nothing.
@@ -80,9 +80,10 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
 
 @styled
 def bucket_plans(plans, ready, title="When the buckets travel"):
-    """The all-reduces of each plan below the backward; `plans` is {name: [(start, end)]}, seconds.
+    """Draw the all-reduces of each plan below the backward pass.
 
-    Dark orange is exposed: backward is over. A number counts the buckets.
+    `plans` is {name: [(start, end)]} in seconds. Backward ends at ready[-1]. Dark orange is
+    exposed: backward is over. A number counts the buckets.
     """
     fig, ax = figure(8.2, 0.5 * len(plans) + 1.5)
     over = 1e3 * ready[-1]
@@ -152,7 +153,7 @@ def _without(a, b, busy):
 
 @styled
 def speed_up(seconds, title="The same work on more ranks"):
-    """How many times faster than one rank; `seconds` is {name: {ranks: seconds}}."""
+    """Draw the speed-up over one rank; `seconds` is {name: {ranks: seconds}}."""
     fig, ax = figure(7, 3.2)
     ranks = sorted({R for of in seconds.values() for R in of})
     line(ax, ranks, ranks, 3, "ideal", color=INK, marker="", linewidth=1.2)
@@ -178,9 +179,9 @@ def speed_up(seconds, title="The same work on more ranks"):
 
 @styled
 def held_out_errors(found, title="Held-out errors, one point a seed"):
-    """The errors of rank 0's replica, and of the worst replica where that is another one.
+    """Draw the errors of rank 0's replica, and of the worst replica where that is another one.
 
-    found  {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
+    found: {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
     """
     fig, ax = figure(7, 0.38 * len(found) + 1.5)
     for row, runs in enumerate(found.values()):

@@ -26,7 +26,7 @@ def _block(ax, row, start, length, text, kind):
 
 @styled
 def production_step(ranks=2):
-    """What one step of a DDP run consists of, on each rank: schematic, not to scale.
+    """Draw the parts of one step of a DDP run on each rank: schematic, not to scale.
 
     "back 1" is the backward that fills bucket 1, "sum 1" the all-reduce of this bucket.
     """
@@ -60,7 +60,10 @@ def production_step(ranks=2):
 
 @styled
 def scaling(rows, title="More ranks, more images?"):
-    """Images per second against ranks, with the ideal; `rows`: see projects.ddp.strong_and_weak."""
+    """Draw images per second against ranks, with the ideal.
+
+    `rows`: see projects.ddp.strong_and_weak
+    """
     fig, ax = figure(7, 3.6)
     ranks = sorted({row.ranks for row in rows})
     one = next(row for row in rows if row.ranks == ranks[0])
@@ -92,10 +95,11 @@ def scaling(rows, title="More ranks, more images?"):
 
 @styled
 def situations(timelines, verdicts=None, cols=2):
-    """A timeline of each rank; `timelines` is {title: [events of each rank]}, a panel for each.
+    """Draw a timeline of each rank, in a panel for each situation.
 
-    Each rank has two rows: what its device and its main thread do, and what is under way on the
-    network. `verdicts`, {title: text}, are added to the titles; `cols` panels stand side by side.
+    `timelines` is {title: [events of each rank]}. Each rank has two rows: the work of its device
+    and its main thread, and the messages on the network. `verdicts`, {title: text}, are added to
+    the titles; there are `cols` panels in a row.
     """
     cols = min(cols, len(timelines))
     rows = -(-len(timelines) // cols)
@@ -129,10 +133,10 @@ def _lanes(ax, of_ranks):
 
 @styled
 def loss_against_bytes(rows, title="What compression saves, and what it costs"):
-    """Held-out loss against the bytes of a step; `rows` are Quality of ddp.quality.
+    """Draw held-out loss against the bytes that a rank sends in a step.
 
-    A name with "..., no feedback" is drawn hollow, with a line to the same hook with feedback,
-    whose name labels both.
+    `rows` are Quality of ddp.quality. A name with "..., no feedback" is drawn hollow, with a line
+    to the same hook with feedback, whose name labels both.
     """
     fig, ax = figure(7.4, 3.6)
     points = {row.name: (row.sent, row.loss) for row in rows}

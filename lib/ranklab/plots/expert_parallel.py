@@ -10,9 +10,10 @@ from ranklab.plots.style import (
 
 @styled
 def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
-    """Tokens left, experts right, and a line for each choice; colours are the tokens' ranks.
+    """Draw tokens on the left, experts on the right, and a line for each choice.
 
-    chosen  [[experts of a token, ...] of each token, in rank order]
+    The colours are the ranks of the tokens.
+    chosen: [[experts of a token, ...] of each token, in rank order]
     """
     fig, ax = figure(8.2, 4.2)
     per_rank, each = len(chosen) // ranks, n_experts // ranks
@@ -40,8 +41,9 @@ def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
 
 @styled
 def loads(runs, title="The fullest expert over training"):
-    """The load of the fullest expert of all layers, beside the mean; runs {name: [(step, loads of
-    each layer)]}.
+    """Draw the load of the fullest expert of all layers over training, relative to the mean.
+
+    runs: {name: [(step, loads of each layer)]}; a load of 1 is the mean
     """
     fig, ax = figure(7.4, 3.2)
     for index, (name, seen) in enumerate(runs.items()):
@@ -56,7 +58,10 @@ def loads(runs, title="The fullest expert over training"):
 
 @styled
 def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
-    """The bytes that each rank sends to each other one; nbytes (R, R)."""
+    """Draw the bytes that each rank sends to each other one.
+
+    nbytes: (R, R)
+    """
     R, most = len(nbytes), max(1, int(nbytes.max()))
     fig, ax = figure(1.6 + 0.9 * R, 1.2 + 0.8 * R)
     for r in range(R):
@@ -74,8 +79,9 @@ def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
 
 @styled
 def hot(shares, times, title="One hot expert"):
-    """The time of a layer beside an even one, by the part of all rows that one rank gets; times
-    {name: [times the even one]}.
+    """Draw the time of a layer, relative to an even one, by the part of all rows on one rank.
+
+    times: {name: [times the even one]}
     """
     fig, ax = figure(7.4, 3.0)
     for index, (name, values) in enumerate(times.items()):
@@ -88,7 +94,10 @@ def hot(shares, times, title="One hot expert"):
 
 @styled
 def placed(before, after, title="Load of each rank"):
-    """Loads of ranks beside the mean for two plans: two lists."""
+    """Draw the load of each rank, relative to the mean, for two plans.
+
+    before, after: a list for each plan
+    """
     fig, ax = figure(7.4, 2.8)
     for index, (name, values) in enumerate((("in order", before), ("placed", after))):
         bars(ax, [rank + 0.4 * index - 0.2 for rank in range(len(values))], values, index, name,

@@ -15,8 +15,10 @@ EMPTY = {"facecolor": "white", "edgecolor": INK, "hatch": "xxx", "lw": 0.5}
 
 @styled
 def over_a_step(blocks=4, ranks=4, rank=1, title=None):
-    """The rows that one rank holds over zero's one_step of stage 3: its own all the time, the
-    others only while their block is whole. The root stays whole from forward to backward.
+    """Draw the rows that one rank holds over a step of ZeRO stage 3.
+
+    The step is zero's one_step. The rank holds its own rows all the time, and the other rows only
+    while their block is whole. The root stays whole from forward to backward.
     """
     works = one_step(3, blocks)
     end = max(work.end for work in works)
@@ -44,8 +46,9 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
 
 @styled
 def rows(shares, title="Who has which rows"):
-    """A lane for each parameter, a cell for each row; crossed cells are zeros that travel.
-    shares  {name: [rows of rank 0, rows of rank 1, ...]}
+    """Draw a lane for each parameter and a cell for each row; crossed cells are zeros that travel.
+
+    shares: {name: [rows of rank 0, rows of rank 1, ...]}
     """
     fig, ax = figure(7.5, 0.5 * len(shares) + 0.9)
     ranks, spans = max(map(len, shares.values())), []
@@ -68,8 +71,9 @@ def rows(shares, title="Who has which rows"):
 
 @styled
 def hybrid(groups, per_node, title="Solid: shares out one copy. Dashed: holds the same rows"):
-    """Ranks as boxes in their nodes, with the rows that each holds; lines join those of a group.
-    groups  for each rank (ranks of `shards`, ranks of `replicas`)
+    """Draw ranks as boxes in their nodes, with the rows of each; lines join the ranks of a group.
+
+    groups: for each rank (ranks of `shards`, ranks of `replicas`)
     """
     nodes = -(-len(groups) // per_node)
     fig, ax = figure(1.5 * per_node + 1, 1.1 * nodes + 0.6)

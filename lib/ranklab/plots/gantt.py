@@ -29,10 +29,10 @@ class Span(NamedTuple):
 
 
 def gantt(ax, spans, names=None, looks=LOOKS, **changes):
-    """The spans are drawn, later ones on top; `names` is {row: what stands beside it}.
+    """Draw the spans, later ones on top; `names` is {row: its label}.
 
-    looks    {kind: how it looks}
-    changes  options for all looks: lw=0.3, label="copy in"
+    looks: {kind: how it looks}
+    changes: options for all looks: lw=0.3, label="copy in"
     """
     for kind, same in groupby(spans, lambda span: span.kind):
         rows, starts, ends, _, heights = zip(*same)
@@ -46,19 +46,22 @@ def gantt(ax, spans, names=None, looks=LOOKS, **changes):
 
 
 def boxed(ax, x, y, text, pad=0.8, **words):
-    """`text` on white, around the place: readable on any colour."""
+    """Write `text` on white, centred on (x, y): readable on any colour."""
     ax.text(x, y, text, ha="center", va="center",
             bbox={"fc": "white", "ec": "none", "pad": pad}, **words)
 
 
 def kinds_below(fig, names):
-    """A legend below the figure; `names` is {kind of LOOKS: what it means}."""
+    """Draw a legend below the figure; `names` is {kind of LOOKS: what it means}."""
     handles = [Patch(**LOOKS[kind], label=name) for kind, name in names.items()]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def merged(events, start, gap):
-    """[(from, to)] in ms since `start`, in order; spans closer than `gap` ms are joined."""
+    """Merge events to [(from, to)] in ms since `start`, in order.
+
+    Spans at most `gap` ms apart are joined.
+    """
     spans = []
     for event in sorted(events, key=lambda e: e.start):
         a, b = 1e3 * (event.start - start), 1e3 * (event.end - start)

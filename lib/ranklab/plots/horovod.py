@@ -27,7 +27,7 @@ PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": 
 
 @styled
 def opening():
-    """Gradients become ready in a different order on each rank; those that all have are fused."""
+    """Draw gradients, ready in a different order on each rank, fused once all ranks have them."""
     fig, ax = figure(8.4, 3.1)
     clean(ax)
     ax.set(xlim=(-1.3, 12.2), ylim=(3.15, -1.15))
@@ -61,7 +61,7 @@ def _gradient(ax, x, y, name, is_first):
 
 @styled
 def timeline(phases, title=None):
-    """A row for each tensor, in the order in which they were asked for; bars for its phases.
+    """Draw a row for each tensor, in the order of the requests, with a bar for each of its phases.
 
     `phases` are (tensor, phase, start, end), as horovod.trace reads them.
     """
@@ -92,11 +92,11 @@ def _short(name, most=26):
 
 @styled
 def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None):
-    """Number of all-reduces, and their time by the model, against the fusion threshold, when
-    gradients of `sizes` bytes are ready at once.
+    """Draw the number of all-reduces, and their time by the model, against the fusion threshold.
 
-    fuse   a learner's fuse_tensors will do
-    title  what the model assumes: ranks, latency, bandwidth
+    The gradients, of `sizes` bytes, are ready at once.
+    fuse: a learner's fuse_tensors will do
+    title: what the model assumes: ranks, latency, bandwidth
     """
     tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
     seconds = [fused_time(sizes, threshold, ranks, alpha, beta) for threshold in thresholds]
@@ -118,8 +118,10 @@ def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None)
 
 @styled
 def searches(seen):
-    """The thresholds that a tuner measured, on the curve of each workload; `seen`: (NoisySteps,
-    chosen)."""
+    """Draw the thresholds that a tuner measured, on the curve of each workload.
+
+    `seen`: (NoisySteps, chosen) for each workload
+    """
     fig, axes = figure(8.2, 2.9, cols=len(seen))
     for ax, (steps, chosen) in zip(axes, seen):
         workload = steps.workload

@@ -14,10 +14,11 @@ FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "wh
 
 @styled
 def compared(rows, title="One model, one batch, every layout (same loss: within 0.0001)"):
-    """For each layout what a rank holds, what it sends in a step, and whether its loss is that of
-    the first. The losses themselves are not shown, because the text differs from Python to Python.
+    """Draw what a rank holds and sends in each layout, and whether the loss is the same.
 
-    rows  of projects.hybrid.compare.compare
+    Each loss is compared with the first row. The losses themselves are not shown, because the text
+    differs from Python to Python.
+    rows: of projects.hybrid.compare.compare
     """
     fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
     axes = [axis for axis in AXES if any(axis in row["sent"] for row in rows)]
@@ -48,9 +49,9 @@ def compared(rows, title="One model, one batch, every layout (same loss: within 
 
 @styled
 def along_axes(traffic, mesh, per_node, title=None):
-    """A bar for each axis: the bytes that a rank sends along it in a step.
+    """Draw a bar for each axis: the bytes that a rank sends along it in a step.
 
-    traffic  {axis: bytes}
+    traffic: {axis: bytes}
     """
     fig, ax = figure(7.6, 2.1)
     inside = mesh.axes_inside(per_node)
@@ -69,10 +70,10 @@ def along_axes(traffic, mesh, per_node, title=None):
 
 @styled
 def boxes_of(layouts, shape, title=None):
-    """One matrix, cut into boxes in several layouts; each box has the number of its rank.
+    """Draw one matrix, cut into boxes in several layouts; each box has the number of its rank.
 
-    layouts  {name: [(rank, offset, sizes)]}
-    shape    of the matrix
+    layouts: {name: [(rank, offset, sizes)]}
+    shape: of the matrix
     """
     fig, axes = figure(2.6 * len(layouts) + 0.6, 3, cols=len(layouts), squeeze=False)
     for ax, (name, cut) in zip(axes[0], layouts.items()):

@@ -13,10 +13,10 @@ FILLS = ((TONES[0], "white"), ("white", INK), ("#8a97a3", INK), (FAINT, INK))  #
 
 @styled
 def who_talks_to_whom(mesh, per_node=None):
-    """Ranks in the same places in each panel; those joined by a line are one group of its axis.
+    """Draw the ranks in the same places for each axis; lines join the ranks of each of its groups.
 
     With `per_node`, ranks of a node have one fill (of four, then the first again), and a line that
-    leaves a node is dashed. Between boxes (a fourth axis) the lines are faint, but for rank 0's.
+    leaves a node is dashed. Between boxes (a fourth axis) the lines are faint, except for rank 0.
     """
     at, width, height = _places(mesh)
     rows = 1 if len(mesh.axes) * (width + 1.2) < 18 else len(mesh.axes)

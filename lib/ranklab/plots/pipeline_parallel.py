@@ -19,9 +19,9 @@ UNIT = "time (1: a micro-batch's forward on a rank)"
 
 @styled
 def layers_on_ranks(stages, title=None):
-    """Ranks side by side with their layers, and what travels between neighbours.
+    """Draw the ranks next to each other with their layers, and what travels between neighbours.
 
-    stages  [[names of layers] of each rank]
+    stages: [[names of layers] of each rank]
     """
     fig, ax = figure(WIDTH, 2.6)
     clean(ax)
@@ -48,11 +48,11 @@ def _travels(ax, x, y, text, tone, way):
 
 @styled
 def timeline(spans, title=None, ranks=None, xlabel=UNIT):
-    """A lane for each rank, a box for each action with its micro-batch in it; below, the number of
-    activations in memory.
+    """Draw a lane for each rank, a box for each action, and below them the activations in memory.
 
-    spans  of simulate, or measured: pipeline_parallel.Span
-    ranks  whose memory is drawn; None: of the ranks with the highest and with the lowest peak
+    The number in a box is its micro-batch; the curve counts activations.
+    spans: of simulate, or measured: pipeline_parallel.Span
+    ranks: whose memory is drawn; None: of the ranks with the highest and with the lowest peak
     """
     spans, end, lanes = _from_zero(spans)
     fig, (top, below) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
@@ -77,11 +77,12 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
 
 @styled
 def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
-    """The lanes of several runs one below the other over one time; beside each its bubble, and the
-    most micro-batches of which a rank holds the activations, of all its stages together.
+    """Draw the lanes of several runs, one below the other, each with its bubble and its peak.
 
-    flush    as for bubble_fraction
-    numbers  whether a box has its micro-batch in it; on a slide many small ones can't be read
+    All share one time axis. The peak is the most micro-batches whose activations a rank holds,
+    over all its stages together.
+    flush: as for bubble_fraction
+    numbers: whether a box has its micro-batch in it; on a slide many small ones can't be read
     """
     drawn = {name: _from_zero(spans) for name, spans in named.items()}
     end = max(end for _, end, _ in drawn.values())

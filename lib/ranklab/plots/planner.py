@@ -16,9 +16,9 @@ PARTS = {"computing": ("products", "attention", "other"), "recompute": ("recompu
 
 @styled
 def published(runs, title="What the planner says, and what was measured"):
-    """A mark for each run: published seconds of a step across, predicted ones up.
+    """Draw a mark for each run: published seconds of a step across, predicted ones up.
 
-    runs  [(source, published, predicted)]
+    runs: [(source, published, predicted)]
     """
     fig, ax = figure(6.4, 4.8)
     low, high = (edge(value for _, *both in runs for value in both) for edge in (min, max))
@@ -44,9 +44,9 @@ def published(runs, title="What the planner says, and what was measured"):
 
 @styled
 def steps(found, title="Where a step goes"):
-    """A bar for each plan: the parts of its Step, similar ones added up.
+    """Draw a bar for each plan: the parts of its Step, with similar ones added up.
 
-    found  {name: Step}
+    found: {name: Step}
     """
     fig, ax = figure(8.2, 0.5 * len(found) + 1.6)
     left, longest = [0.0] * len(found), max(step.total for step in found.values())
@@ -70,9 +70,9 @@ def steps(found, title="Where a step goes"):
 
 @styled
 def scaling(curves, title="What more GPUs bring"):
-    """Efficiency over the number of GPUs, one line for each curve.
+    """Draw the efficiency over the number of GPUs, with one line for each curve.
 
-    curves  {name: [(GPUs, tokens/s, efficiency)]}
+    curves: {name: [(GPUs, tokens/s, efficiency)]}
     """
     fig, ax = figure(6.8, 3.2)
     for index, (name, curve) in enumerate(curves.items()):
@@ -90,10 +90,11 @@ def scaling(curves, title="What more GPUs bring"):
 
 @styled
 def frontier(found, room, title="Every layout that fits: a step's time against memory"):
-    """Each layout as a dot, and for each tool a line through those that no other beats in both.
+    """Draw a dot for each layout: the time of a step against memory, and the frontier of each tool.
 
-    found  of planner.search_layouts, the fastest first
-    room   bytes of a GPU
+    A frontier is a line through the layouts that no other one of the tool beats in both.
+    found: of planner.search_layouts, the fastest first
+    room: bytes of a GPU
     """
     fig, ax = figure(7.6, 4.6)
     for index, tool in enumerate(dict.fromkeys(each.plan.tool for each in found)):
@@ -116,7 +117,10 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
 
 
 def best_of_both(found):
-    """Those that take less memory than all faster ones; the fastest first."""
+    """Return the layouts that take less memory than all faster ones, the fastest first.
+
+    found: sorted, the fastest first
+    """
     kept = []
     for each in found:
         if not kept or each.memory.total < kept[-1].memory.total:
@@ -126,9 +130,10 @@ def best_of_both(found):
 
 @styled
 def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and what they save"):
-    """Dollars against days (or GPU hours, if no price is known), a dot for each number of GPUs.
+    """Draw dollars against days, with a dot for each number of GPUs.
 
-    offers  of planner.offers.offers
+    If no price is known, GPU hours stand in place of dollars.
+    offers: of planner.offers.offers
     """
     fig, ax = figure(7.6, 3.4)
     priced = offers[0].bill.dollars is not None

@@ -15,7 +15,7 @@ from ranklab.ranks import coordinates
 
 @styled
 def world(ranks, nodes=1):
-    """Nodes as boxes, ranks as circles; a row for each number that torchrun gives a process."""
+    """Draw nodes as boxes, ranks as circles, and a row for each number that torchrun gives them."""
     per_node = ranks // nodes
     fig, ax = figure(0.57 * (ranks + 3), 1.75)
     clean(ax)
@@ -38,7 +38,7 @@ def world(ranks, nodes=1):
 
 @styled
 def shards(shard_range, n, sizes=(2, 3, 4, 8)):
-    """The part of range(n) that each rank gets from `shard_range`; a row for each world size."""
+    """Draw the part of range(n) that each rank gets from `shard_range`, a row per world size."""
     fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
     for row, size in enumerate(sizes):
         for rank in range(size):
@@ -56,7 +56,10 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8)):
 
 @styled
 def time_held(seconds, title=None):
-    """How long each rank was inside a call; `seconds` has one time per rank."""
+    """Draw how long each rank was inside a call.
+
+    `seconds` has one time per rank.
+    """
     fig, ax = figure(7, 0.28 * len(seconds) + 1)
     bars(ax, range(len(seconds)), [s * 1e3 for s in seconds], 0, barh=True)
     ax.set_yticks(range(len(seconds)), [f"rank {rank}" for rank in range(len(seconds))])
@@ -68,7 +71,7 @@ def time_held(seconds, title=None):
 
 @styled
 def who_waits(waits, ranks):
-    """An arrow from each rank to the rank it waits for; `waits` is {rank: rank}."""
+    """Draw an arrow from each rank to the rank it waits for; `waits` is {rank: rank}."""
     fig, ax = figure(3.2, 3.2)
     clean(ax)
     angle = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
@@ -86,7 +89,10 @@ def who_waits(waits, ranks):
 
 @styled
 def times_by_size(rows, label):
-    """Measured time against size, both logarithmic; `rows` is [(bytes, seconds)]."""
+    """Draw measured time against size, both logarithmic.
+
+    `rows` is [(bytes, seconds)].
+    """
     fig, ax = figure(6.5, 2.8)
     line(ax, *zip(*rows), 0, label)
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")

@@ -17,8 +17,7 @@ FEW = 3  # smaller causes share one row
 
 @styled
 def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
-    """A bar for each cause: how many unexpected interruptions it made (arXiv 2407.21783, table 5).
-    """
+    """Draw a bar for each cause: its unexpected interruptions (arXiv 2407.21783, table 5)."""
     rows = [(row["component"], PARTS[row["category"]], int(row["count"]))
             for row in table("failures")
             if row["source"].startswith("arXiv 2407.21783 Table 5") and row["category"] in PARTS]
@@ -46,11 +45,12 @@ def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
 @styled
 def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 120, 600),
               restart=600, title="How often to save"):
-    """Useful share of the time over the work between two checkpoints; a line for each duration of a
-    checkpoint by the formula, dots by simulation, a star at the best interval by the formula.
+    """Draw the useful share of the time over the work between two checkpoints.
 
-    goodput, optimal_interval, simulate  as ranklab.resilience has them; gaps of simulate
-    mean, checkpoints, restart           seconds
+    Each duration of a checkpoint has a line by the formula, dots by simulation, and a star at the
+    best interval by the formula.
+    goodput, optimal_interval, simulate: as in ranklab.resilience; gaps: of simulate
+    mean, checkpoints, restart: seconds
     """
     fig, ax = figure(7.6, 3.6)
     minutes = np.geomspace(0.5, 400, 60)
@@ -77,8 +77,7 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
 
 
 def number(function, *arguments):
-    """What the reader's function returns, as a float; NaN if it is no number, or the function
-    raises."""
+    """Call the reader's function and return a float; NaN if it raises, or returns no number."""
     try:
         return float(function(*arguments))
     except Exception:
@@ -87,9 +86,9 @@ def number(function, *arguments):
 
 @styled
 def policies(scores, title="Useful work for each node-second that is paid"):
-    """Groups of bars: the score of each policy in each regime of failures.
+    """Draw groups of bars: the score of each policy in each regime of failures.
 
-    scores  {regime: {policy: score}}
+    scores: {regime: {policy: score}}
     """
     fig, ax = figure(8.2, 3.4)
     names = [*next(iter(scores.values()))]
@@ -110,9 +109,9 @@ def policies(scores, title="Useful work for each node-second that is paid"):
 
 @styled
 def lives(found, steps, title="A run that survives"):
-    """A row for each launch: its steps (white ones are lost and computed again), and what ended it.
+    """Draw a row for each launch: its steps (white if lost and computed again), and what ended it.
 
-    found  Survived of projects/resilience/survive.py
+    found: Survived of projects/resilience/survive.py
     """
     fig, ax = figure(8.2, 0.42 * len(found.lives) + 1.7)
     layouts = [*dict.fromkeys(str(life.layout) for life in found.lives)]

@@ -51,7 +51,7 @@ class CourseFigure(Figure):
     what = ""
 
     def _repr_png_(self):
-        """(the picture, its metadata): a page made of the notebook takes `alt` from there."""
+        """Return (the picture, its metadata): a page made of the notebook takes `alt` from it."""
         large, small = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(RC):
             self.savefig(large, format="png")
@@ -61,7 +61,7 @@ class CourseFigure(Figure):
         return small.getvalue(), {"alt": self.alt()}
 
     def alt(self):
-        """The titles, what the figure shows, and the words beside its axes and in its legends."""
+        """Return the titles, what the figure shows, and the words of its axes and legends."""
         titles = [self.get_suptitle(), *(ax.get_title() for ax in self.axes)]
         axes = [f"{way}: {text}" for ax in self.axes
                 for way, text in (("across", ax.get_xlabel()), ("up", ax.get_ylabel())) if text]
@@ -73,20 +73,21 @@ class CourseFigure(Figure):
 
 
 def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
-    """(figure, axes) in the course's style; shown by the cell that returns the figure."""
+    """Return (figure, axes) in the course's style; the cell that returns the figure shows it."""
     with matplotlib.rc_context(RC):
         fig = CourseFigure(figsize=(width, height), layout="constrained")
         return fig, fig.subplots(rows, cols, **kwargs)
 
 
 def styled(draw):
-    """`draw` with the course's style in force for all that it draws: titles, legends, texts.
+    """Wrap `draw` so that the course's style holds for all that it draws: titles, legends, texts.
 
     The first words of its docstring, up to any that speak of code, say what the figure shows.
     """
     first = re.sub(r"`(\w+)`", r"\1", " ".join((draw.__doc__ or "").split("\n\n")[0].split()))
     clauses = itertools.takewhile(lambda clause: "{" not in clause, re.split("(?<=[;.]) ", first))
-    what = " ".join(clauses).strip(";.")
+    what = " ".join(clauses).strip(";.").removeprefix("Draw ")
+    what = what[:1].upper() + what[1:]
 
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
@@ -100,7 +101,7 @@ def styled(draw):
 
 
 def save(fig, path):
-    """`fig` is in the file `path` (.svg for slides, .png to look at); returns the path."""
+    """Save `fig` to the file `path` (.svg for slides, .png to look at); return the path."""
     metadata = {"Date": None} if str(path).endswith(".svg") else None
     with matplotlib.rc_context(RC):
         fig.savefig(path, metadata=metadata)
@@ -108,30 +109,33 @@ def save(fig, path):
 
 
 def line(ax, x, y, index, label, **kwargs):
-    """A line of `ax` in tone, marker and dashes number `index`."""
+    """Draw a line on `ax` in tone, marker and dashes number `index`; return it."""
     look = {"color": TONES[index % 5], "marker": MARKERS[index % 5], "linestyle": DASHES[index % 5]}
     return ax.plot(x, y, label=label, **{**look, **kwargs})[0]
 
 
 def bars(ax, x, height, index, label=None, **kwargs):
-    """Bars of `ax` in tone and hatching number `index`; `bottom=` stacks, `barh=True` lies."""
+    """Draw bars on `ax` in tone and hatching number `index`; return them.
+
+    `bottom=` stacks them, `barh=True` lays them flat.
+    """
     kind = ax.barh if kwargs.pop("barh", False) else ax.bar
     return kind(x, height, label=label, **{**look(index), **kwargs})
 
 
 def look(index):
-    """The tone and the hatching of areas number `index`."""
+    """Return the tone and the hatching of areas number `index`."""
     return {"facecolor": TONES[index % 5], "hatch": HATCHES[index % 5], "edgecolor": "white"}
 
 
 def clean(ax):
-    """`ax` has no axes, ticks or grid: a canvas for a drawing."""
+    """Remove axes, ticks and grid from `ax`: a canvas for a drawing."""
     ax.set_axis_off()
     ax.grid(False)
 
 
 def bare_grid(ax, xlabels, ylabels):
-    """`ax` is a table of cells: one tick per row and column, no lines."""
+    """Make `ax` a table of cells: one tick per row and column, no lines."""
     ax.grid(False)
     ax.set_xticks(range(len(xlabels)), xlabels)
     ax.set_yticks(range(len(ylabels)), ylabels)
@@ -141,23 +145,23 @@ def bare_grid(ax, xlabels, ylabels):
 
 
 def human_bytes(n):
-    """`n` bytes in words, decimal as links are sold: 1500000 -> '1.5 MB'."""
+    """Format `n` bytes for a reader, decimal as links are sold: 1500000 -> '1.5 MB'."""
     return _human(n, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1)))
 
 
 def human_seconds(s):
-    """`s` seconds in words: 0.0015 -> '1.5 ms'."""
+    """Format `s` seconds for a reader: 0.0015 -> '1.5 ms'."""
     return _human(s, (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
 def bytes_axis(axis):
-    """The ticks of `axis` (ax.xaxis or ax.yaxis) read as bytes."""
+    """Write the ticks of `axis` (ax.xaxis or ax.yaxis) as bytes."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
 def seconds_axis(axis):
-    """The ticks of `axis` (ax.xaxis or ax.yaxis) read as seconds."""
+    """Write the ticks of `axis` (ax.xaxis or ax.yaxis) as seconds."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: human_seconds(value)))
     axis.set_minor_formatter(NullFormatter())
 

@@ -11,7 +11,7 @@ SHADES = ((TONES[0], "white"), ("#e6b88f", INK))  # a rank's, and that of letter
 
 @styled
 def regions(title="In a matrix: the rank that holds the part"):
-    """An MLP and an attention over two ranks, f and g where they stand."""
+    """Draw an MLP and an attention over two ranks, with f and g in their places."""
     fig, ax = figure(8.2, 4.9)
     clean(ax)
     mlp, attention = (0, "GELU", "A", "B"), (3.9, "each head\nby itself", "QKV", "O")
@@ -49,8 +49,10 @@ def _matrix(ax, x, y, name, across):
 
 @styled
 def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
-    """Along a layer: outside the regions a rank has all tokens, or with sequence parallelism
-    some."""
+    """Draw the tokens that one rank has along a layer, with and without sequence parallelism.
+
+    Outside the regions a rank has all tokens, or with sequence parallelism some of them.
+    """
     fig, ax = figure(8, 3)
     clean(ax)
     names = ("norm", "attention", "drop, add", "norm", "MLP", "drop, add")
@@ -73,7 +75,7 @@ def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
 
 @styled
 def curves(ranks, seconds, title="How far tp goes"):
-    """The time of a step with each number of ranks; `seconds` is {name of a link: [seconds]}."""
+    """Draw the time of a step by number of ranks; `seconds` is {name of a link: [seconds]}."""
     fig, ax = figure(7.4, 3.3)
     for index, (name, times) in enumerate(seconds.items()):
         line(ax, ranks, times, index, name)

@@ -20,8 +20,7 @@ LAYERS = (
 
 @styled
 def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
-    """The bytes of zero_memory for each stage, as stacked bars, and a line for the memory of a
-    GPU."""
+    """Draw the bytes of each stage by zero_memory as stacked bars, and a GPU's memory as a line."""
     held = np.array([zero_memory(stage, parameters, ranks) for stage in range(4)])
     totals = held.sum(axis=1)
     names = ["data parallel", "stage 1", "stage 2", "stage 3"]
@@ -43,7 +42,7 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
 
 @styled
 def shards(sizes, ranks):
-    """Parameters above, shards below: the borders are not the same. `sizes` is {name: numbers}."""
+    """Draw parameters above and shards below, whose borders differ; `sizes` is {name: numbers}."""
     n = sum(sizes.values())
     each = math.ceil(n / ranks)
     fig, ax = figure(7.5, 2.2)
@@ -78,10 +77,10 @@ def shards(sizes, ranks):
 
 @styled
 def memory_curves(curves, title="Memory of rank 0 over one step, after every op"):
-    """The memory over a step, stacked, a panel for each; `curves` is {name: MemoryCurve}.
+    """Draw the memory over a step, stacked, in a panel for each curve.
 
-    A panel is cut at the curve's marks; each phase is as wide as its name, whatever ops it has.
-    What comes before the first mark is called "forward, backward".
+    `curves` is {name: MemoryCurve}. A panel is cut at the curve's marks; each phase is as wide as
+    its name, whatever ops it has. What comes before the first mark is called "forward, backward".
     """
     fig, axes = figure(8.6, 3.4, cols=len(curves), sharey=True, squeeze=False)
     highest = max(curve.peak_bytes for curve in curves.values())
@@ -136,8 +135,10 @@ class Work(NamedTuple):
 
 
 def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
-    """The Works of one step, by a model: a network sends one unit at a time, in `send` seconds;
-    backward takes twice as long as forward. Stage 0 and units that are always whole are left out.
+    """Model one step; return its Works.
+
+    The network sends one unit at a time, in `send` seconds; backward takes twice as long as
+    forward. Stage 0 and units that are always whole are left out.
     """
     order = [("forward", u) for u in range(units)]
     order += [("backward", u) for u in reversed(range(units))]
@@ -184,7 +185,7 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 
 @styled
 def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
-    """The computing, the messages, and what is whole, in one_step of each of the stages."""
+    """Draw the computing, the messages, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
     fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)

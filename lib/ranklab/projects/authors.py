@@ -4,7 +4,7 @@ import functools
 
 
 def by_learner(functions):
-    """The names of those of {name: function} that do not come from the library's modules."""
+    """Return the names in {name: function} whose function is not from the library's modules."""
     return [name for name, function in functions.items() if not _is_library(function)]
 
 
@@ -15,12 +15,15 @@ def _is_library(function):
 
 
 def authors(functions):
-    """A sentence about each of {name: function}: every project's report has it."""
+    """Say which of {name: function} are the learner's and which the library's.
+
+    The report of every project has this sentence.
+    """
     return authors_of(by_learner(functions), functions)
 
 
 def authors_of(learner_names, names):
-    """The same for all `names`, of which some are the learner's."""
+    """Say which of all `names` are the learner's (learner_names) and which the library's."""
     of = {"Yours": [name for name in names if name in learner_names],
           "The library's": [name for name in names if name not in learner_names]}
     return " ".join(f"{owner}: {', '.join(owned)}." for owner, owned in of.items() if owned)

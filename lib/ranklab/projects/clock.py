@@ -9,7 +9,10 @@ from ranklab.engine import device
 
 
 def best_seconds(call, repeats=9):
-    """The shortest time of `call()` on this rank: whatever else the machine does can only add."""
+    """Return the shortest time of `call()` on this rank: other work of the machine can only add.
+
+    Collective: every rank must call it, because all begin together.
+    """
     times = []
     for _ in range(repeats + 1):
         wait_for_all()
@@ -21,11 +24,12 @@ def best_seconds(call, repeats=9):
 
 
 def in_turns(calls, rounds, warm_up=4):
-    """{name: seconds of each call, until the slowest rank is done}, in rounds of one call each: a
-    busy moment hits all of them.
+    """Time the calls in rounds of one call each, so that a busy moment hits all of them.
 
-    calls    {name: function}; another one is the first in each round
-    warm_up  rounds before, which do not count
+    Another call is the first in each round.
+    calls: {name: function}
+    warm_up: rounds before, which do not count
+    Returns: {name: seconds of each call, until the slowest rank is done}
     """
     seconds, names = {name: [] for name in calls}, list(calls)
     for number in range(warm_up + rounds):
@@ -41,12 +45,12 @@ def in_turns(calls, rounds, warm_up=4):
 
 
 def finish():
-    """All that was started on this rank's device is done."""
+    """Wait until all that was started on this rank's device is done."""
     if device().type == "cuda":
         torch.cuda.synchronize()  # a kernel's launch returns before the kernel is done
 
 
 def wait_for_all():
-    """Every rank is here, and its device has nothing left to do."""
+    """Wait until every rank is here and this rank's device has nothing left to do."""
     dist.barrier()
     finish()

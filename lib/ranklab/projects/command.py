@@ -35,9 +35,10 @@ class Command(argparse.ArgumentParser):
         super().__init__(prog, description=doc, formatter_class=HelpWithDefaults, **more)
 
     def add_fields(self, config, *names, without=()):
-        """An option for each field of the dataclass of which option() says something, or for those
-        in `names`; none has a default, so that what was not given stays as it is in the settings
-        that `config` changes.
+        """Add an option for each field of a dataclass that option() describes, or for `names` only.
+
+        An option has no default, so that `config` leaves settings as they are if not given.
+        without: names of fields that get no option
         """
         known = {action.dest for action in self._actions}
         for field in dataclasses.fields(config):
@@ -59,7 +60,7 @@ class Command(argparse.ArgumentParser):
             self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):
-        """The options; what does not fit together is refused."""
+        """Parse the options; refuse what does not fit together."""
         options = self.parse_args(argv)
         given = vars(options)
         if given.get("resume"):
@@ -78,7 +79,7 @@ class Command(argparse.ArgumentParser):
             self.error(f"--resume: there is no checkpoint at {folder}")
 
     def config(self, settings, options):
-        """The dataclass `settings`, changed by what was given; refused where it refuses itself."""
+        """Return the dataclass `settings`, changed by what was given; refuse what it refuses."""
         names = [field.name for field in dataclasses.fields(settings)]
         given = {name: value for name, value in vars(options).items()
                  if name in names and value is not None}
@@ -88,12 +89,12 @@ class Command(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message):
-        """The program ends with exit code 2, and says why."""
+        """End the program with exit code 2, and say why."""
         _refuse(self.prog, message)
 
 
 class HelpWithDefaults(argparse.RawDescriptionHelpFormatter):
-    """Each option's help ends with its default."""
+    """A help formatter that ends the help of each option with its default."""
 
     def _get_help_string(self, action):
         value = action.default
@@ -120,7 +121,7 @@ def _kind_of(field):
 
 
 def ranks_to_come(ranks=None):
-    """How many ranks launch(ranks=ranks) will have: those of the job, or as many as it starts."""
+    """Count the ranks that launch(ranks=ranks) will have: the job's, or as many as it starts."""
     if is_started_by_another():
         return int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_STEP_NUM_TASKS"])
     return ranks or default_ranks()
@@ -136,12 +137,12 @@ BROUGHT_BY = {name: name for name in (
 
 @contextlib.contextmanager
 def refusals(name):
-    """Inside, a ValueError of the library's own or a file that can't be had ends the program: one
-    sentence, exit code 2. What a rank raised is the engine's report, exit code 1. Whatever else is
-    raised is a fault of the program, and passes with its traceback. A package that the lean install
-    leaves out is one sentence, too.
+    """End the program with one sentence and exit code 2 where the block raises a refusal.
 
-    name  of the program, or of its module
+    A refusal: a ValueError of the library's own, a file that can't be had, or a package that the
+    lean install leaves out. What a rank raised is the engine's report, with exit code 1. Whatever
+    else is raised is a fault of the program, and passes with its traceback.
+    name: of the program, or of its module
     """
     name = name if " " in name else f"python -m {name}" if "." in name else name
     try:
@@ -182,18 +183,24 @@ def _refuse(name, message):
 # --- what a project says --------------------------------------------------------------------------
 
 def time_limit():
-    """The timeout for launch: of a whole training, or in a job of torchrun's of one collective."""
+    """Return the timeout for launch, in seconds.
+
+    It limits a whole training, or in a job of torchrun or srun each collective.
+    """
     return COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
 
 
 def say(*texts):
-    """Rank 0 prints those texts that are not empty, each on lines of its own."""
+    """Print on rank 0 those texts that are not empty, each on lines of its own."""
     if is_main_process() and any(texts):
         print("\n".join(filter(None, texts)))
 
 
 def save_figure(path, draw):
-    """The figure that draw() returns is in the file `path`, by rank 0; nothing without a path."""
+    """Save the figure that draw() returns to the file `path`, on rank 0.
+
+    Does nothing without a path.
+    """
     if path and is_main_process():
         from ranklab.plots.style import save  # here: the only line that needs matplotlib
 

@@ -82,7 +82,7 @@ def watched():
 
 @dataclass(frozen=True)
 class Options:
-    """What a command takes beside the settings of a training."""
+    """What a command takes besides the settings of a training."""
 
     without: ClassVar = ()  # fields of the settings that are no options
 
@@ -90,7 +90,7 @@ class Options:
         check_options(self)
 
     def settings(self):
-        """The settings that the command line changes; None: there are none."""
+        """Return the settings that the command line changes; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class OnRanks(Options):
 
 @dataclass(frozen=True)
 class OnNodes(OnRanks):
-    """And lays them out as nodes."""
+    """A command that runs on ranks, laid out as nodes."""
 
     nodes: int = option(1, "laid out as so many", kind=positive)
 

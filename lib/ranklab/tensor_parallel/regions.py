@@ -84,14 +84,14 @@ def identity(x, group=None):
 
 
 def all_reduce_sum(x, group=None):
-    """all_reduce x to a new tensor, because others may still read x."""
+    """All-reduce x into a new tensor, because others may still read x."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
 
 
 def all_gather_tokens(x, group=None):
-    """all_gather the tokens of all ranks: (B, T/tp, C) -> (B, T, C)."""
+    """All-gather the tokens of all ranks: (B, T/tp, C) -> (B, T, C)."""
     x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): a message is joined along its first dim
     gathered = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
     dist.all_gather_single(gathered, x, group=group)
@@ -99,7 +99,7 @@ def all_gather_tokens(x, group=None):
 
 
 def reduce_scatter_tokens(x, group=None):
-    """reduce_scatter x to this rank's tokens of the sum: (B, T, C) -> (B, T/tp, C)."""
+    """Reduce-scatter x to this rank's tokens of the sum: (B, T, C) -> (B, T/tp, C)."""
     R = dist.get_world_size(group)
     if x.shape[1] % R:
         raise ValueError(f"tp={R} must divide the T={x.shape[1]} tokens of a sequence")

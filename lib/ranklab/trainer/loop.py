@@ -61,7 +61,10 @@ class Schedule(NamedTuple):
 
 
 def learning_rate(schedule, step):
-    """Linear warm-up, then half a cosine down to `final_lr` of the peak."""
+    """Return the learning rate of a step: linear warm-up, then half a cosine.
+
+    The cosine ends at `final_lr` of the peak.
+    """
     if step < schedule.warmup:
         return schedule.lr * (step + 1) / schedule.warmup
     progress = (step - schedule.warmup) / max(1, schedule.steps - schedule.warmup)
@@ -70,8 +73,9 @@ def learning_rate(schedule, step):
 
 
 def decay_groups(model, weight_decay):
-    """The trained parameters by name, in two groups for an optimizer: matrices decay; norms and
-    biases do not, because they do not belong near zero.
+    """Split the trained parameters, by name, into two groups for an optimizer.
+
+    Matrices decay; norms and biases do not, because they do not belong near zero.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
@@ -121,7 +125,7 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------
 
     def fit(self, until=None):
-        """Trained to the end, or to step `until`, or to a SIGTERM; returns the History."""
+        """Train to the end, or to step `until`, or to a SIGTERM; return the History."""
         last = min(until or self.schedule.steps, self.schedule.steps)
         bar = tqdm(total=self.schedule.steps, initial=self.steps_done, desc=self.title, unit="step",
                    disable=not self.progress, mininterval=0.5)  # fmt: skip
@@ -135,7 +139,7 @@ class Trainer:
         return self.history
 
     def after_step(self, share, is_last, stop, clock, bar):
-        """What is due after this step is done: log, evaluate, save."""
+        """Do what is due after this step: log, evaluate, save."""
         loop, at = self.loop, self.steps_done
         is_end = at == self.schedule.steps
         scores = is_end or due(at, loop.eval_every)
@@ -150,8 +154,9 @@ class Trainer:
             clock.restart(at)
 
     def step(self, batch=None):
-        """One optimizer step; returns this rank's share of its loss, still on the device.
-        batch  this rank's (inputs, targets); next_batch() by default
+        """Do one optimizer step; return this rank's share of its loss, still on the device.
+
+        batch: this rank's (inputs, targets); next_batch() by default
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate()
@@ -188,7 +193,10 @@ class Trainer:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
     def autocast(self):
-        """Matrix products in loop.precision; weights, norms and the loss stay in float32."""
+        """Return a context in which matrix products are in loop.precision.
+
+        Weights, norms and the loss stay in float32.
+        """
         dtype = PRECISIONS[self.loop.precision]
         if dtype == torch.float32:
             return contextlib.nullcontext()
@@ -213,14 +221,14 @@ class Trainer:
         bar.set_postfix(self.shown(), refresh=False)
 
     def shown(self):
-        """The text beside the progress bar."""
+        """Return what stands next to the progress bar: {name: text}."""
         history = self.history
         return {"loss": f"{history.loss[-1]:.3f}", f"{self.unit}/s": f"{history.speed[-1]:,.0f}"}
 
     # --- to the disk and back -------------------------------------------------------------------
 
     def saved(self):
-        """{name: object with a state_dict}: the checkpoint without model, optimizer and step."""
+        """Return {name: object with a state_dict} to save besides model, optimizer and step."""
         return {"scaler": self.scaler}
 
     def save(self):
@@ -247,7 +255,7 @@ def due(step, interval):
 
 
 class Clock:
-    """Steps per second between two looks; what happens before `restart` does not count."""
+    """Measure steps per second between two looks; what happens before `restart` does not count."""
 
     def __init__(self):
         self.restart(None)
@@ -256,7 +264,10 @@ class Clock:
         self.step, self.time = step, time.perf_counter()
 
     def steps_per_second(self, step):
-        """Since the last look; 0 at the first, which includes compiling and warming up."""
+        """Return the steps per second since the last look.
+
+        0 at the first look, which includes compiling and warming up.
+        """
         elapsed = time.perf_counter() - self.time
         speed = 0.0 if self.step is None or step == self.step else (step - self.step) / elapsed
         self.restart(step)

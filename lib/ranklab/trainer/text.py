@@ -27,8 +27,10 @@ class TrainConfig(LoopConfig):
 
 
 def text_for(shape, config, path=None):
-    """(the Text of the file `path`, or of Python's library; the GPT's config with its tokens).
-    error  ValueError where it is too short for the windows that `config` asks for
+    """Load the Text of the file `path`, or of Python's library; fit a GPT's config to its tokens.
+
+    Returns: (Text, the GPT's config).
+    Raises: ValueError where the text is too short for the windows that `config` asks for.
     """
     text = text_file(path) if path else python_text()
     check_length(text.train, shape.n_ctx)
@@ -39,9 +41,9 @@ def text_for(shape, config, path=None):
 
 
 class TextTrainer(Trainer):
-    """A GPT, trained on a Text by AdamW in one fused kernel.
+    """Train a GPT on a Text by AdamW in one fused kernel.
 
-    peak_flops  of all ranks together, for MFU; None: MFU is not shown
+    peak_flops: of all ranks together, for MFU; None: MFU is not shown
     """
 
     unit = "tokens"
@@ -74,7 +76,8 @@ class TextTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self):
-        """The mean loss on the held-out windows, in nats per token, alike on all ranks."""
+        """Return the mean loss on the held-out windows, in nats per token, the same on all ranks.
+        """
         inputs, targets = (self.to_device(x) for x in self.held_out_batch())
         count = self.parallel.token_count(targets)
 

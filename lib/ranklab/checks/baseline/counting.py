@@ -27,7 +27,10 @@ WIDE = GPTConfig(vocab_size=256, n_ctx=64, n_layer=2, n_head=3, n_embd=96)
 
 
 def counted_flops(config, batch, seq, backward=True):
-    """What torch's counter sees. On meta tensors: on CPU ones it counts attention as nothing."""
+    """Count the FLOPs that torch's counter sees in a forward, and in a backward.
+
+    It runs on meta tensors, because on CPU tensors the counter counts attention as nothing.
+    """
     with torch.device("meta"):
         model, tokens = GPT(config), torch.zeros(batch, seq, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
@@ -38,7 +41,7 @@ def counted_flops(config, batch, seq, backward=True):
 
 
 def told(number, unit, more=lambda got, due: ""):
-    """Return a number that is told with its unit, and with what `more` says of it."""
+    """Return a number with its unit, and with what `more` says about it."""
     def tell(got, due):
         return (f"{shown(got, 10)} {unit}, not {shown(due, 10)}{more(got, due)}"
                 if isinstance(got, float) else "")
@@ -210,7 +213,7 @@ def _see_state(fn, case):
 
 
 def bytes_after_a_step(n, recipe):
-    """Count what is there after a real Adam step."""
+    """Count the bytes that a real Adam step leaves."""
     model, optimizer = as_trained(nn.Linear(n, 1, bias=False), recipe)
     memory = memory_of(model, optimizer)
     # Adam also counts its steps: 4 bytes a tensor, and there is one.
@@ -269,7 +272,7 @@ STATE = Proof(
 # --- activation_bytes -----------------------------------------------------------------------------
 
 class Kept(NamedTuple):
-    """A forward, of two depths: the difference is what a block keeps, and the rest the ends."""
+    """A forward of two depths: the difference is what a block keeps, and the rest the ends."""
 
     batch: int
     seq: int

@@ -146,7 +146,7 @@ def _score(frugal_gradients, name, config, rows, library_peak):
 
 
 def least_bytes(config):
-    """What one row keeps when each block keeps its input, and one of them all that it needs."""
+    """Count what one row keeps when each block keeps its input, and one block all that it needs."""
     one = dataclasses.replace(config, n_layer=1)
     inputs = baseline.activation_bytes(config, 1, config.n_ctx, recompute=True)
     a_block = baseline.activation_bytes(one, 1, config.n_ctx)

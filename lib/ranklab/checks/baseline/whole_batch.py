@@ -12,7 +12,10 @@ from ranklab.checks.trial import is_near
 
 @contextlib.contextmanager
 def one_thread():
-    """For matrices as small as these a second thread costs more than it gives."""
+    """Limit torch to one thread inside the block.
+
+    For matrices as small as these a second thread costs more than it gives.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -22,7 +25,7 @@ def one_thread():
 
 
 def batch(config, rows, tokens, ignored=()):
-    """(inputs, targets); row i has ignored[i] targets that are IGNORE."""
+    """Draw (inputs, targets); row i has ignored[i] targets that are IGNORE."""
     generator = torch.Generator().manual_seed(rows + tokens)
     inputs, targets = torch.randint(config.vocab_size, (2, rows, tokens), generator=generator)
     for row, count in enumerate(ignored):
@@ -41,7 +44,7 @@ def told_gradients(model):
 
 
 def number_of(loss):
-    """Return a loss as a number, whatever holds it; what is no number stays what it is."""
+    """Return a loss as a number, whatever holds it; what is no number stays as it is."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.item()
     return float(loss) if isinstance(loss, Real) else loss

@@ -28,7 +28,7 @@ TOLERANCE = "`tolerance` is small."
 
 
 def agree(fn, cases, args_of=lambda given: (given,)):
-    """Each of (given, right, hint) gets its right value, and what is given stays as it was."""
+    """Check that fn gives `right` for each (given, right, hint), and leaves `given` as it was."""
     for given, right, hint in cases:
         kept = copy.deepcopy(given)
         value = fn(*args_of(given))

@@ -75,29 +75,28 @@ class Run:
         return rank_names(self.members) + self.told
 
     def at(self, place):
-        """The name of one of the ranks, and where that is."""
+        """Name one of the ranks, and the ranks and settings of its run."""
         group = "4" if self.size == 4 else rank_names(self.members)
         of = f"rank {self.members[place]} of " if self.size > 1 else ""
         return f"{of}{group}{self.told}"
 
     def alone(self, edits=(), **settings):
-        """Like `one`, with edits and settings that follow from what was found."""
+        """Run like `one`, with edits and settings that follow from what was found."""
         [[found]] = self.launched([((0,), self.settings | settings, edited(self.answer, edits))])
         return found
 
     def awaited(self):
-        """A Mistake where a rank did not wait for all that it had begun."""
+        """Check that every rank waited for all that it had begun; raise Mistake if not."""
         for place, found in enumerate(self.found):
             all_awaited(found.watched.missing, self.at(place))
 
     def equal(self, right, slips=(), hint=SAME, of=lambda found: found, **on_the_way):
-        """All ranks returned what is right, but for rounding; else a Mistake says what it is.
+        """Check that all ranks returned what is right, but for rounding; raise Mistake if not.
 
-        right       {name: numbers}, or a list with one for each rank; what else is returned is not
-                    asked
-        slips       Slips; the first that gives these numbers is named
-        of          gives {name: numbers} of what a rank returned
-        on_the_way  through, roundings: see near()
+        right: {name: numbers}, or a list with one for each rank; what else is returned is not asked
+        slips: Slips; the first that gives these numbers is named
+        of: gives {name: numbers} of what a rank returned
+        on_the_way: through, roundings: see near()
         """
         rights = right if isinstance(right, list) else [right] * self.size
         found = [*map(of, self.found)]
@@ -122,16 +121,17 @@ class Run:
 
 def runs(program, answer, *situations, one=lambda size, settings: ((), {}), watch=None,
          exact=False, failures=None):
-    """A Run for each group of each of the situations. Those with the same groups are one launch.
+    """Yield a Run for each group of each of the situations.
 
-    situations  (groups of four ranks, settings, what to call them or nothing); settings may be a
+    Neighbouring situations with the same groups are one launch.
+    situations: (groups of four ranks, settings, what to call them or nothing); settings may be a
                 function of a group's size and a rank's number in it
-    one         (size, settings) -> (edits, settings) by which one rank does the work of so many;
-                None where that follows from what is found
-    watch       a context manager around each call, whose value is kept as `watched`: by default
-                Traffic, with `missing`: how many handles nobody waited for
-    exact       in float64
-    failures    {regex of a hang or a crash: hint}
+    one: (size, settings) -> (edits, settings) by which one rank does the work of `size` ranks;
+         None where that follows from what is found
+    watch: a context manager around each call, whose value is kept as `watched`: by default
+           Traffic, with `missing`: how many handles nobody waited for
+    exact: in float64
+    failures: {regex of a hang or a crash: hint}
     """
     launched, ones = partial(_launched, watch or _traffic, exact), None
     for groups, alike in itertools.groupby(situations, key=lambda each: each[0]):
@@ -170,7 +170,7 @@ def _launched(watch, exact, jobs):
 
 @contextlib.contextmanager
 def _later_calls(jobs):
-    """Inside, the report of a hang says that a rank may be in another call than the others."""
+    """Add to the report of a hang that a rank may be in another call than the others."""
     try:
         yield
     except Mistake as mistake:
@@ -240,7 +240,10 @@ def _in_groups(groups):
 # --- numbers --------------------------------------------------------------------------------------
 
 def flat(value):
-    """All numbers of a tensor, or of a list or a dict of such, in float64; a dict's by its keys."""
+    """Flatten all numbers of a tensor, or of a list or dict of tensors, into one float64 tensor.
+
+    A dict's values are in the order of its keys.
+    """
     if isinstance(value, dict):
         value = [value[key] for key in sorted(value)]
     if isinstance(value, (list, tuple)):
@@ -249,7 +252,10 @@ def flat(value):
 
 
 def near(got, right, through=torch.float32, roundings=NEAR):
-    """True where they are as many numbers, and differ by rounding only: see trial.is_near()."""
+    """Return whether `got` and `right` have equally many numbers and differ only by rounding.
+
+    See trial.is_near().
+    """
     return is_near(flat(got), flat(right), through, roundings)
 
 

@@ -33,7 +33,7 @@ FORMULA = "Compare each collective with the formula of one process."
 
 
 def check_long_steps(program):
-    """The rank's part of the gradient, and its norm, are those of one process."""
+    """Check that the rank's part of the gradient, and its norm, are as in one process."""
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000, "steps": 7})):
         run.equal(run.one.part("longest", "loss", "weights"), SLIPS_OF_NORM,
                   FORMULA)
@@ -68,7 +68,7 @@ ONE_DRAWS = "All ranks begin with the weights that one of them draws."
 
 
 def check_saved_model(program):
-    """All ranks have one model, from the start; its mean too."""
+    """Check that all ranks have one model, from the start, and also one mean."""
     for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
         first, *_ = run.found
         moved = [each["weights"] - each["start"] for each in run.found]
@@ -119,7 +119,7 @@ BY_ORDER = (
 
 
 def check_no_faster(program):
-    """In each epoch the ranks share all images, in an order that changes."""
+    """Check that in each epoch the ranks share all images, in an order that changes."""
     for run in runs(program, trainings.no_faster, LAB,
                     (GROUPS, {"batch": 48, "epochs": 3, "seed": 5}), one=None):
         batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
@@ -155,7 +155,7 @@ RECIPE = "Print `rates`, and compare them with the recipe."
 
 
 def check_worse_together(program):
-    """Rates and weights are those of one process that follows the recipe."""
+    """Check that rates and weights are as in one process that follows the recipe."""
     for run in runs(program, trainings.worse_together, LAB,
                     (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
                         (), {"batch": size * settings.get("batch", 32)})):
@@ -186,7 +186,7 @@ ON_GPUS = ("torch's runs on GPUs only. Lab 03's convert_sync_batch_norm runs on 
 
 
 def check_two_scores(program):
-    """The weights and the statistics are those of one process on the whole batch."""
+    """Check that the weights and the statistics are as in one process on the whole batch."""
     for run in runs(program, trainings.two_scores, LAB, (GROUPS, {"width": 4, "steps": 6}),
                     one=lambda size, _: ((OWN_IMAGES, ALL_IMAGES.format(size)), {}), failures={
                         r".*SyncBatchNorm expected input tensor to be on GPU.*": ON_GPUS}):
@@ -215,7 +215,7 @@ SLIPS_OF_CURVE = (
 
 
 def check_moving_curve(program):
-    """The loss and its gradient are means over all tokens of a step."""
+    """Check that the loss and its gradient are means over all tokens of a step."""
     for run in runs(program, trainings.moving_curve, LAB, (GROUPS, {"pieces": 4}),
                     (GROUPS, {"pieces": 1, "lines": 18})):
         run.equal(run.one, SLIPS_OF_CURVE)

@@ -65,7 +65,10 @@ LONG = ("Share out the tokens, padding included, or the FLOPs, in training and i
 
 @contextlib.contextmanager
 def work_counted():
-    """{"tokens", "FLOPs": Counter of is it training? -> what went through models of one layer}."""
+    """Count what goes through models of one layer while the block runs, with and without gradients.
+
+    Yields: {"tokens", "FLOPs": a Counter of {is it training?: the number}}
+    """
     counted = {"tokens": Counter(), "FLOPs": Counter()}
 
     def count(module, args):

@@ -26,7 +26,10 @@ esac
 
 
 def options(words):
-    """{--option: value}, with "=" or a blank between them; under "" the last of all other words."""
+    """Parse the words into {--option: value}, with "=" or a blank between option and value.
+
+    Under "" stands the last of all other words.
+    """
     found, name = {}, ""
     for word in words:
         if word.startswith("-"):
@@ -39,17 +42,19 @@ def options(words):
 
 
 def header(script):
-    """The options of the #SBATCH lines that sbatch reads."""
+    """Parse the options of the #SBATCH lines that sbatch reads."""
     lines = takewhile(lambda line: line.strip()[:1] in ("", "#"), script.splitlines())
     return options(word for line in lines if line.startswith("#SBATCH")
                    for word in shlex.split(line[7:], comments=True))
 
 
 def run(script, job, number=4711, restarts=None, code=0):
-    """What the job's script did: its exit code, srun's words and variables, whether torchrun ran
-    without srun, the number of the job that is requeued, and what it printed.
+    """Run the job's script with stand-ins for Slurm's commands, and return what it did.
 
-    number, restarts  of the job, as Slurm tells it; code: srun's exit code
+    number, restarts: of the job, as Slurm tells it
+    code: srun's exit code
+    Returns: a namespace of its exit code, srun's words and variables, the number of the job that is
+             requeued, whether torchrun ran without srun (alone), and what it printed (said)
     """
     slurm = {"JOB_ID": number, "JOBID": number, "JOB_NAME": job.name, "NNODES": job.nodes,
              "JOB_NUM_NODES": job.nodes, "NTASKS": job.nodes, "GPUS_ON_NODE": job.gpus,

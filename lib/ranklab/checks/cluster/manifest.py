@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def leaves(part, path=""):
-    """{"spec.trainer.numNodes": 4, "spec.trainer.args.0": "-m", ...}"""
+    """Flatten a manifest: {"spec.trainer.numNodes": 4, "spec.trainer.args.0": "-m", ...}."""
     if not isinstance(part, (dict, list)):
         return {path[:-1]: part}
     items = dict(part if isinstance(part, dict) else enumerate(part)).items()

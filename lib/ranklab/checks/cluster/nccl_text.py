@@ -17,11 +17,11 @@ from ranklab.cluster.nccl_log import NcclLog, read_log, read_nccl_log
 
 def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA", silent=(),
             warns=(), seed=0):  # fmt: skip
-    """(text, its NcclLog): what the ranks of a job print.
+    """Write what the ranks of a job print; return (text, its NcclLog).
 
-    local   ranks of a host; pids are the same on all hosts
-    silent  hosts whose lines are lost
-    warns   ((rank, text), ...), which come last
+    local: ranks of a host; pids are the same on all hosts
+    silent: hosts whose lines are lost
+    warns: ((rank, text), ...), which come last
     """
     host = {rank: hosts[rank // local] for rank in sorted(rings[0])}
     own = {rank: [f"Using network {network}", f"comm 0x7f{rank:04x}d0 rank {rank} nRanks "
@@ -85,8 +85,10 @@ def _mixed(own, host, local, warns, chance):
 
 
 def turning(ranks, local, channels):
-    """{channel: ring} of nodes with `local` ranks: a ring runs through a node, then leaves it; in
-    each channel it begins elsewhere, in odd ones it goes down.
+    """Make {channel: ring} of nodes with `local` ranks.
+
+    A ring runs through a node, then leaves it. In each channel it begins elsewhere; in odd channels
+    it goes down.
     """
     found = {}
     for turn in range(channels):

@@ -123,7 +123,7 @@ class Scored(Proof):
 
 
 def by_objects(pieces, group=None):
-    """All send all they have to everyone."""
+    """Send everything to everyone."""
     of_ranks = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, [piece.cpu() for piece in pieces], group=group)
     return [of_rank[dist.get_rank(group)].to(pieces[0]).clone() for of_rank in of_ranks]
@@ -176,7 +176,7 @@ def a_message_for_nothing(pieces, group=None):
 
 
 def everything_round_a_ring(pieces, group=None):
-    """All pieces of all ranks pass through every rank."""
+    """Pass all pieces of all ranks through every rank."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
     of_all = ring_all_gather(lengths, group).view(R, R)

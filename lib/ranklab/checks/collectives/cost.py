@@ -15,7 +15,7 @@ ODD_ROUNDS = "rounds if R == 2**rounds else rounds + 1"
 
 
 def outcome(errors, fn, *args):
-    """Return what it gives, or which of these errors it raises."""
+    """Return what fn(*args) gives, or which of these errors it raises."""
     try:
         return fn(*args)
     except errors as error:
@@ -47,7 +47,7 @@ def _see_time(fn, case):
 
 
 def seconds_of_steps(algorithm, nbytes, ranks, alpha, beta):
-    """Go through the algorithm step by step and add up, with no formula."""
+    """Go through the algorithm step by step and add up the seconds, with no formula."""
     if algorithm == "ring":
         steps = [nbytes / ranks for _ in ("reduce", "gather") for _ in range(ranks - 1)]
     elif algorithm == "parameter_server":
@@ -269,7 +269,7 @@ def _see_crossover(fn, case):
 
 
 def bytes_of_equal_times(ranks, alpha, beta):
-    """Where two straight lines meet: both times grow evenly with the bytes."""
+    """Find where two straight lines meet: both times grow evenly with the bytes."""
     if ranks <= 2:
         return math.inf
     ahead, behind = (seconds_of_steps("ring", n, ranks, alpha, beta)

@@ -180,7 +180,7 @@ def by_distance(x, group=None):
 
 
 def round_a_ring(x, group=None):
-    """Each passes on what came last, R-1 times."""
+    """Add up around a ring: each rank passes on what came last, R-1 times."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     passing, total = x.contiguous(), x.contiguous().clone()
     for _ in range(R - 1):

@@ -19,8 +19,9 @@ ONE_RANK = "Each token is on one rank."
 ORDER = "Ranks keep their tokens in the order of the sequence."
 
 def fault_of(positions, tokens, ranks):
-    """Return (what is wrong with a plan, what it must be), or None. All ranks have as many tokens,
-    and each token is on one rank.
+    """Return (what is wrong with a plan, what it must be), or None where nothing is.
+
+    All ranks must have equally many tokens, and each token must be on one rank.
     """
     if not isinstance(positions, torch.Tensor) or positions.dtype != torch.long:
         return "not a tensor of torch.long", "torch.arange, stacked: (R, T/R)."
@@ -135,7 +136,7 @@ FULLEST, COPY = "the fullest rank computes", "Work on a copy: sorted()."
 
 
 def lengths_of(seed, tokens=TOKENS):
-    """Lengths of documents, from 16 to 8,192 tokens, as web pages and books are mixed."""
+    """Draw lengths of documents, from 16 to 8,192 tokens, as web pages and books are mixed."""
     draw, lengths = random.Random(seed), []
     while sum(lengths) < tokens:
         lengths.append(min(tokens - sum(lengths), int(2 ** draw.uniform(4, 13))))
@@ -169,7 +170,10 @@ def check_shard_documents(plan):
 
 
 def zigzag_in_each(lengths, ranks):
-    """The tokens that are left over are the late ones, in blocks."""
+    """Give each rank its zigzag part of every document, then the tokens left over in blocks.
+
+    The tokens that are left over are the late ones of each document.
+    """
     refuse_uneven(sum(lengths), ranks)
     rows, rest, where = [[] for _ in range(ranks)], [], 0
     for n in lengths:

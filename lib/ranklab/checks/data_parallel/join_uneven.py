@@ -67,7 +67,7 @@ def _after(model):
 
 
 def in_one_process(batches, model):
-    """When this rank's batches are over, train on those of all ranks, from the beginning."""
+    """Yield this rank's batches, then train on the batches of all ranks, from the beginning."""
     own = list(batches)
     of_ranks = [None] * dist.get_world_size(model.group)
     dist.all_gather_object(of_ranks, own, group=model.group)

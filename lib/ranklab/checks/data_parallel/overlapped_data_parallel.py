@@ -199,7 +199,7 @@ class OneProcess(nn.Module):
         return SimpleNamespace(square=lambda: number * torch.cat([y.square() for y in outputs]))
 
     def finish(self):
-        """Nothing is under way."""
+        """Do nothing: nothing is under way."""
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -32,7 +32,9 @@ def toy(seed):
 
 
 def toy_with_more(seed):
-    """Also with a parameter that is channels-last, in another order in memory, one of 16 bits, a
+    """Make a toy with more kinds of parameters and buffers.
+
+    It has also a parameter that is channels-last, in another order in memory, one of 16 bits, a
     submodule's buffer as in a batch norm, and a buffer that no checkpoint holds: state_dict() does
     not list it.
     """
@@ -45,7 +47,7 @@ def toy_with_more(seed):
 
 
 def rows(seed, n=4):
-    """The batch of one rank in one step."""
+    """Draw the batch of one rank in one step."""
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed)).to(device())
 
 
@@ -54,6 +56,9 @@ def loss_of(model, *inputs):
 
 
 def gradients(model):
-    """{what it is: a copy of the gradient, or None}; in float32: all came through such layers."""
+    """Copy the gradients: {what it is: a copy of the gradient, or None}.
+
+    The copies are in float32, because all gradients came through such layers.
+    """
     return {f"the gradient of `{name}`": None if p.grad is None else p.grad.float().clone()
             for name, p in model.named_parameters()}

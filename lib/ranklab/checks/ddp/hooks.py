@@ -58,7 +58,7 @@ class Given(nn.Module):
 
 
 def hook_on_groups(trial, hook, ranks, *grouping):
-    """on_groups; what DDP says of a hook is put in plain words."""
+    """Run on_groups; put what DDP says of a hook in plain words."""
     names = inspect.signature(hook).parameters
     expect("bucket" in names and names["bucket"].annotation in (dist.GradBucket,
                                                                 inspect.Parameter.empty),
@@ -74,7 +74,7 @@ def hook_on_groups(trial, hook, ranks, *grouping):
 
 
 def alike(where, x, ranks, hint):
-    """A look at whether x is the same on all ranks of the group, to the last bit."""
+    """Return a check that x is the same on all ranks of the group, to the last bit."""
     of_ranks = [torch.empty_like(x) for _ in ranks.members]
     dist.all_gather(of_ranks, x.contiguous(), group=ranks.group)
     same = torch.allclose(x, of_ranks[0], 0, 0, equal_nan=True)
@@ -94,9 +94,10 @@ class Call:
 
 
 def steps_in_ddp(state, hook, model, inputs, group=None, bucket_cap_bytes=180):
-    """[(the flat gradient, on the CPU; [Call of each bucket]) of each of `inputs`].
+    """Run a step of DDP with the hook on each of `inputs`.
 
     From its second step on DDP has several buckets of Given, two of them of one size.
+    Returns: [(the flat gradient, on the CPU; [Call of each bucket]), ...], one for each input
     """
     model = DistributedDataParallel(model.to(device()), process_group=group,
                                     bucket_cap_mb=bucket_cap_bytes / 2**20)
@@ -111,7 +112,7 @@ def steps_in_ddp(state, hook, model, inputs, group=None, bucket_cap_bytes=180):
 
 
 def watched(hook, steps):
-    """The hook; `steps` gets [Call of each bucket] of each step."""
+    """Wrap the hook, so that `steps` gets [Call of each bucket] of each step."""
     calls = []
 
     @functools.wraps(hook)  # DDP reads the signature

@@ -7,8 +7,9 @@ from ranklab.meter import Event
 
 @dataclass(frozen=True)
 class Job:
-    """Of each rank the ms that it loads and computes in a step; of all the ms of a transfer that
-    follows. `hidden` ms more of it, and `beside` ms more of loading, lie beside the computing.
+    """A job by the ms of a step: loading and computing of each rank, then one transfer of all.
+
+    `hidden` ms more of the transfer, and `beside` ms more of loading, overlap with the computing.
     """
 
     name: str
@@ -25,7 +26,7 @@ class Job:
         return self.name
 
     def timelines(self):
-        """[[Event] of each rank]"""
+        """Return [[Event] of each rank]."""
         events, now = [[] for _ in self.loads], 0.0
         for hiccup in self.hiccups:
             ready = [now + load + compute + hiccup * (rank == 1)

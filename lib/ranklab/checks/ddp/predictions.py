@@ -9,7 +9,7 @@ RESNET = 25.6e6  # parameters of ResNet-50
 
 
 def top_k_bytes(n, share, ranks, place=4):
-    """What a rank sends in the all-gather of top-k, as TopK does it: values, and places."""
+    """Count what a rank sends in the all-gather of top-k, as TopK does it: values and places."""
     return best_sent_bytes("all_gather", ranks * share * n * (4 + place), ranks)
 
 

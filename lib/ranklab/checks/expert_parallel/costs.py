@@ -119,7 +119,10 @@ AT_LEAST = "Each expert at least once, whatever its load."
 
 
 def trace(seed, n_experts=32, k=4, tokens=4096):
-    """(N, k): each token has a topic, whose experts it chooses, and one expert is good for all."""
+    """Draw the experts that each token chooses, (N, k).
+
+    Each token has a topic, whose experts it chooses, and one expert is good for all.
+    """
     random = torch.Generator().manual_seed(seed)
     topic = torch.multinomial(1 / torch.arange(1, 9).float(), tokens, True, generator=random)
     wants = 0.25 * torch.rand(8, n_experts, generator=random) ** 4 + 0.002
@@ -130,7 +133,7 @@ def trace(seed, n_experts=32, k=4, tokens=4096):
 
 
 def by_load(chosen, n_experts, ranks, slots, per_node):
-    """Experts dealt to the ranks in the order of their loads; the heaviest ones twice."""
+    """Deal the experts to the ranks in the order of their loads, the heaviest ones twice."""
     order = chosen.flatten().bincount(minlength=n_experts).argsort(descending=True).tolist()
     order = order + order[: ranks * slots - n_experts]
     return [order[rank::ranks] for rank in range(ranks)]

@@ -73,7 +73,7 @@ def _kind(result):
 
 
 def all_tokens_everywhere(x, chosen, n_experts, group=None):
-    """Right, and much too dear: every rank gets all tokens, and takes its own."""
+    """Send all tokens to every rank, which takes its own: right, and much too dear."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if n_experts % R:
         raise ValueError(f"{R} ranks, {n_experts} experts")
@@ -209,7 +209,7 @@ def _see_combine(fn, tokens, ranks):
 
 
 def by_a_matrix(rows, sent, weights, group=None):
-    """Every rank takes its own of the rows of all ranks, times a matrix of weights."""
+    """Take this rank's own from the rows of all ranks, and multiply by a matrix of weights."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     (every, lengths), (by_expert, _) = of_all(rows, group), of_all(sent.by_expert, group)
     came, _ = of_all(torch.tensor(sent.came, device=rows.device), group)

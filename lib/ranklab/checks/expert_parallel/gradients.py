@@ -23,7 +23,7 @@ OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had no
 
 
 class Backward(NamedTuple):
-    """What backward has left. Parameters and gradients are of one type."""
+    """The gradients that backward has left. Parameters and gradients are of one type."""
 
     dtype: str
     all_have: bool
@@ -44,7 +44,10 @@ class Backward(NamedTuple):
 
 @contextmanager
 def arriving_when_awaited():
-    """Inside, what an all-reduce under way brings is there after wait(), and never before."""
+    """Delay, inside the block, what an all-reduce under way brings: it is there after wait().
+
+    It is never there before.
+    """
     all_reduce = dist.all_reduce
 
     def held(tensor, *args, **kwargs):

@@ -356,7 +356,7 @@ def _see_loss(fn, case):
 
 
 def expert_by_expert(logits, chosen):
-    """In float64."""
+    """Compute the loss expert by expert, in float64."""
     (T, E), k, P = logits.shape[-2:], chosen.shape[-1], logits.double().softmax(-1)
     terms = [(chosen == e).sum((-2, -1)) / (T * k) * P[..., e].mean(-1) for e in range(E)]
     return (E * sum(terms)).float()

@@ -18,7 +18,7 @@ PRODUCTS = "products of a after the state has come"
 
 
 class Over(Waits):
-    """Inside, counts the handles that were waited for."""
+    """A context that counts the handles that were waited for."""
 
     @property
     def count(self):
@@ -26,7 +26,7 @@ class Over(Waits):
 
 
 class AfterReceive(TorchDispatchMode):
-    """Inside, counts the operations since the last receive was over; `over` is an Over."""
+    """A context that counts the operations since the last receive was over; `over` is an Over."""
 
     def __init__(self, over):
         super().__init__()
@@ -64,7 +64,7 @@ def _see(fn, dtype, ranks):
 
 
 def in_one_place(a, b, group=None):
-    """In float64."""
+    """Scan all tokens in one place, in float64; return this rank's part."""
     (a, lengths), (b, _) = of_all(a, group), of_all(b, group)
     whole = scan(*(torch.cat(x.split(lengths), dim=1).double() for x in (a, b)))
     return whole.tensor_split(len(lengths), dim=1)[dist.get_rank(group)].to(a.dtype)

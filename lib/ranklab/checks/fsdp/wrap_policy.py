@@ -35,7 +35,7 @@ def _stages():
 
 
 def models():
-    """{name: model}; they take no memory."""
+    """Make {name: model} on meta tensors, which take no memory."""
     with torch.device("meta"):
         return {
             "a GPT": GPT(GPTConfig(vocab_size=50, n_ctx=16, n_embd=20, n_head=2, n_layer=6)),
@@ -63,7 +63,10 @@ def check_wrap_policy(wrap_policy):
 
 
 def limits(model):
-    """What some choices need, from the finest blocks, below which none fits; and one byte less."""
+    """Compute limits in bytes: what some choices need, and one byte less.
+
+    The first limit is what the finest blocks need; below it no choice fits.
+    """
     layers = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
     needs = sorted({whole_bytes(model, outermost([m for m in layers if parameter_bytes(m) <= size]))
                     for size in (0, *map(parameter_bytes, layers))})

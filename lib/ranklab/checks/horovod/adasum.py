@@ -58,7 +58,7 @@ def _see(fn, case, ranks):
 
 
 def by_definition(x, sizes=None, group=None):
-    """Every rank has all vectors, and combines each tensor by itself: two, then their pairs."""
+    """Gather all vectors on every rank; combine each tensor by itself: two, then their pairs."""
     R = dist.get_world_size(group)
     if R & (R - 1):
         raise ValueError(f"{R} ranks")

@@ -40,7 +40,10 @@ class Net(nn.Module):
                         if p.requires_grad}
 
     def backward(self, step, rank, R):
-        """Gradients of `rank` in this step; in step 1 `unused` has one that no hook has seen."""
+        """Compute the gradients of `rank` in this step.
+
+        In step 1 `unused` has a gradient that no hook has seen.
+        """
         draw = torch.Generator().manual_seed(step)
         x, y = torch.randn(12, 8, generator=draw).tensor_split(R)[rank].to(device()).split(4, dim=1)
         factors = torch.randn(4, generator=draw, dtype=torch.float64).to(device())
@@ -51,7 +54,10 @@ class Net(nn.Module):
             self.unused.grad = torch.full_like(self.unused, rank + 1)
 
     def sgd(self):
-        """With momentum, and two groups of different learning rates; `unused` is in the first."""
+        """Make SGD with momentum and two groups of different learning rates.
+
+        `unused` is in the first group.
+        """
         seldom, *others = self.parameters()
         return torch.optim.SGD([{"params": others[:3]},
                                 {"params": [seldom, *others[3:]], "lr": 0.05}], lr=0.1,

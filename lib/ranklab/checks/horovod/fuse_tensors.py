@@ -83,7 +83,7 @@ def _see_refusal(fn, threshold):
 # --- right for another reason ---------------------------------------------------------------------
 
 def kind_by_kind(tensors, threshold):
-    """Each kind for itself: as many as fit, then those that are left."""
+    """Fuse each kind for itself: as many tensors as fit, then those that are left."""
     lists = []
     for kind in {(each.dtype, each.device) for each in tensors}:
         left = [i for i, each in enumerate(tensors) if (each.dtype, each.device) == kind]

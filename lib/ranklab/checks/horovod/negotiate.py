@@ -82,7 +82,7 @@ def _enough(ranks):
 # --- right for another reason ---------------------------------------------------------------------
 
 def by_sets(ready, table, group=None):
-    """Every rank knows the names of all."""
+    """Gather the names of all ranks on every rank; return the names that are ready on all."""
     lists = [None] * dist.get_world_size(group)
     dist.all_gather_object(lists, ready, group=group)
     for rank, names in enumerate(lists):

@@ -50,7 +50,10 @@ def _type_of(norm):
 
 
 def by_hypot(held, group=None):
-    """Every rank has all numbers; math.hypot neither overflows nor loses the small ones."""
+    """Gather all numbers on every rank, and take their math.hypot.
+
+    math.hypot neither overflows nor loses the small ones.
+    """
     of_rank = [number / math.sqrt(copies) for gradient, copies in held
                for number in gradient.double().flatten().tolist()]
     of_all = [None] * dist.get_world_size(group)

@@ -32,8 +32,10 @@ def _see(fn, case):
 
 
 def by_hand(model, sequence, machine, mfu, price):
-    """6 FLOPs for each active parameter, and attention's: 12 for each number of all heads and each
-    token of the sequence.
+    """Compute the dollars of a token by hand.
+
+    6 FLOPs for each active parameter; for attention 12 for each number of all heads and each token
+    of the sequence.
     """
     if not 0 < mfu <= 1:
         raise ValueError(mfu)

@@ -39,7 +39,7 @@ def _see(fn, case):
 
 
 def by_throughput(model, plan, machine, counts, weak=False):
-    """Tokens of a step by its seconds, and each by the first."""
+    """Divide the tokens of a step by its seconds, and each throughput by the first."""
     points = []
     for gpus in counts:
         dp = gpus / (plan.tp * plan.pp * plan.cp)

@@ -43,7 +43,7 @@ class Ranks:
         return self.members.index(dist.get_rank())
 
     def at(self, size):
-        """The indices of this rank's part; the first ranks have more where it is uneven."""
+        """Return the indices of this rank's part; the first ranks have more where it is uneven."""
         return torch.arange(size, device=device()).tensor_split(self.size)[self.index]
 
     @property
@@ -106,11 +106,10 @@ class Stage:
 def observe(stage, ranks, answer, fn, right=None, stops=False):
     """Return ({step: Seen} of each rank that is right, the same of `fn`).
 
-    Raises: Mistake where it breaks.
-
-    ranks  0: in this process
-    right  as known from an earlier call
-    stops  all ranks end with the first step in which anything differs: later it would break
+    ranks: 0: in this process
+    right: as known from an earlier call
+    stops: all ranks end with the first step in which anything differs: later it would break
+    Raises: Mistake where `fn` breaks
     """
     if not ranks:
         right = right or [_due(stage, lambda one: dict(_walk(stage, one)), answer)]

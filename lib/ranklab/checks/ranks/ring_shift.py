@@ -27,7 +27,7 @@ class Case(NamedTuple):
         return f"{self.dtype} of shape {self.shape}"
 
     def x(self, turn, rank):
-        """No two of them are alike, unless they are empty."""
+        """Make the x of a rank in a turn: no two of them are equal, unless they are empty."""
         x = torch.arange(math.prod(self.shape)) + 1000 * (rank + 1) + 100 * turn
         return x.to(device(), getattr(torch, self.dtype)).reshape(self.shape)
 

@@ -130,7 +130,7 @@ def sums(parameters, group=None, dtype=torch.float64):
 
 
 def bits_of_sums(parameters, group=None):
-    """NaN is unlike any other NaN, but not in its bits."""
+    """Compare sums by their bits: NaN is unlike any other NaN, but not in its bits."""
     return sums(parameters, group, torch.int64)
 
 

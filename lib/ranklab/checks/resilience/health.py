@@ -50,7 +50,10 @@ class Probe:
         return self.ranks.index not in self.faults.memories
 
     def message(self, partner, group=None):
-        """`depth`: how many messages came one after the other, up to this one."""
+        """Exchange a message with `partner`, and return its seconds.
+
+        `depth`: how many messages came one after the other, up to this one
+        """
         self.partners.append(partner)
         self.is_in_group &= group is self.ranks.group
         out = torch.tensor([self.depth], device=device())

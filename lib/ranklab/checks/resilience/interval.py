@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 def best_interval(C, M):
-    """The very best one: where the derivative of the time for a round of work is 0."""
+    """Find the very best interval: where the derivative of the time for a round of work is 0."""
     if min(C, M) <= 0:
         raise ValueError(f"C={C}, M={M}")
     low, high = 0.0, 1.0
@@ -172,8 +172,10 @@ def _see_beside_simulated(fn, timing):
 
 
 def by_counting_failures(T, C, M, R):
-    """A round fails with a chance of 1 - p, and then costs the time until its failure and a
-    restart; a restart is a round of its own, without work.
+    """Compute the goodput by counting failures.
+
+    A round fails with a chance of 1 - p, and then costs the time until its failure and a restart;
+    a restart is a round of its own, without work.
     """
     if min(T, M) <= 0:
         raise ValueError(f"T={T}, M={M}")

@@ -42,7 +42,7 @@ MEET = ("Each path needs a temporary file of its own: put the whole name of `pat
 
 
 def content(path):
-    """ "the old one", "the new one", or what is there instead."""
+    """Say what is at `path`: "the old one", "the new one", or what is there instead."""
     try:
         found = torch.load(path, weights_only=False)
         return next((name for name, state in (("the old one", OLD), ("the new one", NEW))

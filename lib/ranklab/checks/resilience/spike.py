@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
-    """Losses around level + fall x the part that is left."""
+    """Draw losses around level + fall x the part that is left."""
     random = torch.Generator().manual_seed(seed)
     left = torch.linspace(1, 0, steps, dtype=torch.float64)
     return (level + fall * left + noise * torch.randn(steps, generator=random)).tolist()
@@ -53,7 +53,10 @@ def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
 
 @functools.cache
 def real_losses(steps=1000, rows=128, letters=128):
-    """Losses of a small real training: each letter of Python's argparse.py, from the one before."""
+    """Train a small real model; return the losses.
+
+    It predicts each letter of Python's argparse.py from the letter before.
+    """
     codes = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
     codes = codes.long().clamp(max=letters - 1)
     random = torch.Generator().manual_seed(0)

@@ -39,12 +39,15 @@ class Units(Watch):
         return type(self.wrapped).backward_of(self.wrapped, unit, *args, **kwargs)
 
     def whole(self):
-        """The numbers of the blocks whose weights take memory."""
+        """Return the numbers of the blocks whose weights take memory."""
         return [number for number, unit in enumerate(self.units)
                 if any(is_there(bucket.weights) for bucket in unit.shards)]
 
     def block_begins(self, what, number):
-        """The block itself is whole, and the one that comes next is on its way; no other."""
+        """Check that the block itself is whole, and the one that comes next on its way; no other.
+
+        Raises: RuntimeError where the block begins without its weights; other faults are noted
+        """
         now, whole = f"as block {number}'s {what} begins", self.whole()
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
         under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving

@@ -95,12 +95,12 @@ def loss_of(model, seed):
 
 
 def is_there(tensor):
-    """False where its memory was given back."""
+    """Return whether the tensor's memory is there; False where it was given back."""
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
 def storages(tensors):
-    """Where the memory of each begins."""
+    """Return the addresses at which the memory of each tensor begins."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
@@ -110,11 +110,12 @@ def must_be_there(tensors, what):
 
 
 class Watch(contextlib.ExitStack):
-    """Inside `with`, the messages of `wrapped` are noted; what one brings is there once somebody
-    has waited for it, and no memory that it needs may be given back before.
+    """Note, inside `with`, the messages of `wrapped`.
 
-    most  how many were on their way at a time
-    once  (R-1)/R of the `ranks`
+    What a message brings is there once somebody has waited for it, and no memory that the message
+    needs may be given back before.
+    most: how many were on their way at a time
+    once: (R-1)/R of the `ranks`
     A subclass says in of_forward(), of_backward() and of_step() what is seen of them.
     """
 
@@ -156,5 +157,5 @@ class Watch(contextlib.ExitStack):
         return self.handles[-1]
 
     def missing(self):
-        """How many messages nobody has waited for."""
+        """Count the messages that nobody has waited for."""
         return sum(not held.is_here for held in self.handles)

@@ -55,7 +55,7 @@ def precision_on(device):
 
 
 def device(text):
-    """A type: the name of a device that torch knows."""
+    """Parse the name of a device that torch knows: the type of an option."""
     try:
         return str(torch.device(text))
     except RuntimeError:
@@ -160,8 +160,9 @@ def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
                  activation_bytes=activation_bytes):
     """Return {category: (predicted, counted)} in bytes, at this micro-batch, after training.
 
-    Counted exactly on a CPU in float32. On a GPU the allocator's peak stands beside the sum: under
-    autocast, saved casts of weights come on top, and the compiler recomputes what is cheap.
+    Counted exactly on a CPU in float32. On a GPU the predicted sum is compared with the allocator's
+    peak, which is higher: under autocast, saved casts of weights come on top, and the compiler
+    recomputes what is cheap.
     """
     shape, config = trainer.model.config, trainer.config
     inputs, targets = data.batch_at(trainer.text.train, 0, config.micro_batch, shape.n_ctx)

@@ -40,7 +40,7 @@ class Visit:
 
 
 def observe(program, ranks=4, **settings):
-    """The Ranks of `program`, which has run under observation; also of one that hangs or fails."""
+    """Run `program` under observation and return its Ranks, even if it hangs or fails."""
     with tempfile.TemporaryDirectory() as folder:
         # A failure is observed too: what the ranks did until then is there.
         with observation(folder), contextlib.suppress(HangError, RankError):
@@ -50,7 +50,10 @@ def observe(program, ranks=4, **settings):
 
 
 def visit(case, form="found", **own):
-    """A Visit. own: detectors by name, which take the place of the library's."""
+    """Diagnose a case in one of its FORMS; return a Visit.
+
+    own: detectors by name, which replace the library's
+    """
     ranks = observe(FORMS[form](case))
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
         found = diagnose(ranks)
@@ -61,13 +64,13 @@ def visit(case, form="found", **own):
 
 
 def round_of(form=None, name=None):
-    """[Visit, ...] of all cases in all forms, or of one."""
+    """Visit all cases in all forms, or one case or form; return [Visit, ...]."""
     return [visit(case, each) for case in CASES if name in (None, case.name)
             for each in FORMS if form in (None, each)]
 
 
 def report(visits):
-    """As text: of each program what was said, and how many were right."""
+    """Return as text what was said of each program, and how many were right."""
     lines = []
     for each in visits:
         mark = "ok  " if each.is_right() else "MISS" if each.disease else "FALSE ALARM"

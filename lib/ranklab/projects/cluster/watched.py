@@ -32,7 +32,7 @@ class Watched(Exported, Sleeper):
 
 
 def train(rank_sleeps, targets, inbox, limit):
-    """On each rank: trains until there is an alert, or for `limit` seconds; returns the steps."""
+    """Train on each rank until there is an alert, or for `limit` seconds; return the steps."""
     text, shape = text_for(SHAPE, CONFIG)
     trainer = Watched(GPT(shape), text, CONFIG, device(), parallel=DataParallel(), progress=False)
     rank, end = trainer.parallel.rank, time.monotonic() + limit
@@ -46,9 +46,12 @@ def train(rank_sleeps, targets, inbox, limit):
 
 
 def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
-    """{alert, seconds until it came, steps, tokens, step_seconds of each rank}: a run whose rank
-    `slow` waits for its data, while Prometheus and Alertmanager watch it by a straggler_rule.
-    error  TimeoutError if no alert came in `limit` seconds
+    """Train while Prometheus and Alertmanager watch, and rank `slow` waits for its data.
+
+    Without them the library's poller watches.
+    rule: a straggler_rule
+    Returns: {by, alert, seconds until it came, steps, tokens, mfu, step_seconds of each rank}
+    Raises: TimeoutError if no alert came in `limit` seconds
     """
     kind = watcher()
     with kind(folder, [rule]) as monitor:
@@ -69,7 +72,7 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
 
 
 def watched_report(found):
-    """What the server saw, as text."""
+    """Return what the server saw, as text."""
     ranks = sorted(found["step_seconds"].items())
     return "\n".join([
         f"{found['alert']['annotations']['summary']} (by {found['by']})",

@@ -16,13 +16,16 @@ NBYTES = 1_000_000  # what really moves: small, because the waiting is invented 
 
 
 def links(ratio, fast_s=0.04):
-    """(fast, slow): moving all NBYTES takes `fast_s` inside a node, `ratio` times that outside."""
+    """Return the Links (fast, slow), inside a node and between nodes.
+
+    Moving all NBYTES takes `fast_s` seconds inside a node, and `ratio` times as long outside.
+    """
     fast = Link(0.0, fast_s / NBYTES)
     return fast, Link(0.0, ratio * fast.beta)
 
 
 def model(ratios, nodes=2, per_node=2):
-    """{algorithm: [seconds at each ratio]} by the alpha-beta model."""
+    """Predict {algorithm: [seconds at each ratio]} by the alpha-beta model."""
     times = {"flat ring": flat_ring_time, "hierarchical": hierarchical_time}
     return {name: [time_of(NBYTES, nodes, per_node, *links(r)) for r in ratios]
             for name, time_of in times.items()}
@@ -30,9 +33,10 @@ def model(ratios, nodes=2, per_node=2):
 
 def emulate(ratios, nodes=2, per_node=2, repeats=3, ring=ring_all_reduce,
             hierarchical=hierarchical_all_reduce):  # fmt: skip
-    """{algorithm: {ratio: seconds}} of real ranks whose sends sleep: the best of `repeats`.
+    """Time real ranks whose sends sleep; return {algorithm: {ratio: seconds}}.
 
-    ring, hierarchical  a learner's own will do
+    The seconds are the best of `repeats`.
+    ring, hierarchical: a learner's own will do
     """
     both = {"flat ring": ring, "hierarchical": hierarchical}
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ VERBS = tuple(BUILT)
 
 
 def size_of(text):
-    """Return "64K" as 65536 bytes: powers of two, as in nccl-tests."""
+    """Parse a size in bytes: "64K" is 65536, by powers of two, as in nccl-tests."""
     scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper())
     value = number(float, above=0)(text[:-1] if scale else text)
     return number(least=1, most=2**40)(int(value * (scale or 1)))
@@ -86,7 +86,10 @@ class Row(NamedTuple):
 
 
 def algorithms(verb, nodes, groups, functions):
-    """{name: function of the whole tensor x -> this rank's result}; x has R equal parts."""
+    """Return {name: function of the whole tensor x -> this rank's result} for a verb.
+
+    x has R equal parts.
+    """
     R, rank = dist.get_world_size(), dist.get_rank()
 
     def backend(x):
@@ -116,7 +119,7 @@ def algorithms(verb, nodes, groups, functions):
 
 
 def expected(verb, x_of, R, rank):
-    """This rank's right result, computed without any message."""
+    """Compute this rank's right result without any message."""
     if verb == "broadcast":
         return x_of(0)
     if verb == "all_gather":
@@ -128,7 +131,10 @@ def expected(verb, x_of, R, rank):
 
 
 def measure(verbs, sizes, kind, iters, nodes, functions):
-    """On one rank: [(verb, algorithm, bytes, elements, median seconds, wrong elements)]."""
+    """Time the verbs and check their results, as this rank sees them.
+
+    Returns: [(verb, algorithm, bytes, elements, median seconds, wrong elements)]
+    """
     R, rank, dtype = dist.get_world_size(), dist.get_rank(), DTYPES[kind]
     groups = ours.node_groups(R // nodes) if nodes > 1 else ()
     rows = []
@@ -163,9 +169,11 @@ def _interleaved(table, x, right, iters):
 
 def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="float", iters=5,
         **functions):  # fmt: skip
-    """The rows of the table, from real ranks: what took longest and what went wrong on any.
+    """Time the verbs on real ranks; return the rows of the table.
 
-    functions  a learner's own, by the library's names: ring_all_reduce=..., all_to_all_v=...
+    A row has the time of the slowest rank, and the wrong elements of all ranks together.
+    functions: a learner's own, by the library's names: ring_all_reduce=..., all_to_all_v=...
+    Raises: TypeError for an unknown function, ValueError for an unknown verb
     """
     if unknown := functions.keys() - {name for of_verb in BUILT.values() for name in
                                       of_verb.values()}:  # fmt: skip
@@ -184,13 +192,16 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
 
 
 def by_mpi(sizes, iters):
-    """The rows under mpirun, on rank 0; none on the others."""
+    """Time MPI's collectives under mpirun; return the rows on rank 0, and none on the others."""
     return [Row(verb, "mpi", nbytes, count, "float", *measured)
             for verb, nbytes, count, *measured in mpi.measure(sizes, iters, expected)]
 
 
 def table(rows):
-    """`rows` as nccl-tests prints them, with the algorithm in front; and whose functions ran."""
+    """Return `rows` as nccl-tests prints them, with the algorithm in front.
+
+    The last line says whose functions ran.
+    """
     head = (f"{'# verb':17}{'algorithm':19}{'size':>11}{'count':>11}{'type':>9}"
             f"{'time':>10}{'algbw':>8}{'busbw':>8}{'#wrong':>7}\n"
             f"{'#':36}{'(B)':>11}{'(elements)':>11}{'':>9}{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}")
@@ -202,12 +213,15 @@ def table(rows):
 
 
 def gb(rate):
-    """GB/s with three digits; small messages move so little that three decimals say 0.000."""
+    """Format bytes per second as GB/s with three digits.
+
+    Small messages move so little that three decimals would say 0.000.
+    """
     return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
 
 
 def all_reduces(rows):
-    """{algorithm: [(size, time)]} of all-reduce on ranks of ours."""
+    """Return {algorithm: [(size, time)]} of all-reduce on our own ranks, without MPI's rows."""
     points = defaultdict(list)
     for row in rows:
         if row.verb == "all_reduce" and row.algorithm != "mpi":
@@ -216,7 +230,10 @@ def all_reduces(rows):
 
 
 def measured_crossover(lines):
-    """The size above which the ring's fitted line is below doubling's; None: one always wins."""
+    """Find the size above which the ring's fitted line is below doubling's.
+
+    Returns: bytes; None if one of the two always wins
+    """
     (a_ring, b_ring), (a_doubling, b_doubling) = lines["ring"], lines["recursive_doubling"]
     if a_ring <= a_doubling or b_ring >= b_doubling:
         return None
@@ -224,7 +241,7 @@ def measured_crossover(lines):
 
 
 def summary(rows):
-    """The fits and the crossover, in sentences; "" where there is nothing to fit."""
+    """Return the fits and the crossover, in sentences; "" where there is nothing to fit."""
     lines = {name: ours.fit_alpha_beta(*zip(*points)) for name, points in all_reduces(rows).items()
              if len(points) > 1}
     if not lines:
@@ -239,7 +256,7 @@ def summary(rows):
 
 
 def figure(rows):
-    """Time against size for all-reduce: points as measured, lines as fitted."""
+    """Draw time against size for all-reduce: points as measured, lines as fitted."""
     from ranklab.plots import collectives as plots  # here: the only line that needs matplotlib
 
     points, lines, curves = {}, {}, {}

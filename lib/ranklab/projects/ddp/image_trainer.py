@@ -43,8 +43,9 @@ class ImageConfig:
         check_options(self)
 
     def steps_per_epoch(self, images, ranks):
-        """How many whole steps this many images make.
-        error  they are less than one
+        """Count the whole steps that this many images make.
+
+        Raises: ValueError if they are less than one step
         """
         if images < (batch := ranks * self.batch_per_rank):
             raise ValueError(f"{images} images are less than one step: {ranks} ranks of "
@@ -52,13 +53,18 @@ class ImageConfig:
         return images // batch
 
     def loop(self, steps):
-        """The LoopConfig: each epoch, of `steps` steps, ends with a checkpoint and an
-        evaluation."""
+        """Return the LoopConfig for epochs of `steps` steps.
+
+        Each epoch ends with an evaluation and, unless checkpoint_every is set, with a checkpoint.
+        """
         return LoopConfig(self.batch_per_rank, WEIGHT_DECAY, 0.0, self.precision, self.log_every,
                           steps, self.checkpoint, self.checkpoint_every or steps)
 
     def schedule(self, steps, images):
-        """The Schedule of epochs of so many steps; the rate grows with the images in a step."""
+        """Return the Schedule of epochs of `steps` steps each.
+
+        The rate grows with the images in a step.
+        """
         return Schedule(scale_learning_rate(self.lr, images, REFERENCE_BATCH),
                         round(self.warmup_epochs * steps), self.epochs * steps)
 
@@ -88,7 +94,10 @@ class ImageTrainer(Trainer):
                          progress and sys.stderr.isatty())
 
     def next_batch(self):
-        """All ranks shuffle in the same way, by (seed, epoch), and take every R-th image."""
+        """Return this rank's next batch of the epoch.
+
+        All ranks shuffle in the same way, by (seed, epoch), and take every R-th image.
+        """
         epoch, done = divmod(self.steps_done, self.steps_per_epoch)
         if done == 0 or self.batches is None:
             self.sampler.set_epoch(epoch)  # if this is forgotten, every epoch has the same order
@@ -97,7 +106,7 @@ class ImageTrainer(Trainer):
         return next(self.batches)
 
     def loader(self, images, numbers, **options):
-        """Batches of the images (epoch, index) in `numbers`, read by config.workers processes."""
+        """Load batches of the images (epoch, index) in `numbers`, by config.workers processes."""
         return DataLoader(
             images, self.config.batch_per_rank, sampler=numbers, num_workers=self.config.workers,
             pin_memory=self.device.type != "cpu",  # so that copies to the GPU run beside its work
@@ -117,10 +126,11 @@ class ImageTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self):
-        """Top-1: the share of the held-out images that get their label, each image counted once.
+        """Return top-1: the share of held-out images that get their label, each counted once.
 
-        Without DDP's forward, which would broadcast the buffers once for each batch, so that a rank
-        with one batch more would wait forever. All take rank 0's buffers, those of the checkpoint.
+        DDP's forward is not used: it would broadcast the buffers once for each batch, so that a
+        rank with one batch more would wait forever. All ranks take the buffers of rank 0, which are
+        also in the checkpoint. Collective: call it on every rank.
         """
         broadcast_together(self.model.buffers(), group=self.parallel.group)
         self.model.eval()
@@ -141,5 +151,8 @@ class ImageTrainer(Trainer):
 
 
 def outlive_sigterm(_worker):
-    """A SIGTERM to the job reaches the workers too; the last steps still need them."""
+    """Ignore SIGTERM in a worker.
+
+    A SIGTERM to the job reaches the workers as well, and the last steps still need them.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -29,7 +29,10 @@ class Tokens(NamedTuple):
 
 
 def read_tokens(config, data=None):
-    """The Tokens of the file `data` or of Python's functions; by the tokenizer of the weights."""
+    """Read the Tokens of the file `data`, or of Python's functions.
+
+    config.weights: a folder with the tokenizer; without weights the tokens are words of the texts
+    """
     text = labelled_file(data) if data else python_functions()
     if config.weights:
         tokenizer = offline_transformers().AutoTokenizer.from_pretrained(config.weights)
@@ -48,7 +51,7 @@ def read_tokens(config, data=None):
 
 
 def make_bert(config, tokens):
-    """A BertForSequenceClassification; from scratch where `config` names no weights."""
+    """Make a BertForSequenceClassification, from scratch where `config` names no weights."""
     transformers, classes = offline_transformers(), len(tokens.classes)
     if config.weights:
         return transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -72,7 +75,10 @@ class BertTrainer(Trainer):
         super().__init__(model, config, config, adamw, device(), parallel=parallel, progress=False)
 
     def next_batch(self):
-        """This rank's texts in this step: all ranks together have the same for any number."""
+        """Return this rank's texts in this step.
+
+        All ranks together have the same texts, whatever the number of ranks.
+        """
         tokens, batch, n = self.tokens, self.config.batch, len(self.tokens.train)
         epoch, first = divmod(self.steps_done * batch, n - n % batch)
         draw = torch.Generator().manual_seed(self.config.seed + epoch)
@@ -94,8 +100,10 @@ class BertTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, batch=256):
-        """The share of held-out texts that are classed right, the same on every rank, and exact.
-        Ranks gather what is right, so that the all-reduces in a timeline are those of steps.
+        """Return the share of held-out texts that are classed right: exact, and equal on all ranks.
+
+        The ranks gather their counts, so that the all-reduces in a timeline are all from steps.
+        Collective: call it on every rank.
         """
         mine = slice(self.parallel.rank, None, self.parallel.ranks)
         sides = self.tokens.held_out[mine], self.tokens.held_out_labels[mine]

@@ -19,7 +19,10 @@ HELD = ("parameters", "gradients", "optimizer_state")
 
 
 def every_layout(ranks):
-    """All layouts of these ranks that fit the model, each without options and with them."""
+    """Return all layouts of these ranks that fit the model, each without options and with them.
+
+    Raises: ValueError if there are none
+    """
     job, found = JOBS["laptop"], []
     for layout, micro_batch in legal(job, ranks, ranks):
         plain = Layout(layout.dp, layout.tp, layout.pp)
@@ -32,9 +35,12 @@ def every_layout(ranks):
 
 
 def compare(layouts, experts=0, progress=True, parts=None):
-    """[{name, loss, held, sent, messages, seconds}], one process first; largest over ranks.
-    experts  in each block; 0: an MLP
-    parts    a learner's own of hybrid.parts.PARTS, {name: function}
+    """Train one process and then each layout; return a row for each.
+
+    A row: {name, loss, held, sent, messages, seconds}. What is held and sent, and the messages, are
+    the largest over ranks.
+    experts: in each block; 0: an MLP
+    parts: a learner's own of hybrid.parts.PARTS, {name: function}
     """
     rows = []
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
@@ -50,7 +56,7 @@ def compare(layouts, experts=0, progress=True, parts=None):
 
 
 def table(rows):
-    """`rows` as text."""
+    """Return `rows` as text."""
     axes = sorted(set().union(*(row["sent"] for row in rows)))
     lines = [f"{'':28}{'KB on a rank':>27}{'KB sent in a step along':>27}",
              f"{'dp x tp x pp':22}{'loss':>6}" + "".join(f"{name:>9}" for name in (
@@ -66,8 +72,9 @@ def table(rows):
 
 @refusals("ranklab compare")
 def main(arguments, passed_answers):
-    """`ranklab compare` has run; returns its exit code.
-    passed_answers  (names) -> {name: function} of the learner
+    """Run `ranklab compare`: compare the layouts, and print a table.
+
+    passed_answers: (names) -> {name: function} of the learner
     """
     parser = Command("ranklab compare", __doc__)
     parser.add_argument("--ranks", type=positive, default=4, help="in each layout")

@@ -28,11 +28,11 @@ class Config(TrainConfig):
     per_node: int = option(0, "ranks in a row that NVLink joins; 0: those of a host", least=0)
 
     def job(self, shape):
-        """The Job of this shape, for the formulas."""
+        """Return the Job of this shape, for the formulas."""
         return Job(shape, self.batch, self.micro_batch, self.precision)
 
     def refuse_what_does_not_fit(self, shape, layout):
-        """Raises ValueError if the ranks can't divide the model or a batch."""
+        """Raise ValueError if the ranks can't divide the model or a batch."""
         for batch in (self.batch, self.eval_batch):
             refuse_misfits(layout, replace(self.job(shape), batch=batch),
                            self.per_node or layout.ranks)
@@ -59,8 +59,10 @@ JOBS = {name: config.job(shape) for name, (shape, config, _) in SIZES.items()}
 
 
 def parse_shape(text):
-    """ "8x64x8x32x256" is a GPT of 8 layers, 64 wide, 8 heads, 32 tokens, a vocabulary of 256.
-    error  ValueError if these are not five numbers
+    """Parse the shape of a GPT.
+
+    "8x64x8x32x256" is a GPT of 8 layers, 64 wide, 8 heads, 32 tokens, a vocabulary of 256.
+    Raises: ValueError if these are not five numbers
     """
     if not re.fullmatch(r"\d+(x\d+){4}", text):
         raise ValueError(f"{text!r} is no GPT: write layers x width x heads x tokens x vocabulary "
@@ -70,7 +72,7 @@ def parse_shape(text):
 
 
 def with_experts(shape, n_expert):
-    """The GPT with n_expert experts in each block, two for each token; 0: the GPT itself."""
+    """Return the GPT with n_expert experts in each block, two for each token; 0: the GPT itself."""
     return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
 
 
@@ -90,9 +92,9 @@ class Options(Resumed, OnText):
         return SIZES[self.size][1]
 
     def chosen_shape(self):
-        """The GPT of the command line, or else that of the size."""
+        """Return the GPT of the command line, or else the one of the size."""
         return SIZES[self.size][0] if self.shape is None else parse_shape(self.shape)
 
     def chosen_layout(self):
-        """The Layout of the command line, or else that of the size."""
+        """Return the Layout of the command line, or else the one of the size."""
         return SIZES[self.size][2] if self.layout is None else parse_layout(self.layout)

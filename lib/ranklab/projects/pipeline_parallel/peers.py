@@ -15,8 +15,9 @@ SHAPE, PIECES = GPTConfig(n_layer=6), 8
 
 
 def cut_gpt(name, shape):
-    """(this rank's part of a GPT, its PipelineParallel). Nothing is tied: torch leaves a matrix
-    that two stages share to its user.
+    """Return (this rank's part of a GPT, its PipelineParallel), without tied weights.
+
+    Torch leaves a matrix that two stages share to its user.
     """
     torch.manual_seed(0)
     model = GPT(shape).to(device())
@@ -26,20 +27,26 @@ def cut_gpt(name, shape):
 
 
 def ours(name, shape=SHAPE):
-    """(the model, (x, y) -> this rank's share of the mean loss; the gradients are there)."""
+    """Return (the model, a step by our pipeline).
+
+    The step: (x, y) -> this rank's share of the mean loss; it leaves the gradients in the model.
+    """
     model, parallel = cut_gpt(name, shape)
     return model, lambda x, y: parallel.forward_backward(
         lambda inputs, targets: model(inputs, targets, "sum"), x, y, len(x) // PIECES)
 
 
 def torch_pipelining(name, shape=SHAPE):
-    """The same by torch's schedule, on the same stages."""
+    """Return (the model, a step by torch's schedule), on the same stages as ours()."""
     model, parallel = cut_gpt(name, shape)
     return model, torch_step(parallel, name, PIECES)
 
 
 def train(way, name, steps):
-    """On each rank: ([mean loss of each step], its last gradients, messages sent in that step)."""
+    """Train on one rank for some steps.
+
+    Returns: ([mean loss of each step], the last gradients of this rank, its sends in the last step)
+    """
     (model, step), losses = way(name), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = torch.Generator().manual_seed(1)
@@ -55,6 +62,9 @@ def train(way, name, steps):
 
 
 def losses_by(way, name="1f1b", ranks=4, steps=2):
-    """([mean loss of each step], [messages that each rank sent in the last step])."""
+    """Train on all ranks, in one way: ours or torch_pipelining.
+
+    Returns: ([mean loss of each step], [messages that each rank sent in the last step])
+    """
     found = launch(train, way, name, steps, ranks=ranks)
     return found[0][0], [messages for _, _, messages in found]

@@ -14,11 +14,11 @@ from ranklab.planner.why import assumptions, shares, why
 
 
 def answer(name, wish, source, shown, searched, offers, limits, changes):
-    """The dict: numbers in SI units, from the library's own functions.
+    """Return the answer as a dict: numbers in SI units, from the library's own functions.
 
-    shown    [Found], the best first; searched: how many fit
-    offers   [Offer] for a budget or deadline (limits); None if neither is given
-    changes  [Change]; empty if none were asked for
+    shown: [Found], the best first; searched: how many fit
+    offers: [Offer] for a budget or deadline (limits); None if neither is given
+    changes: [Change]; empty if none were asked for
     """
     best = shown[0]
     low, high, of = likely_range(wish.model, best.plan, wish.machine)
@@ -48,13 +48,13 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
 
 
 def head(name, model, sequence, batch):
-    """The model and the batch."""
+    """Return the model and the batch, as a part of the answer."""
     return {"model": {"name": name, "parameters": model.parameters, "active": model.active,
                       **dataclasses.asdict(model)}, "sequence": sequence, "batch": batch}
 
 
 def layout(wish, found):
-    """One layout."""
+    """Return one layout, as a part of the answer."""
     plan, memory, step = found
     mfu = {name: kind(wish.model, plan, wish.machine, causal=causal)
            for name, kind, causal in (("mfu", step.mfu, False), ("mfu_causal", step.mfu, True),
@@ -67,7 +67,7 @@ def layout(wish, found):
 
 
 def mixed_answer(name, model, parts, found, options):
-    """The dict for several kinds of GPUs: what each kind does in the fastest layout."""
+    """Return the answer for several kinds of GPUs: what each kind does in the fastest layout."""
     best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
     alone = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),

@@ -8,7 +8,7 @@ from ranklab.planner.export import (
 
 
 def write_plans(folder, model, shown, machine):
-    """Writes files of the first layout of each tool to `folder`; returns lines that name them."""
+    """Write files of the first layout of each tool to `folder`; return lines that name them."""
     folder, lines, done = Path(folder), [], set()
     folder.mkdir(parents=True, exist_ok=True)
     for plan in (each.plan for each in shown if each.plan.tool not in done):
@@ -30,7 +30,7 @@ def write_plans(folder, model, shown, machine):
 
 
 def texts(model, plan, machine):
-    """{name of a file: its text}"""
+    """Return {name of a file: its text} for the tool of the plan."""
     if plan.tool == "megatron":
         return {"megatron.sh": megatron_arguments(model, plan, machine.node)}
     if plan.tool == "torchtitan":
@@ -44,7 +44,9 @@ def texts(model, plan, machine):
 
 
 def dry_run(model, plan):
-    """What the first rank of a plan holds and sends in lab 12's trainer: said, and counted; lines.
+    """Play the first rank of a plan in lab 12's trainer, and count what it holds and sends.
+
+    Returns: lines with the bytes by the formulas (said) and as counted
     """
     from ranklab.planner.export.hybrid import dry_run_plan  # here: it needs torch
 

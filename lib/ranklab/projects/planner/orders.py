@@ -53,7 +53,7 @@ def has(words, condition):
 
 
 def efficient(least, first, last):
-    """The efficiency from `first` to `last` GPUs with the same batch."""
+    """Return the constraint: `least` efficiency from `first` to `last` GPUs with the same batch."""
     def holds(order, plan, step, machine, use):
         try:
             share = use.curve(order.model, plan, machine, (first, last))[-1][2]
@@ -71,7 +71,7 @@ def faster_than(tokens):
 
 
 def quiet(most):
-    """Little of the step goes to links between islands."""
+    """Return the constraint: at most a part `most` of the step goes to links between islands."""
     def holds(order, plan, step, machine, use):
         here = replace(machine, island=0)
         lost = 1 - use.step(order.model, plan, here).total / step.total
@@ -80,7 +80,7 @@ def quiet(most):
 
 
 def cheap(dollars, days, tokens):
-    """At most `dollars` for a million tokens, and all tokens within `days`."""
+    """Return the constraint: at most `dollars` for a million tokens, all tokens within `days`."""
     def holds(order, plan, step, machine, use):
         mfu, price = step.mfu(order.model, plan, machine), price_of(machine.accelerator)[0]
         each = 1e6 * use.cost(order.model, order.sequence, machine, mfu, price)
@@ -112,15 +112,15 @@ ORDERS = {
 
 
 def orders():
-    """The orders and their constraints, as text."""
+    """Return the orders and their constraints as text."""
     return "\n".join("\n      ".join([f"{name:5} {order.what}", *order.wants])
                      for name, order in ORDERS.items())
 
 
 def order_of(name, **changes):
-    """The Order, with another sequence or batch, or other fields of its machines.
+    """Return the Order, with another sequence or batch, or other fields of its machines.
 
-    error  ValueError if there is no such order or field
+    Raises: ValueError if there is no such order or field
     """
     if name not in ORDERS:
         raise ValueError(f"{name!r} is no order: {', '.join(ORDERS)}")
@@ -134,7 +134,7 @@ def order_of(name, **changes):
 
 
 def grades(order, plan, machine, gpus, use):
-    """[(the constraint, what the plan has, whether it holds)]."""
+    """Grade a plan: return [(the constraint, what the plan has, whether it holds)]."""
     try:
         refuse(plan, order.model, machine, gpus, order.sequence, order.batch)
     except ValueError as error:
@@ -149,9 +149,10 @@ def grades(order, plan, machine, gpus, use):
 
 
 def grade(name, plan, on=0, functions=Functions(), **changes):
-    """A line for each constraint of an order, as text. The tool's own fields are as usual().
+    """Grade a plan: return a line for each constraint of an order, as text.
 
-    on  which of its machines
+    The tool's own fields are set as usual() has them.
+    on: which of the order's machines
     """
     order = order_of(name, **changes)
     machine, gpus = order.machines[on]
@@ -161,10 +162,11 @@ def grade(name, plan, on=0, functions=Functions(), **changes):
 
 
 def run(only=None, **given):
-    """What a search finds for each order: the fastest plan that keeps all constraints, as text.
+    """Search for each order the fastest plan that keeps all constraints; return text.
 
-    only   the name of one order
-    given  memory, step, cost, curve, search: your own functions; changes as in order_of
+    If no plan keeps all of them: the plan that keeps most.
+    only: the name of one order
+    given: memory, step, cost, curve, search: your own functions; changes as in order_of
     """
     own = {name: given.pop(name) for name in Functions._fields if name in given}
     use, lines = Functions(**own), []

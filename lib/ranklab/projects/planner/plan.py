@@ -36,7 +36,7 @@ watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # on
 
 @refusals("ranklab plan")
 def main(arguments):
-    """`ranklab plan` has run; returns its exit code."""
+    """Run `ranklab plan`: print the answer as text, or as JSON."""
     options = command().parse_args(arguments)
     name, model = find_model(options.model) if options.model else (
         "a model in Llama's shape", model_of_size(options.params))
@@ -61,7 +61,10 @@ def main(arguments):
 
 
 def more(options, name, wish, source, shown):
-    """Lines about files that are written, and of a dry run of the course's own trainer."""
+    """Write the files that were asked for, and dry-run the course's own trainer.
+
+    Returns: lines about both
+    """
     lines = write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
     if options.html:
         Path(options.html).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +79,7 @@ def more(options, name, wish, source, shown):
 
 
 def command():
-    """The command line."""
+    """Return the parser of the command line."""
     parser = Command("ranklab plan", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", help="a name such as llama-70b, or a Hugging Face config.json")
@@ -112,9 +115,9 @@ def command():
 
 
 def kinds(text, gpus):
-    """[(Machine, GPUs)] of "h100-dgx" or "h100-dgx:128,a100-dgx:128".
+    """Parse "h100-dgx" or "h100-dgx:128,a100-dgx:128" into [(Machine, GPUs)].
 
-    error  ValueError if the number of GPUs is missing, or differs from --gpus
+    Raises: ValueError if the number of GPUs is missing, or differs from --gpus
     """
     found, named = [], [each.rpartition(":") for each in text.split(",")]
     for before, colon, last in named:
@@ -130,7 +133,7 @@ def kinds(text, gpus):
 
 
 def one_kind(name, wish, source, options):
-    """The answer for one kind of GPU, as a dict; its picture is drawn."""
+    """Return the answer for one kind of GPU, as a dict; draw its picture if --plot is given."""
     limits = options.budget, options.deadline
     if options.budget and not wish.price:
         raise ValueError(f"no price of {wish.machine.accelerator} is known: give --price")

@@ -17,7 +17,11 @@ LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor
 
 
 def text(said):
-    """The model and machine, the table, the best layout's range and bill, and what was asked."""
+    """Return the answer as text.
+
+    Its parts: the model and machine, the table, the best layout's range and bill, and what was
+    asked for.
+    """
     parts = [top(said), machine_line(said["machine"], said), layouts(said), best(said),
              said["offers"] and offers(said), said["sensitivity"] and sensitivity(said),
              "\n".join(said["more"])]
@@ -44,7 +48,7 @@ def machine_line(machine, said):
 
 
 def layouts(said):
-    """A row for each layout, and under it what bounds it."""
+    """Return a row for each layout, and under it what bounds it."""
     lines, (middle, tenth) = [HEADER + "dp x tp x pp"], zip(*said["errors"]["left_out"].values())
     for row in said["layouts"]:
         lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
@@ -62,14 +66,14 @@ def numbers(row):
 
 
 def cells(row):
-    """[a step's time, tokens a day, dollars of a million tokens], as columns."""
+    """Return [time of a step, tokens a day, dollars of a million tokens], as columns."""
     dollars = "" if row["dollars_per_token"] is None else f"{row['dollars_per_token'] * 1e6:.4f}"
     return [f"{plain(row['seconds'], 4)} s".rjust(10),
             short(row["tokens_per_second"] * DAY).rjust(12), dollars.rjust(12)]
 
 
 def best(said):
-    """The first layout: its likely range, MFU by all conventions, failures and the bill."""
+    """Describe the first layout: likely range, MFU by all conventions, failures and the bill."""
     row, near, bill = said["layouts"][0], said["range"], said["bill"]
     cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
@@ -96,7 +100,7 @@ def best(said):
 
 
 def offers(said):
-    """Numbers of GPUs: those within the limits come first, and the first has the bill."""
+    """List numbers of GPUs: first those within the limits, of which the first has the bill."""
     return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
         fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
@@ -105,7 +109,7 @@ def offers(said):
 
 
 def sensitivity(said):
-    """What half and twice each thing changes."""
+    """List what half and twice each thing changes."""
     now = said["layouts"][0]
     lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
     for row in said["sensitivity"]:
@@ -122,7 +126,7 @@ def sensitivity(said):
 
 
 def mixed_text(said):
-    """The same for several kinds of GPUs: each kind's share of the micro-batches."""
+    """Return the answer for several kinds of GPUs: the share of the micro-batches of each kind."""
     layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
     lines = [fill(f"In each kind tp {layout['tp']}, pp {layout['pp']}, {layout['words']} "
                   f"({layout['tool']}): {said['bytes'] / 1e9:.1f} GB, "
@@ -145,12 +149,12 @@ def mixed_text(said):
 
 
 def listed(lines):
-    """"name  text" for each, wrapped."""
+    """Return "name  text" for each line, wrapped."""
     return "\n".join(fill(words, f"  {name:10}") for name, words in lines.items())
 
 
 def fill(words, before=""):
-    """The words after `before`, wrapped, with lines indented to where they begin."""
+    """Wrap the words after `before`, with lines indented to where the words begin."""
     return textwrap.fill(words, COLUMNS, initial_indent=before, break_on_hyphens=False,
                          subsequent_indent=" " * len(before))
 
@@ -160,7 +164,7 @@ def dollars(row):
 
 
 def short(number):
-    """"70.6B", "15T": three digits and a letter."""
+    """Format a number with three digits and a letter: "70.6B", "15T"."""
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{plain(number / size)}{letter}"

@@ -29,7 +29,7 @@ SLOW_STEPS, SLOW_SECONDS = 9, 0.1
 
 
 class Fault(NamedTuple):
-    """Strikes once: in the first step, or the first save, after `step` steps."""
+    """A fault that strikes once: in the first step, or the first save, after `step` steps."""
 
     kind: str
     step: int
@@ -43,7 +43,10 @@ class Left(Exception):
 
 
 def plan_faults(seed, count, config, ranks):
-    """`count` Faults in the order of their steps, always the same for a seed; kinds take turns."""
+    """Plan `count` Faults, in the order of their steps; kinds take turns.
+
+    A seed always gives the same faults.
+    """
     draw, kinds, faults = random.Random(seed), [], []
     while len(kinds) < count:
         kinds += draw.sample(KINDS, len(KINDS))
@@ -86,7 +89,7 @@ class ChaosTrainer(HybridTrainer):
         return super().next_batch()
 
     def save(self):
-        """Saves. A save that a full disk refuses is left out, unless it is the last one."""
+        """Save a checkpoint; skip a save that a full disk refuses, unless it is the last one."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         is_full, before = self.strike(IN_SAVES) == "disk full", time.perf_counter()
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL if is_full else soft, hard))
@@ -102,7 +105,7 @@ class ChaosTrainer(HybridTrainer):
         self.beats.saves[self.parallel.rank, self.steps_done] = time.perf_counter() - before
 
     def strike(self, kinds):
-        """The first of these faults that is due strikes; returns its kind."""
+        """Let the first of these faults that is due strike; return its kind, or None."""
         file, fault = next(((file, fault) for file, fault in self.mine if fault.kind in kinds
                             and fault.step <= self.steps_done and not file.exists()), (None, None))
         if fault is None:
@@ -124,7 +127,7 @@ class ChaosTrainer(HybridTrainer):
 
 
 def corrupt(path, count=16):
-    """Changes `count` bytes in the middle of the file."""
+    """Change `count` bytes in the middle of the file."""
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
         old = file.read(count)

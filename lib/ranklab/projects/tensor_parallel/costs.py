@@ -8,7 +8,7 @@ from ranklab.ranks import shard_range
 
 
 def held_bytes(shape, method, ranks):
-    """Bytes of rank 0's parameters, gradients and Adam's moments, in float32."""
+    """Count the bytes of rank 0's parameters, gradients and Adam's moments, in float32."""
     C, L, V = shape.n_embd, shape.n_layer, shape.vocab_size
     if method == "naive":
         return 16 * parameters(shape, split_stages(gpt_costs(shape), ranks)[:1])
@@ -18,7 +18,7 @@ def held_bytes(shape, method, ranks):
 
 def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=False,
             size=4, leaving=4):  # fmt: skip
-    """(messages, bytes) that rank 0 sends in a step of `pieces` micro-batches.
+    """Count (messages, bytes) that rank 0 sends in a step of `pieces` micro-batches.
 
     Tensor parallelism: see summed_bytes. Naive: the hidden states, and the gradient of the matrix
     that is embedding and head. The norm of all gradients: an all-reduce of 8 bytes more.
@@ -36,7 +36,11 @@ def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=Fa
 
 
 def step_seconds(shape, batch, ranks, link, peak):
-    """Seconds of a tensor-parallel step in bf16, of ranks with `peak` FLOP/s and such a ring."""
+    """Predict the seconds of a tensor-parallel step in bf16.
+
+    `peak`: FLOP/s of each rank
+    link: the Link of a mean step of the ring
+    """
     messages, nbytes = traffic(shape, batch, ranks, size=2, leaving=2)
     computing = transformer_flops(shape, batch, shape.n_ctx) / peak / ranks
     return computing + messages * link.alpha + nbytes * link.beta

@@ -13,12 +13,13 @@ GB200 = machine("GB200-NVL72")  # 72 GPUs in one NVLink domain
 
 
 def ring_link(ranks, node=8, cards=8):
-    """The Link of a mean step of a ring all-reduce over whole nodes, each with that many cards.
+    """Return the Link of a mean step of a ring all-reduce over whole nodes.
 
     A ring enters and leaves a node once (nccl issue 687), and NCCL runs one through each card, so
-    that their bytes/s add up (412). 2 (nodes-1) of its 2 (ranks-1) steps wait for the network, by
-    NCCL's own cost model (src/graph/tuning.cc).
-    node  GPUs that NVLink joins; 1: each rank is alone in its node, and its card is all it has
+    that the bytes/s of the cards add up (412). 2 (nodes-1) of its 2 (ranks-1) steps wait for the
+    network, by NCCL's own cost model (src/graph/tuning.cc).
+    node: GPUs that NVLink joins; 1: each rank is alone in its node, and its card is all it has
+    cards: network cards of each node
     """
     nodes = -(-ranks // node)
     if nodes == 1:
@@ -52,6 +53,9 @@ RACK = {  # the same for GB200s in one rack
 
 
 def curves(shape, batch, links=LINKS, ranks=(1, 2, 4, 8), peak=H100.bf16_flops / 2):
-    """{name of links: [seconds of a step with each number of ranks]}; one rank computes alone."""
+    """Predict {name of links: [seconds of a step with each number of ranks]}.
+
+    One rank computes alone.
+    """
     return {name: [step_seconds(shape, batch, R, link(R), peak) for R in ranks]
             for name, link in links.items()}
