@@ -278,6 +278,21 @@ def test_a_notebook_edited_by_hand_is_stale(root, monkeypatch):
     assert stale(root) == [f"solutions/{STEM}.ipynb"]
 
 
+def test_a_decks_last_slide_says_what_the_labs_end_says(root, monkeypatch):
+    monkeypatch.setattr(builder, "execute", lambda *_: None)
+    end = "\n".join(f"# {i}. {word}." for i, word in enumerate(("one", "two", "three"), 1))
+    source = root / "labs" / "source" / f"{STEM}.py"
+    source.write_text(SOURCE + f"\n# %% [markdown]\n# ## 10. Take with you\n#\n{end}\n#\n# Next\n")
+    build(root, [STEM])
+    deck = root / "slides" / f"{STEM}.md"
+    deck.parent.mkdir()
+    deck.write_text("# Take with you\n\n1. a\n2. b\n3. c\n\n**Ask**\n")
+    assert stale(root, [STEM]) == [f"slides/{STEM}.md"]
+    build(root, [STEM])
+    assert deck.read_text() == "# Take with you\n\n1. one.\n2. two.\n3. three.\n\n**Ask**\n"
+    assert not stale(root, [STEM])
+
+
 def test_what_is_current_is_not_run_again(root, monkeypatch):
     runs = []
     monkeypatch.setattr(builder, "execute", lambda notebook, root: runs.append(notebook))

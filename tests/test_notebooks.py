@@ -20,7 +20,7 @@ TOUR_SOURCE = ROOT / "labs" / "source" / f"{labs.TOUR}.py"
 NOTEBOOKS = sorted([*(ROOT / "labs").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")])
 SECTIONS = ["1. Story", "2. Picture", "3. Smallest working code", "4. Build it",
             "5. The real thing", "6. Project", "7. Measure", "8. Interview questions",
-            "9. On real GPUs", "10. What we left out"]
+            "9. On real GPUs", "10. Take with you"]
 BOX = re.compile(r"^> difficulty \d/5 \W importance \d/5 \W \d+ minutes \W about \d+ lines?", re.M)
 SOLUTION_BYTES = 400_000
 

@@ -622,7 +622,13 @@ questions("00_ranks")
 # equal part of the memory. (We have not run it yet: no GPU was at hand.)
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. Every rank runs one program and differs in `RANK` alone. All must make the same calls in the same order, or the run hangs.
+# 2. In a hang look for the rank that is different: 7 of 8 wait in one line, and the eighth is in another one, or in no call at all.
+# 3. 8 ranks that share 9 equal jobs are 4.5 times as fast as one, not 8: everybody waits for the rank with two.
+#
+# **What we left out**
 #
 # - **How the ranks find each other** (rendezvous, stores, elastic restarts): labs 14 and 15.
 # - **Groups and meshes of ranks**: you only passed `group=` on. Lab 02 uses two groups, lab 12 many.

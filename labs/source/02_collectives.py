@@ -818,7 +818,13 @@ questions("02_collectives")
 # lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. An all-reduce is a reduce-scatter and an all-gather. Each rank sends 2(R-1)/R of the bytes: 1.5 times on four ranks, never more than 2.
+# 2. A message takes alpha + n beta. A ring has 2(R-1) steps and a tree log2 R, so small tensors want few steps and large ones few bytes.
+# 3. The slowest link decides: of 1 GB on two nodes of eight, a flat ring sends 1.875 GB out of each node, and a hierarchical one 1 GB.
+#
+# **What we left out**
 #
 # - **NCCL's double binary trees** take few steps *and* few bytes, because slices of a message follow each other down the tree.
 # - **Sums in the network**: NVLink SHARP and InfiniBand SHARP let the switch add, so that each GPU sends its tensor once,

@@ -621,7 +621,13 @@ questions("05_horovod")
 # several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. Collectives have no names, so ranks must agree on an order. 512 ranks that send 300 names 5 times a second bring rank 0 58 MB/s, or with a cache a bit for each.
+# 2. Each message pays a latency, so fuse, up to 128 MB in Horovod's last version. But what waits to be fused hides behind nothing.
+# 3. A long NEGOTIATE usually means one late rank, not a slow network: the ticks in the timeline say which.
+#
+# **What we left out**
 #
 # - **Elastic Horovod**: lab 14 keeps runs alive with torch's own tools.
 # - **Autotuning during training**, of threshold and cycle time together.

@@ -788,7 +788,13 @@ questions("07_fsdp")
 # What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. FSDP is ZeRO's stage 3 in rows. A block costs three messages in a step: two gathers and a reduce-scatter.
+# 2. A rank holds 1/R of all states and, for a moment, the root and two whole blocks. So width costs memory, and depth does not.
+# 3. 7B on four GPUs of 24 GB has 27 GB of states on each: offload them, or train fewer numbers (LoRA).
+#
+# **What we left out**
 #
 # - **FSDP or ZeRO-3?** It is the same idea, with nearly the same bytes. Take FSDP2 for new PyTorch code: you keep your own loop, and DTensors combine
 #   with tensor and pipeline parallelism and with `torch.compile`. Take DeepSpeed if memory is very short (NVMe, a fast CPU Adam), if links are slow

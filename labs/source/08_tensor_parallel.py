@@ -878,7 +878,13 @@ questions("08_tensor_parallel")
 # What to expect (published, not measured by us): 8.3 billion parameters on eight V100s, 77% of linear weak scaling (arXiv 1909.08053); Llama 3 405B with tp=8 inside each node, 16 pipeline stages and 128 replicas, 41% MFU (arXiv 2407.21783). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. Columns, then rows: one region with `f` before it and `g` after it. Four all-reduces of x in each layer, and all that follows waits for them.
+# 2. Never gather logits: the loss needs three numbers for each target, and not a vocabulary of 128,000.
+# 3. Sequence parallelism sends the same bytes and keeps 1/tp of what stands around the region. What all ranks hold must stay equal on all.
+#
+# **What we left out**
 #
 # - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): the matrices are cut both ways. It is rarely used.
 # - **Long sequences.** The attention scores of a head stay on one rank. Lab 10 cuts the sequence inside attention, too.

@@ -508,7 +508,13 @@ questions("10_context_parallel")
 # What to expect (published, not measured by us): Llama 3 405B with sequences of 131,072 and cp 16 reached 380 TFLOP/s a GPU, 38% MFU. With 8,192 tokens and cp 1, on as many GPUs, it was 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. Only attention needs other tokens. With `lse`, one number for each query and head, it can look at the keys in parts.
+# 2. A ring sends k and v R-1 times and hides them if a rank has enough tokens. Ulysses sends less, and ends at the heads: 8 key heads, 8 ranks.
+# 3. Causal work is uneven: cut into four runs of tokens, the last rank has 7 times the first one's work. In zigzag all have the same.
+#
+# **What we left out**
 #
 # - **Inference**: one new token looks at a long cache, which is another problem.
 # - **Sparse and windowed attention**, which does not look at all keys.

@@ -549,7 +549,13 @@ questions("11_expert_parallel")
 # What to expect (published, not measured by us): 468 TFLOP/s a GPU for Mixtral 8x7B in bf16, 47% of an H100's peak (Megatron Core 0.9, by its MoE guide up to 0.15; nodes of 8 H100s). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. You pay FLOPs for what a token meets and memory for everything: of DeepSeek-V3's 671 billion parameters 37 billion.
+# 2. Tokens travel, k rows each, four times in a layer and step. The width of an expert decides whether bytes or FLOPs take longer.
+# 3. Everybody waits for the fullest rank. A loss or a bias evens the loads; a capacity of 1.25 times the mean bounds them, and drops tokens.
+#
+# **What we left out**
 #
 # - **Expert choice**: the experts choose tokens (arXiv 2202.09368). Loads are even by construction, but a token's experts depend on later tokens.
 # - **Sending a token once** to a rank or node that has several of its experts. Ours sends it once for each expert.

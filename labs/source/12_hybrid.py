@@ -759,7 +759,13 @@ questions("12_hybrid")
 # Expect 33 to 52% of peak for the layouts of section 1. These numbers are from the papers, because this lab has not run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. What we left out
+# ## 10. Take with you
+#
+# 1. Tensor inside a node, pipeline over slow links, data over the rest: 130 billion parameters on 128 GPUs may be data 4, tensor 8 and pipeline 4, with a bubble of 1%.
+# 2. Each number counts once: in the loss, in the norm, in the checkpoint. Most mistakes here raise no error, so **equal to one process** is the test.
+# 3. A checkpoint knows tensors, not ranks: what 2 x 2 x 2 has saved, 8 x 1 x 1 loads.
+#
+# **What we left out**
 #
 # - **Context and expert parallelism** are further axes of this mesh: `cp=2` and `ep=2` in a layout (labs 10 and 11). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
 # - **Overlap across axes.** Our `Hybrid` sends gradients when the pipeline is empty. Megatron-LM can start earlier and hide some of them behind the last backwards (`--overlap-grad-reduce`).

@@ -39,6 +39,9 @@ CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
+THREE = r"\n\n((?:\d\. .+\n?){3})"  # numbered sentences
+LABS_END = re.compile(r"^## 10\. Take with you" + THREE, re.M)
+LAST_SLIDE = re.compile(r"^# Take with you" + THREE, re.M)
 STUB = 'raise NotImplementedError("exercise '
 WIDTH = 100  # columns of code
 SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
@@ -69,6 +72,9 @@ def build(root: Path, stems=(), force=False):
                     print(f"{stem}: executing {name}")
                     execute(notebook, root)
                 _write(target, notebook)
+        deck, text = _deck(root, stem)
+        if text:
+            deck.write_text(text)
         print(f"{stem}: built")
     if index_builder.is_of(root):
         _build_tables(stems)
@@ -110,10 +116,23 @@ def _refuse_to_overwrite(root, stems):
                          "them; move the file to work/ to keep them (--force overwrites them)")
 
 
+def _deck(root, stem):
+    """Return (path of the lab's deck, its text where the last slide doesn't say what the lab's end
+    says; else "").
+    """
+    path = root / "slides" / f"{stem}.md"
+    end = LABS_END.search("\n".join(cell.source for cell in _notebook(root, stem, str).cells))
+    slide = path.exists() and LAST_SLIDE.search(text := path.read_text())
+    if not (end and slide) or slide[1].strip() == end[1].strip():
+        return path, ""
+    return path, text[:slide.start(1)] + end[1].strip() + "\n" + text[slide.end(1):]
+
+
 def stale(root: Path, stems=()):
     """List the notebooks that don't follow from their source any more. Nothing is executed."""
     old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
            if not is_current(root / path, make(root, stem))]
+    old += [f"slides/{stem}.md" for stem in stems or sources(root) if _deck(root, stem)[1]]
     if index_builder.is_of(root):
         old += [f"lib/ranklab/checks/prover/tables/{proof.name}.json"
                 for proof in _proofs(stems or sources(root)) if not tables.is_current(proof)]
