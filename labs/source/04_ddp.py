@@ -74,8 +74,9 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 
 # %%
 def scaling_efficiency(seconds, kind):
-    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks. The smallest
-    number of ranks is the base: its efficiency is 1.
+    """Return {ranks: efficiency} for {ranks: seconds per step}, in the order of ranks.
+
+    The smallest number of ranks is the base: its efficiency is 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch on each rank, so any number should take the same time

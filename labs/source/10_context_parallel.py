@@ -106,7 +106,7 @@ check(cp_scores_tb=...)
 
 # %%
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
-    """Bytes that attention keeps for backward, on each of `ranks` ranks that share one sequence.
+    """Count the bytes that attention keeps for backward, on each rank that shares a sequence.
 
     These are q, k, v, the result, and a float32 for each query and head. With keeps_scores it is
     plain attention: q, k, v, and the probabilities of all pairs of tokens, on one rank only.

@@ -137,8 +137,7 @@ print(inspect.getsource(Job))
 
 # %%
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`: it runs the Job under torchrun, and requeues it on a
-    failure.
+    """Write a batch script for `sbatch`: it runs the Job under torchrun, and requeues a failed one.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
@@ -206,7 +205,9 @@ for given in (Interface, Hca, Node, Topology):
 
 # %%
 def nccl_environment(topology):
-    """{variable: value}, all text: exactly what must be set for this job, the same on all nodes.
+    """Return {variable: value}, all text: what must be set for this job, the same on all nodes.
+
+    Nothing else is set.
 
     For one node it is {}. For several nodes:
     NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
@@ -300,8 +301,10 @@ for given in (Line, NcclLog):
 
 # %%
 def read_nccl_log(text):
-    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What the
-    log does not tell stays empty. The patterns of the lines are given.
+    """Read the NcclLog of `text`; what the log does not tell stays empty.
+
+    `text` mixes the lines of all ranks, or of some, with other text. The patterns of the lines are
+    given.
 
     network   the name after the last "Using network"
     hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
@@ -380,8 +383,9 @@ check(cluster_mfu_percent=...)
 
 # %%
 def mfu_alert_rule(least, minutes):
-    """A Prometheus rule, a dict with the keys of a rules file. It raises one alert for each run
-    whose MFU has been below `least` for `minutes` minutes.
+    """Return a Prometheus rule, a dict with the keys of a rules file.
+
+    It raises one alert for each run whose MFU has been below `least` for `minutes` minutes.
 
     MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
              step may take more than a minute, and counters jump
@@ -433,8 +437,10 @@ check(cluster_deviations=...)
 
 # %%
 def straggler_rule(factor, minutes):
-    """A Prometheus rule, as a dict. It raises an alert for each rank whose steps have taken more
-    than `factor` times as long as those of the median rank of its run for `minutes` minutes.
+    """Return a Prometheus rule, as a dict.
+
+    It raises an alert for each rank whose steps have taken more than `factor` times as long as the
+    median rank's steps, in its run, for `minutes` minutes.
 
     fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
              also fires for two slow ranks of eight, if every eighth scrape fails, or if another
@@ -492,7 +498,7 @@ from ranklab.cluster.manifest import invalid
 
 # %%
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
+    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or a JobSet, valid by its schema.
 
     both      metadata.name is job.name. image is job.image; command and args run torchrun with
               --max-restarts and job.command, without a shell. Resources have limits of
@@ -563,7 +569,7 @@ for given in (FileSystem, Load, StoragePlan):
 
 # %%
 def storage_plan(load, system):
-    """The StoragePlan of a Load on a FileSystem.
+    """Compute the StoragePlan of a Load on a FileSystem.
 
     A save, or the read of a restart, takes as long as the slowest of three parts, which is its
     bound:
@@ -624,8 +630,10 @@ plots.recorded(record("hot GPU", seed=3))
 
 ### END SOLUTION
 def sick_rank_alarm(metrics):
-    """The rank that is sick, or None. Called at each scrape, with all that was scraped of a run so
-    far. If a whole host is sick, any of its ranks counts.
+    """Name the rank that is sick; return None while no rank is.
+
+    It is called at each scrape, with all that was scraped of a run so far. If a whole host is sick,
+    any of its ranks counts.
 
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
              failed. Do not change them. Errors are counters. See recordings for the names, and for

@@ -118,7 +118,7 @@ def look(program, ranks=4, **settings):
 
 # %%
 def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
-    """Trains a classifier on the first `images` digits, each rank on every R-th of them.
+    """Train a classifier on the first `images` digits, each rank on every R-th of them.
 
     A rank updates the parameters that it owns, alone keeps their momentum, and sends them to all.
     A step's gradient is the mean over the ranks' batches of 16. Returns the weights, and for each
@@ -203,7 +203,7 @@ first_difference = check(first_difference)
 
 # %%
 def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
-    """Trains a classifier of digits on replicas of `tensor` neighbouring ranks each.
+    """Train a classifier of digits on replicas of `tensor` neighbouring ranks each.
 
     The ranks of a replica hold a part of the hidden width each, and see the same batch of 16; each
     replica has its own. Weights whose norm is above 6 are scaled down to it before the update.
@@ -273,8 +273,9 @@ train_on_a_grid = check(train_on_a_grid)
 
 # %%
 def circle_of_waits(waits):
-    """[rank, ...] that wait for one another in a circle, each for the next one, the last for the
-    first; the smallest rank stands first. [] where there is no circle.
+    """Find ranks that wait for one another in a circle: [rank, ...], each waits for the next one.
+
+    The last waits for the first, and the smallest rank stands first. [] where there is no circle.
 
     waits  {rank: set of ranks that it waits for}; a rank that waits for nobody may be left out
     """
@@ -292,7 +293,7 @@ circle_of_waits = check(circle_of_waits)
 
 # %%
 def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
-    """Trains a classifier of digits until it reads `good` of all held-out ones right.
+    """Train a classifier of digits until it reads `good` of all held-out ones right.
 
     Each rank has its own scans, `batch` in a step; faint ones are left out. A step's gradient is
     the mean over the scans of all ranks that are left. Held-out digits are shared out, too.
@@ -352,7 +353,7 @@ train_until_good = check(train_until_good)
 
 # %%
 def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
-    """A GPT on the lines of a program, `lines` in a step.
+    """Train a GPT on the lines of a program, `lines` in a step.
 
     Each rank has lines // R of them, in `pieces` backwards; lines % R are left out.
     -> {"losses": of each step, "weights"}
@@ -411,7 +412,7 @@ moving_curve = check(moving_curve)
 
 # %%
 def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
-    """{"losses": this rank's, "weights", "scale"} of a training in float16."""
+    """Train in float16; return {"losses": this rank's, "weights", "scale"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses = digits(), []
     x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
@@ -471,7 +472,7 @@ half_digits = check(half_digits)
 
 # %%
 def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0, group=None):
-    """Trains a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
+    """Train a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
 
     A step's gradient is the mean over `accumulate` micro-batches of all ranks; the last step may
     have fewer. Returns the weights and the steps' losses, which are such means, too; the same on
@@ -533,7 +534,7 @@ train_large_batch = check(train_large_batch)
 
 # %%
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
-    """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
+    """Train a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
     `micro` functions of about one length are worked through together, so that little is padded.
     Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
@@ -610,9 +611,9 @@ train_on_functions = check(train_on_functions)
 
 # %%
 def long_steps(steps=30, lr=0.5, most=0.1, group=None):
-    """Softmax regression on digits, 240 images a step; each rank updates its part of the weights.
+    """Train softmax regression on digits; each rank updates its part of the weights.
 
-    The gradient is that of the mean over the 240, clipped to a norm of `most`.
+    A step has 240 images. The gradient is that of their mean, clipped to a norm of `most`.
     -> {"loss" at the end, "longest": the norm of the longest step, "weights"}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -670,7 +671,7 @@ long_steps = check(long_steps)
 
 # %%
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
-    """An MLP on digits, and the running mean of its weights, which rank 0 saves.
+    """Train an MLP on digits, and the running mean of its weights, which rank 0 saves.
 
     seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
           weights that one of them draws by its seed
@@ -734,7 +735,7 @@ saved_model = check(saved_model)
 
 # %%
 def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
-    """Softmax regression on digits, shuffled in each epoch; `batch` images a step on all ranks.
+    """Train softmax regression on digits; `batch` images a step on all ranks, shuffled each epoch.
 
     -> {"loss" at the end, "weights", "seen": of each epoch and step, the numbers of the images}
     """
@@ -793,7 +794,7 @@ no_faster = check(no_faster)
 
 # %%
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):
-    """Softmax regression on digits, `batch` images a step on each rank.
+    """Train softmax regression on digits, `batch` images a step on each rank.
 
     The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and a step of k times as
     many has k times the rate. In the first epoch the rate climbs from `lr` to that, evenly. At all
@@ -858,7 +859,7 @@ worse_together = check(worse_together)
 
 # %%
 def two_scores(steps=20, lr=0.3, width=8, group=None):
-    """A CNN on digits, 240 images a step; each rank has a shard of them, in the order of labels.
+    """Train a CNN on digits, 240 images a step; each rank has a shard, in the order of labels.
 
     The model is the one that a single process would train on the same 240 images.
     -> {"loss" on the 360 held-out images, "score": how many of them are right, "weights"}
@@ -918,8 +919,9 @@ two_scores = check(two_scores)
 
 # %%
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
-    """A small language model is trained: its wide layer is cut over `tensor` ranks, and each such
-    set of ranks has rows of its own.
+    """Train a small language model whose wide layer is cut over `tensor` ranks.
+
+    Each such set of ranks has rows of its own.
 
     Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
     """
@@ -986,7 +988,7 @@ wide_layer = check(wide_layer)
 
 # %%
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
-    """A GPT of four blocks is trained, each rank a stage; one matrix is its embedding and its head.
+    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
 
     Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
     """
@@ -1052,8 +1054,7 @@ staged_gpt = check(staged_gpt)
 
 # %%
 def gathered_model(steps=16, lr=1.0, seed=0, group=None):
-    """A small language model is trained: each rank keeps a shard of it, and gathers all of it for
-    each step.
+    """Train a small language model: each rank keeps a shard, and gathers all of it for each step.
 
     Returns {"losses": [of all rows], "held_out": [after each fourth step], "weights": all}.
     """
@@ -1122,7 +1123,7 @@ gathered_model = check(gathered_model)
 
 # %%
 def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
-    """A GPT is trained under torch's fully_shard.
+    """Train a GPT under torch's fully_shard.
 
     Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
     """
@@ -1181,7 +1182,7 @@ moved_gpt = check(moved_gpt)
 
 # %%
 def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
-    """A small language model is trained, its gradient clipped; each rank's optimizer has a shard.
+    """Train a small language model, its gradient clipped; each rank's optimizer has a shard.
 
     Returns {"losses": [of all rows], "norms": [before clipping], "weights": all}.
     """
@@ -1245,7 +1246,7 @@ flat_model = check(flat_model)
 
 # %%
 def own_limit(norms, tolerance=1e-3):
-    """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
+    """Find the norm to which ranks have clipped their own gradients, each by itself, or None.
 
     It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
     same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
@@ -1267,9 +1268,10 @@ own_limit = check(own_limit)
 
 # %%
 def steps_behind(used, held, tolerance=1e-9):
-    """By how many steps the model's weights are older than those that the optimizers hold: the
-    smallest number that explains all steps but a tenth, not counting the first ones, whose partner
-    would be before the run. None where no number of steps does.
+    """Count by how many steps the model's weights are older than the optimizers' own.
+
+    It is the smallest number that explains all steps but a tenth, not counting the first ones,
+    whose partner would be before the run. None where no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]
     held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the
@@ -1289,7 +1291,7 @@ steps_behind = check(steps_behind)
 
 # %%
 def validated_digits(group=None, steps=8, batch=60):
-    """{"losses", "sure": on held-out images after each step, of rank 0; "weights"}."""
+    """Train; return {"losses", "sure" (of rank 0, on held-out images, by step), "weights"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses, sure = digits(), [], []
     x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
@@ -1352,7 +1354,7 @@ validated_digits = check(validated_digits)
 
 # %%
 def stored_digits(group=None, steps=12, shards=None):
-    """{"losses": of each step, "weights"} of a training that reads a shard a rank in each step."""
+    """Train on a shard for each rank and step; return {"losses": of each step, "weights"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     shards, losses = shards or stored_shards(), []
     torch.manual_seed(0)
@@ -1407,7 +1409,7 @@ stored_digits = check(stored_digits)
 
 # %%
 def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
-    """{"losses": of each step, "weights", "seen": images that this rank has trained on}.
+    """Train; return {"losses": of each step, "weights", "seen": images this rank has trained on}.
 
     The job is stopped at `stops`. Each time it goes on from what it has saved.
     """
@@ -1480,7 +1482,7 @@ resumed_digits = check(resumed_digits)
 
 # %%
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
-    """{"losses": of each step in the order done, "rows": this rank's of the weights}.
+    """Train; return {"losses": of each step in the order done, "rows": this rank's of the weights}.
 
     The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
     of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank

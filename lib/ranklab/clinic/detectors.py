@@ -19,8 +19,9 @@ def first_difference(calls):
 
 
 def circle_of_waits(waits):
-    """[rank, ...] that wait for one another in a circle, each for the next one, the last for the
-    first; the smallest rank stands first. [] where there is no circle.
+    """Find ranks that wait for one another in a circle: [rank, ...], each waits for the next one.
+
+    The last waits for the first, and the smallest rank stands first. [] where there is no circle.
 
     waits  {rank: set of ranks that it waits for}; a rank that waits for nobody may be left out
     lab    16
@@ -37,7 +38,7 @@ def circle_of_waits(waits):
 
 
 def own_limit(norms, tolerance=1e-3):
-    """The norm to which ranks have clipped their own gradients, each by itself; None if none did.
+    """Find the norm to which ranks have clipped their own gradients, each by itself, or None.
 
     It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
     same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
@@ -53,9 +54,10 @@ def own_limit(norms, tolerance=1e-3):
 
 
 def steps_behind(used, held, tolerance=1e-9):
-    """By how many steps the model's weights are older than those that the optimizers hold: the
-    smallest number that explains all steps but a tenth, not counting the first ones, whose partner
-    would be before the run. None where no number of steps does.
+    """Count by how many steps the model's weights are older than the optimizers' own.
+
+    It is the smallest number that explains all steps but a tenth, not counting the first ones,
+    whose partner would be before the run. None where no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]
     held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the

@@ -14,7 +14,7 @@ from ranklab.engine import device
 
 
 def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
-    """Trains a classifier on the first `images` digits, each rank on every R-th of them.
+    """Train a classifier on the first `images` digits, each rank on every R-th of them.
 
     A rank updates the parameters that it owns, alone keeps their momentum, and sends them to all.
     A step's gradient is the mean over the ranks' batches of 16. Returns the weights, and for each
@@ -51,7 +51,7 @@ def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
 
 
 def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
-    """Trains a classifier of digits on replicas of `tensor` neighbouring ranks each.
+    """Train a classifier of digits on replicas of `tensor` neighbouring ranks each.
 
     The ranks of a replica hold a part of the hidden width each, and see the same batch of 16; each
     replica has its own. Weights whose norm is above 6 are scaled down to it before the update.
@@ -93,7 +93,7 @@ def train_on_a_grid(steps=8, tensor=2, width=32, seed=0, group=None):
 
 
 def train_until_good(steps=40, batch=4, good=0.7, seed=0, group=None):
-    """Trains a classifier of digits until it reads `good` of all held-out ones right.
+    """Train a classifier of digits until it reads `good` of all held-out ones right.
 
     Each rank has its own scans, `batch` in a step; faint ones are left out. A step's gradient is
     the mean over the scans of all ranks that are left. Held-out digits are shared out, too.

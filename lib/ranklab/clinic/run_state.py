@@ -21,7 +21,7 @@ from ranklab.engine import device
 
 
 def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
-    """{"losses": this rank's, "weights", "scale"} of a training in float16."""
+    """Train in float16; return {"losses": this rank's, "weights", "scale"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses = digits(), []
     x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
@@ -46,7 +46,7 @@ def half_digits(group=None, steps=16, scale=2.0**16, growth=5, batch=60):
 
 
 def validated_digits(group=None, steps=8, batch=60):
-    """{"losses", "sure": on held-out images after each step, of rank 0; "weights"}."""
+    """Train; return {"losses", "sure" (of rank 0, on held-out images, by step), "weights"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses, sure = digits(), [], []
     x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
@@ -73,7 +73,7 @@ def validated_digits(group=None, steps=8, batch=60):
 
 
 def stored_digits(group=None, steps=12, shards=None):
-    """{"losses": of each step, "weights"} of a training that reads a shard a rank in each step."""
+    """Train on a shard for each rank and step; return {"losses": of each step, "weights"}."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     shards, losses = shards or stored_shards(), []
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def stored_digits(group=None, steps=12, shards=None):
 
 
 def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
-    """{"losses": of each step, "weights", "seen": images that this rank has trained on}.
+    """Train; return {"losses": of each step, "weights", "seen": images this rank has trained on}.
 
     The job is stopped at `stops`. Each time it goes on from what it has saved.
     """
@@ -140,7 +140,7 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
-    """{"losses": of each step in the order done, "rows": this rank's of the weights}.
+    """Train; return {"losses": of each step in the order done, "rows": this rank's of the weights}.
 
     The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
     of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank

@@ -26,8 +26,9 @@ from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 
 
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
-    """A small language model is trained: its wide layer is cut over `tensor` ranks, and each such
-    set of ranks has rows of its own.
+    """Train a small language model whose wide layer is cut over `tensor` ranks.
+
+    Each such set of ranks has rows of its own.
 
     Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
     """
@@ -65,7 +66,7 @@ def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
 
 
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
-    """A GPT of four blocks is trained, each rank a stage; one matrix is its embedding and its head.
+    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
 
     Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
     """
@@ -103,8 +104,7 @@ def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
 
 
 def gathered_model(steps=16, lr=1.0, seed=0, group=None):
-    """A small language model is trained: each rank keeps a shard of it, and gathers all of it for
-    each step.
+    """Train a small language model: each rank keeps a shard, and gathers all of it for each step.
 
     Returns {"losses": [of all rows], "held_out": [after each fourth step], "weights": all}.
     """
@@ -140,7 +140,7 @@ def gathered_model(steps=16, lr=1.0, seed=0, group=None):
 
 
 def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
-    """A GPT is trained under torch's fully_shard.
+    """Train a GPT under torch's fully_shard.
 
     Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
     """
@@ -168,7 +168,7 @@ def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
 
 
 def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
-    """A small language model is trained, its gradient clipped; each rank's optimizer has a shard.
+    """Train a small language model, its gradient clipped; each rank's optimizer has a shard.
 
     Returns {"losses": [of all rows], "norms": [before clipping], "weights": all}.
     """

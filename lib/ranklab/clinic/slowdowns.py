@@ -17,7 +17,7 @@ from ranklab.models.gpt import GPT, GPTConfig
 
 
 def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0, group=None):
-    """Trains a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
+    """Train a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
 
     A step's gradient is the mean over `accumulate` micro-batches of all ranks; the last step may
     have fewer. Returns the weights and the steps' losses, which are such means, too; the same on
@@ -50,7 +50,7 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
 
 
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
-    """Trains a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
+    """Train a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
 
     `micro` functions of about one length are worked through together, so that little is padded.
     Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all

@@ -26,9 +26,9 @@ from ranklab.models.gpt import GPT, GPTConfig
 
 
 def long_steps(steps=30, lr=0.5, most=0.1, group=None):
-    """Softmax regression on digits, 240 images a step; each rank updates its part of the weights.
+    """Train softmax regression on digits; each rank updates its part of the weights.
 
-    The gradient is that of the mean over the 240, clipped to a norm of `most`.
+    A step has 240 images. The gradient is that of their mean, clipped to a norm of `most`.
     -> {"loss" at the end, "longest": the norm of the longest step, "weights"}
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -58,7 +58,7 @@ def long_steps(steps=30, lr=0.5, most=0.1, group=None):
 
 
 def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
-    """An MLP on digits, and the running mean of its weights, which rank 0 saves.
+    """Train an MLP on digits, and the running mean of its weights, which rank 0 saves.
 
     seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
           weights that one of them draws by its seed
@@ -94,7 +94,7 @@ def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
 
 
 def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
-    """Softmax regression on digits, shuffled in each epoch; `batch` images a step on all ranks.
+    """Train softmax regression on digits; `batch` images a step on all ranks, shuffled each epoch.
 
     -> {"loss" at the end, "weights", "seen": of each epoch and step, the numbers of the images}
     """
@@ -125,7 +125,7 @@ def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
 
 
 def worse_together(epochs=4, batch=32, lr=0.03, group=None):
-    """Softmax regression on digits, `batch` images a step on each rank.
+    """Train softmax regression on digits, `batch` images a step on each rank.
 
     The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and a step of k times as
     many has k times the rate. In the first epoch the rate climbs from `lr` to that, evenly. At all
@@ -160,7 +160,7 @@ def worse_together(epochs=4, batch=32, lr=0.03, group=None):
 
 
 def two_scores(steps=20, lr=0.3, width=8, group=None):
-    """A CNN on digits, 240 images a step; each rank has a shard of them, in the order of labels.
+    """Train a CNN on digits, 240 images a step; each rank has a shard, in the order of labels.
 
     The model is the one that a single process would train on the same 240 images.
     -> {"loss" on the 360 held-out images, "score": how many of them are right, "weights"}
@@ -191,7 +191,7 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
 
 
 def moving_curve(steps=6, lines=24, pieces=2, lr=0.5, group=None):
-    """A GPT on the lines of a program, `lines` in a step.
+    """Train a GPT on the lines of a program, `lines` in a step.
 
     Each rank has lines // R of them, in `pieces` backwards; lines % R are left out.
     -> {"losses": of each step, "weights"}

@@ -13,8 +13,10 @@ LEAST, LEAST_NEW = 0.88, 0.75  # scores that the check asks for
 
 
 def sick_rank_alarm(metrics):
-    """The rank that is sick, or None. Called at each scrape, with all that was scraped of a run so
-    far. If a whole host is sick, any of its ranks counts.
+    """Name the rank that is sick; return None while no rank is.
+
+    It is called at each scrape, with all that was scraped of a run so far. If a whole host is sick,
+    any of its ranks counts.
 
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
              failed. Do not change them. Errors are counters. See recordings for the names, and for

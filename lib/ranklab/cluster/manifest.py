@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def train_job_manifest(job, kind="TrainJob"):
-    """The Job as a dict for `kubectl apply -f`, valid by its CRD's schema: a TrainJob or a JobSet.
+    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or a JobSet, valid by its schema.
 
     both      metadata.name is job.name. image is job.image; command and args run torchrun with
               --max-restarts and job.command, without a shell. Resources have limits of

@@ -68,7 +68,9 @@ class Topology:
 
 
 def nccl_environment(topology):
-    """{variable: value}, all text: exactly what must be set for this job, the same on all nodes.
+    """Return {variable: value}, all text: what must be set for this job, the same on all nodes.
+
+    Nothing else is set.
 
     For one node it is {}. For several nodes:
     NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in

@@ -79,8 +79,10 @@ def nccl_lines(text):
 
 
 def read_nccl_log(text):
-    """The NcclLog of `text`: all ranks' lines mixed with other text, or only some of them. What the
-    log does not tell stays empty. The patterns of the lines are given.
+    """Read the NcclLog of `text`; what the log does not tell stays empty.
+
+    `text` mixes the lines of all ranks, or of some, with other text. The patterns of the lines are
+    given.
 
     network   the name after the last "Using network"
     hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines

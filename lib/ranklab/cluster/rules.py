@@ -9,8 +9,9 @@ Each rank exports these (exporter.py), with labels {run, rank} and the scrape's 
 
 
 def mfu_alert_rule(least, minutes):
-    """A Prometheus rule, a dict with the keys of a rules file. It raises one alert for each run
-    whose MFU has been below `least` for `minutes` minutes.
+    """Return a Prometheus rule, a dict with the keys of a rules file.
+
+    It raises one alert for each run whose MFU has been below `least` for `minutes` minutes.
 
     MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
              step may take more than a minute, and counters jump
@@ -38,8 +39,10 @@ def mfu_alert_rule(least, minutes):
 
 
 def straggler_rule(factor, minutes):
-    """A Prometheus rule, as a dict. It raises an alert for each rank whose steps have taken more
-    than `factor` times as long as those of the median rank of its run for `minutes` minutes.
+    """Return a Prometheus rule, as a dict.
+
+    It raises an alert for each rank whose steps have taken more than `factor` times as long as the
+    median rank's steps, in its run, for `minutes` minutes.
 
     fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
              also fires for two slow ranks of eight, if every eighth scrape fails, or if another

@@ -4,8 +4,7 @@ import shlex
 
 
 def sbatch_script(job):
-    """The text of a batch script for `sbatch`: it runs the Job under torchrun, and requeues it on a
-    failure.
+    """Write a batch script for `sbatch`: it runs the Job under torchrun, and requeues a failed one.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,

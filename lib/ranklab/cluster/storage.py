@@ -80,7 +80,7 @@ SYSTEMS = TECTONIC, EFS, LUSTRE, S3
 
 
 def storage_plan(load, system):
-    """The StoragePlan of a Load on a FileSystem.
+    """Compute the StoragePlan of a Load on a FileSystem.
 
     A save, or the read of a restart, takes as long as the slowest of three parts, which is its
     bound:

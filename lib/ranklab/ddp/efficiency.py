@@ -2,8 +2,9 @@
 
 
 def scaling_efficiency(seconds, kind):
-    """{ranks: efficiency} from {ranks: seconds per step}, in the order of ranks. The smallest
-    number of ranks is the base: its efficiency is 1.
+    """Return {ranks: efficiency} for {ranks: seconds per step}, in the order of ranks.
+
+    The smallest number of ranks is the base: its efficiency is 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch on each rank, so any number should take the same time
