@@ -174,7 +174,8 @@ for epoch in (0, 1):
 def average_gradients(model, group=None):
     """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
 
-    cost   one all-reduce for each parameter that requires a gradient, or fewer
+    cost   one all-reduce for each parameter that requires a gradient, or fewer; each gradient
+           travels once, in its own type
     """
     R = dist.get_world_size(group)
     # leave the mean in parameter.grad

@@ -159,9 +159,9 @@ check(fused_all_reduces=...)
 def fuse_tensors(tensors, threshold):
     """Plan which tensors share one all-reduce: return lists of positions in `tensors`.
 
-    Keep the order of `tensors`. Each list has one dtype on one device, and at most `threshold`
-    bytes unless it is a single tensor. A tensor joins the last list of its kind, or begins a new
-    one.
+    The lists come in any order, and each keeps the order of `tensors`. Each has one dtype on one
+    device, and at most `threshold` bytes unless it is a single tensor. A tensor joins the last
+    list of its kind, or begins a new one.
     """
     if threshold < 0:
         raise ValueError(f"threshold={threshold} must not be negative")
@@ -324,7 +324,7 @@ check(fp16_overflow_ranks=...)
 
 # %%
 def compress_fp16(tensor):
-    """Return (small, restore): `tensor` in 16 bits, and a function that restores a result's dtype.
+    """Return (small, restore): `tensor` in float16, and a function that restores a result's dtype.
 
     Compress only floating point of more than 16 bits: return anything else as it is.
     """

@@ -143,6 +143,7 @@ plots.by_length(lengths, {
 # %%
 def online_softmax_merge(out, lse, other, other_lse):
     """(out, lse) over both sets of keys: one was seen by out and lse, one by other and other_lse.
+    The arguments stay unchanged.
 
     shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
            key has lse -inf and out 0, before and after

@@ -22,7 +22,8 @@ def average_gradients(model, group=None):
 
     The naive form. It starts when backward is over, so nothing overlaps, and the message of a bias
     with ten numbers pays the same latency as the message of a matrix with a million.
-    Cost: one all-reduce for each parameter that requires a gradient.
+    Cost: one all-reduce for each parameter that requires a gradient, or fewer; each gradient
+        travels once, in its own type.
     Lab: 03
     """
     R = dist.get_world_size(group)

@@ -24,6 +24,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
     times.
     First each rank tells every rank how many rows that rank's experts get (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
+    The arguments stay unchanged.
     Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x.
     Cost: an all-to-all of E counts, and one of k N rows or fewer; backward the rows again.
     Raises: ValueError if R does not divide E.

@@ -7,7 +7,7 @@ import torch
 
 
 def compress_fp16(tensor):
-    """Return (small, restore): `tensor` in 16 bits, and a function that restores a result's dtype.
+    """Return (small, restore): `tensor` in float16, and a function that restores a result's dtype.
 
     Compress only floating point of more than 16 bits: return anything else as it is.
 

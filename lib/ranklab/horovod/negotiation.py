@@ -22,7 +22,8 @@ def negotiate(ready, table, group=None):
     """Return the names that are ready on all ranks: the same list, in the same order, on each.
 
     `ready` are the names that became ready here since the last call, in any order. `table` is a
-    dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready.
+    dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready. A
+    complete name leaves it.
 
     Cost: each rank sends its new names to rank 0, which sends one list to all.
     Paper: Sergeev & Del Balso 2018, "Horovod: fast and easy distributed deep learning"

@@ -15,7 +15,8 @@ B, H, KV, T, D = 2, 4, 2, 24, 4
 # is the sum of, in lse or in the difference is 290 such errors in the result.
 OF_SCORES = 4 * 290
 KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
-IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
+IN_GROUPS = ("On all ranks it was right. Here are groups: some have ranks that are not 0 .. n-1, "
+             "and some have one rank alone.")
 
 
 def inputs(turn, dtype=torch.float32, heads=(H, KV), scale=1):

@@ -149,10 +149,11 @@ OVERLAP = ("Start the hop of the block, then compute with the block, and only th
            "block travels meanwhile.")
 VIEWS = ("k and v may be transposed views, whose numbers do not lie in a row: torch.stack copies "
          "them, and view fails.")
-PASSES = ("A rank that sees nothing of a block passes it on all the same: the next rank waits for "
-          "it.")
+PASSES = ("Every rank passes every block on, also one of which it sees nothing: the next rank "
+          "waits for it.")
 TYPE = "k and v travel in their own type: float32 is twice the bytes of bfloat16."
-STACKED = "k and v go in one message: stack them."
+STACKED = "One message a hop is enough: k and v, stacked."
+ALONE = "On one rank nothing is sent: there is nobody to send to."
 GATHERED = ("Nothing goes round: all_gather brings all blocks at once, with the memory of the "
             "whole sequence.")
 NOWHERE = "The last block goes nowhere: R - 1 hops are enough for k and v."
@@ -164,7 +165,8 @@ PART = "part = block_attention(q, *block, visible[(rank - step) % R])"
 PLACE = "dist.get_rank(group), dist.get_world_size(group)"
 ROUNDED = "[x.to(q.dtype).float() for x in"
 LOOP = "    for step in range(R):\n"
-HIDDEN = LOOP + f"        if not len({VISIBLE}.rows):\n            break\n"
+HIDDEN = tuple((LOOP, f"{LOOP}        if {what}:\n            break\n")
+               for what in (f"not len({VISIBLE}.rows)", "step > rank"))
 OTHERS = tuple((VISIBLE, f"visible[{index}]") for index in ("rank", "step", "(rank + step) % R"))
 ADDED = "out, lse = online_softmax_merge(out, lse, *part)"
 FORWARD = Proof(
@@ -212,7 +214,7 @@ FORWARD = Proof(
                        f"block = kept.setdefault((R, k.dtype, rank), {STACK})")),
         Slip(VIEWS,
              (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
-        Slip(PASSES, (LOOP, HIDDEN)),
+        Slip(PASSES, *HIDDEN),
         Slip("No hop has begun in the last step: there is nothing to wait for.",
              (WAIT, "block = hop.wait()")),
         Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
@@ -221,7 +223,13 @@ FORWARD = Proof(
              ("if step < R - 1 else", "if R > 1 else")),
         Slip(TYPE,
              (STACK, f"{STACK}.float()")),
+        Slip(ALONE, (HOP, HOP.replace("R - 1", "max(R - 1, 1)"))),
         Slip(STACKED, two_messages),
+        Slip("Whose block it is need not be sent: it is that of rank (rank - step) % R.",
+             (HOP, f"{HOP}\n        told = hop and Hop(torch.tensor([rank], device=q.device), "
+              "group)", WAIT, f"{WAIT}\n        told and told.wait()")),
+        Slip("Each block is sent twice. Start one hop, and take what its wait() returns.",
+             (WAIT, "hop and hop.wait()\n        block = hop and Hop(block, group).wait()")),
         Slip(GATHERED, all_blocks_at_once),
         Slip(OVERLAP, (HOP, "", WAIT, f"{HOP}; {WAIT}"),
              (HOP, "hop = Hop(block, group).wait() if step < R - 1 else None",
@@ -292,6 +300,8 @@ BACKWARD = Proof(
               "        if grad_hop:", "        own = gradients.clone() if own is None else own\n"
               "        if grad_hop:",
               f"dk, dv = {HOME}", "dk, dv = own\n    grad_hop and grad_hop.wait()")),
+        Slip("dk and dv are sums over the queries of all ranks, not means: do not divide by R.",
+             ("return dq, dk, dv", "return dq, dk / R, dv / R")),
         Slip("The gradients' last hop is missing: after R steps a block's gradients are on the "
              "rank before its owner.",
              ("Hop(gradients, group) if R > 1", "Hop(gradients, group) if step < R - 1")),
@@ -309,6 +319,7 @@ BACKWARD = Proof(
              ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
               "dq + grads[0]", "dq.add_(grads[0])", "return dq,", "return dq.float(),"),
              ("return dq, dk, dv", "return [x.to(q.dtype) for x in (dq, dk, dv)]"),
+             ("return dq, dk, dv", "return dq, dk.to(k.dtype), dv.to(k.dtype)"),
              ("return dq, dk, dv", "return [x.to(q.dtype).float() for x in (dq, dk, dv)]")),
         Slip("The gradients travel in float32, too: each rank adds to them, and each sum in 16 "
              "bits is rounded.",
@@ -322,13 +333,13 @@ BACKWARD = Proof(
         Slip(KEPT, ("group=None):", "group=None, kept={}):", f"0, {STACK}",
                     f"0, kept.setdefault((R, k.dtype, rank), {STACK})")),
         Slip(VIEWS, (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
-        Slip(PASSES, (LOOP, HIDDEN)),
+        Slip(PASSES, *HIDDEN),
         Slip("No hop has begun there: in the first step no gradients come, in the last one no "
              "block.", ("        if grad_hop:", "        if R > 1:"),
              ("hop and hop.wait()", "hop.wait()")),
         Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
              ("Hop(gradients, group)", "Hop(gradients)")),
-        Slip("On one rank nothing is sent: there is nobody to send to.",
+        Slip(ALONE,
              ("Hop(gradients, group) if R > 1 else None", "Hop(gradients, group)")),
         Slip(NOWHERE, (HOP, "hop = Hop(block, group) if R > 1 else None")),
         Slip(TYPE, (STACK, f"{STACK}.float()")),

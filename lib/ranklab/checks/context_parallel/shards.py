@@ -14,7 +14,7 @@ from ranklab.context_parallel.shard import (
 )
 from ranklab.engine.report import count_ranks
 
-ROWS = "A row for each rank, and all ranks have as many tokens."
+ROWS = "A row for each rank; all ranks have as many tokens, and none is left out."
 ONE_RANK = "Each token is on one rank."
 ORDER = "Ranks keep their tokens in the order of the sequence."
 

@@ -15,10 +15,13 @@ LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
 
 
 def gradient_of(name, p, rank, turn):
-    """Return the gradient that `rank` has for a parameter: sums and means of these are exact."""
+    """Return the gradient that `rank` has for a parameter: sums and means of these are exact.
+
+    They are no whole numbers, and R does not divide them.
+    """
     random = torch.Generator().manual_seed(1000 * rank + 7 * turn + sum(map(ord, name)))
     most = 10 if p.dtype == torch.bfloat16 else 100
-    return 12.0 * torch.randint(1 - most, most, p.shape, generator=random).to(p.dtype)
+    return 1.5 * torch.randint(1 - most, most, p.shape, generator=random).to(p.dtype)
 
 
 def _see(fn, case, ranks):
@@ -75,6 +78,7 @@ AVERAGE = Proof(
           oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(
         Slip("It is the sum over ranks: divide by their number, too.", (DIVIDE, "pass")),
+        Slip("Divide by /=, not by //=, which rounds down.", (DIVIDE, "parameter.grad //= R")),
         Slip("Average parameter.grad, not the parameter: the weights are equal already, and stay "
              "so when equal gradients are added.",
              (DIVIDE, "parameter.data /= R", "all_reduce(parameter.grad",
@@ -119,6 +123,9 @@ AVERAGE = Proof(
              (CALL, "mean = parameter.grad.to(max(parameter.dtype, torch.float32, key=lambda "
               f"dtype: dtype.itemsize))\n        {CALL.replace('parameter.grad', 'mean')}\n"
               "        parameter.grad.copy_(mean)")),
+        Slip("Gradients travel in their own type: float64 has twice the bytes of float32.",
+             (CALL, f"mean = parameter.grad.double()\n        "
+              f"{CALL.replace('parameter.grad', 'mean')}\n        parameter.grad.copy_(mean)")),
         Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
              "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
              ("model.parameters()",

@@ -131,6 +131,10 @@ BROADCAST = Proof(
              "and trained stays trained.", (ITSELF, "tensor.requires_grad_(False)")),
         Slip("Write into each parameter, in place: dist.broadcast does. An optimizer that exists "
              "already holds the old objects.", new_objects),
+        Slip("The first broadcast of one rank meets the first of the others: all ranks must "
+             "broadcast the same tensors, in the same order.",
+             (f"[{PARAMETERS}{BUFFERS}]",
+              f"sorted([{PARAMETERS}{BUFFERS}], key=lambda tensor: float(tensor.sum()))")),
         Slip("Wait for every handle, not only for the last: a message may be half done until its "
              "wait() returns.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
              (CALL, f"{CALL[:-1]}, async_op=True)")),

@@ -24,20 +24,24 @@ class Case(NamedTuple):
         return f"with {self.counts} batches" if self.counts else "a loop that is left by a break"
 
 
-CASES = Case((0, 3, 1, 2)), Case((2, 0, 1, 1)), Case()
+CASES = Case(), Case((0, 3, 1, 2)), Case((2, 0, 1, 1))
 BATCHES, AHEAD = "the numbers of its batches", "batches that it takes before they are asked for"
 JOINING = "model.joining in the loop"
 AFTER = "model.joining and model.buffers_from afterwards"
+ASKS, ASKED = "whether ranks communicate before a batch", "bytes in collectives before a batch"
 SENT, BROADCASTS = "bytes in collectives", "broadcasts after a break"
 
 
 def _see(fn, case, ranks):
     model = OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
     if not case.counts:
+        asked = 0
         with Traffic() as traffic:
             for _ in fn(iter([torch.zeros(2)]), model):  # a batch may be a tensor
+                asked = sum(op.payload_bytes for op in traffic.ops)
                 break  # on all ranks: what a training loop does after its last step
-        yield {BROADCASTS: AtMost(traffic.calls["broadcast"], 0), AFTER: _after(model)}
+        yield {ASKS: Must(asked > 0, True), ASKED: AtMost(asked, 8),
+               BROADCASTS: AtMost(traffic.calls["broadcast"], 0), AFTER: _after(model)}
         return
     counts = case.counts[:ranks.size]
     steps, count = max(counts), counts[ranks.index]
@@ -102,18 +106,18 @@ HAND_OVER = "broadcast_parameters(model.module, last, model.group)"
 RESET = "model.joining, model.buffers_from = False, 0"
 AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) gives every rank "
               "the whole state of a rank that took part in the last step.")
-ON_AND_ON = ("A rank without a batch must go on taking part, by shadow(), until the result is -1: "
-             "then nobody goes on.")
+ON_AND_ON = "A rank without a batch must go on taking part, by shadow(), until no rank has one."
 GO_ON = "going_on, dist.ReduceOp.MAX, group=model.group"
 RANK = "-1 if batch is None else rank"
 SHADOW = "                model.shadow()\n"
+NEXT, YIELDS = "batch = next(batches, None)", "            else:\n                yield batch\n"
 JOIN = Proof(
     join_uneven,
     Stage({"every rank gets all its own batches, in order: 1, 2, 3, 4 ranks, some with none":
            (BATCHES,),
            "at the end all have the weights and buffers that one process has after all steps": (),
            "each step sends one number more, and the end sends the model once; batches are taken "
-           "one by one": (SENT, AHEAD),
+           "one by one": (ASKED, SENT, AHEAD),
            "inside model.joining is True; afterwards all is as before, also after a break":
            (JOINING, AFTER, BROADCASTS)},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_process, through=torch.float32,
@@ -132,7 +136,15 @@ JOIN = Proof(
         Slip("A batch may be a tensor, or empty, and is a batch all the same: ask `batch is None`, "
              "not `if batch`.", ("-1 if batch is None else rank", "rank if batch else -1"),
              ("if batch is None:", "if not batch:")),
-        Slip(ON_AND_ON, each_for_itself, ("                break\n            model",
+        Slip("Ask before each step, also before the first, and then yield: a rank without a batch "
+             "must know in time whether the others go on.", each_for_itself,
+             (YIELDS, "", NEXT, f"{NEXT}\n            if batch is not None:\n"
+              "                yield batch")),
+        Slip("A rank with a batch only yields it: its own forward and backward send what shadow() "
+             "sends.", (f"            if batch is None:\n{SHADOW}{YIELDS}",
+                        "            model.shadow()\n            if batch is not None:\n"
+                        "                yield batch\n")),
+        Slip(ON_AND_ON, ("                break\n            model",
                                           "                break\n            if batch is None:\n"
                                           "                break\n            model"),
              (SHADOW, "                pass\n")),

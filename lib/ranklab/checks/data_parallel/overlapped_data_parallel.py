@@ -214,6 +214,8 @@ WAIT, NO_WAIT = "for work in self.works:", "for work in ():"
 FULL = "bucket.missing = set(bucket.parameters)"
 LAST = "if missing and not self.find_unused_parameters:"
 OF_ALL = "for parameter in bucket.missing}"
+MISSES = f"missing = {{parameter for bucket in self.waiting {OF_ALL}"
+CLEAR = "            bucket.missing.clear()\n"
 FILL = "bucket.fill_none(used)"
 
 OVERLAPPED = Proof(
@@ -243,6 +245,10 @@ OVERLAPPED = Proof(
              (ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data")),
         Slip("All-reduce bucket.flat itself, not a copy of it: gradients are views of it.",
              (ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()")),
+        Slip("Divide bucket.flat in place, by /=: bucket.flat / R is a new tensor, and gradients "
+             "stay views of the old one, which nobody averages.",
+             (DIVIDE, "pass", ALL_REDUCE, f"{ALL_REDUCE} / dist.get_world_size(bucket.group)"),
+             (DIVIDE, DIVIDE.replace("/=", "= bucket.flat /"))),
         Slip("All-reduce bucket.flat, all of it, in one message, and not each gradient.",
              (KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
               "async_op=True)", "async_op=True) for view in bucket.views]"),
@@ -268,12 +274,20 @@ OVERLAPPED = Proof(
              (IN_HOOK, f"            if not self.find_unused_parameters:\n    {IN_HOOK}")),
         Slip("Without async_op=True, all_reduce returns only when it is done, and no handle. With "
              "it, all_reduce returns at once, and gives you a handle to wait for.",
-             (ASYNC, "", WAIT, NO_WAIT), (ASYNC, "")),
+             (ASYNC, "", WAIT, NO_WAIT)),
+        Slip("reduce() has returned None, where finish() needs a handle: all_reduce gives you one "
+             "with async_op=True, and reduce() must return it.",
+             (ASYNC, ""), ("return dist.all_reduce(", "dist.all_reduce(")),
         Slip("No overlap: keep the handles, and wait for them in finish().",
              (KEEP, f"{KEEP}\n            self.works[-1].wait()")),
         Slip("Until wait() returns the message is read and written: divide before it is sent.",
              (DIVIDE, "pass", KEEP, f"{KEEP}\n            {DIVIDE}")),
         # the hook
+        Slip("They have got gradients: cross each parameter off in the hook, by "
+             "bucket.missing.remove(parameter).",
+             ("            bucket.missing.remove(parameter)\n", "")),
+        Slip("They have got gradients: `missing` must be taken at the beginning of finish(), "
+             "before bucket.missing is full again.", (LAST, f"{MISSES}\n        {LAST}")),
         Slip("Look at self.sync first in the hook: when it is False, send nothing.",
              ("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
               f"{IN_HOOK}\n            self.sync = before")),
@@ -294,7 +308,7 @@ OVERLAPPED = Proof(
               "for work in self.works:\n            work.wait()\n        missing = {")),
         Slip("Other ranks wait for the buckets that are left here: clear bucket.missing of each in "
              "self.waiting, and launch them.",
-             ("            bucket.missing.clear()\n", "            pass\n"),
+             (CLEAR, "            pass\n"),
              ("        self.launch_ready_buckets()\n        used", "        used")),
         Slip("bucket.missing must be full again when the next backward begins: finish() sets it "
              "back to all of bucket.parameters.", (FULL, "pass")),
@@ -318,7 +332,9 @@ OVERLAPPED = Proof(
         Slip("With find_unused_parameters a missing gradient is no error.", (LAST, "if missing:")),
         Slip("`missing` is what this rank lacks in this backward, also where an old gradient is "
              "there.", (OF_ALL, "for parameter in bucket.parameters if parameter.grad is None}")),
-        Slip("Other ranks wait for the buckets of this one: raise last, when all are sent.",
+        Slip("Other ranks wait for the buckets of this one: send all that are left, without "
+             "find_unused_parameters too, and raise last.",
+             (CLEAR, f"            if self.find_unused_parameters:\n    {CLEAR}"),
              (OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)")),
         Slip("Raise at the very end, when everything is as it was at the beginning.",
              (FILL, f"{LAST}\n                raise self.no_gradient(missing)\n"

@@ -18,12 +18,14 @@ LISTS = ("Return a list of lists of indices, each once, in order, for 0 gradient
          "travel in the order of their times.")
 COPIES = "They are the caller's: copy them."
 TOO_MANY = "n gradients have 2^(n-1) plans, so you can't look at all."
-SEARCH = "Fix the last bucket. What must be known of all those before it?"
+SEARCH = ("Fix the last bucket. What must be known of all those before it? If you do that already, "
+          "compare the ends that you count with those of bucket_times.")
 ONE_BUCKET = "One bucket starts when backward is over. What could travel before?"
 ONE_EACH = "A message for each gradient pays alpha each time: put some together."
 FREE_LINK = ("You count as if the link were always free. A bucket starts when its last gradient is "
              "ready and the bucket before it has ended: the max of both times.")
 NO_ALPHA = "alpha is paid for each bucket, also for a small one."
+SWAPPED = "alpha is paid once for each bucket, beta for each byte."
 FIRST = "A bucket is sent when its LAST gradient is ready, not its first."
 WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the sentence were made
     ONE_BUCKET: lambda plan, *case: len(plan),
@@ -31,6 +33,8 @@ WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the sent
     FREE_LINK: lambda plan, *case: max(bucket_times([each], *case)[0][1] for each in plan),
     NO_ALPHA: lambda plan, ready, nbytes, alpha, beta:
         bucket_times(plan, ready, nbytes, 0, beta)[-1][1],
+    SWAPPED: lambda plan, ready, nbytes, alpha, beta:
+        bucket_times(plan, ready, nbytes, beta, alpha)[-1][1],
     FIRST: lambda plan, *case: bucket_times([each[::-1] for each in plan], *case)[-1][1],
 }
 
@@ -144,6 +148,7 @@ PLAN = Exercise(
         Slip(ONE_EACH, (STARTS, "in range(j - 1, j))")),
         Slip(FREE_LINK, ("max(ends[i], last)", "last")),
         Slip(NO_ALPHA, ("+ alpha +", "+")),
+        Slip(SWAPPED, ("+ alpha +", "+ beta +", "* beta, i)", "* alpha, i)")),
         Slip(FIRST, ("max(ends[i], last)", "max(ends[i], ready[i])")),
         Slip(LISTS, (f"insert(0, {BUCKET})", f"append({BUCKET})"),
              (BUCKET, "(starts[stop], stop)")),

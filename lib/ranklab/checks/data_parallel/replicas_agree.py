@@ -151,8 +151,11 @@ AGREE = Proof(
         Slip("float32 keeps 24 of the 56 bits, float64 53: torch.tensor([number, -number], "
              "device=device), of two ints, is an int64 and keeps all.",
              (PAIR, "[float(number), -float(number)]")),
-        Slip("The second number comes back as the largest of -number: the smallest hash is minus "
-             "that.", ("-extremes[1]", "extremes[1]")),
+        Slip("True is the answer where all agree: the largest hash == the smallest.",
+             ("largest == smallest", "largest != smallest")),
+        Slip("Of the two numbers that come back one is a hash, and the other is minus a hash: turn "
+             "its sign round before you compare.", ("-extremes[1]", "extremes[1]"),
+             ("ReduceOp.MAX", "ReduceOp.MIN", "-extremes[1]", "extremes[1]")),
         Slip("Every rank must come to the same answer, or one stops and the others wait for it: "
              "compare the largest hash with the smallest, and both come by all-reduce.",
              ("return largest == smallest", "return largest == number"),

@@ -26,7 +26,8 @@ class Shards(NamedTuple):
 
 SHARDS = tuple(Shards(*size, *how) for how in ((), (3, 5), (0, 1), (0, 5, True), (3, 5, True))
                for size in SIZES)
-BELONG, STATE = "the samples that belong to nobody", "torch's own random numbers, afterwards,"
+BELONG, KINDS, STATE = ("the samples that belong to nobody", "what a rank gets",
+                        "torch's own random numbers, afterwards,")
 
 
 def _see_shards(fn, case):
@@ -36,22 +37,30 @@ def _see_shards(fn, case):
     shards = [fn(case.n, rank, case.ranks, **keywords) for rank in range(case.ranks)]
     moved = not torch.equal(state, torch.get_rng_state())
     torch.set_rng_state(state)
-    every = {index for shard in shards if isinstance(shard, list) for index in shard}
-    of_ints = all(isinstance(shard, list) and all(isinstance(index, int) for index in shard)
-                  for shard in shards)
+    every = {index for shard in shards if isinstance(shard, list | tuple) for index in shard}
+    kinds = {_kind(shard) for shard in shards}
     yield {f"the list of rank {rank}": Told(shard, _in_short)
            for rank, shard in enumerate(shards)} | {
         BELONG: Must([] if case.drop_last else sorted({*range(case.n)} - every)[:5], []),
-        "that each list is one of ints": Must(of_ints, True),
+        KINDS: Must(" and ".join(sorted(kinds)), "a list of ints"),
         STATE: Must("moved" if moved else "as before", "as before")}
+
+
+def _kind(shard):
+    """Return what a rank got: "a list of ints", "a tuple of ints", "a list of Tensors"."""
+    kind = f"a {type(shard).__name__}"
+    if not isinstance(shard, list | tuple):
+        return kind
+    kinds = {"int" if isinstance(index, int) else type(index).__name__ for index in shard}
+    return f"{kind} of {' and '.join(sorted(f'{each}s' for each in kinds or {'int'}))}"
 
 
 def _in_short(got, due):
     """Return how a wrong list is told: its type, or its beginning."""
-    if not isinstance(got, list):
+    if not isinstance(got, list | tuple):
         return f"a {type(got).__name__}"
     if not all(isinstance(index, int) for index in got):
-        return f"a list that holds {str(got[:2])[:60]}"
+        return f"a {type(got).__name__} that holds {str(got[:2])[:60]}"
     return f"{_some(got)}; torch has {_some(due)}"
 
 
@@ -125,6 +134,8 @@ SHARD = Proof(
              "of your own.", ("torch.Generator().manual_seed", "torch.manual_seed")),
         Slip("Return a list of ints: .tolist() makes one of a tensor.",
              ("return order[", "return torch.tensor(order)[")),
+        Slip("Return a list: list(...) makes one of a tuple.",
+             ("return order[", "return tuple(order)[")),
         Slip("list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().",
              ("torch.randperm(", "list(torch.randperm(", ").tolist()", "))")),
         Slip("Keep the check of `rank`, which raises a ValueError.",

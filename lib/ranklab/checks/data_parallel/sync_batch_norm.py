@@ -34,6 +34,8 @@ class Case(NamedTuple):
         x = x * torch.arange(1, rows + 1).view(-1, *[1] * len(self.shape))  # rows differ in size
         if self.far:
             x = self.far + 4 * x.round()
+        else:
+            x[:, 0] /= 64  # a variance below eps
         weight, bias = torch.rand(2, C, generator=random, dtype=torch.float64)
         return [each.to(device(), self.dtype) for each in (x, upstream, weight, bias)]
 
@@ -159,6 +161,8 @@ BATCH_NORM = Proof(
              ("x.shape[1], x.double()", "x.shape[1], x")),
         Slip("mean(x * x) - mean(x) ** 2 is below 0 by rounding: clamp(min=0).",
              (".clamp(min=0)", "")),
+        Slip("clamp(min=0): a variance may be smaller than eps, which is added afterwards.",
+             ("clamp(min=0)", "clamp(min=eps)")),
         Slip("The mean is over all dimensions but the channels.",
              ("if dim != 1]", "if dim == 0]", "x.numel() // C", "len(x)")),
         # the running statistics

@@ -52,6 +52,7 @@ def _see_dispatch(fn, tokens, ranks):
         "do rows have a gradient?": rows is not None and (rows.requires_grad or not len(rows)),
         UNUSABLE: Must([f"{name} as a {type(value).__name__}" for (name, kind), value in zip(
             KINDS.items(), sent, strict=True) if not isinstance(value, kind)], []),
+        "x afterwards": x, "chosen afterwards": chosen,
         **costs(traffic, waits, 2, 8 * E + row_bytes * len(leaving))}
     experts = torch.tensor([way.expert for way in coming], device=device())
     with Traffic() as traffic, Waits() as waits:
@@ -110,6 +111,12 @@ DISPATCH = Proof(
              (ORDER, "flat.argsort(stable=True)"),
              (ORDER, "flat.argsort(stable=True)",
               "flat[order].bincount", "flat[flat >= 0].bincount")),
+        Slip("`chosen` is an argument, and flatten() may be a view of it: write into a copy.",
+             (f"order = {ORDER}", "flat[flat < 0] = n_experts\n"
+              "    order = flat.argsort(stable=True)[:(flat < n_experts).sum()]"),
+             ("return rows[by", "chosen.copy_(chosen.sort(-1).values)\n    return rows[by")),
+        Slip("`x` is an argument: work on a copy.",
+             ("return rows[by", "x.data.zero_()\n    return rows[by")),
         Slip("Sort the choices by expert: then the rows for one rank lie together.",
              (ORDER, "(flat >= 0).nonzero().flatten()")),
         Slip("Expert 0 comes first in `order`, the last one last.",
@@ -150,7 +157,9 @@ DISPATCH = Proof(
              (BY_EXPERT, f"{BY_EXPERT}.argsort()")),
         Slip("counts are of the rows that come to this rank's experts, not of those that it sends.",
              (SENT, SENT.replace("received.view(R, -1).sum(0)", "counts")),
-             (SENT, SENT.replace("received", "counts"))),
+             (SENT, SENT.replace("received", "counts")),
+             (SENT, SENT.replace("received.view(R, -1).sum(0)",
+                                 "counts.view(R, -1)[dist.get_rank(group)]"))),
         Slip("counts has one number for each expert of this rank: add up over ranks.",
              (SENT, SENT.replace("sum(0)", "sum(1)")),
              (SENT, SENT.replace(".view(R, -1).sum(0)", ""))),
@@ -250,8 +259,8 @@ COMBINE = Proof(
              (WEIGHTED, "outputs * weights.flatten()[sent.order.argsort(), None]")),
         Slip("Each choice has a weight of its own, not its token's first.",
              (WEIGHTED, "outputs * weights[sent.order // k, 0, None]")),
-        Slip("Do not divide: the weights make a mean already.", (ADD, f"{ADD} / k"),
-             (ADD, f"{ADD} / weights.sum(1, keepdim=True)")),
+        Slip("Weights count as they are: nothing is divided by k or by their sum.",
+             (ADD, f"{ADD} / k"), (ADD, f"{ADD} / weights.sum(1, keepdim=True)")),
         Slip("Multiply and add up in float32: the product is rounded to 16 bits.",
              (WEIGHTED, "(outputs * weights.flatten()[sent.order, None].to(outputs.dtype))")),
         Slip("The result is float32, whatever the type of the rows.",

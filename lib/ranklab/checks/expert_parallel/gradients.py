@@ -18,26 +18,31 @@ OWN = (0,), (1,), (2,), (3,), (0, 2), (1, 3)  # all ranks make all of these grou
 OWNERS = {4: ((0, 2), (1, 3)), 3: ((1,), (2,), (3,))}  # by the size of the group; or all of it
 SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down": (2, 4, 3),
           "patches": (2, 3, 2, 2)}
+FLOAT32 = "router", "expert.up"  # where types are mixed; the others are bfloat16
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
 OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had none of"
 
 
 class Backward(NamedTuple):
-    """The gradients that backward has left. Parameters and gradients are of one type."""
+    """The gradients that backward has left, each of its parameter's type."""
 
-    dtype: str
+    mixed: bool  # types
     all_have: bool
 
     def __str__(self):
-        return f"{self.dtype}, " + ("" if self.all_have else "not ") + "all have a gradient"
+        return (f"float32{' and bfloat16' * self.mixed}, {'not ' * (not self.all_have)}all have a "
+                "gradient")
+
+    def dtype(self, name):
+        return torch.bfloat16 if self.mixed and name not in FLOAT32 else torch.float32
 
     def gradient(self, name, ranks):
         if not self.all_have and ranks.size > 1 and ranks.index == NONE.get(name):
             return None
-        seed = 31 * dist.get_rank() + sum(map(ord, self.dtype + name))
+        seed = 31 * dist.get_rank() + sum(map(ord, name))
         random = torch.Generator().manual_seed(seed)
         gradient = 12.0 * torch.randint(-99, 100, SHAPES[name], generator=random)
-        gradient = gradient.to(device(), getattr(torch, self.dtype))  # 12: 4 ranks divide it, too
+        gradient = gradient.to(device(), self.dtype(name))  # 12: 4 ranks divide it, too
         is_image = gradient.dim() == 4  # convolutions have such gradients
         return gradient.to(memory_format=torch.channels_last) if is_image else gradient
 
@@ -65,7 +70,7 @@ def _see(fn, backward, ranks):
     owners = OWNERS.get(ranks.size, (ranks.members,))
     own = groups[next(members for members in owners if dist.get_rank() in members)]
     parameters = {name: torch.nn.Parameter(torch.ones(
-        shape, dtype=getattr(torch, backward.dtype), device=device()))
+        shape, dtype=backward.dtype(name), device=device()))
         for name, shape in SHAPES.items()}
     for name, p in parameters.items():
         p.grad = backward.gradient(name, ranks)
@@ -91,6 +96,15 @@ def gathered(shared, experts, own, group=None):
             p.grad = (torch.stack(shares).double().sum(0) / R).to(p.dtype)
 
 
+def in_one_tensor(shared, experts, own, group=None):
+    for parameters, members in ((shared, group), (experts, own)):
+        shares = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        total = torch.cat([share.flatten() for share in shares]) / dist.get_world_size(group)
+        dist.all_reduce(total, group=members)
+        for p, share in zip(parameters, total.split([p.numel() for p in parameters])):
+            p.grad = share.view_as(p)
+
+
 ZEROS = "p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
 DIVIDE, REDUCE = "p.grad /= ranks", "dist.all_reduce(p.grad, group=members)"
 R_OF = "ranks = dist.get_world_size(group)"
@@ -103,8 +117,8 @@ GRADIENTS = Proof(
            "at most one all-reduce for each parameter": (CALLS, BYTES),
            "a parameter without a gradient on some rank counts as zeros, of its own type":
            tuple(WITHOUT.format(name) for name in NONE)},
-          _see, tuple(Backward(dtype, all_have) for all_have in (True, False)
-                      for dtype in ("float32", "bfloat16")), (4,), (ALL, *GROUPS),
+          _see, tuple(Backward(mixed, all_have) for all_have in (True, False)
+                      for mixed in (False, True)), (4,), (ALL, *GROUPS),
           oracle=gathered),
     mistakes=(
         Slip("An expert has met the tokens of all ranks, not of those in `own` alone: divide its "
@@ -141,6 +155,8 @@ GRADIENTS = Proof(
         Slip("Gradients travel in their own type: float32 has twice the bytes of bfloat16.",
              (REDUCE, f"total = p.grad.float()\n            {REDUCE.replace('p.grad', 'total')}\n"
               "            p.grad.copy_(total)")),
+        Slip("Parameters of one list may be of several types, and cat makes one of them: put "
+             "together what is of one type.", in_one_tensor),
         Slip("async_op=True returns a handle. Keep the handle of each, and wait for all of them.",
              (REDUCE, REDUCE.replace(")", ", async_op=True)"))),
         Slip("Gradients are added up, not the parameters: p.grad, not p.",

@@ -47,7 +47,7 @@ class Tokens(NamedTuple):
             chosen = torch.tensor(experts).view(self.k, -1).T
         else:
             n = 0 if len(members) > 1 and rank == members[-1] else 5 + 2 * rank % 4
-            chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : self.k]
+            chosen = torch.rand(n, E, generator=random).argsort(dim=1)[:, : self.k].contiguous()
             chosen[chosen == EMPTY] = chosen[-1:] = -1
         x = torch.randint(-9, 10, (len(chosen), C), generator=random)
         weights = torch.rand(chosen.shape, generator=random) + 0.1

@@ -386,6 +386,8 @@ LOAD_BALANCE = Proof(
     mistakes=(
         Slip("E times the sum over experts, so that even loads have 1: a mean over experts divides "
              "by E.", ("return E * ", "return "), (LOSS, LOSS.replace(".sum(-1)", ".mean(-1)"))),
+        Slip("E is the number of experts, not that of a token's choices.",
+             ("return E * ", "return chosen.shape[-1] * ")),
         Slip("Divide by k, too: f is a part of all T k choices.",
              (PART, "counts / chosen[..., 0].shape[-1]")),
         Slip("f is a count. Divide by T k: it is a part of all choices.", (PART, "counts")),

@@ -75,6 +75,8 @@ def _as_rounded(x, R, index, got, due):
         return ""
     if x.dim() and got.shape == chunk_of(x, R, index).shape != x.shape:
         return "this rank's rows alone"
+    if got.shape == x.shape and torch.equal(got, x + 1):
+        return "changed when the model changes afterwards"
     is_rounded = got.shape == x.shape and torch.equal(got.to(x), x.bfloat16().to(x))
     return "rounded to 16 bits" * is_rounded
 
@@ -171,8 +173,8 @@ STATE = Proof(
         Slip("Gather the shards in their own type, not in that used for computing.",
              (GATHER, "gather_rounded(parameter, block.group)"), what_computes_in_its_type,
              gather_rounded=gather_rounded),
-        Slip("These are the parameters used for computing, rounded to 16 bits: gather the shards.",
-             what_computes),
+        Slip("The state has the numbers and the type of the shards: gather the shards, not what is "
+             "gathered to compute, and round nothing.", what_computes),
         Slip("What is a float64 is returned as float32.",
              (FIRST, FIRST.replace("state if", "{name: x.float() if x.is_floating_point() else x "
                                                "for name, x in state.items()} if"))),

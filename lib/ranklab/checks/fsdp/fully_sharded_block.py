@@ -85,6 +85,7 @@ LENGTHS = "messages of another length or type than padded_shard() and padded_gra
 OUTSIDE = "ranks outside the group that it sends to"
 GATHERS, REDUCES = "begin_unshard() is under way", "reduce_gradients() is under way"
 WHOLE, LEFT = "self.is_whole after unshard()", "does self hold a message after unshard()?"
+SENDS = "does it send without a gradient here?"
 GRADIENTS, HELD = "whole gradients after reduce_gradients()", "tensors that self holds in the end"
 CHANGED, UNENDED = "messages changed under way", "handles that nobody waited for"
 MESSAGES = "calls and their bytes"
@@ -96,30 +97,36 @@ IN_TRAINING = tuple(f"in training, the gradient of `{name}`" for name in (
 
 
 class Rounds(NamedTuple):
-    """Two rounds of all methods, with a step between; in the second one rank 0 lacks a gradient."""
+    """Two rounds of all methods, with a step between.
+
+    lacking  rank 0 has no gradient of so many parameters in the second one
+    """
 
     name: str
     new_module: Callable
     precision: Precision = Precision()
+    lacking: int = 1
 
     def __str__(self):
         return f"a block: {self.name}"
 
     def see(self, block_class, ranks):
         module, block = self._sharded(block_class, ranks)
+        sends = Must(True, True)
         with Held(rehearsed=True) as held, Waits() as waits, suppress(Exception):
-            _round(module, block, 1, waits)  # what it raises, it raises again
+            # What it raises, it raises again.
+            sends = self._round(module, block, 1, waits)[SENDS]
         due = {"all_gather": [_length(sum(q.numbers for q in block.parameters), p.whole.dtype)
                               for p in block.parameters[:1]],
                "reduce_scatter": [_length(ranks.size * sum(q.numbers for q in block.trained),
                                           p.reduce_in) for p in block.trained[:1]]}
         yield {LENGTHS: Must([f"{verb} of {sent}, not {due[verb]}" for verb, sent in held.sent
                               if sent not in due[verb]], []),
-               OUTSIDE: Must(sorted(held.ranks - {*ranks.members}), [])}
+               OUTSIDE: Must(sorted(held.ranks - {*ranks.members}), []), SENDS: sends}
         module, block = self._sharded(block_class, ranks)
         for turn in TURNS:
             with Held() as held, Traffic() as traffic, Waits() as waits:
-                values = _round(module, block, turn, waits)
+                values = self._round(module, block, turn, waits)
             nbytes = {"all_gather": sum(p.numbers * p.whole.itemsize for p in block.parameters),
                       "reduce_scatter": sum(p.numbers * p.reduce_in.itemsize
                                             for p in block.trained)}
@@ -133,24 +140,34 @@ class Rounds(NamedTuple):
         module = seeded(self.new_module, 0)
         return module, block_class(module, ranks.group, precision=self.precision)
 
+    def _round(self, module, block, turn, waits):
+        has_gradient = [dist.get_rank() or self._has(number, turn)
+                        for number in range(len(block.trained))]
+        return _round(module, block, turn, waits, has_gradient)
+
+    def _has(self, number, turn):
+        """Return whether rank 0 has a gradient of this parameter."""
+        return number >= turn * self.lacking
+
     def right(self, ranks):
         before = dict(seeded(self.new_module, 0).named_parameters())
         trained = {name: x for name, x in before.items() if x.requires_grad}
-        yield {LENGTHS: Must([], []), OUTSIDE: Must([], [])}
+        yield {LENGTHS: Must([], []), OUTSIDE: Must([], []), SENDS: Must(0, 0)}
         for turn in TURNS:
             values = {GATHERS: Must(0, 0)} if turn == 0 else {}
             values |= {f"`{name}` after unshard()": (x + turn).to(self.precision.compute or x.dtype)
                        for name, x in before.items()}
-            values |= dict.fromkeys((WHOLE, LEFT, REDUCES), Must(0, 0))
+            values |= dict.fromkeys((WHOLE, LEFT, SENDS, REDUCES), Must(0, 0))
             values |= dict.fromkeys((GRADIENTS, HELD), AtMost(0, 0))
             for number, (name, x) in enumerate(trained.items()):
-                of_ranks = [_gradient(x, r) for r in ranks.members if r or turn <= number]
+                of_ranks = [_gradient(x, r) for r in ranks.members
+                            if r or self._has(number, turn)]
                 values[f"the gradient of `{name}`"] = chunk_of(
                     sum(of_ranks) / ranks.size, ranks.size, ranks.index) if of_ranks else None
             yield values | {CHANGED: AtMost(0, 0), MESSAGES: Must(0, 0), UNENDED: AtMost(0, 0)}
 
 
-def _round(module, block, turn, waits):
+def _round(module, block, turn, waits, has_gradient):
     values = {}
     if turn == 0:  # else unshard() begins it
         block.begin_unshard()
@@ -162,11 +179,12 @@ def _round(module, block, turn, waits):
                for name, p in module.named_parameters()}
     values |= {WHOLE: Must(bool(block.is_whole) or not block.parameters, True),
                LEFT: Must(block.gathered is not None or bool(block.work), False)}
-    for number, p in enumerate(block.trained):
-        if dist.get_rank() or turn <= number:
+    for p, has in zip(block.trained, has_gradient):
+        if has:
             p.whole.grad = _gradient(p.whole.detach(), dist.get_rank())
     block.reduce_gradients()
     values |= {GRADIENTS: AtMost(sum(p.whole.grad is not None for p in block.trained), 0),
+               SENDS: Must(block.reduction is not None, bool(block.trained)),
                REDUCES: Must(bool(block.reduction) and _travels(block.reduction[1], waits),
                              bool(block.trained))}
     block.end_reduction()
@@ -247,8 +265,8 @@ def _see(fn, case, ranks):
 
 ROUNDS = (
     Rounds("float64, half of it frozen", lambda: Block(1).double()),
-    Rounds("bfloat16, reduced in float32", lambda: Block(0),
-           Precision(torch.bfloat16, torch.float32)),
+    Rounds("bfloat16, reduced in float32; rank 0 has no gradient in the second round",
+           lambda: Block(0), Precision(torch.bfloat16, torch.float32), lacking=4),
     Rounds("all frozen", lambda: Block(0).requires_grad_(False)),
     Rounds("without parameters", nn.Tanh))
 TRAININGS = (Training(SGD, (False, True, True)), Training(ADAMW, recompute="reentrant"),
@@ -275,7 +293,7 @@ BLOCK = Proof(
     Stage({"begin_unshard() does not wait, unshard() makes all parameters whole, after a step too":
            (),
            "gradients become means, each row on its owner; none is left whole":
-           (GRADIENTS, REDUCES, *OF_LAYERS, CHANGED, HELD),
+           (GRADIENTS, SENDS, REDUCES, *OF_LAYERS, CHANGED, HELD),
            "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block":
            (MESSAGES, UNENDED),
            "trains as one process, on 4 ranks and in groups of 1 and 3": IN_TRAINING},
@@ -352,8 +370,8 @@ BLOCK = Proof(
         Slip("p.whole.grad = None once it is in the message, not before.",
              (CAT, f"for p in self.trained:\n            p.whole.grad = None\n        {CAT}")),
         Slip("A block may have no trained parameters: nothing to reduce then.", (UNTRAINED, "")),
-        Slip("Backward must go on while it travels: async_op=True, and keep the handle: "
-             "self.reduction = (where it arrives, the handle).",
+        Slip("Backward must go on while it travels: divide, send with async_op=True, and do not "
+             "wait here, but keep the handle: self.reduction = (where it arrives, the handle).",
              (REDUCE, f"{REDUCE}\n        work.wait()"),
              (REDUCE, f"{REDUCE}\n        work.wait()\n        work = None"),
              (REDUCE, REDUCE.replace(", async_op=True", ""))),
@@ -376,6 +394,9 @@ BLOCK = Proof(
         Slip("All ranks must send the same: padded_gradient() of all that is trained, with zeros "
              "where this rank has no gradient.",
              (OWNED, f"{OWNED} if p.whole.grad is not None")),
+        Slip("The other ranks wait for this one's message, also where it has no gradient at all: "
+             "padded_gradient() is zeros then. Return only where nothing is trained.",
+             (UNTRAINED, UNTRAINED.replace(":\n", " or not self.has_gradients():\n"))),
         Slip("One all-gather, one reduce-scatter, and no other message: each pays a latency.",
              (GATHER, f"{GATHER}\n        dist.barrier(group=self.group)"),
              (REDUCE, f"{REDUCE}\n        dist.barrier(group=self.group)")),

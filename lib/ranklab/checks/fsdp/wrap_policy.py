@@ -18,7 +18,8 @@ MOST = 1.2  # times as many
 TOO_LARGE = "Raise a ValueError where the finest blocks are too large."
 LARGER = "Take larger blocks as long as they fit, and none where the root has room."
 THERE_IS = ("There is a choice that fits: whole_bytes() may be as large as most_bytes. Go down to "
-            "single layers.")
+            "single layers, and look at each module for which can_be_a_block() is True: one with "
+            "children may have parameters of its own, too.")
 MODULES = "Return modules inside the model: not names, and not the model itself, the root."
 OUTERMOST = "outermost() drops these."
 CAN_BE = ("can_be_a_block() tells. Take a larger module that holds everything it shares, or "

@@ -23,7 +23,7 @@ CASES = {  # x on the rank of these Ranks
     "17 numbers": lambda ranks: _numbers(),
     "the first rank has zeros": lambda ranks: torch.ones(6) * (ranks.index > 0),
     "the last rank has zeros": lambda ranks: torch.ones(6) * (ranks.index < ranks.size - 1),
-    "numbers near 1e-6": lambda ranks: torch.full((4,), 1e-6 * (1 + ranks.index)),
+    "numbers near 1e-10": lambda ranks: torch.full((4,), 1e-10 * (1 + ranks.index)),
     "numbers near 1e20": lambda ranks: torch.full((4,), 1e20 * (1 + ranks.index)),
     "float16, numbers near 300": lambda ranks: torch.full((16,), 300.0 + ranks.index).half(),
     "float64": lambda ranks: _numbers().double() * (1 + 2.0**-26),  # lost in float32
@@ -119,10 +119,13 @@ ADASUM = Proof(
              _both("(2 * N)", "(2 * (aa * bb)**0.5)"),
              ("ab / (2 * aa)", "ab / (2 * (aa + bb) / 2)", "ab / (2 * bb)",
               "ab / (2 * (aa + bb) / 2)")),
-        Slip("Nothing is added to |a|^2, and tiny gradients count as any others.",
+        Slip("Nothing is added to |a|^2, and it has no lower limit: tiny gradients count as any "
+             "others.",
              _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)"),
              _both("where(N > 0", "where(N > 1e-8"),
-             _both("(2 * N)", "(2 * N).clamp(min=1e-8)")),
+             _both("(2 * N)", "(2 * N).clamp(min=1e-8)"),
+             _both("(2 * N)", "(2 * N.clamp(min=1e-12))"),
+             _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N.clamp(min=1e-12))")),
         Slip(ZERO, (B, "ab / (2 * bb)"), (A, "ab / (2 * aa)"),
              (A, "ab / (2 * aa)", B, "ab / (2 * bb)")),
         Slip("A vector of zeros has the coefficient 1, and takes nothing from the other one.",
@@ -130,7 +133,7 @@ ADASUM = Proof(
         Slip("The rows of dot_products: the order is a.b, a.a, b.b.",
              *((ROWS, f"{order} = dots") for order in (
                  "aa, ab, bb", "aa, bb, ab", "bb, ab, aa", "bb, aa, ab"))),
-        Slip("Each vector takes its own coefficient, of_a with aa belongs to a. The rows of "
+        Slip("Each vector takes its own coefficient: that of a has |a|^2 in it. The rows of "
              "dot_products are a.b, a.a, b.b.",
              (COMBINED, "of_b[tensor_of] * a + of_a[tensor_of] * b"),
              (ROWS, "ab, bb, aa = dots")),
@@ -142,8 +145,8 @@ ADASUM = Proof(
              "would decide.", ("sizes or [x.numel()]", "[x.numel()]"),
              (ROWS, "ab, aa, bb = dots.sum(1, keepdim=True).expand_as(dots)")),
         Slip("There is one coefficient for each tensor, but the parts have elements: "
-             "of_a[tensor_of] is each element's own.", (COMBINED, "of_a * a + of_b * b")),
-        Slip("Each element takes the coefficient of its own tensor, of_a[tensor_of].",
+             "indexed with tensor_of it is each element's own.", (COMBINED, "of_a * a + of_b * b")),
+        Slip("Each element takes the coefficient of its own tensor: index with tensor_of.",
              (COMBINED, "of_a[0] * a + of_b[0] * b"), (COMBINED, "of_a[-1] * a + of_b[-1] * b")),
         Slip("The ranks of a pair must agree which vector is a and which is b: a is the left "
              "one's, on both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.",

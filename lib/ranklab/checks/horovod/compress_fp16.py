@@ -48,6 +48,10 @@ def _see(fn, case):
 def _pair(returned):
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(f"a {type(returned).__name__} is returned, and not (small, restore)")
+    small, restore = returned
+    if not isinstance(small, torch.Tensor) or not callable(restore):
+        kinds = ", ".join(type(each).__name__ for each in returned)
+        raise TypeError(f"({kinds}) is returned, and not (small, restore)")
     return returned
 
 
@@ -141,7 +145,8 @@ COMPRESS = Proof(
         Slip("Return the tensor as it is.", ("return tensor, ", "return tensor.flatten(), "),
              ("return tensor, ", "return tensor.float(), ")),
         Slip("What is not compressed is reduced, too: restore returns its argument.",
-             (AS_IT_IS, "lambda reduced: tensor\n"), (AS_IT_IS, "lambda reduced: None\n")),
+             (AS_IT_IS, "lambda reduced: tensor\n"), (AS_IT_IS, "lambda reduced: None\n"),
+             (AS_IT_IS, "lambda reduced: reduced.float()\n")),
         Slip("Also where nothing is compressed, return two things: the tensor and a function.",
              (f"tensor, {AS_IT_IS}", "tensor\n"), (AS_IT_IS, "None\n")),
         # restore
@@ -164,7 +169,9 @@ COMPRESS = Proof(
              (f"return {CAST}, lambda reduced: {BACK}", f"return {CAST}"),
              (f"lambda reduced: {BACK}", "dtype"),
              (f"return {CAST}, lambda reduced: {BACK}",
-              f"return [{CAST}, lambda reduced: {BACK}]")),
+              f"return [{CAST}, lambda reduced: {BACK}]"),
+             (f"return {CAST}, lambda reduced: {BACK}",
+              f"return (lambda reduced: {BACK}), {CAST}")),
     ), hints=(
         "What must restore know that the small tensor does not say? The type that it had before.",
         "An inner function remembers the names around it: dtype = tensor.dtype, and then "

@@ -12,8 +12,9 @@ from ranklab.engine import device
 from ranklab.horovod import Compression, Sum, distributed_optimizer, size
 from ranklab.meter import Traffic
 
-CASES = ASKED, STEPS, SMALL, TWICE = (
-    "one step with Compression.fp16", "two steps", "two steps, Compression.fp16",
+CASES = FIRST, ASKED, STEPS, SMALL, IDLE, TWICE = (
+    "one backward with Compression.fp16", "one step with Compression.fp16", "two steps",
+    "two steps, Compression.fp16", "one step without a backward on rank 0",
     "a second backward before step()")
 RETURNED, OWN = "the optimizer that is returned", "messages that it sends itself"
 EARLY, WAITED = "the averages asked for in backward()", "waits in backward()"
@@ -92,12 +93,16 @@ def _see(fn, case, ranks):
         hvd.init(stall_check=1, stall_shutdown=4)
     else:
         hvd.barrier()
-    if case == ASKED:
+    if case == FIRST:
+        net = Net()
+        fn(net.sgd(), net.named_parameters(), Compression.fp16)
+        yield {RAISED: Told(_error_of(lambda: net.backward(0, 0, 2), ValueError), _told)}
+    elif case == ASKED:
         yield from _asks(fn)
     elif case == TWICE:
         yield from _twice(fn)
     else:
-        yield from _steps(fn, ranks, *[Compression.fp16] * (case == SMALL))
+        yield from _steps(fn, ranks, case == IDLE, *[Compression.fp16] * (case == SMALL))
     if case == CASES[-1]:
         hvd.barrier()
         hvd.shutdown()
@@ -138,8 +143,10 @@ def _asks(fn):
            OWN: AtMost(len(traffic.ops), 0)}
 
 
-def _steps(fn, ranks, *compression):
-    """Two steps. What has gone through 16 bits is compared in 16 bits."""
+def _steps(fn, ranks, idle, *compression):
+    """Two steps; or one, in which rank 0 has nothing to do and no hook of it runs. What has gone
+    through 16 bits is compared in 16 bits.
+    """
     net, alone, at_step = Net(), Net(), {}
     optimizer = fn(net.sgd(), net.named_parameters(), *compression)
     optimizer.register_step_pre_hook(lambda *_: at_step.update(
@@ -148,14 +155,18 @@ def _steps(fn, ranks, *compression):
     def shown(x):
         return x.half() if compression and isinstance(x, torch.Tensor) else x
 
-    for step in (0, 1):
+    def backward(net, step):
+        if not idle or ranks.index > 0:
+            net.backward(step, ranks.index, ranks.size)
+
+    for step in (0,) if idle else (0, 1):
         alone.load_state_dict(net.state_dict())  # its gradients stay this rank's own
         alone.zero_grad()
-        alone.backward(step, ranks.index, ranks.size)
+        backward(alone, step)
         own = {name: torch.zeros_like(p) if p.grad is None else p.grad
                for name, p in alone.trained.items()}
         optimizer.zero_grad()
-        raised = _error_of(lambda: net.backward(step, ranks.index, ranks.size), ValueError)
+        raised = _error_of(lambda: backward(net, step), ValueError)
         if raised != "nothing":
             yield {RAISED: Told(raised, _told)}
             return
@@ -250,7 +261,8 @@ OPTIMIZER = Proof(
              (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"))),
         Slip("This hook comes before p.grad is there: register_post_accumulate_grad_hook.",
              (HOOKED, "register_hook(lambda _, p=p: ask(p))")),
-        Slip("In the hook ask whether the parameter is in `handles` already.",
+        Slip("A second backward before step() must end in a ValueError: raise it in the hook, "
+             "whenever this parameter was asked for in this step.",
              ("raise ValueError", "str"), (REFUSES, "if False:"),
              (REFUSES, "if p in handles and not handles[p][0].finished.is_set():")),
         Slip("That this is a mistake of the caller is said by a ValueError.",
@@ -259,12 +271,18 @@ OPTIMIZER = Proof(
         Slip("Some hooks never ran, and other ranks may wait: before step() waits, it must ask for "
              "the rest, with zeros where this rank has no gradient.", (LACKS, "if False"),
              (LACKS, f"{LACKS} and p.grad is not None")),
+        Slip("In wait p.grad may be None, where backward did not use p: put zeros there before you "
+             "ask, torch.zeros_like(p).", (f"p.grad = {FILLED}", "p.grad = p.grad")),
+        Slip("A rank on which no hook ran must ask, too, for all its parameters: other ranks may "
+             "have a gradient, and wait.",
+             ("wait(*_):", "wait(*_):\n        if not handles:\n            return")),
         Slip("Parameters of all groups take part, also those that no hook has asked for.",
              *((LACKS, f"{LACKS} and {GROUP(group)}") for group in (0, 1))),
         Slip("Zeros only where p.grad is None: a script may have set it without a hook.",
              (FILLED, "torch.zeros_like(p)")),
         # for this step only
-        Slip("The handles of the last step are still there: handles.clear() at the end of wait.",
+        Slip("What was asked for in the last step still counts: at the end of wait forget it, "
+             "handles.clear().",
              (CLEAR, "pass"), (REFUSES, "if False:", CLEAR, "pass"),
              (REFUSES, "if False:", CLEAR, "pass", ASK,
               "handles.setdefault(p, (allreduce_async_(small, name=names[p]), ctx))")),

@@ -159,7 +159,8 @@ FUSE = Proof(
              (FULL, FULL.replace("last[kind][1]", "sum(held for _, held in last.values())"))),
         Slip("Look before you add: what does not fit begins a list.",
              (FULL, "last[kind][1] >= threshold")),
-        Slip("What fills the buffer to its last byte still fits: compare with >, not with >=.",
+        Slip("A list of exactly `threshold` bytes is still allowed: what fills it to its last "
+             "byte joins it.",
              ("> threshold", ">= threshold")),
         Slip("A list of no bytes is a list: ask whether there is one, not how many bytes it holds.",
              ("kind not in last", "not last.get(kind, [0, 0])[1]")),

@@ -35,9 +35,11 @@ STEP = (  # in some rounds some ranks have nothing
     ("h f", "a b c d", "", "e j i g late"))
 AGAIN = tuple(tuple(" ".join(words.split()[::-1]) for words in of_rank) for of_rank in STEP)
 NOTHING = Case("nothing is ready anywhere", (("",),) * 4)
+ONCE = Case("one round, in which all ranks have the same names", (("a b",), ("b a",)) * 2)
 STEPS = Case("four rounds, and once more the same names", tuple(map(tuple.__add__, STEP, AGAIN)))
 TABLES = Case("a new table in each round", (("x", ""), *(("", "x"),) * 3), new_tables=True)
 RECEIVED = "bytes that it receives"
+LEFT = "what `table` still holds, when all names are complete,"
 TAKES_PART = "whether it takes part in the round"
 
 
@@ -59,7 +61,9 @@ def _see(fn, case, ranks):
                "`ready` afterwards": Must(_words(ready), _words(names))}
     if case == STEPS:
         received = sum(traffic.received_bytes for *_, traffic in seen)
-        yield {RECEIVED: AtMost(received, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
+        yield {LEFT: Must([str(name).removeprefix(LONG) for name in table
+                           if str(name).startswith(LONG)], []),
+               RECEIVED: AtMost(received, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
                                 "enough")}
 
 
@@ -116,10 +120,10 @@ NEGOTIATE = Proof(
     negotiate,
     Stage({"on 4, 3, 2 and 1 ranks: a name is told when the last rank has it, once": (),
            "the same list on every rank, whatever the orders; names may come again in the next "
-           "step": tuple(f"what it returns in round {number}" for number in range(1, 9)),
+           "step": (*(f"what it returns in round {number}" for number in range(1, 9)), LEFT),
            "ranks other than 0 receive the answer only; inside a group it talks to nobody outside":
            (RECEIVED,)},
-          _see, (NOTHING, STEPS, TABLES), (4,), (ALL, *GROUPS), oracle=by_sets),
+          _see, (NOTHING, ONCE, STEPS, TABLES), (4,), (ALL, *GROUPS), oracle=by_sets),
     mistakes=(
         Slip("Names of an earlier round are forgotten. Rank 0 keeps its counts in `table`, from "
              "call to call.", ("complete = []", "complete, table = [], {}"),
@@ -129,12 +133,17 @@ NEGOTIATE = Proof(
              ("table[name] == R:", "table[name] == max(1, R - 1):")),
         Slip("A name waits for more ranks than there are: it is complete at R.",
              ("table[name] == R:", "table[name] > R:")),
-        Slip("Rank 0 has names, too: gather_object gives it its own list in lists[0]. Count it.",
-             (LISTS, "for names in (lists or ())[1:]:"), (GATHER, GATHER.replace(
+        Slip("The names of all ranks count, of the first one and of the last: gather_object gives "
+             "rank 0 R lists, its own is lists[0].", (LISTS, "for names in (lists or ())[1:]:"),
+             (LISTS, "for names in (lists or ())[:-1] or lists or ():"), (GATHER, GATHER.replace(
                  "(ready", "(ready if rank else []"))),
         Slip("What was complete must leave the table: the same names come again in every step.",
              (FORGET, ""), ("table[name] == R:", "table[name] >= R:", FORGET, ""),
              (FORGET, "                table[name] = -1\n")),
+        Slip("A complete name leaves the table, del table[name]: with a count of 0 it would stay.",
+             (FORGET, "                table[name] = 0\n")),
+        Slip("Rank 0 has counted, so the list comes from rank 0: group_src=0.",
+             ("group_src=0", "group_src=R - 1")),
         Slip("Only rank 0 needs everybody's lists: gather_object, not all_gather_object.",
              ("[None] * R if rank == 0 else None", "[None] * R", GATHER,
               "dist.all_gather_object(lists, ready, group=group)")),
@@ -147,7 +156,8 @@ NEGOTIATE = Proof(
              (ANSWER, "return answer[0] if rank == 0 else sorted(answer[0], reverse=True)")),
         Slip("broadcast_object_list fills the list that it is given: return what is in that list "
              "afterwards.", (ANSWER, "return complete")),
-        Slip("`answer` is a list that holds the list of names: return answer[0].",
+        Slip("broadcast_object_list takes a list of one item, which is the list of names: return "
+             "that item, [0].",
              (ANSWER, "return answer")),
         Slip("Return a list: its order is the order in which all ranks go on.",
              (ANSWER, "return set(answer[0])"), (ANSWER, "return tuple(answer[0])"),

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from ranklab.checks.prover import Proof, Slip, Stage, Told
 from ranklab.horovod import timeline
 
-EVENTS = (
-    ("w", "NEGOTIATE", 0.25, 1.0), ("b", "NEGOTIATE", 0.5, 1.0), ("w", "ALLREDUCE", 1.0, 2.5),
-    ("b", "ALLREDUCE", 1.0, 2.5), ("w", "QUEUE", 1.0, 1.25), ("b", "GLOO_ALLREDUCE", 1.25, 2.25),
-    ("w", "rank 1 is ready", 0.75, 0.75), ("w", "QUEUE", 3.0, 3.5))  # the next step
+EVENTS = tuple((tensor, phase, start / 64, end / 64) for tensor, phase, start, end in (
+    ("w", "NEGOTIATE", 1, 4), ("b", "NEGOTIATE", 2, 4), ("w", "ALLREDUCE", 4, 10),
+    ("b", "ALLREDUCE", 4, 10), ("w", "QUEUE", 4, 5), ("b", "GLOO_ALLREDUCE", 5, 9),
+    ("w", "rank 1 is ready", 3, 3), ("w", "QUEUE", 12, 14)))  # 1/64 s is 15625 microseconds
 ODD_NAMES = tuple((name, "QUEUE", 0.0, 1.0)
                   for name in ("0.weight", "1.weight", 'layer "a"', "back\\slash", "gr\u00f6sse"))
 OLD = "an older file, which is longer than the trace is. " * 200
@@ -59,11 +59,13 @@ def _in_words(got, due):
 def _read(text):
     """Return the entries of the trace; and what the file is instead, or ""."""
     if text.startswith(OLD):
-        return [], "what it was before, and perhaps more"
+        return [], "what it was before" + ", and more after that" * (text != OLD)
     try:
         trace = json.loads(text)
     except ValueError:
         return [], f"no JSON, it begins with {text[:2]!r}" if text else "empty"
+    if isinstance(trace, str):
+        return [], "JSON, but of a single text"
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         return [], 'JSON without a list called "traceEvents"'
     return trace["traceEvents"], ""
@@ -74,18 +76,25 @@ def _rows(trace):
     for entry in trace:
         if not isinstance(entry, dict):
             return {}, "a trace with an entry that is no dict"
-        if lacks := sorted(KEYS.get(entry.get("ph"), {"ph"}) - {*entry}):
+        if lacks := sorted(KEYS.get(str(entry.get("ph")), {"ph"}) - {*entry}):
             return {}, f"a trace with an entry that lacks {', '.join(lacks)}"
+        if type(entry.get("pid", 0)) is not int:
+            return {}, "a trace in which a pid is no number"
+        if (entry["ph"], entry.get("name")) == ("M", "process_name") and (
+                not isinstance(entry["args"], dict)
+                or not isinstance(entry["args"].get("name"), str)):
+            return {}, 'a trace in which the "args" of a row are not {"name": its tensor}'
     names = [(entry["pid"], entry["args"]["name"]) for entry in trace
-             if (entry["ph"], entry["name"]) == ("M", "process_name")]
+             if (entry["ph"], entry.get("name")) == ("M", "process_name")]
     name_of, events = dict(names), [entry for entry in trace if entry["ph"] == "X"]
     rows = {name: [] for name in name_of.values()}
     for holds, otherwise in (
-        (all(type(pid) is int for pid in name_of), "a trace in which a pid is no number"),
         (len(names) == len({*names}), "a trace in which a row is named twice"),
         (len({*names}) == len(name_of), "a trace in which a row has two names"),
         (len(rows) == len(name_of), "a trace in which two rows have one name"),
-        ({event["pid"] for event in events} <= {*name_of}, "a trace in which a row has no name"),
+        (names or not events, "a trace in which no row has a name"),
+        ({event["pid"] for event in events} <= {*name_of},
+         "a trace with an event in a row that has no name"),
         ({type(event[key]) for event in events for key in ("ts", "dur")} <= {int, float},
          "a trace in which a time is no number"),
     ):
@@ -137,6 +146,12 @@ TIMELINE = Proof(
              (START, START.replace("1e6", "1e9"), LENGTH, LENGTH.replace("1e6", "1e9"))),
         Slip("A time is a number, not a text.", (START, '"ts": str(start * 1e6)'),
              (LENGTH, '"dur": f"{(end - start) * 1e6:.0f}"')),
+        Slip("Leave out nothing above a microsecond: a phase may take less than a millisecond.",
+             *((START, f'"ts": {whole("start")}', LENGTH, f'"dur": {whole("end - start")}')
+               for whole in ("round({}, 2) * 1e6".format, "round({}, 3) * 1e6".format,
+                             "int(1e3 * ({})) * 1e3".format)),
+             (START, '"ts": round(start, 3) * 1e6'),
+             (LENGTH, '"dur": round(end - start, 3) * 1e6')),
         Slip('"dur" is in microseconds, too.', (LENGTH, '"dur": end - start')),
         Slip('"dur" is how long it takes, end - start, and not when it ends.',
              (LENGTH, '"dur": end * 1e6')),
@@ -158,6 +173,8 @@ TIMELINE = Proof(
              (EVENT, f"if end > start:\n            {EVENT}")),
         Slip("The first event of a tensor is an event, too: it comes after the name of its row.",
              (EVENT, f"else:\n            {EVENT}")),
+        Slip("Each event has an entry, and not only the first of its tensor.",
+             (EVENT, f"    {EVENT}")),
         # rows
         Slip('The "name" of an event of kind X is its phase.', ('"name": phase', '"name": tensor')),
         Slip("A row is a tensor, not a phase: an event is (tensor, phase, start, end).",
@@ -177,6 +194,12 @@ TIMELINE = Proof(
         Slip('The "pid" is a number: the row, and not the name of the tensor.',
              (NAME, NAME.replace("rows[tensor]", "tensor"),
               PHASE, PHASE.replace("rows[tensor]", "tensor"))),
+        Slip('"args" of an entry of kind M is a dict: {"name": tensor}.',
+             ('{"name": tensor}', "tensor"), ('{"name": tensor}', "[tensor]"),
+             ('{"name": tensor}', "{tensor: tensor}")),
+        Slip('The "pid" of an event is its tensor\'s row, with the number of the entry that names '
+             "it.", (NUMBERED, "rows[tensor] = len(rows)",
+                     PHASE, PHASE.replace("rows[tensor]", "len(rows)"))),
         Slip("Each event needs the number of its tensor's row.",
              (PHASE, PHASE.replace("rows[tensor]", "len(rows)"))),
         Slip('An event is one entry of kind "X", which has a start and a length.',
@@ -192,13 +215,19 @@ TIMELINE = Proof(
              (DUMP, 'file.write(str({"traceEvents": trace}))')),
         Slip("json.dump writes quotes, commas and escapes as they must be.",
              (DUMP, """file.write(str({"traceEvents": trace}).replace("'", '"'))""")),
-        Slip('Write {"traceEvents": [...]}, a dict, and not the list alone.',
+        Slip("json.dumps() returns a text in JSON: write that as it is, or the dict by "
+             "json.dump(). With both it is JSON in JSON.",
+             (DUMP, 'json.dump(json.dumps({"traceEvents": trace}), file)')),
+        Slip('Write {"traceEvents": [...]}: a dict, in which the list has this very name.',
              (DUMP, "json.dump(trace, file)"),
              (DUMP, 'json.dump({"events": trace}, file)')),
         Slip("One JSON document: json.dump of all entries together.",
              (DUMP, 'file.writelines(json.dumps(each) + "\\n" for each in trace)')),
-        Slip("Nothing is written: json.dump(trace, file), or file.write(json.dumps(trace)).",
-             (DUMP, 'json.dumps({"traceEvents": trace})'), (DUMP, "return trace")),
+        Slip('Nothing is written to `path`: with open(path, "w") as file, then '
+             'json.dump({"traceEvents": trace}, file).',
+             (DUMP, 'json.dumps({"traceEvents": trace})'), (DUMP, "return trace"),
+             ('with open(path, "w") as file:', "if True:",
+              DUMP, 'return json.dumps({"traceEvents": trace})')),
         Slip('open(path, "w") starts afresh, "a" goes on at the end of what was there.',
              ('"w"', '"a"')),
     ), hints=(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from numbers import Integral
-from statistics import mean
+from statistics import mean, median
 
 from ranklab.checks.exercise import Exercise, Mistake
 from ranklab.checks.looks import expect
@@ -22,11 +22,22 @@ BOTH_ENDS = "low and high belong to the range: measure both."
 RATIOS = "bytes: take equal ratios."
 ONCE = "Each threshold is measured once: take medians of several."
 MEDIANS = ("One step in ten takes three times as long: the median of several calls does not mind, "
-           "a mean does. Measure the best ones again.")
+           "a mean does.")
+MEASURED = "Return a threshold that you have measured, the one with the lowest median."
+LOWEST = "Return the threshold whose steps are fastest: the one with the lowest median."
+FINER = "Measure more thresholds, between the neighbours of the best."
+AGAIN = "Measure the best ones again: with more calls a median has less noise."
 
 
 class Measured(NoisySteps):
-    """seconds_of, as the check gives it: what may not be asked is a Mistake."""
+    """seconds_of, as the check gives it: what may not be asked is a Mistake.
+
+    times  {threshold: the seconds that it gave}
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.times = {}
 
     def __call__(self, threshold):
         low, high = self.workload.low, self.workload.high
@@ -34,7 +45,13 @@ class Measured(NoisySteps):
                f"{low:,} to {high:,}", BEYOND)
         expect(len(self.asked) < self.calls, f"it measures more than calls={self.calls} times",
                SHARE)
-        return super().__call__(threshold)
+        seconds = super().__call__(threshold)
+        self.times.setdefault(threshold, []).append(seconds)
+        return seconds
+
+    def lowest(self, average):
+        """Return the threshold that is fastest by the averages of what was measured."""
+        return min(self.times, key=lambda threshold: average(self.times[threshold]))
 
 
 def check_tune_fusion(tune):
@@ -47,7 +64,10 @@ def check_tune_fusion(tune):
     right = sum(score <= SLOWER for score, *_ in scores)
     worst = max(scores, key=lambda each: each[0])
     if right < RIGHT or worst[0] > WORST:
-        raise _mistake(*worst, right)
+        slow = [each for each in scores if each[0] > SLOWER]
+        by_means, by_medians = (all(one == steps.lowest(average) for _, one, steps in slow)
+                                for average in (mean, median))
+        raise _mistake(*worst, right, by_means and not by_medians)
     yield f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads"
     yours, library = (mean(score for score, *_ in each) for each in (scores, _scores(tune_fusion)))
     yield f"{yours:.3f} times the best (the library's {library:.3f})"
@@ -72,19 +92,27 @@ def _tuned(tune, measured):
     return chosen
 
 
-def _mistake(score, chosen, measured, right):
+def _mistake(score, chosen, measured, right, by_means):
     """What is said of the worst workload, and why it may be: the first reason that holds."""
     workload, asked = measured.workload, Counter(measured.asked)
     steps = sorted(asked)
+    best, lowest = min(workload.grid(), key=workload.seconds), measured.lowest(median)
+    near = min(steps, key=workload.seconds)
     low, high = max(zip(steps, steps[1:]), key=lambda two: two[1] / two[0], default=(1, 1))
     reasons = (
-        (chosen == steps[0] > workload.low or chosen == steps[-1] < workload.high,
-         BOTH_ENDS),
+        (not steps[0] <= best <= steps[-1], f"The best is {best:,}, and you measure from "
+         f"{steps[0]:,} to {steps[-1]:,}: {BOTH_ENDS}"),
         (high / low > 64, f"Nothing from {low:,} to {high:,} {RATIOS}"),
         (max(asked.values()) == 1, ONCE),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
          "calls, less noise."),
-        (True, MEDIANS),
+        (by_means, MEDIANS),
+        (chosen not in asked, MEASURED),
+        (chosen != lowest, f"By the medians of what you measured the best is {lowest:,}. "
+         f"{LOWEST}"),
+        (workload.score(near) > SLOWER, f"Of the {len(steps)} thresholds that you measured, even "
+         f"the best is {workload.score(near) - 1:.0%} slower than it could be. {FINER}"),
+        (True, f"You measured {near:,}, which would do, and it did not look best. {AGAIN}"),
     )
     return Mistake(f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads, "
                    f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. "
@@ -103,8 +131,12 @@ TUNE = Exercise(
         Slip(BOTH_ENDS, (GRID, "low * (high / low) ** ((i + 1) / (last + 2))")),
         Slip(RATIOS, (GRID, "low + (high - low) * i / last")),
         Slip(ONCE, each_once),
-        Slip(MEDIANS, ("median(times)", "sum(times) / len(times)"), (
-            "range(2 if", "range(1 if", "min(8, half - 1)", "min(7, half - 1)")),
+        Slip(MEDIANS, ("median(times)", "sum(times) / len(times)")),
+        Slip(FINER, ("range(2 if", "range(1 if", "min(8, half - 1)", "min(7, half - 1)")),
+        Slip(LOWEST, (f"min(measured, key={BEST}", f"max(measured, key={BEST}"),
+             (f"min(measured, key={BEST}=low)", "max(measured, default=low)")),
+        Slip(MEASURED, (f"return min(measured, key={BEST}=low)",
+                        "return round(median(measured)) if measured else low")),
         Slip(SHARE, (SHARED, f"{SHARED} + 3")),
         Slip(WHOLE, ("round(low", "(low"), (f"return min(measured, key={BEST}=low)",
                                             "return min(measured.values(), default=0.0)")),

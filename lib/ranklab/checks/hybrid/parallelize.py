@@ -1,5 +1,6 @@
 """The check of parallelize: a step of SGD in several layouts, beside one process."""
 
+import copy
 import functools
 
 import torch
@@ -135,10 +136,11 @@ PARALLELIZE = Proof(
              (DATA, "")),
         Slip("Call hybrid.data.apply(model) once: each call sends all gradients once more.",
              (DATA, DATA + DATA), (GIVE, GIVE + DATA), (RECOMPUTE, DATA + RECOMPUTE)),
-        Slip("All calls work in place: return the model itself.", (RETURN, "    pass"),
+        Slip("All calls work in place, on the model itself and not on a copy: return it.",
+             (RETURN, "    pass"), (KEEP, f"    model = copy.deepcopy(model)\n{KEEP}"),
              (RETURN, "    return hybrid.data.replica"),
              (DATA, "", RETURN, "    return hybrid.data.apply(model)"),
-             (DATA, "    model = hybrid.data.apply(model)\n")),
+             (DATA, "    model = hybrid.data.apply(model)\n"), copy=copy),
         # options
         Slip("parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel)) leaves "
              "on each rank its part of each matrix, split over the ranks of that group.",

@@ -197,8 +197,8 @@ RESHARD = Proof(
     reshard_checkpoint,
     Stage("boxes of 0 to 3 dims, smaller, larger, inside each other, in any order", _see,
           tuple(Call(cut.name, (cut,)) for cut in BOXES), oracle=by_places,
-          note="Both offsets count in the whole tensor. The overlap begins at the larger offset "
-               "and ends at the smaller end. Subtract a tensor's own offset to get a slice of that "
+          note="Copy from every box what it shares with the piece: in each dim from the larger "
+               "offset to the smaller end. Subtract a tensor's own offset to get a slice of that "
                "tensor."),
     Stage("shards that begin in the middle of a row; the piece keeps its type and its memory", _see,
           (Call(SHARDS.name, (SHARDS,)), Call("two pieces of one tensor", (BOXES[7], END)),
@@ -229,7 +229,8 @@ RESHARD = Proof(
         # which numbers go where
         Slip("A piece's numbers may be in several boxes: copy from each of them.",
              (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[:1]")),
-             (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[-1:]"))),
+             (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[-1:]")),
+             (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[:1]"), *UNCOUNTED)),
         Slip("Each box has only a part of the piece: copy them all, not only the last one.",
              (KEEP, "copies += overlaps[-1:]")),
         Slip("All pieces must be filled: collect the copies of all of them.",

@@ -29,7 +29,7 @@ class Case(NamedTuple):
         for dtype in self.dtypes:
             gradient = torch.randn(3, 4, dtype=torch.float64, generator=generator)
             gradient = gradient.to(device(), getattr(torch, dtype))
-            parameters.append(nn.Parameter(torch.zeros_like(gradient)))
+            parameters.append(nn.Parameter(torch.full_like(gradient, 3)))
             parameters[-1].grad = gradient.T.contiguous().T if self.strided else gradient
         return parameters
 
@@ -127,8 +127,9 @@ TIED = Proof(
     Stage({"both ends have the sum of both gradients, in any type and with any strides": (),
            "each end sends its own gradients once, and waits; the other ranks send nothing": COST},
           _see, CASES, (2, 3), oracle=by_gathering,
-          note="Send the gradient that backward has left, and receive into another tensor. Add "
-               "when both are here, and put the sum into parameter.grad."),
+          note="In the order of `copies`, on both ends: parameter.grad becomes this end's "
+               "gradient plus the other end's, in their own type. A rank without copies does "
+               "nothing."),
     Stage("also in a group of some ranks, where `other` counts in the group", _see, CASES, (4,),
           GROUPS[:1], oracle=by_gathering,
           note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."),
@@ -147,7 +148,11 @@ TIED = Proof(
              "gradient that backward has left.", the_sum_is_sent),
         Slip("The sum is a gradient: put it into parameter.grad, and leave the weight as it is.",
              (SUM, "parameter.data += local + remote"), (SUM, f"{SUM}\n        parameter.data -= "
-                                                              "parameter.grad")),
+                                                              "parameter.grad"),
+             (SUM, f"{SUM}\n        parameter.data /= 2")),
+        Slip("Gradients travel, not weights: send parameter.grad.",
+             (OWN, "parameter.detach().contiguous()",
+              SUM, "parameter.grad = parameter.grad + remote")),
         Slip("Each of `copies` gets its sum.", (COPIES, COPIES.replace("copies", "copies[:1]")),
              (COPIES, COPIES.replace("copies", "copies[-1:]"))),
         Slip("The sum has the type of the gradients.",
@@ -175,7 +180,11 @@ TIED = Proof(
              (WAIT, "        works[1].wait()\n", SUM, "parameter.grad += remote\n        "
                                                       "works[0].wait()")),
         Slip("Receive into another tensor: the one that is being sent must stay as it is.",
-             (BUFFER, "local")),
+             (BUFFER, "local"),
+             (BUFFER, "local", SUM, "parameter.grad = parameter.grad + remote")),
+        Slip("Both ends go through `copies` in the same order: the first message is for the first.",
+             (COPIES, "    for parameter in copies[:: 1 if dist.get_rank(group) < (other or 0) "
+                      "else -1]:\n")),
         Slip("Both ends wait for each other. Start both messages (dist.batch_isend_irecv), then "
              "wait for both.", (BATCH, f"{SEND}, {RECEIVE}".replace("dist.i", "dist."), WAIT, ""),
              (BATCH, f"{RECEIVE}, {SEND}".replace("dist.i", "dist."), WAIT, ""),

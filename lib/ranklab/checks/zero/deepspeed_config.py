@@ -37,6 +37,7 @@ JSON, AT_TOP = "that JSON gives it back unchanged", "keys that belong into zero_
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
                 for kind in ("reduce", "allgather", "stage3_prefetch"))
+BUCKET = 10**9  # so large that buckets beside other_bytes would change the way
 CHOSEN = "bf16.enabled", "fp16.enabled", "optimizer.type", "optimizer.params.lr"
 READ = ("zero_optimization.stage", "zero_optimization.offload_optimizer.device",
         "zero_optimization.offload_param.device", *SIZES, *BUCKETS, *CHOSEN)
@@ -45,7 +46,7 @@ MISSING = {"device": "none", "enabled": False}  # what DeepSpeed takes where a k
 
 def _see_config(fn, goal):
     config = fn(PARAMETERS, goal.ranks, goal.gb * 1e9, BATCH, MICRO_BATCH, goal.other_gb * 1e9,
-                lr=0.125, precision=goal.precision, bucket=10**6)
+                lr=0.125, precision=goal.precision, bucket=BUCKET)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
     inside = {path.split(".")[1] for path in READ if "zero" in path}
     at_top = inside & {*(config if is_json else ())}
@@ -129,6 +130,9 @@ CONFIG = Proof(
              (MICRO, MICRO.replace(": micro_batch", ": batch // ranks"))),
         Slip("other_bytes count, too: fastest_way(parameters, ranks, gpu_bytes, other_bytes).",
              (WAY, WAY.replace(", other_bytes", ""))),
+        Slip("other_bytes has the buckets in it already: pass it on as it is.",
+             *((WAY, WAY.replace("other_bytes)", f"other_bytes + {each} * bucket)"))
+               for each in (2, 4, 8))),
         Slip("fastest_way() wants the number of ranks, which share the states.",
              (WAY, WAY.replace("ranks", "1"))),
         Slip("The stage is strategy.stage, that of the fastest way that fits.",

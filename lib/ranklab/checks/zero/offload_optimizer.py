@@ -113,7 +113,8 @@ OFFLOAD = Proof(
     mistakes=(
         Slip("Each bucket gets a master elsewhere, before the optimizer is made: "
              "bucket.set_master(place.copy(bucket.shard)).", (SET, "pass")),
-        Slip("All buckets get a master at the place.",
+        Slip("Each bucket gets a master of its own, a copy at the place: where the shard is a "
+             "float32 on the CPU already, cpu() and float() copy nothing.",
              ("in model.buckets:", "in model.buckets[:1]:")),
         Slip(FIRST, (PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}", f"    {HOOK}")),
         Slip("bucket.set_master() makes the optimizer's parts anew; to set bucket.master alone is "

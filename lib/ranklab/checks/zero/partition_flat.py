@@ -47,7 +47,7 @@ CASES = (
          layout="with gaps"),
     Case("a transposed matrix without gaps", 2, ((3, 2),), layout="transposed"),
 )
-WRITTEN, INPUT = "flat, after a write into every shard,", "tensor {}, after that write,"
+WRITTEN, INPUT = "flat after a write into every shard", "tensor {} after that write"
 
 
 def _see(fn, case):
@@ -146,7 +146,9 @@ PARTITION = Proof(
              (RETURN, "    return flat.clone(), ")),
         Slip("flat is new memory, also where there is one tensor.",
              (RETURN, f"    if len(tensors) == 1 and len(flat) == n:\n"
-              f"        flat = tensors[0].view(-1)\n{RETURN}")),
+              f"        flat = tensors[0].view(-1)\n{RETURN}"),
+             (RETURN, f"    if len(tensors) == 1 and len(flat) == n:\n"
+              f"        flat = tensors[0].reshape(-1)\n{RETURN}")),
         Slip("The tensors stay as they are: they do not become views of flat.",
              (RETURN, "    for x, view in zip(tensors, flat[:n].split([x.numel() for x in "
               f"tensors])):\n        x.data = view.view(x.shape)\n{RETURN}")),

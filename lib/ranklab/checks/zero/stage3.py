@@ -13,8 +13,8 @@ OTHERS = "blocks that are whole and neither compute nor come next"
 UNREDUCED = "moments at which more than two blocks have whole gradients"
 AFTER_FORWARD, AFTER_BACKWARD = ("the list of blocks that are whole after forward",
                                  "the list of blocks that are whole after backward")
-PLACES, SENT, CALLS = "places in the order of units", "bytes sent", "messages"
-TIMES = OTHERS, AHEAD, WAITED, AFTER_FORWARD, AFTER_BACKWARD, UNREDUCED, PLACES
+PLACES, SENT, CALLS = "the number of places in the order of units", "bytes sent", "messages"
+TIMES = PLACES, OTHERS, AHEAD, WAITED, AFTER_FORWARD, AFTER_BACKWARD, UNREDUCED
 COST = SENT, CALLS
 
 
@@ -73,13 +73,14 @@ class Units(Watch):
         self.between = self.whole()
 
     def of_forward(self):
-        return {OTHERS: Must(self.others, []), AHEAD: Must(self.late, []),
+        return {PLACES: Must(len(self.wrapped.order), len(self.wrapped.module.order)),
+                OTHERS: Must(self.others, []), AHEAD: Must(self.late, []),
                 WAITED: Must(self.waited, []), AFTER_FORWARD: Must(self.between, [])}
 
     def of_backward(self):
         order = self.wrapped.module.order
-        return {UNREDUCED: Must(self.unreduced, []), AFTER_BACKWARD: Must(self.whole(), []),
-                PLACES: AtMost(len(self.wrapped.order), len(order))} | (
+        return {PLACES: Must(len(self.wrapped.order), len(order)),
+                UNREDUCED: Must(self.unreduced, []), AFTER_BACKWARD: Must(self.whole(), [])} | (
                     self._cost() if self.is_used_once else {})
 
     def _cost(self):
@@ -133,6 +134,11 @@ STAGE_3 = Proof(
              (GATHER, f"unit.begin_gather()\n        {WITHOUT}")),
         Slip("enter() begins the gather of the next unit: self.prefetch(self.place_in_order(unit) "
              "+ 1).", (NEXT, "self.place_in_order(unit)"), (NEXT, NEXT.replace(" + 1", ""))),
+        Slip("Each forward of a unit has one place: enter() calls self.place_in_order(unit) once.",
+             (NEXT, f"self.place_in_order(unit)\n            {NEXT}")),
+        Slip("Without places nobody knows which unit comes next: enter() takes the unit's own, "
+             "self.place_in_order(unit).", (NEXT, "self.prefetch(self.position + 1)"),
+             (NEXT, "pass")),
         Slip("The next unit travels while this one computes: self.prefetch() begins its gather, "
              "and does not wait for it.",
              (NEXT, "place = self.place_in_order(unit) + 1\n            if place < len(self.order):"

@@ -14,11 +14,13 @@ AWAITED, EARLY = "messages that nobody waited for", "buckets whose reduce() wait
 AT_A_TIME, SENT, CALLS = ("buckets on their way at a time", "bytes sent in backward",
                           "messages in backward")
 IN_STEP, UNSENT = "bytes sent in a step", "bytes of stepped weights that never leave their owner"
+MISPLACED = "means that lie in bucket.flat, but not at this rank's part of it"
 BESIDE = "means that take memory beside the whole gradients"
 LEFT, WHOLE = "whole buckets after backward", "whole buckets at a time"
 HELD, KEPT = ("bytes that the optimizer's gradients keep in memory",
               "places of gradients after optimizer.zero_grad()")
-COST, MEMORY = (EARLY, AT_A_TIME, SENT, CALLS, IN_STEP, BESIDE), (LEFT, WHOLE, HELD, KEPT)
+COST = EARLY, MISPLACED, AT_A_TIME, SENT, CALLS, IN_STEP, BESIDE
+MEMORY = LEFT, WHOLE, HELD, KEPT
 
 
 class Buckets(Watch):
@@ -26,7 +28,7 @@ class Buckets(Watch):
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
-        self.whole, self.early = [0], 0
+        self.whole, self.early, self.misplaced = [0], 0, 0
         wrapped.reduce = self._reduce
         wrapped.places = getattr(wrapped, "places", [])  # of means that are no part of bucket.flat
 
@@ -37,6 +39,9 @@ class Buckets(Watch):
         mean = bucket.shard_grad
         if mean is not None and storages([mean]) != storages([bucket.flat]):
             self.wrapped.places.append(StorageWeakRef(mean.untyped_storage()))
+        elif mean is not None:  # NCCL reduces in place only where the rank's own part lies
+            own = bucket.flat.storage_offset() + bucket.rank * len(bucket.shard)
+            self.misplaced += mean.storage_offset() != own
         return work
 
     def message_begins(self):
@@ -51,6 +56,7 @@ class Buckets(Watch):
         asked = finds * 8 * (numbers - numbers // self.ranks)  # an all-reduce: who has used what
         return {
             AWAITED: AtMost(self.missing(), 0), EARLY: AtMost(self.early, 0),
+            MISPLACED: AtMost(self.misplaced, 0),
             AT_A_TIME: AtMost(self.most, 1),
             SENT: self._sent("backward", self.wrapped.sync, asked),
             CALLS: AtMost(len(self.traffic.ops), self.wrapped.sync * len(buckets) + finds)}
@@ -151,6 +157,10 @@ STAGE_1 = Proof(
              (PLACE, f"{PLACE}.clone()", SHARD, "(self.place_of(bucket), bucket.flat,")),
         Slip("Keep the place of the mean: bucket.shard_grad = self.place_of(bucket).",
              (KEEP, "place = self.place_of(bucket)", SHARD, "(place, bucket.flat,")),
+        Slip("Rank r's mean arrives where part r of bucket.flat lies, self.place_of(bucket): NCCL "
+             "reduces in place nowhere else.",
+             (PLACE, "bucket.flat[: len(bucket.shard)]"),
+             (KEEP, "bucket.shard_grad = bucket.flat[-len(bucket.shard) :]")),
         Slip("bucket.shard holds weights. The mean arrives in self.place_of(bucket).",
              (KEEP, "bucket.shard_grad = bucket.shard")),
         Slip("In stage 1 no gradient is freed, so the mean has its place among them: "

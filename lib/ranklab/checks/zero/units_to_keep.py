@@ -18,6 +18,7 @@ UNITS = "Return a list of units, numbers from 0 to"
 NO_ROOM = ("step.seconds(kept) is infinite. All that is kept is whole at the turn, and beside what "
            "is kept each other unit must fit.")
 LARGEST = "The largest unit must fit: raise ValueError(...)."
+EXACT = "The largest unit fits where it is as large as the limit, and not above it."
 RULES = {  # all choices are as the rule of the sentence has them
     "Nothing stays whole: each unit is gathered twice. What would a kept one save?":
         lambda step: [],
@@ -42,6 +43,8 @@ def check_units_to_keep(units_to_keep):
     yield f"{len(steps)} steps of 1 to 7 units: at most 2% slower than the best of all sets"
     expect(refuses(units_to_keep, dataclasses.replace(steps[0], limit=1)),
            "a limit of 1 byte: no ValueError", LARGEST)
+    exact = keeping.Step((2, 5, 3), (1, 2, 1), limit=5, alpha=0.3, beta=0.5)
+    expect(not refuses(units_to_keep, exact), f"{exact}: a ValueError", EXACT)
     yield "a unit that is larger than the limit is a ValueError; now 20 units of published shapes:"
     for name, step in keeping.published_steps().items():
         scores = keeping.scores(step)
@@ -99,6 +102,7 @@ KEEP = Exercise(
         Slip(NO_ROOM, (BEST, "return [*units]")),
         Slip(UNITS, (BEST, "return best"), (BEST, "return [unit in best for unit in units]")),
         Slip(LARGEST, ("if step.seconds() ==", "if 0 ==")),
+        Slip(EXACT, ("if step.seconds() == float(\"inf\")", "if max(step.nbytes) >= step.limit")),
         Slip(TOO_MANY, (BEST, "return list(min((kept for n in range(len(units) + 1) for kept in "
                         "itertools.combinations(units, n)), key=step.seconds))"),
              itertools=itertools),
