@@ -133,17 +133,11 @@ NEGOTIATE = Proof(
              ("table[name] == R:", "table[name] == max(1, R - 1):")),
         Slip("A name waits for more ranks than there are: it is complete at R.",
              ("table[name] == R:", "table[name] > R:")),
-        Slip("The names of all ranks count, of the first one and of the last: gather_object gives "
-             "rank 0 R lists, its own is lists[0].", (LISTS, "for names in (lists or ())[1:]:"),
-             (LISTS, "for names in (lists or ())[:-1] or lists or ():"), (GATHER, GATHER.replace(
-                 "(ready", "(ready if rank else []"))),
         Slip("What was complete must leave the table: the same names come again in every step.",
              (FORGET, ""), ("table[name] == R:", "table[name] >= R:", FORGET, ""),
              (FORGET, "                table[name] = -1\n")),
         Slip("A complete name leaves the table, del table[name]: with a count of 0 it would stay.",
              (FORGET, "                table[name] = 0\n")),
-        Slip("Rank 0 has counted, so the list comes from rank 0: group_src=0.",
-             ("group_src=0", "group_src=R - 1")),
         Slip("Only rank 0 needs everybody's lists: gather_object, not all_gather_object.",
              ("[None] * R if rank == 0 else None", "[None] * R", GATHER,
               "dist.all_gather_object(lists, ready, group=group)")),
