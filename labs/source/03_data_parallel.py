@@ -811,7 +811,7 @@ questions("03_data_parallel")
 # ## 10. Take with you
 #
 # 1. Equal weights at the start and equal gradients in each step keep R copies equal: each piece of DDP protects one of the two.
-# 2. Send large messages during backward, the last layer first: 100 ms of transfer beside 60 ms of backward, in five buckets, leave 52 ms exposed.
+# 2. Send large messages during backward, the last layer first: 100 ms of transfer in five buckets and 60 ms of backward leave 52 ms exposed.
 # 3. Data parallelism gives speed and never memory: each rank still holds all 16 bytes for each parameter (lab 06 changes that).
 #
 # **What we left out**

@@ -729,7 +729,7 @@ questions("06_zero")
 # ## 10. Take with you
 #
 # 1. Of Adam's 16 bytes for each parameter 12 belong to the optimizer: stage 1 alone brings 13 billion on 8 GPUs from 208 GB to 71.5 GB each.
-# 2. The step goes between reduce-scatter and all-gather, so stages 1 and 2 send what DDP sends. Stage 3 gathers twice: 1.5 times the bytes.
+# 2. The step goes between reduce-scatter and all-gather, so with one micro-batch stages 1 and 2 send what DDP sends. Stage 3 gathers twice: 1.5 times.
 # 3. Take the lowest of the three stages that fits. ZeRO shards states, and neither activations nor computing.
 #
 # **What we left out**

@@ -820,7 +820,7 @@ questions("15_cluster")
 # ## 10. Take with you
 #
 # 1. Fail loudly: with `NCCL_NET=IB` a job that would go on over one Ethernet card instead of eight of 400 Gbit/s ends at once.
-# 2. Plan the end: a signal 300 s before it helps only if torchrun's and srun's own limits, often 30 s, are longer than your save.
+# 2. Plan the end: a signal 300 s before it helps only if torchrun's own limit and Slurm's KillWait, 30 s by default, are longer than your save.
 # 3. Measure before the collective, because an average names no rank. Count bytes: 64 nodes that save 1 TB to 5 GB/s wait 200 s, sharded or not.
 #
 # **What we left out**

@@ -39,9 +39,9 @@ CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
-THREE = r"\n\n((?:\d\. .+\n?){3})"  # numbered sentences
-LABS_END = re.compile(r"^## 10\. Take with you" + THREE, re.M)
-LAST_SLIDE = re.compile(r"^# Take with you" + THREE, re.M)
+# Three numbered sentences: in a lab's source, and in its deck.
+LABS_END = re.compile(r"^# ## 10\. Take with you\n#\n((?:# \d\. .+\n){3})", re.M)
+LAST_SLIDE = re.compile(r"^# Take with you\n\n((?:\d\. .+\n){3})", re.M)
 STUB = 'raise NotImplementedError("exercise '
 WIDTH = 100  # columns of code
 SOLUTION = re.compile(r"^([ ]*)### BEGIN SOLUTION\n(.*?)^[ ]*### END SOLUTION[ ]*(?:\n|\Z)",
@@ -121,11 +121,12 @@ def _deck(root, stem):
     says; else "").
     """
     path = root / "slides" / f"{stem}.md"
-    end = LABS_END.search("\n".join(cell.source for cell in _notebook(root, stem, str).cells))
-    slide = path.exists() and LAST_SLIDE.search(text := path.read_text())
-    if not (end and slide) or slide[1].strip() == end[1].strip():
+    end = LABS_END.search((root / "labs" / "source" / f"{stem}.py").read_text())
+    if not (end and path.exists()):
         return path, ""
-    return path, text[:slide.start(1)] + end[1].strip() + "\n" + text[slide.end(1):]
+    text, sentences = path.read_text(), end[1].replace("# ", "")
+    said = LAST_SLIDE.sub(lambda slide: slide[0].replace(slide[1], sentences), text)
+    return path, said if said != text else ""
 
 
 def stale(root: Path, stems=()):

@@ -34,7 +34,7 @@ class Watch:
     def all_asleep(self, pids, now, in_store=None):
         """Return True once they have slept for `seconds`; then start from 0 again.
 
-        in_store  by process: the number of the call in which it waits at the store now
+        in_store: by process: the number of the call in which it waits at the store now
         """
         reading = {pid for pid, call in (in_store or {}).items() if self._reads(pid, call)}
         looks = [_look(pid, pid in reading) for pid in pids]
@@ -63,10 +63,10 @@ class Watch:
 
 
 def _look(pid, reads_store=False):
-    """((CPU time, writes), threads that don't sleep) of a process whose main thread sleeps.
+    """Return ((CPU time, writes), {(thread that is awake, how often it has slept)}) of a process.
 
-    Of each of these threads how often it had slept before, too. None if the main thread is awake.
-    reads_store  it does not count
+    None if its main thread is awake.
+    reads_store: the main thread does not count
     """
     ticks, awake, writes = 0, set(), _counter(f"/proc/{pid}/io", "syscw")
     try:
@@ -84,12 +84,12 @@ def _look(pid, reads_store=False):
 
 
 def _sleeps(pid, thread):
-    """How often a thread of a process has gone to sleep by itself."""
+    """Count how often a thread of a process has gone to sleep by itself."""
     return _counter(f"/proc/{pid}/task/{thread}/status", "voluntary_ctxt_switches") or 0
 
 
 def _counter(file, name):
-    """The number after `name` in a file of /proc; None where it can't be read."""
+    """Return the number after `name` in a file of /proc; None where it can't be read."""
     with contextlib.suppress(OSError):  # it has just ended, or another may not look
         for line in Path(file).read_text().splitlines():
             if line.startswith(f"{name}:"):

@@ -30,11 +30,11 @@ def answer(text):
     network, link  GB/s of a GPU, one direction; None: the node's own
     """
     try:
-        asked = {**FIRST, **json.loads(text)}
-        name, model, notes = model_of(asked)
-        machine, price = machine_of(asked), price_of_gpu(asked)
-        request = Request(model, machine, *(whole(asked, name) for name in LIMITS),
-                          tokens=1e9 * above_zero(asked, "tokens"), price=price[0])
+        form = {**FIRST, **json.loads(text)}
+        name, model, notes = model_of(form)
+        machine, price = machine_of(form), price_of_gpu(form)
+        request = Request(model, machine, *(whole(form, name) for name in LIMITS),
+                          tokens=1e9 * above_zero(form, "tokens"), price=price[0])
         return json.dumps({"model": f"{name}, {model.parameters / 1e9:.4g}B parameters",
                            "notes": notes, "row": drawn(request, request.search),
                            "node": facts(machine, price, request.reserve),
@@ -43,14 +43,14 @@ def answer(text):
         return json.dumps({"refused": str(error)})
 
 
-def model_of(asked):
+def model_of(form):
     """Return (name, Model, notes) of a form. Raises: ValueError."""
-    if not asked["config"].strip():
-        if asked["model"] not in MODELS:
-            raise ValueError(f"{asked['model']!r} is no model: {', '.join(MODELS)}")
-        return asked["model"], MODELS[asked["model"]], []
+    if not form["config"].strip():
+        if form["model"] not in MODELS:
+            raise ValueError(f"{form['model']!r} is no model: {', '.join(MODELS)}")
+        return form["model"], MODELS[form["model"]], []
     try:
-        config = json.loads(asked["config"])
+        config = json.loads(form["config"])
     except ValueError as error:
         raise ValueError(f"the config.json can't be read as JSON: {error}") from None
     if not isinstance(config, dict):
@@ -59,31 +59,31 @@ def model_of(asked):
     return name, by_fields(config, BY_FIELDS), [f"read by its fields: {BY_FIELDS}"]
 
 
-def machine_of(asked):
+def machine_of(form):
     """Return the Machine of a form. Raises: ValueError."""
-    changed = {name: 1e9 * above_zero(asked, name) for name in ("network", "link")
-               if asked[name] is not None}
-    return dataclasses.replace(find_node(asked["node"]), **changed)
+    changed = {name: 1e9 * above_zero(form, name) for name in ("network", "link")
+               if form[name] is not None}
+    return dataclasses.replace(find_node(form["node"]), **changed)
 
 
-def price_of_gpu(asked):
+def price_of_gpu(form):
     """Return (dollars an hour or None, their source)."""
-    if asked["price"] is not None:
-        return above_zero(asked, "price"), "yours"
-    return price_of(find_node(asked["node"]).accelerator)
+    if form["price"] is not None:
+        return above_zero(form, "price"), "yours"
+    return price_of(find_node(form["node"]).accelerator)
 
 
-def whole(asked, name):
+def whole(form, name):
     """Return a number of a form that counts something. Raises: ValueError."""
-    value, most = asked[name], LIMITS[name]
+    value, most = form[name], LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{name}={value} must be a whole number from 1 to {most:,}")
     return value
 
 
-def above_zero(asked, name):
+def above_zero(form, name):
     """Return a number of a form. Raises: ValueError."""
-    value = asked[name]
+    value = form[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
         raise ValueError(f"{name}={value} must be a number above 0")
     return value
