@@ -120,6 +120,16 @@ class OverlappedDataParallel__pointer(Replica):
             raise self.no_gradient(missing)
 
 
+class OverlappedDataParallel__future(OverlappedDataParallel__pointer):
+    """Sums; what divides is a step of the handle's future, and finish() waits for that"""
+
+    def reduce(self, bucket):
+        bucket.gather()
+        ranks = dist.get_world_size(self.group)
+        future = dist.all_reduce(bucket.flat, group=self.group, async_op=True).get_future()
+        return future.then(lambda done: bucket.flat.div_(ranks))
+
+
 def plan_buckets__dijkstra(ready, nbytes, alpha, beta):
     """Earliest arrival in a graph whose nodes are the cuts"""
     n = len(ready)

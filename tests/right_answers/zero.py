@@ -70,7 +70,8 @@ def deepspeed_config__few_keys(parameters, ranks, gpu_bytes, batch, micro_batch,
     if left_over:
         raise ValueError(f"{left_over} sequences are left over")
     stage, *offloaded = fastest_way(parameters, ranks, gpu_bytes, other_bytes)
-    places = [{"device": "cpu" if is_away else "none"} for is_away in offloaded]
+    places = [{"device": "cpu", "pin_memory": True} if is_away else {"device": "none"}
+              for is_away in offloaded]
     return {
         "train_batch_size": batch, "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,

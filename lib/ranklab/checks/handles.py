@@ -10,12 +10,15 @@ DROPPED = ("isend and irecv return a handle, and nobody waits for it. If you dro
 
 
 class Waits:
-    """A context that notes which handles of this rank are waited for, under whatever call."""
+    """A context that notes which handles of this rank are waited for, under whatever call.
+
+    Whoever takes a handle's future is believed to wait for that.
+    """
 
     def __enter__(self):
         self._over = []  # the handles themselves: no later one gets the id of one that is kept
         self._methods = {name: getattr(dist.Work, name)
-                         for name in ("wait", "synchronize", "is_completed")}
+                         for name in ("wait", "synchronize", "is_completed", "get_future")}
         for name, method in self._methods.items():
             setattr(dist.Work, name, self._noting(method))
         return self
@@ -64,17 +67,20 @@ class HeldWork:
         self.is_here = self.is_divided = False  # is_divided: while under way
 
     def wait(self, *timeout):
+        self.waited()
         return self._arrives(self.work.wait(*timeout))
 
     def is_completed(self):
-        done = self.work.is_completed()
-        return self._arrives(done) if done else done
+        if not self.work.is_completed():
+            return False
+        self.waited()
+        return self._arrives(True)
 
     def get_future(self):
+        # It arrives in a thread of torch's, for which nobody need wait.
         return self.work.get_future().then(lambda done: self._arrives([self.tensor]))
 
     def _arrives(self, value):
-        self.waited()
         if not self.is_here:
             self.is_here = True
             self.is_divided = bool(self.given.any()) and any(

@@ -59,7 +59,8 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
 
     It has the three sizes of the batch, the optimizer AdamW with its lr, {precision: {"enabled":
     True}} but for "fp32", and zero_optimization: the stage, sizes of buckets, and
-    "offload_optimizer" and "offload_param" to the device "cpu", where the strategy has them.
+    "offload_optimizer" and "offload_param" to {"device": "cpu", "pin_memory": True}, where the
+    strategy has them.
     batch: sequences in a step: micro_batch x accumulation steps x ranks.
     other_bytes: of each GPU, for all that is not a state: activations, buckets, fragments.
     bucket: numbers in a message; two of them are in memory at a time.

@@ -39,9 +39,11 @@ BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
                 for kind in ("reduce", "allgather", "stage3_prefetch"))
 BUCKET = 10**9  # so large that buckets beside other_bytes would change the way
 CHOSEN = "bf16.enabled", "fp16.enabled", "optimizer.type", "optimizer.params.lr"
+PINNED = tuple(f"zero_optimization.offload_{what}.pin_memory" for what in ("optimizer", "param"))
 READ = ("zero_optimization.stage", "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device", *SIZES, *BUCKETS, *CHOSEN)
-MISSING = {"device": "none", "enabled": False}  # what DeepSpeed takes where a key is not there
+        "zero_optimization.offload_param.device", *SIZES, *BUCKETS, *CHOSEN, *PINNED)
+# What DeepSpeed takes where a key is not there.
+MISSING = {"device": "none", "enabled": False, "pin_memory": False}
 
 
 def _see_config(fn, goal):
@@ -49,10 +51,11 @@ def _see_config(fn, goal):
                 lr=0.125, precision=goal.precision, bucket=BUCKET)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
     inside = {path.split(".")[1] for path in READ if "zero" in path}
+    asked = {BUCKETS[2]: goal.way[0] == 3} | dict(zip(PINNED, goal.way[1:]))
     at_top = inside & {*(config if is_json else ())}
     yield {JSON: Must(is_json, True), AT_TOP: Must(sorted(at_top), [])} | {
         path: Told(_as_text(config, path), "{}, not {}".format) for path in READ
-        if path != BUCKETS[2] or goal.way[0] == 3}
+        if asked.get(path, True)}
 
 
 def _as_text(config, path):
@@ -65,7 +68,7 @@ def _as_text(config, path):
 def by_hand(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0, precision="bf16",
             lr=3e-4, bucket=50_000_000):
     stage, *offloaded = WAYS[ranks, gpu_bytes / 1e9, other_bytes / 1e9]
-    device = {True: {"device": "cpu"}, False: {"device": "none"}}
+    device = {True: {"device": "cpu", "pin_memory": True}, False: {"device": "none"}}
     return {
         "train_batch_size": batch, "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": {4: 16, 16: 4}[ranks],
@@ -116,7 +119,8 @@ CONFIG = Proof(
     Stage({"the fastest way that fits, for nine goals: stage, and what is offloaded": (),
            "train batch = micro batch x accumulation steps x ranks; all of it is JSON": SIZES,
            "buckets of the size that was asked for": BUCKETS,
-           "the precision and the learning rate that were asked for; AdamW": CHOSEN},
+           "the precision and the learning rate that were asked for; AdamW": CHOSEN,
+           "what is away from the GPU lies in pinned memory": PINNED},
           _see_config, GOALS, oracle=by_hand),
     Stage("a batch that does not divide, and a model that does not fit, are a ValueError",
           _see_refused, REFUSED, oracle=refused, note="Say what is wrong, before any GPU starts."),
@@ -151,6 +155,11 @@ CONFIG = Proof(
         Slip('They go to the CPU\'s memory: the device is "cpu".',
              ('zero["offload_optimizer"] = {"device": "cpu"',
               'zero["offload_optimizer"] = {"device": "nvme"')),
+        Slip('What is away from the GPU lies in pinned memory, which the GPU reads and writes '
+             'while it computes: {"device": "cpu", "pin_memory": True}.',
+             (f'{OPTIMIZER}, "pin_memory": True', OPTIMIZER),
+             (f'{PARAMS} = {{"device": "cpu", "pin_memory": True',
+              f'{PARAMS} = {{"device": "cpu"')),
         Slip("What is offloaded stands in zero_optimization, not at the top.",
              ("    if precision", "    for key in {'offload_optimizer', 'offload_param'} & {*zero}:"
               "\n        config[key] = zero.pop(key)\n    if precision")),
