@@ -7,6 +7,7 @@ tests/right_answers/<idea>.py holds right answers that differ from the library's
 import collections
 import importlib.util
 import inspect
+import math
 import re
 from pathlib import Path
 
@@ -139,12 +140,13 @@ def stub_of(exercise, text):
 
 @pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda prediction: prediction.name)
 def test_the_working_is_right_and_every_slip_is_named(prediction):
-    value = eval(prediction.solution, {"math": __import__("math")})
+    value = eval(prediction.solution, {"math": math})
     state, line = judge_prediction(prediction, value)
     assert state == PASSED and line.startswith("ok    "), line
     assert not prediction.why or prediction.why in line
     for slip, confusion in (prediction.mistakes or {}).items():
-        state, line = judge_prediction(prediction, slip)
+        wrong = eval(slip, {"math": math}) if isinstance(slip, str) else slip  # of a Formula
+        state, line = judge_prediction(prediction, wrong)
         assert (state, line.endswith(confusion)) == (FAILED, True), line
     assert judge_prediction(prediction, ...)[0] == NOT_WRITTEN
 

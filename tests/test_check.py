@@ -3,6 +3,7 @@
 import decimal
 import fractions
 import html
+import math
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from ranklab import answer, check, hint, ranks
 from ranklab.checks import exercise, failures, trial
 from ranklab.checks.exercise import Exercise, Mistake, Prediction
+from ranklab.checks.formula import Formula
 from ranklab.checks.trial import on_ranks
 from ranklab.course import alive, index, labs, progress, show
 from ranklab.course.check import (
@@ -385,6 +387,24 @@ def test_a_predicted_number_is_shown_as_a_person_would_write_it(value, words):
     assert words in judge_prediction(prediction, value)[1]
 
 
+@pytest.mark.parametrize("formula, sentence", [
+    (lambda a, b, c: c * a / b, ""), (lambda *numbers: numbers[0] / numbers[1] * numbers[2], ""),
+    (lambda tokens, flops, bandwidth: torch.tensor(tokens, dtype=torch.float64) * bandwidth / flops,
+     ""),
+    (lambda a, b, c: 3 * a * c / b, "it is 3 times the right one at all 24 points"),
+    (lambda a, b, c: a * c, "when flops doubles, from tokens="),
+    (lambda a, b, c: a * c / b + 1, "when tokens doubles"),
+    (lambda a, b, c: round(a * c / b), "grows by a factor of"),
+    (lambda a, b, c: a * c / b / 2, "2 are forward's"),
+    (lambda a, b: a, "can't be called with 3 numbers"), (524, "a formula is wanted: lambda tokens"),
+    (lambda a, b, c: a / 0, "it raises ZeroDivisionError"),
+    (lambda a, b, c: "many", "which is no number"), (lambda a, b, c: math.inf, "it gives inf")])
+def test_a_formula_is_tried_and_what_is_seen_of_it_is_said(formula, sentence, monkeypatch):
+    monkeypatch.undo()
+    state, line = judge_prediction(labs.find_prediction("largest_data_parallel"), formula)
+    assert (state, sentence in line) == (FAILED if sentence else PASSED, True), line
+
+
 # --- on the screen --------------------------------------------------------------------------------
 
 LONG = "on 4 ranks, rank 2 sends " + "5.0 MB, " * 20 + "and nobody takes " + "x" * 120
@@ -481,6 +501,9 @@ def test_every_prediction_has_a_nudge_without_its_number():
     for prediction in [one for stem in labs.written() for one in labs.checks_of(stem).PREDICTIONS]:
         hints = prediction.hints
         assert len(hints) == 3 and prediction.hint == hints[0], prediction.name
+        if isinstance(prediction, Formula):
+            assert "=" not in hints[0] and prediction.solution not in hints[1]
+            continue
         number = f"{prediction.answer():g}"
         assert not re.search(rf"\b{re.escape(number)}\b", hints[0]), prediction.name
         assert not re.match(r"(\S+) = \1 ", hints[2]), hints[2]

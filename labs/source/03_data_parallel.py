@@ -613,6 +613,31 @@ def join_uneven(batches, model):
 join_uneven = check(join_uneven)
 
 # %% [markdown]
+# #### Derive: how many ranks does one batch feed?
+# > difficulty 3/5 · importance 5/5 · 8 minutes
+#
+# You may answer with a formula, which is worth more than a number. A model has P parameters in bf16, 2 bytes each, and so have its gradients. A batch has `tokens` tokens, shared out over R ranks. A GPU computes `flops` FLOP/s (what it reaches, and not its peak) and sends `bandwidth` bytes/s. Backward takes 4 FLOPs for each parameter and token. A ring of many ranks sends each gradient twice. **On how many ranks, at most, does backward still hide the all-reduce?** The check tries your formula at 24 points that nobody chose.
+
+# %%
+check(largest_data_parallel=...)
+
+# %%
+from ranklab.data_parallel import largest_data_parallel
+
+for name, bandwidth in (("a card of 400 Gbit/s for each GPU", 50e9),
+                        ("one card of 100 Gbit/s for eight", 12.5e9 / 8)):
+    ranks = largest_data_parallel(4 * 2**20, 400e12, bandwidth)
+    print(f"a batch of 4 million tokens, 400 TFLOP/s, {name}: {ranks:.0f} ranks")
+
+# %% [markdown]
+# <details><summary>The derivation</summary>
+#
+# Backward on one rank: `4 * P * (tokens / R) / flops` seconds. The all-reduce: `2 * 2 * P / bandwidth` seconds. They are equal at `R = tokens * bandwidth / flops`. P has cancelled out, because each parameter brings both its FLOPs and its bytes.
+# </details>
+#
+# > **Take away.** Each rank needs `flops / bandwidth` tokens: `400e12 / 50e9` = 8,000 with a fast card, 256,000 with a slow one. A larger model does not help, and does not hurt.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # Compare torch's `DistributedDataParallel` with yours: the same CNN, the same batches, five steps on four ranks. After the

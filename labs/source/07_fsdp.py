@@ -542,6 +542,31 @@ for name in ("token.weight", "blocks.0.norm1.weight", "blocks.0.mlp.up.weight"):
 print("on the other ranks:", [state for _, state in others])
 
 # %% [markdown]
+# #### Derive: how many tokens hide the gathers?
+# > difficulty 4/5 · importance 5/5 · 10 minutes
+#
+# The answer is a formula. Shards of a model with P parameters (bf16, 2 bytes each) lie on the `gpus_per_node` GPUs of a node, and each node has a copy, as with `hybrid_shard_groups`. A GPU works on T tokens of its own at `flops` FLOP/s: 2 FLOPs for each parameter and token in forward, 4 in backward. Its links send `inside` bytes/s in the node and `between` bytes/s to other nodes, both at the same time. Forward gathers each parameter once; backward gathers it once more and reduce-scatters its gradient; then each GPU all-reduces its shard of the gradients with its peers in the other nodes, in a large ring that sends everything twice. Take (R-1)/R as 1. **From which T on does computing hide all of it?**
+
+# %%
+check(hidden_shard_tokens=...)
+
+# %%
+from ranklab.fsdp import hidden_shard_tokens
+
+for name, gpus_per_node, inside in (("shards in a node of 8, over NVLink", 8, 370e9),
+                                    ("shards over all nodes, by one card", 1, 50e9)):
+    tokens = hidden_shard_tokens(400e12, inside, 50e9, gpus_per_node)
+    print(f"{name}: {tokens:,.0f} tokens for each GPU")
+
+# %% [markdown]
+# <details><summary>The derivation</summary>
+#
+# Inside the node, forward: `2 * P * T / flops = 2 * P / inside`, so T = `flops / inside`. Backward has twice the FLOPs and twice the bytes, so it gives the same T. Between nodes: `4 * P * T / flops = 2 * 2 * (P / gpus_per_node) / between`, so T = `flops / (gpus_per_node * between)`. Both links are busy at once, so the larger T counts.
+# </details>
+#
+# > **Take away.** With 8 GPUs a node, `max(400e12 / 370e9, 400e12 / (8 * 50e9))` = 1,081 tokens hide everything. When shards lie over all nodes, each gather goes through the card, and it takes 8,000.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # torch's own FSDP2 is the function `fully_shard`. You call it like yours: on each block, then on the model. Now train the same GPT for five steps

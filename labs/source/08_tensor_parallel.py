@@ -648,6 +648,31 @@ for data_rank in range(2):
         print(f"data {data_rank}, tensor {tensor_rank}: shared {mask(shared)}   own {mask(own)}")
 
 # %% [markdown]
+# #### Derive: how many tensor ranks?
+# > difficulty 3/5 · importance 5/5 · 8 minutes
+#
+# The answer is a formula. A layer of width `width` has 12 `width`^2 parameters, cut over R tensor ranks. For each token it takes 2 FLOPs a parameter in forward, at `flops` FLOP/s. Its two all-reduces sum x, `width` numbers of 2 bytes for each token, by rings of many ranks, which send everything twice at `bandwidth` bytes/s. Nothing hides them. **On how many ranks do the sums of forward take as long as its products?**
+
+# %%
+check(largest_tensor_parallel=...)
+
+# %%
+from ranklab.tensor_parallel import largest_tensor_parallel
+
+for name, bandwidth in (("NVLink, a ring", 370e9), ("a card of 400 Gbit/s", 50e9)):
+    ranks = largest_tensor_parallel(8192, 400e12, bandwidth)
+    print(f"width 8,192, 400 TFLOP/s, {name}: {ranks:.1f} ranks; "
+          f"on 8 the sums take {8 / ranks:.2f} times as long as the products")
+
+# %% [markdown]
+# <details><summary>The derivation</summary>
+#
+# Products: `2 * 12 * width**2 * T / R / flops`. Sums: `2 * 2 * 2 * T * width / bandwidth`. They are equal at `R = 3 * width * bandwidth / flops`. T has cancelled out.
+# </details>
+#
+# > **Take away.** `3 * 8192 * 370e9 / 400e12` = 23 ranks over NVLink, 3 over a card. So tensor ranks stay in a node, and a wider model can have more of them.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # torch's `parallelize_module` takes a plan of names as well, and turns each parameter into a `DTensor` (lab 07). Here are the two plans, side by side:

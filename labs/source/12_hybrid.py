@@ -601,6 +601,34 @@ for name, each in machines.items():
 # All of this is a model, not a measurement. Lab 13 compares the planner with published runs of other tools, but no published run used the course's trainer. For our trainer the planner assumes that no message hides behind computing, that no kernel is fused, and that weights travel in bf16, although ours are float32.
 
 # %% [markdown]
+# ### Further
+#
+# #### Derive: how many of the GPUs are tensor ranks?
+# > difficulty 4/5 · importance 5/5 · 10 minutes
+#
+# The answer is a formula. `gpus` GPUs train a model of width `width` with a global batch of `tokens` tokens: tp tensor ranks, and the other axis shards what is left (FSDP). For each layer a GPU sends in a step: its 12 `width`^2 / tp parameters three times, 2 bytes each (two gathers and a reduce-scatter), and four all-reduces of x, each twice `width` numbers of 2 bytes for each of the `tokens` * tp / `gpus` tokens that its tensor ranks share. **Which tp makes the sum of these bytes smallest?**
+
+# %%
+import math
+
+check(cheapest_tensor_parallel=...)
+
+# %%
+from ranklab.hybrid import cheapest_tensor_parallel
+
+for gpus, width, tokens in ((1024, 8192, 4 * 2**20), (16384, 16384, 16 * 2**20)):
+    print(f"{gpus:,} GPUs, width {width:,}, {tokens / 2**20:.0f} million tokens: "
+          f"tp = {cheapest_tensor_parallel(width, gpus, tokens):.1f}")
+
+# %% [markdown]
+# <details><summary>The derivation</summary>
+#
+# Weights: `3 * 2 * 12 * width**2 / tp`. Activations: `4 * 2 * 2 * width * tokens * tp / gpus`. A sum of `a / tp` and `b * tp` is smallest where its terms are equal: `72 * width**2 / tp = 16 * width * tokens * tp / gpus`. So `tp = sqrt(4.5 * width * gpus / tokens)`.
+# </details>
+#
+# > **Take away.** tp grows with the root of `gpus / tokens`: four times the GPUs for one batch want twice the tensor ranks. The second line has the numbers of Llama 3 405B (16,384 GPUs, width 16,384, 16 million tokens a batch): 8.5. Its team took 8, a whole node. The formula knows one kind of link, so that it comes so near is luck in part.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # Now train the same GPT on the same mesh and batches with torch's own tools: DTensor for tensor, `fully_shard` or `replicate` for data, and `torch.distributed.pipelining`. After that DeepSpeed does the same with its `PipelineModule`, and ZeRO-1 over the data ranks. You see the first three losses:

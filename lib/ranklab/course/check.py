@@ -16,6 +16,7 @@ from numbers import Real
 
 from ranklab.checks.exercise import Mistake, refuse_signature, shown, tell_signature
 from ranklab.checks.failures import is_slip
+from ranklab.checks.formula import POINTS, Formula
 from ranklab.checks.library_guard import LibrarysAnswer, is_made_of
 from ranklab.checks.trial import under_test
 from ranklab.course import labs, progress
@@ -65,6 +66,7 @@ def check(learner_fn=None, /, **predictions):
 
     Returns: the learner's function or class when it passes, and the library's when it does not yet
     With keywords, numbers are checked: check(megabytes_sent=150); `...` is "not predicted yet".
+    Or formulas: check(largest_data_parallel=lambda tokens, flops, bandwidth: ...).
     """
     for name, value in predictions.items():
         _check_prediction(name, value)
@@ -188,13 +190,31 @@ def _check_prediction(name, value):
         _no_such("prediction", name)
         return
     state, text = judge_prediction(prediction, value)
-    advice = _confusion(prediction, _as_float(value)) if state == FAILED else ""
+    advice = ""
+    if state == FAILED and not isinstance(prediction, Formula):
+        advice = _confusion(prediction, _as_float(value))
     _show_and_record(name, state, f"{name}\n  {text}", reason=text.removeprefix("FAIL  "),
                      advice=advice)
 
 
+def judge_formula(formula, value):
+    """Judge a formula that a learner derived; return (state, what to print)."""
+    if value is None or value is ...:
+        return NOT_WRITTEN, f"--    not derived yet: in place of ... put {formula.stub}"
+    try:
+        with _time_limit():
+            fault = formula.fault_of(value)
+    except Mistake as mistake:
+        fault = mistake.what
+    if fault:
+        return FAILED, f"FAIL  {fault}"
+    return PASSED, f"ok    right at {POINTS} points. {formula.why}".rstrip()
+
+
 def judge_prediction(prediction, value):
-    """Judge a predicted number; return (state, what to print)."""
+    """Judge a predicted number, or a formula; return (state, what to print)."""
+    if isinstance(prediction, Formula):
+        return judge_formula(prediction, value)
     if value is None or value is ...:
         return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
     given = _as_float(value)

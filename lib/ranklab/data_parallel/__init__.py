@@ -30,11 +30,12 @@ from ranklab.data_parallel.plan import (
 from ranklab.data_parallel.replica import Replica, no_sync
 from ranklab.data_parallel.replicas import broadcast_parameters, replicas_agree
 from ranklab.data_parallel.shards import shard_sampler
+from ranklab.formulas.overlap import largest_data_parallel
 
 __all__ = [
     "Bucket", "OverlappedDataParallel", "Replica", "SyncBatchNorm", "assign_buckets",
     "average_gradients", "batch_norm_bytes", "block_timeline", "broadcast_parameters",
     "bucket_times", "buckets_of", "capped_buckets", "convert_sync_batch_norm", "exposed_seconds",
-    "join_uneven", "no_sync", "pack", "plan_buckets", "replicas_agree", "scale_learning_rate",
-    "shard_sampler", "sync_batch_norm", "unpack",
+    "join_uneven", "largest_data_parallel", "no_sync", "pack", "plan_buckets", "replicas_agree",
+    "scale_learning_rate", "shard_sampler", "sync_batch_norm", "unpack",
 ]

@@ -2,6 +2,7 @@
 
     collectives.py        bytes and seconds of the verbs and of the algorithms behind them (lab 02)
     zero.py               states and bytes of a stage (lab 06)
+    overlap.py            from where on computing hides the messages (labs 03, 07, 08, 09, 12)
     tensor_parallel.py    bytes that tensor ranks add up (lab 08)
     pipeline_parallel.py  bubbles, and activations in flight (lab 09)
     context_parallel.py   bytes that attention keeps and sends (lab 10)

@@ -21,6 +21,7 @@ It is built on zero, lab 06: ZeroStage3's methods say when a block is gathered, 
 The tests hold ours and torch's together (peers/fsdp2).
 """
 
+from ranklab.formulas.overlap import hidden_shard_tokens
 from ranklab.fsdp.block import FullyShardedBlock
 from ranklab.fsdp.clip import clip_grad_norm_sharded
 from ranklab.fsdp.hybrid import hybrid_shard_groups
@@ -34,7 +35,7 @@ from ranklab.fsdp.wrapping import (
 
 __all__ = [
     "FullyShardedBlock", "Precision", "ShardedModule", "can_be_a_block", "clip_grad_norm_sharded",
-    "fill_shards", "full_state_dict", "gather_rows", "hybrid_shard_groups", "masked_loss",
-    "outermost", "parameter_bytes", "predicted_memory", "shard_parameter", "sharded_modules",
-    "whole_bytes", "without_needless", "wrap_policy",
+    "fill_shards", "full_state_dict", "gather_rows", "hidden_shard_tokens", "hybrid_shard_groups",
+    "masked_loss", "outermost", "parameter_bytes", "predicted_memory", "shard_parameter",
+    "sharded_modules", "whole_bytes", "without_needless", "wrap_policy",
 ]

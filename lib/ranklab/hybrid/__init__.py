@@ -16,6 +16,7 @@ Those four are the idea. Then:
 Everything from labs 03 to 11 is imported, and not written again here.
 """
 
+from ranklab.formulas.overlap import cheapest_tensor_parallel
 from ranklab.hybrid.costs import Job, layout_traffic
 from ranklab.hybrid.counted import counted_step
 from ranklab.hybrid.layout import Layout, parse_layout
@@ -27,6 +28,6 @@ from ranklab.hybrid.training import Hybrid
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "Hybrid", "Job", "Layout", "PARTS", "counted_step", "layout_memory", "layout_traffic", "legal",
-    "mesh_grad_norm", "parallelize", "parse_layout",
+    "Hybrid", "Job", "Layout", "PARTS", "cheapest_tensor_parallel", "counted_step", "layout_memory",
+    "layout_traffic", "legal", "mesh_grad_norm", "parallelize", "parse_layout",
 ]

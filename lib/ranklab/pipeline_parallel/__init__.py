@@ -22,6 +22,7 @@ A schedule is pure data: it says what each rank does, and in which order. Runnin
 checking it all read the same tuples.
 """
 
+from ranklab.formulas.overlap import micro_batches_for
 from ranklab.formulas.pipeline_parallel import (
     flush_bubble, gpipe_in_flight, interleaved_in_flight, one_f_one_b_in_flight, zb_h1_bubble,
     zb_h1_in_flight,
@@ -52,8 +53,8 @@ __all__ = [
     "ScheduleRunner", "SleepingStage", "Span", "WeightQueue", "bubble_fraction", "check_counts",
     "dualpipe_v", "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "gpt_costs",
     "in_flight_activations", "interleaved_in_flight", "interleaved_schedule", "keep_layers",
-    "memory_line", "one_f_one_b_in_flight", "one_f_one_b_schedule", "parse_schedule",
-    "pipedream_schedule", "places", "problems", "schedule_text", "simulate", "split_stages",
-    "stale_weights", "tied_embedding_sync", "with_messages", "zb_h1_bubble", "zb_h1_in_flight",
-    "zb_v_schedule", "zero_bubble_schedule",
+    "memory_line", "micro_batches_for", "one_f_one_b_in_flight", "one_f_one_b_schedule",
+    "parse_schedule", "pipedream_schedule", "places", "problems", "schedule_text", "simulate",
+    "split_stages", "stale_weights", "tied_embedding_sync", "with_messages", "zb_h1_bubble",
+    "zb_h1_in_flight", "zb_v_schedule", "zero_bubble_schedule",
 ]

@@ -18,6 +18,7 @@ Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours, to
 and Megatron's together (peers/dtensor, peers/megatron).
 """
 
+from ranklab.formulas.overlap import largest_tensor_parallel
 from ranklab.tensor_parallel import plan
 from ranklab.tensor_parallel.attention import KeyValueHeads, enter_before, parallel_attention
 from ranklab.tensor_parallel.dropout import SPREAD, dropout_seeds, own_random
@@ -37,7 +38,7 @@ from ranklab.tensor_parallel.vocabulary import (
 __all__ = [
     "ColumnParallelLinear", "KeyValueHeads", "OverlappedColumnLinear", "RegionFunction",
     "RowParallelLinear", "SPREAD", "TPConfig", "all_reduce_sum", "copy_to_region", "dropout_seeds",
-    "enter_before", "identity", "own_random", "parallel_attention", "parallel_gpt", "plan",
-    "reduce_from_region", "sequence_parallel_norm", "split_parameter", "tensor_parallel",
-    "vocab_parallel_cross_entropy", "vocab_parallel_embedding",
+    "enter_before", "identity", "largest_tensor_parallel", "own_random", "parallel_attention",
+    "parallel_gpt", "plan", "reduce_from_region", "sequence_parallel_norm", "split_parameter",
+    "tensor_parallel", "vocab_parallel_cross_entropy", "vocab_parallel_embedding",
 ]

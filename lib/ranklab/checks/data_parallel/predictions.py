@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 from ranklab.checks.exercise import Prediction
+from ranklab.checks.formula import Formula
+from ranklab.formulas.overlap import largest_data_parallel
 from ranklab.collectives import best_sent_bytes
 from ranklab.data_parallel import (
     assign_buckets, batch_norm_bytes, scale_learning_rate, shard_sampler,
@@ -83,5 +85,24 @@ PREDICTIONS = (
                   12: "one half of the ring", 48: "both numbers, whole, R-1 times"},
         why="That is the average: two int64 do not divide by 4, so some ranks send 16 bytes "
             "and some 32. It is so cheap that you can run it every few hundred steps.",
+    ),
+    Formula(
+        "largest_data_parallel", {"tokens": (1e5, 1e8), "flops": (1e13, 1e15),
+                                  "bandwidth": (1e9, 1e12)}, largest_data_parallel,
+        solution="lambda tokens, flops, bandwidth: tokens * bandwidth / flops",
+        hint="How many seconds does backward take on R ranks, and how many the all-reduce? When "
+             "are they equal?",
+        step="4 * P * (tokens / R) / flops = 2 * 2 * P / bandwidth. What is R?",
+        mistakes={
+            "lambda tokens, flops, bandwidth: tokens * bandwidth / flops / 2":
+                "backward takes 4 FLOPs a parameter and token: 2 are forward's",
+            "lambda tokens, flops, bandwidth: tokens * bandwidth / flops * 2":
+                "an all-reduce sends each gradient twice: once to be summed, once as the sum",
+            "lambda tokens, flops, bandwidth: tokens * bandwidth / flops * 1.5":
+                "the all-reduce waits for gradients, so it can't hide behind forward",
+            "lambda tokens, flops, bandwidth: flops / bandwidth":
+                "that many tokens each rank needs; how many ranks does the batch feed?",
+        },
+        why="P has cancelled out: the batch limits data parallelism, and not the size of the model.",
     ),
 )

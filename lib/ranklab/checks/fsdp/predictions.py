@@ -3,6 +3,8 @@
 import torch
 
 from ranklab.checks.exercise import Prediction
+from ranklab.checks.formula import Formula
+from ranklab.formulas.overlap import hidden_shard_tokens
 from ranklab.formulas.collectives import best_sent_bytes
 from ranklab.fsdp.shards import rows_of
 from ranklab.zero import zero_memory, zero_traffic
@@ -53,5 +55,29 @@ PREDICTIONS = (
                   75: "that is what the reduce-scatter sends inside the node",
                   175: "that is an all-reduce over all 8"},
         why="An all-reduce of 2 over 25 MB; the parameters do not leave the node at all.",
+    ),
+    Formula(
+        "hidden_shard_tokens", {"flops": (1e13, 1e15), "inside": (1e11, 1e12),
+                                "between": (1e9, 1e12), "gpus_per_node": (2, 72)},
+        hidden_shard_tokens,
+        solution="lambda flops, inside, between, gpus_per_node: flops * max(1 / inside, 1 / "
+                 "(gpus_per_node * between))",
+        hint="Two kinds of links are busy at the same time. For each: how many seconds, and which "
+             "of the two is the last to be hidden?",
+        step="Inside: 2 * P * T / flops = 2 * P / inside. Between: 4 * P * T / flops = 2 * 2 * "
+             "(P / gpus_per_node) / between. The larger T counts.",
+        mistakes={
+            "lambda flops, inside, between, gpus_per_node: flops / inside":
+                "that hides the gathers in the node; the all-reduce between nodes may need more",
+            "lambda flops, inside, between, gpus_per_node: flops / (gpus_per_node * between)":
+                "that hides the all-reduce between nodes; the gathers in the node may need more",
+            "lambda flops, inside, between, gpus_per_node: flops * max(1 / inside, 1 / between)":
+                "between nodes a GPU sums up its own shard only, 1/N of the gradients",
+            "lambda flops, inside, between, gpus_per_node: flops * (1 / inside + 1 / "
+            "(gpus_per_node * between))":
+                "the two kinds of links are busy at the same time, so the longer one counts",
+        },
+        why="With eight GPUs a node, a card may be eight times slower than NVLink, and costs no "
+            "more.",
     ),
 )

@@ -4,6 +4,8 @@ import torch
 
 from ranklab.baseline import model_state_bytes
 from ranklab.checks.exercise import Prediction
+from ranklab.checks.formula import Formula
+from ranklab.formulas.overlap import cheapest_tensor_parallel
 from ranklab.hybrid import Job, Layout
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
@@ -53,5 +55,27 @@ PREDICTIONS = (
                   6.25: "Adam's two moments are saved, too",
                   12.5: "weights and both moments: three numbers"},
         why="Each number is written once, because replicas write nothing.",
+    ),
+    Formula(
+        "cheapest_tensor_parallel", {"width": (1e3, 3e4), "gpus": (8, 1e5), "tokens": (1e5, 1e8)},
+        cheapest_tensor_parallel,
+        solution="lambda width, gpus, tokens: math.sqrt(4.5 * width * gpus / tokens)",
+        hint="Which of the two kinds of bytes grows with tp, and which falls? Where does their sum "
+             "have a derivative of 0?",
+        step="72 * width**2 / tp + 16 * width * tokens * tp / gpus is smallest where its two terms "
+             "are equal.",
+        mistakes={
+            "lambda width, gpus, tokens: 4.5 * width * gpus / tokens":
+                "where the two terms are equal, tp is squared: take the root",
+            "lambda width, gpus, tokens: math.sqrt(3 * width * gpus / tokens)":
+                "parameters travel three times in a step: two gathers, and a reduce-scatter",
+            "lambda width, gpus, tokens: math.sqrt(9 * width * gpus / tokens)":
+                "x is summed four times in a layer: twice in forward, and twice in backward",
+            "lambda width, gpus, tokens: math.sqrt(1.5 * width * gpus / tokens)":
+                "a layer has 12 width^2 parameters: 4 in attention, and 8 in the MLP",
+            "lambda width, gpus, tokens: math.sqrt(width * gpus / tokens)":
+                "the two kinds have factors of their own: 72 and 16",
+        },
+        why="At that tp a step spends as many bytes on weights as on activations.",
     ),
 )

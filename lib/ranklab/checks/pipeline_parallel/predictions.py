@@ -3,6 +3,8 @@
 import torch
 
 from ranklab.checks.exercise import Prediction
+from ranklab.checks.formula import Formula
+from ranklab.formulas.overlap import micro_batches_for
 from ranklab.pipeline_parallel import (
     bubble_fraction, gpipe_schedule, in_flight_activations, interleaved_schedule,
     one_f_one_b_schedule, pipedream_schedule, simulate,
@@ -51,5 +53,24 @@ PREDICTIONS = (
         answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
         mistakes={3: "those are the old ones; the newest counts, too", 1: "that is the last rank"},
         why="One for each micro-batch in flight, which are as many as there are stages.",
+    ),
+    Formula(
+        "micro_batches_for", {"stages": (2, 64), "idle": (0.01, 0.5), "virtual": (1, 8)},
+        micro_batches_for,
+        solution="lambda stages, idle, virtual: (stages - 1) * (1 - idle) / (virtual * idle)",
+        hint="Write the bubble of 4.2 with `virtual` stages on each rank. Then solve it for M.",
+        step="idle = (stages - 1) / (virtual * M + stages - 1)",
+        mistakes={
+            "lambda stages, idle, virtual: (stages - 1) / (virtual * idle)":
+                "that is a share of the time without the bubble, as in Megatron's paper; `idle` is "
+                "one of the whole time",
+            "lambda stages, idle, virtual: stages * (1 - idle) / (virtual * idle)":
+                "the last stage waits for stages - 1 others, not for all",
+            "lambda stages, idle, virtual: (stages - 1) * (1 - idle) / idle":
+                "with `virtual` stages on a rank the pipeline fills that many times faster",
+            "lambda stages, idle, virtual: virtual * (stages - 1) * (1 - idle) / idle":
+                "more stages on a rank make the bubble smaller, so fewer micro-batches do",
+        },
+        why="A bubble of 5% takes 19 micro-batches for each further stage.",
     ),
 )

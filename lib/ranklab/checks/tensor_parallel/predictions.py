@@ -1,6 +1,8 @@
 """The numbers that a learner of lab 08 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
+from ranklab.checks.formula import Formula
+from ranklab.formulas.overlap import largest_tensor_parallel
 from ranklab.formulas.collectives import best_sent_bytes
 from ranklab.ranks import shard_range
 
@@ -60,5 +62,27 @@ PREDICTIONS = (
                   SENT_16 / 400e9: "those are seconds",
                   8e3 * SENT_16 / 400e9: "50 GB/s are bytes, not bits"},
         why="Eight cards are nearly as fast as NVLink, so bytes alone do not stop tp at 8.",
+    ),
+    Formula(
+        "largest_tensor_parallel", {"width": (1e3, 3e4), "flops": (1e13, 1e15),
+                                    "bandwidth": (1e10, 1e12)}, largest_tensor_parallel,
+        solution="lambda width, flops, bandwidth: 3 * width * bandwidth / flops",
+        hint="In one layer's forward: how many FLOPs does each of R ranks compute for T tokens, and "
+             "how many bytes does it send in two all-reduces?",
+        step="2 * 12 * width**2 * T / R / flops = 2 * 2 * 2 * T * width / bandwidth. What is R?",
+        mistakes={
+            "lambda width, flops, bandwidth: 1.5 * width * bandwidth / flops":
+                "a product takes two FLOPs a parameter and token: it multiplies, and adds",
+            "lambda width, flops, bandwidth: 6 * width * bandwidth / flops":
+                "a layer has two all-reduces in forward, and each sends x twice",
+            "lambda width, flops, bandwidth: 12 * width * bandwidth / flops":
+                "a layer has two all-reduces in forward, each sends x twice, and a number has 2 "
+                "bytes",
+            "lambda width, flops, bandwidth: 2 * width * bandwidth / flops":
+                "that is the MLP's 8 width^2 alone; attention has 4 width^2 more",
+            "lambda width, flops, bandwidth: width * bandwidth / flops":
+                "that is attention's 4 width^2 alone; the MLP has 8 width^2 more",
+        },
+        why="T has cancelled out: more tokens do not help, a wider model does.",
     ),
 )
