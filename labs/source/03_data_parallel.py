@@ -624,10 +624,10 @@ check(largest_data_parallel=...)
 # %%
 from ranklab.data_parallel import largest_data_parallel
 
-for name, bandwidth in (("a card of 400 Gbit/s for each GPU", 50e9),
-                        ("one card of 100 Gbit/s for eight", 12.5e9 / 8)):
-    ranks = largest_data_parallel(4 * 2**20, 400e12, bandwidth)
-    print(f"a batch of 4 million tokens, 400 TFLOP/s, {name}: {ranks:.0f} ranks")
+for card, bytes_per_second in (("a card of 400 Gbit/s for each GPU", 50e9),
+                               ("one card of 100 Gbit/s for eight", 12.5e9 / 8)):
+    print(f"a batch of 4 million tokens, 400 TFLOP/s, {card}: "
+          f"{largest_data_parallel(4 * 2**20, 400e12, bytes_per_second):.0f} ranks")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>

@@ -553,10 +553,10 @@ check(hidden_shard_tokens=...)
 # %%
 from ranklab.fsdp import hidden_shard_tokens
 
-for name, gpus_per_node, inside in (("shards in a node of 8, over NVLink", 8, 370e9),
-                                    ("shards over all nodes, by one card", 1, 50e9)):
-    tokens = hidden_shard_tokens(400e12, inside, 50e9, gpus_per_node)
-    print(f"{name}: {tokens:,.0f} tokens for each GPU")
+for place, gpus_per_node, inside in (("shards in a node of 8, over NVLink", 8, 370e9),
+                                     ("shards over all nodes, by one card", 1, 50e9)):
+    print(f"{place}: {hidden_shard_tokens(400e12, inside, 50e9, gpus_per_node):,.0f} tokens for "
+          "each GPU")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>

@@ -659,10 +659,10 @@ check(largest_tensor_parallel=...)
 # %%
 from ranklab.tensor_parallel import largest_tensor_parallel
 
-for name, bandwidth in (("NVLink, a ring", 370e9), ("a card of 400 Gbit/s", 50e9)):
-    ranks = largest_tensor_parallel(8192, 400e12, bandwidth)
-    print(f"width 8,192, 400 TFLOP/s, {name}: {ranks:.1f} ranks; "
-          f"on 8 the sums take {8 / ranks:.2f} times as long as the products")
+for link, bytes_per_second in (("NVLink, a ring", 370e9), ("a card of 400 Gbit/s", 50e9)):
+    most = largest_tensor_parallel(8192, 400e12, bytes_per_second)
+    print(f"width 8,192, 400 TFLOP/s, {link}: {most:.1f} ranks; "
+          f"on 8 the sums take {8 / most:.2f} times as long as the products")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>

@@ -651,9 +651,9 @@ check(micro_batches_for=...)
 # %%
 from ranklab.pipeline_parallel import micro_batches_for
 
-for virtual in (1, 4):
-    print(f"16 ranks, {virtual} stages on each, 5% idle: "
-          f"{micro_batches_for(16, 0.05, virtual):.0f} micro-batches")
+for stages_of_rank in (1, 4):
+    print(f"16 ranks, {stages_of_rank} stages on each, 5% idle: "
+          f"{micro_batches_for(16, 0.05, stages_of_rank):.0f} micro-batches")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>

@@ -616,9 +616,9 @@ check(cheapest_tensor_parallel=...)
 # %%
 from ranklab.hybrid import cheapest_tensor_parallel
 
-for gpus, width, tokens in ((1024, 8192, 4 * 2**20), (16384, 16384, 16 * 2**20)):
-    print(f"{gpus:,} GPUs, width {width:,}, {tokens / 2**20:.0f} million tokens: "
-          f"tp = {cheapest_tensor_parallel(width, gpus, tokens):.1f}")
+for gpus, width, global_batch in ((1024, 8192, 4 * 2**20), (16384, 16384, 16 * 2**20)):
+    print(f"{gpus:,} GPUs, width {width:,}, {global_batch / 2**20:.0f} million tokens: "
+          f"tp = {cheapest_tensor_parallel(width, gpus, global_batch):.1f}")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>
