@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 Ranks: many processes, one program
 #
-# > 75 minutes, 8 more with Further · difficulty 1/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
+# > 50 minutes, 35 more with Further · difficulty 1/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, one rank on each GPU
 
 # %% [markdown]
 # ## 1. Story
@@ -87,6 +87,8 @@ launch(hello, ranks=4, nodes=2)
 # ### 4.1 Which part is mine?
 # > difficulty 1/5 · importance 5/5 · 10 minutes · about 3 lines
 #
+# *After this you can say which part of any work belongs to which rank, without asking anyone.*
+#
 # The first thing a rank needs is its part of the work, its **shard**. Asking another rank would cost messages, so each
 # rank finds its shard **alone**. All ranks compute the same split from `n`, their `rank` and the number of ranks, `size`
 # (the *world size*).
@@ -117,8 +119,10 @@ shard_range = check(shard_range)
 plots.shards(shard_range, n=50)
 
 # %% [markdown]
-# ### 4.2 Ring shift: mend the deadlock
+# ### 4.2 Ring shift: fix the deadlock
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 6 lines
+#
+# *After this you can order sends and receives so that a ring of any size never hangs.*
 #
 # Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
 # `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. Both take a `group`: the ranks that
@@ -128,7 +132,7 @@ plots.shards(shard_range, n=50)
 #
 # The ranks form a ring. Each rank hands its `x` to the next rank and returns what it got from the rank before it; the
 # last rank hands its `x` to rank 0. The obvious code is below. **First run it as it is**, and read what the check reports.
-# Then read on: below the next picture you find what you need to mend it.
+# Then read on: below the next picture you find what you need to fix it.
 
 # %%
 def ring_shift(x, group=None):
@@ -168,12 +172,14 @@ plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 # ])             # returns at once: handle.wait() for each of them, before you use or leave the tensors
 # ```
 #
-# Now go back and mend the cell above. (Don't trust the obvious code where it works. Some libraries, such as MPI, put small
+# Now go back and fix the cell above. (Don't trust the obvious code where it works. Some libraries, such as MPI, put small
 # messages into a buffer, so `send` returns at once. Then the program hangs on the day your tensor outgrows the buffer.)
 
 # %% [markdown]
 # ### 4.3 Read a hang
 # > difficulty 2/5 · importance 5/5 · 7 minutes · no lines, two numbers
+#
+# *After this you can read a hang's report and name the rank that is to blame.*
 #
 # You find training loops like this one in real projects. Four ranks share twenty documents, five for each rank. One
 # document is empty, so its mean is NaN. The author was careful: the loop skips a bad batch.
@@ -239,6 +245,8 @@ check(calls_it_made=...)
 # ### 4.4 Decide together
 # > difficulty 2/5 · importance 5/5 · 7 minutes · about 3 lines
 #
+# *After this you can make all ranks take the same branch, with one small message.*
+#
 # Before the hang, something worse happened. Rank 2 skipped its second document and went on with its third. So when the
 # others summed their second documents, rank 2 put its third into the sum. Three sums were wrong, and nobody noticed.
 #
@@ -263,7 +271,7 @@ def all_ranks_finite(loss, group=None):
 all_ranks_finite = check(all_ranks_finite)
 
 # %% [markdown]
-# Here is the loop, mended with your function. It counts its steps. One bad document now makes all ranks skip one step of
+# Here is the loop, fixed with your function. It counts its steps. One bad document now makes all ranks skip one step of
 # five.
 
 # %% tags=["nbval-check-output"]
@@ -283,79 +291,9 @@ launch(train_together, documents, ranks=4)
 # > **Spine**: this lab's part ends here. On it goes in [02_collectives](02_collectives.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
-# ### 4.5 Who is missing?
-# > difficulty 4/5 · importance 5/5 · 20 minutes · about 10 lines · open: no recipe
-#
-# All ranks must be there to decide something together. But on a new cluster a rank may be missing, and `dist` won't tell
-# you which one: a collective would just hang. Below the collectives lies a **store**, a small dictionary that one process
-# keeps and that all ranks read and write. The ranks found each other through it in the first place.
-#
-# | given | |
-# |---|---|
-# | `store.set(key, text)` | writes `text` under the key |
-# | `store.get(key)` | waits until the key is there; returns bytes |
-# | `store.check([key, ...])` | True if all these keys are there; does not wait |
-# | `store.add(key, n)` | adds n to a counter and returns its new value; no two ranks get the same |
-# | `store.wait([key, ...], timedelta(seconds=s))` | waits for the keys; raises RuntimeError when the time is up |
-# | `store.compare_set(key, "", text)` | writes only if the key is not there yet; returns what is under the key now, as bytes |
-#
-# There is no recipe. Think of two ranks whose time is up, and of a third rank that calls at that very moment.
-#
-# **Predict.** One of 1024 ranks is missing. The others see each other at once, and then each of them asks the store every
-# 10 ms for the missing one. How many questions does the store get in ten seconds?
-
-# %%
-check(questions_to_the_store=...)
-
-# %%
-import json
-import time
-from datetime import timedelta
-
-
-def roll_call(store, rank, ranks, seconds):
-    """Returns the sorted list of the ranks that have not called in time, the same on every rank.
-
-    store   an empty torch.distributed Store; it serves one roll call
-    rank    this rank's number, of `ranks` that should call; there may be thousands
-    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
-            first call, and each rank gets the list soon after. A rank that calls later gets the
-            same list at once, and is on it. Any rank may be missing, rank 0 too
-    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
-            collective
-    """
-    raise NotImplementedError("exercise 4.5: about 10 lines")
-
-
-# %%
-roll_call = check(roll_call)
-
-# %% [markdown]
-# Now your roll call with five ranks. Rank 0 does not come, and rank 3 comes after the time is up. Each rank prints its
-# list.
-
-# %% tags=["nbval-check-output"]
-def come(absent, late, seconds=1):
-    rank = dist.get_rank()
-    dist.barrier()
-    if rank == absent:
-        return
-    time.sleep(2.5 * seconds if rank == late else 0)
-    store = dist.PrefixStore("roll", dist.distributed_c10d._get_default_store())
-    print("missing:", roll_call(store, rank, dist.get_world_size(), seconds))
-
-
-_ = launch(come, 0, 3, ranks=5)
-
-# %% [markdown]
-# Rank 3 is alive, and yet it is on its own list. That is right. The others have gone on without it, so if rank 3 believed
-# that it takes part, it would wait for them forever. A launcher that lets ranks come and go must do the same: first all
-# agree on which ranks take part (lab 14).
-
-# %% [markdown]
 # ### Further
 #
-# This part is not in the 75 minutes: a loop that hangs again, and one more exercise with a check. The lab runs without
+# This part is not in the 50 minutes: a loop that hangs again, and two more exercises with a check. The lab runs without
 # them.
 #
 # Give `train_together` 18 documents, and it hangs. `shard_range` gives two ranks five documents and two ranks four, so now
@@ -403,6 +341,9 @@ pass_the_token = check(pass_the_token)
 # Now we make each send 20 ms slower, as over a bad link. A rank's bar ends when your function returns on that rank.
 
 # %%
+import time
+
+
 def watched(fn):
     send = dist.send
 
@@ -425,6 +366,76 @@ plots.time_held([end - first for _, end in spans])
 # You see a staircase. Each rank waits until the token has visited all ranks before it, and rank 0 waits until the token
 # comes home. Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can build from
 # eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
+
+# %% [markdown]
+# #### `roll_call`: who is missing?
+# > difficulty 4/5 · importance 5/5 · 20 minutes · about 10 lines · open: no recipe
+#
+# All ranks must be there to decide something together. But on a new cluster a rank may be missing, and `dist` won't tell
+# you which one: a collective would just hang. Below the collectives lies a **store**, a small dictionary that one process
+# keeps and that all ranks read and write. The ranks found each other through it in the first place.
+#
+# | given | |
+# |---|---|
+# | `store.set(key, text)` | writes `text` under the key |
+# | `store.get(key)` | waits until the key is there; returns bytes |
+# | `store.check([key, ...])` | True if all these keys are there; does not wait |
+# | `store.add(key, n)` | adds n to a counter and returns its new value; no two ranks get the same |
+# | `store.wait([key, ...], timedelta(seconds=s))` | waits for the keys; raises RuntimeError when the time is up |
+# | `store.compare_set(key, "", text)` | writes only if the key is not there yet; returns what is under the key now, as bytes |
+#
+# There is no recipe. Think of two ranks whose time is up, and of a third rank that calls at that very moment.
+#
+# **Predict.** One of 1024 ranks is missing. The others see each other at once, and then each of them asks the store every
+# 10 ms for the missing one. How many questions does the store get in ten seconds?
+
+# %%
+check(questions_to_the_store=...)
+
+# %%
+import json
+import time
+from datetime import timedelta
+
+
+def roll_call(store, rank, ranks, seconds):
+    """Returns the sorted list of the ranks that have not called in time, the same on every rank.
+
+    store   an empty torch.distributed Store; it serves one roll call
+    rank    this rank's number, of `ranks` that should call; there may be thousands
+    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
+            first call, and each rank gets the list soon after. A rank that calls later gets the
+            same list at once, and is on it. Any rank may be missing, rank 0 too
+    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
+            collective
+    """
+    raise NotImplementedError("exercise roll_call: about 10 lines")
+
+
+# %%
+roll_call = check(roll_call)
+
+# %% [markdown]
+# Now your roll call with five ranks. Rank 0 does not come, and rank 3 comes after the time is up. Each rank prints its
+# list.
+
+# %% tags=["nbval-check-output"]
+def come(absent, late, seconds=1):
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == absent:
+        return
+    time.sleep(2.5 * seconds if rank == late else 0)
+    store = dist.PrefixStore("roll", dist.distributed_c10d._get_default_store())
+    print("missing:", roll_call(store, rank, dist.get_world_size(), seconds))
+
+
+_ = launch(come, 0, 3, ranks=5)
+
+# %% [markdown]
+# Rank 3 is alive, and yet it is on its own list. That is right. The others have gone on without it, so if rank 3 believed
+# that it takes part, it would wait for them forever. A launcher that lets ranks come and go must do the same: first all
+# agree on which ranks take part (lab 14).
 
 # %% [markdown]
 # ## 5. The real thing

@@ -115,6 +115,8 @@ print(inspect.getsource(MLP), inspect.getsource(Block), sep="\n")
 # ### 4.1 Count the work
 # > difficulty 2/5 · importance 5/5 · 18 minutes · about 5 lines
 #
+# *After this you can count the FLOPs of a training step from a model's sizes.*
+#
 # Nearly all the work of a transformer is matrix products. An (m, k) @ (k, n) product makes m n numbers, and each takes k
 # multiplications and k additions: **2 m k n FLOPs**. Per token, a layer has:
 #
@@ -184,6 +186,8 @@ check(mfu_percent=...)
 # ### 4.2 What must stay in memory
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
+# *After this you can say how many bytes a parameter takes in training, and what each is for.*
+#
 # Four things live as long as the run: the weights, the gradients, Adam's two moments (a mean and a mean square of each
 # gradient), and, in mixed precision, a float32 copy of the weights, the **master weights**. Why do you need the copy? A
 # bf16 number has only 8 bits of precision, so 1.0 plus 0.001 is still 1.0:
@@ -238,6 +242,8 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 # %% [markdown]
 # ### 4.3 What waits for backward
 # > difficulty 2/5 · importance 5/5 · 8 minutes · no lines, one number
+#
+# *After this you can say how many bytes of activations a batch keeps until its backward.*
 #
 # The rest of the memory goes to activations: what forward keeps because backward will need it. The rules are few. A linear
 # layer and a GELU keep their input. A norm keeps its input and two numbers for each token, a mean and a deviation.
@@ -299,6 +305,8 @@ plots.activations(
 # ### 4.4 A big batch in small pieces
 # > difficulty 2/5 · importance 5/5 · 14 minutes · about 6 lines
 #
+# *After this you can train with a batch that does not fit, and get the same gradient.*
+#
 # Activations grow with the batch; model state does not. So if a batch is too big, cut it into pieces, the
 # **micro-batches**. After each piece, `backward()` **adds** to `.grad` and frees what the piece has kept. This is **gradient
 # accumulation**. The only difficulty is what to divide by, because every target that counts must have the same weight,
@@ -347,6 +355,8 @@ for micro_batch in (32, 8, 2):
 # %% [markdown]
 # ### 4.5 Compute again instead of keeping
 # > difficulty 4/5 · importance 5/5 · 18 minutes · about 5 lines
+#
+# *After this you can trade a second forward for most of the activations' memory.*
 #
 # And if a single sequence is already too much? Then keep only the *input* of each block. When backward comes to the block,
 # run the block again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
@@ -433,6 +443,8 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
 # %% [markdown]
 # ### 4.6 The smallest peak
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines · open: no recipe
+#
+# *After this you can find which tensor makes the peak of a training step, and remove it.*
 #
 # Now put it all together: compute the gradient of a big batch in as little memory as you can. Do you need all rows at once?
 # All blocks? All logits? There is no recipe. Two things have cost people an hour. A tied head and embedding are one weight

@@ -126,7 +126,7 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 
 # %% [markdown]
 # The first four verbs need one rank in the middle. All-gather, reduce-scatter and all-to-all are fair: each rank sends three
-# of the four megabytes. All-reduce is not fair, but it can be. You mend it in 4.2 to 4.4.
+# of the four megabytes. All-reduce is not fair, but it can be. You fix it in 4.2 to 4.4.
 
 # %% [markdown]
 # ## 4. Build it
@@ -154,6 +154,8 @@ launch(swap_with_my_neighbour, ranks=4)
 # %% [markdown]
 # ### 4.1 Broadcast in log2 R rounds
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 8 lines
+#
+# *After this you can send a value to R ranks in log2 R rounds.*
 #
 # Rank `src` has the model, and all ranks need it. If `src` sends it to one rank after the other, that takes R-1 rounds. But
 # each rank that has the value can pass it on, so the number of ranks that have it **doubles** in each round. As in lab 00,
@@ -196,9 +198,32 @@ plots.traffic_matrix([sent for sent, _ in tree], "tree_broadcast of 4 MB", in_ro
 # ### 4.2 Ring reduce-scatter
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 8 lines
 #
+# *After this you can sum a tensor over R ranks so that every link carries the same load.*
+#
 # Now the sum. Cut `x` into R chunks, and let every rank **own** one: rank r ends with the sum of chunk r. For each chunk, a
 # partial sum travels round the ring to the right. Every rank adds its own share and passes the sum on. All R chunks travel
 # at the same time, so every link is busy in every step.
+#
+# Here is the way of chunk 0 alone, in column 0: its sum starts at rank 1 (circled), and has grown to 4 when it reaches rank
+# 0. (`Watch` notes what each rank sends. `marked` makes numbers that show which ranks are in a sum.)
+
+# %%
+from ranklab import collectives
+from ranklab.collectives import Watch, marked
+
+
+def watch(collective):
+    with Watch() as seen:
+        collective(marked(dist.get_world_size(), device()))
+    return seen.messages
+
+
+of_ranks = launch(watch, collectives.ring_reduce_scatter, ranks=4)
+plots.steps([[m for m in sent if m.chunk == 0] for sent in of_ranks], ranks=4,
+            title="Chunk 0 grows on its way to rank 0")
+
+# %% [markdown]
+# The other three chunks make the same journey, each from a start of its own.
 #
 # **Predict.** Four ranks reduce-scatter 100 MB. How many megabytes does each rank send?
 
@@ -226,24 +251,16 @@ def ring_reduce_scatter(x, group=None, out=None):
 ring_reduce_scatter = check(ring_reduce_scatter)
 
 # %% [markdown]
-# Here you see what your function did, message by message. (`Watch` notes what each rank sends. `marked` makes numbers that
-# show which ranks are in a sum.) Follow chunk 0: it starts at rank 1 (circled) and grows until it is home, at rank 0.
+# Here you see what your function did, with all chunks. In each step every rank sends one chunk and gets another.
 
 # %%
-from ranklab.collectives import Watch, marked
-
-
-def watch(collective):
-    with Watch() as seen:
-        collective(marked(dist.get_world_size(), device()))
-    return seen.messages
-
-
 plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4)
 
 # %% [markdown]
 # ### 4.3 Ring all-gather
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 5 lines
+#
+# *After this you can give every rank the shards of all others in R - 1 steps.*
 #
 # Now the other half of all-reduce. Every rank has one finished chunk, and every rank needs all of them. So in each step,
 # pass on what arrived last.
@@ -275,6 +292,8 @@ ring_all_gather = check(ring_all_gather)
 # %% [markdown]
 # ### 4.4 Ring all-reduce
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
+#
+# *After this you can say what a ring all-reduce sends: 2 (R-1)/R of the tensor on each rank.*
 #
 # Reduce-scatter leaves each rank with one finished chunk, and all-gather hands every chunk to everyone. Together they are
 # the algorithm that made data parallelism scale. NCCL still uses it for your gradients, beside a few others.
@@ -325,6 +344,8 @@ plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.
 # ### 4.5 Know the time before you run it
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 10 lines
 #
+# *After this you can predict the time of a collective from latency and bandwidth, before you run it.*
+#
 # A message of n bytes takes **alpha + n beta** seconds. Alpha is the latency, which every message pays, however small it
 # is. Beta is one over the bandwidth. The steps of an algorithm come one after the other, so add up their times:
 #
@@ -367,6 +388,8 @@ plots.time_against_size(
 # %% [markdown]
 # ### 4.6 Any length to any rank
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
+#
+# *After this you can exchange pieces whose lengths only the sender knows.*
 #
 # In the all-to-all of section 3, all pieces have the same length. Often they don't. Lab 11 sends each token to the rank of
 # its expert, and some experts are popular. MPI calls this verb **Alltoallv**. What makes it hard is that no rank knows how

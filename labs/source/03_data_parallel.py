@@ -97,6 +97,8 @@ for name, tensor in model.state_dict().items():
 # ### 4.1 Start equal
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 2 lines
 #
+# *After this you can make all replicas start from the same weights and buffers.*
+#
 # Each rank has made its own random weights. Now all ranks take the weights of rank 0. But look at `running_mean` and
 # `running_var` in the list above. They are not parameters, and no optimizer touches them, but they are part of the model's
 # state. Such tensors are called **buffers**, and they must be equal too.
@@ -119,6 +121,8 @@ broadcast_parameters = check(broadcast_parameters)
 # %% [markdown]
 # ### 4.2 Whose sample is it?
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 5 lines
+#
+# *After this you can deal out a shuffled data set so that no sample is used twice.*
 #
 # In lab 00 a rank took a contiguous part of the data. For training you shuffle the data in each epoch, and **all ranks must
 # shuffle in the same way**. If each rank shuffled for itself, you would train on some samples twice and on others never.
@@ -166,6 +170,8 @@ for epoch in (0, 1):
 # ### 4.3 Average, one by one
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 7 lines
 #
+# *After this you can average gradients so that R ranks train like one process.*
+#
 # After `loss.backward()`, divide each gradient by R and all-reduce it, one message for each parameter. What if a parameter
 # got no gradient on this rank, because the samples here did not use it? Other ranks may have one, and they wait for yours.
 # So send zeros.
@@ -195,6 +201,8 @@ average_gradients = check(average_gradients)
 # %% [markdown]
 # ### 4.4 Buckets
 # > difficulty 2/5 · importance 4/5 · 12 minutes · about 6 lines
+#
+# *After this you can cut the number of messages of a step by putting gradients into buckets.*
 #
 # So far every gradient travels alone. Put small gradients together into **buckets** of about `bucket_cap_bytes`. Backward
 # starts at the *end* of the model, so the first bucket to fill up holds the last parameters. A bucket is one flat tensor, so
@@ -229,6 +237,8 @@ assign_buckets = check(assign_buckets)
 # %% [markdown]
 # ### 4.5 Overlap
 # > difficulty 4/5 · importance 5/5 · 35 minutes · about 17 lines
+#
+# *After this you can hide the gradients' messages behind backward, and show that they are hidden.*
 #
 # This is the heart of DDP. Autograd calls a **hook** as soon as `parameter.grad` is there. When all parameters of a bucket
 # have their gradients, start the all-reduce of the bucket with `async_op=True`, and return. Backward goes on with the
@@ -342,11 +352,16 @@ plots.timeline(launch(profiled, 2**20, ranks=2), "Buckets of 1 MB")
 plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hide behind")
 
 # %% [markdown]
+# > **Take away.** In a step each rank sends 2 (R-1)/R of the gradient's bytes, in any number of buckets: for 7 billion parameters in bf16 (14 GB) on 64 ranks, 27.6 GB. With overlap the step gets longer by the last bucket's time at least, and by the time of all buckets at most.
+
+# %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [01_baseline](01_baseline.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
 # ### 4.6 Which buckets?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
+#
+# *After this you can choose bucket sizes for a given network and model, and defend them by times.*
 #
 # 25 MB is the same number for every network. You know more. A hook can tell you when each gradient is ready, and lab 02's
 # alpha + n beta tells you how long an all-reduce takes. Which buckets leave the least to do after backward? A large bucket

@@ -68,6 +68,8 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 # ### 4.1 What did the extra ranks bring?
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 3 lines
 #
+# *After this you can tell strong from weak scaling, and compute the efficiency of both.*
+#
 # You can measure scaling in two ways. In **strong scaling** the total batch stays the same and the ranks share it, so a step should get shorter. In
 # **weak scaling** each rank keeps its batch, so a step should take as long as before. Either way, the efficiency is the share of the perfect speed-up
 # that you got.
@@ -95,6 +97,8 @@ scaling_efficiency = check(scaling_efficiency)
 # %% [markdown]
 # ### 4.2 Exposed communication
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 7 lines
+#
+# *After this you can compute from a trace how much communication nothing hides.*
 #
 # Bytes that travel while the rank computes cost little. What makes a step longer is **exposed** communication: the time in which bytes travel and the
 # rank computes nothing. Count this first, but remember that it isn't the whole cost: as you saw in lab 03, a hidden transfer still slows computing by
@@ -150,6 +154,8 @@ exposed_communication = check(exposed_communication)
 # %% [markdown]
 # ### 4.3 Diagnose
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 13 lines
+#
+# *After this you can tell from a trace why a job is slow: the network, the loader or a rank.*
 #
 # Here are four jobs. One is healthy, and three are slow, each for a different reason. DDP, the ranks, the loader and the traces are real. Only the
 # large layers and the slow link are emulated: they sleep, so that two ranks on two cores don't get in each other's way.
@@ -232,6 +238,8 @@ print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 # ### 4.4 Half the bytes
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 3 lines
 #
+# *After this you can write a comm hook for DDP that sends half the bytes.*
+#
 # If the network is slow, make the gradients smaller. DDP lets you replace its all-reduce with a **comm hook** of your own. DDP calls the hook as soon
 # as the gradients of a bucket are there, and the hook returns a *future*: an object that will hold the mean over ranks later, while backward goes on.
 # You get a future from an all-reduce with `async_op=True`: its handle has `get_future()`. Then `future.then(f)` gives you the next future. It calls
@@ -270,6 +278,8 @@ compress_fp16_hook = check(compress_fp16_hook)
 # ### 4.5 One percent of the entries
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 5 lines
 #
+# *After this you can send 1% of a gradient and lose none of it, by error feedback.*
+#
 # Most entries of a gradient are almost zero. So send only the k largest, together with their places. And the others? Keep them and add them to the
 # next gradient. This is called **error feedback**. Without it, small but steady gradients would never get through.
 #
@@ -304,6 +314,8 @@ top_k_compress = check(top_k_compress)
 # %% [markdown]
 # ### 4.6 The same bytes, a lower loss
 # > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines · open: no recipe
+#
+# *After this you can design a gradient compression for a given number of bytes, and judge it by its loss.*
 #
 # Deep Gradient Compression (Lin et al. 2018) sends 0.1% of the entries. In our top-k each of them takes 8 bytes, and that is a lot for one number.
 # Write a hook that sends no more bytes than top-k 0.1%, but trains the model of section 6 to a lower loss.

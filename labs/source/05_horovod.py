@@ -83,8 +83,10 @@ for row in launch(five_lines, ranks=4)[0]:
 # %% [markdown]
 # ## 4. Build it
 #
-# ### 4.1 Which names do all ranks have?
+# ### 4.1 Negotiation: which names do all ranks have?
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 9 lines
+#
+# *After this you can let ranks agree on which tensors are ready, though each has its own order.*
 #
 # Rank 0 is the coordinator. Once a millisecond every rank tells rank 0 which tensors have become ready since the last time, and rank 0 counts. A name
 # that it has heard from all R ranks is **complete**. Rank 0 sends the list of complete names to all ranks, and they reduce these tensors in the order
@@ -147,6 +149,8 @@ check(cached_bytes=...)
 # ### 4.2 Tensor fusion
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 8 lines
 #
+# *After this you can say how many all-reduces a step needs at a given fusion threshold.*
+#
 # Tensors that are complete in the same round can travel together. Horovod copies them into one **fusion buffer**, up to a threshold (64 MB in the
 # paper, 128 MB in the last version). It reduces the buffer and copies the results back.
 #
@@ -205,6 +209,8 @@ print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ran
 # ### 4.3 Which threshold?
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines · open: no recipe
 #
+# *After this you can choose a fusion threshold for a model and a network.*
+#
 # With a low threshold you pay for many latencies. With a high one you wait: in our model of a step (`overlapped_time`) a buffer leaves when it is
 # full, or when backward is over. So the best threshold depends on the model and the network, and you have to measure it. But steps are noisy. Here
 # they vary by 5%, and one step in ten takes three times as long, because a rank was late.
@@ -259,6 +265,8 @@ for steps, chosen in seen:
 # %% [markdown]
 # ### 4.4 The optimizer
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 12 lines
+#
+# *After this you can turn any optimizer into one that averages gradients over ranks.*
 #
 # This is line 3 of the five.
 #
@@ -317,6 +325,8 @@ distributed_optimizer = check(distributed_optimizer)
 # ### 4.5 Compression
 # > difficulty 1/5 · importance 3/5 · 6 minutes · about 3 lines
 #
+# *After this you can say when a sum in float16 overflows, and how to prevent it.*
+#
 # **Predict.** One entry of the gradient is 128 on every rank. How many ranks does it take until the *sum* in float16 is infinite?
 
 # %%
@@ -339,6 +349,8 @@ compress_fp16 = check(compress_fp16)
 # %% [markdown]
 # ### 4.6 The timeline
 # > difficulty 2/5 · importance 4/5 · 8 minutes · about 9 lines
+#
+# *After this you can read a Horovod timeline and say who is late.*
 #
 # Horovod's best tool is a trace with a row for each *tensor*, which you can open in Perfetto. In a row the phase NEGOTIATE begins when the first rank
 # is ready, and ends when it is the tensor's turn. If that takes long, a rank is late, or an earlier all-reduce is still running.

@@ -99,6 +99,8 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 # ### 4.1 Who owns what?
 # > difficulty 2/5 · importance 4/5 · 7 minutes · about 5 lines
 #
+# *After this you can cut any model's parameters into equal shards, whatever their sizes.*
+#
 # Parameters come in all sizes, so giving each rank some whole parameters would not balance. ZeRO lays all of them one after the other into one flat
 # tensor, adds zeros until R divides its length, and cuts it into R equal **shards**. A parameter may start in one shard and end in the next. The
 # optimizer doesn't mind, because it treats each number on its own.
@@ -134,6 +136,8 @@ plots.shards({name: p.numel() for name, p in layers.named_parameters()}, ranks=4
 # ### 4.2 What does each stage hold?
 # > difficulty 2/5 · importance 5/5 · 6 minutes · about 4 lines
 #
+# *After this you can say by heart how many bytes a rank holds in each ZeRO stage.*
+#
 # Now write the formula behind the first picture. `States` is a named tuple of bytes: parameters, gradients, optimizer_state.
 
 # %%
@@ -167,6 +171,8 @@ for stage in range(4):
 # %% [markdown]
 # ### 4.3 Stage 1: the optimizer state
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 6 lines
+#
+# *After this you can shard the optimizer state without sending a byte more than DDP.*
 #
 # Take your `OverlappedDataParallel` from lab 03, and change how it reduces a bucket. An all-reduce is a reduce-scatter followed by an all-gather.
 # Stage 1 pulls the two apart. It reduce-scatters the gradients in backward, **then takes the step on a shard**, and then all-gathers the parameters
@@ -244,6 +250,8 @@ ZeroStage1 = check(ZeroStage1)
 # ### 4.4 Stage 2: the gradients
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 4 lines
 #
+# *After this you can free each gradient bucket as soon as its owner has it.*
+#
 # After the reduce-scatter a rank needs only its own shard of the gradient. Stage 1 still keeps the rest until the next step. Stage 2 frees each
 # bucket once it is reduced, at the latest when the next bucket leaves. So the gradients of a model are never all in memory at the same time.
 #
@@ -287,6 +295,8 @@ ZeroStage2 = check(ZeroStage2)
 # %% [markdown]
 # ### 4.5 Stage 3: the parameters
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 11 lines
+#
+# *After this you can train a model whose parameters no rank holds as a whole.*
 #
 # In stage 3 a rank holds only its shard of the parameters, too. So before a layer computes, its parameters must be gathered, and afterwards they are
 # freed. The same happens again in backward, because the gradient of a layer needs its weights. Two things make this fast enough. Parameters are
@@ -400,6 +410,8 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # %% [markdown]
 # ### 4.6 What is memory worth?
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines · open: no recipe
+#
+# *After this you can say which units are worth keeping whole in a given memory.*
 #
 # Stage 3 frees each unit after its forward, and gathers it again for backward. If a unit stays whole, you save that second message. But you can spend
 # the memory in another way, too: gather a unit early, several units ahead, and its message is hidden while those units compute. You have a few GB for

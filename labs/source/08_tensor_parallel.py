@@ -93,6 +93,8 @@ for mlp in (naive, in_one_region):
 # ### 4.1 Into the region: f
 # > difficulty 2/5 · importance 5/5 · 6 minutes · about 1 line
 #
+# *After this you can say why the input of a parallel region needs an all-reduce in backward only.*
+#
 # x is the same on all ranks, so in forward f does nothing. Backward is different. Each rank used x for *its* columns, so each knows only a part of x's gradient. The whole gradient is the **sum** over ranks.
 #
 # | given | |
@@ -125,6 +127,8 @@ copy_to_region = check(copy_to_region)
 # %% [markdown]
 # ### 4.2 Out of the region: g
 # > difficulty 2/5 · importance 5/5 · 4 minutes · about 1 line
+#
+# *After this you can say why the output of a parallel region needs an all-reduce in forward only.*
 #
 # At the end of a region each rank has one term of a sum, and in forward g adds the terms up. Backward needs no message: each term counts once in the sum, so its gradient is the gradient of the sum, and every rank has that already.
 
@@ -174,8 +178,10 @@ for name, pair in tries.items():
 # Without g even the loss is wrong. Without f the loss is right and the gradient of A is right, but all layers *below* learn from a part of their gradient. With a sum in both directions every gradient is four times too large. None of these mistakes raises an error.
 
 # %% [markdown]
-# ### 4.3 Columns
+# ### 4.3 Column-parallel linear
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 3 lines
+#
+# *After this you can cut a linear layer by its outputs, so that no message is needed.*
 #
 # The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**. The bias has one number for each output, so it is cut in the same place.
 #
@@ -226,8 +232,10 @@ for parts in (None, (4, 4, 4)):
         print(f"parts={parts!s:10} rank {rank}:", *names)
 
 # %% [markdown]
-# ### 4.4 Rows
+# ### 4.4 Row-parallel linear
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 4 lines
+#
+# *After this you can cut a linear layer by its inputs, and add the bias once.*
 #
 # Now the other half: the inputs are cut, and a sum comes out. The trap is the bias. If each rank adds it *before* the sum, y gets it R times.
 #
@@ -326,8 +334,10 @@ timeline(launch(profiled, ColumnParallelLinear, ranks=2), "Backward with f")
 timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Backward, overlapped")
 
 # %% [markdown]
-# ### 4.5 Attention
+# ### 4.5 Parallel attention
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 7 lines
+#
+# *After this you can cut attention by heads, and say what limits the number of ranks.*
 #
 # A head needs nothing from another head, so each rank takes some of the heads: q, k and v are cut by columns, `out` by rows. The attention module reads the number of its heads off the outputs of q, k and v, so you replace these four children and nothing else. There are two traps:
 #
@@ -427,11 +437,16 @@ for name, of in plan_of.items():
     print(f"{name:14} {forward} + {backward} all-reduces, {sent:,} bytes sent")
 
 # %% [markdown]
+# > **Take away.** A layer has four all-reduces of its activations, two in forward and two in backward, so each rank sends 4 x 2 (R-1)/R x B T C numbers for it: 470 MB for 8 sequences of 1,024 tokens, C = 4,096, bf16 and R = 8. In forward nothing hides them, unless products are cut into pieces (section 9). So tensor ranks share a node.
+
+# %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [09_pipeline_parallel](09_pipeline_parallel.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
-# ### 4.6 The loss
+# ### 4.6 Vocab-parallel cross-entropy
 # > difficulty 5/5 · importance 5/5 · 25 minutes · about 12 lines · open: no recipe
+#
+# *After this you can compute a loss over a sharded vocabulary without gathering the logits.*
 #
 # The model's last matrix, `head`, makes the logits. It is a column layer, so each rank has the logits of *its* part of the vocabulary. If you gathered them, every rank would hold the largest tensor of the model. But the loss of a target needs very little of it: the log of a sum over all logits' exponentials, and the one logit of the target.
 #

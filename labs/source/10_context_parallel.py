@@ -96,6 +96,8 @@ from ranklab.ranks import shard_range
 # ### 4.1 What attention keeps
 # > difficulty 2/5 · importance 4/5 · 10 minutes · about 6 lines
 #
+# *After this you can say how many bytes attention keeps, with and without a fused kernel.*
+#
 # **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, also for hidden keys. With 131,072 tokens in bf16, how many TB is that, for one layer of one sequence?
 
 # %%
@@ -135,8 +137,10 @@ plots.by_length(lengths, {
 # When the sequence doubles, plain attention keeps four times as much, and flash keeps twice as much. At 2^20 tokens flash needs 21.6 GB for one layer. That is still too much, because there are 32 layers, each with an MLP beside it. So we divide by R.
 
 # %% [markdown]
-# ### 4.2 Two results become one
+# ### 4.2 Online softmax: two results become one
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
+#
+# *After this you can merge two partial softmax results without overflow, also when one is empty.*
 #
 # Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask a whole block can lie in its future. Make new tensors: the check looks whether the four that you got are unchanged.
 
@@ -157,6 +161,8 @@ online_softmax_merge = check(online_softmax_merge)
 # %% [markdown]
 # ### 4.3 Ring attention
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 10 lines
+#
+# *After this you can compute exact attention over a sequence that no rank holds as a whole.*
 #
 # Each rank keeps its queries, and the blocks of keys and values go round. In each step a rank looks at the block that it has. Meanwhile the same block is already on its way to the next rank, and another block comes from the previous rank (Liu et al. 2023, arXiv 2310.01889). If looking takes longer than sending, sending costs no time.
 #
@@ -192,6 +198,8 @@ ring_attention = check(ring_attention)
 # %% [markdown]
 # ### 4.4 Ring attention, backward
 # > difficulty 5/5 · importance 4/5 · 30 minutes · about 12 lines
+#
+# *After this you can send the gradients of keys home around the same ring.*
 #
 # A query's gradient stays on its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and each block takes along the sum of the gradients that it has collected so far. A rank can compute its part from one block alone, because exp(score - lse) with the final lse is the probability among *all* keys.
 #
@@ -240,6 +248,8 @@ print("consecutive parts:", launch(work, context_parallel.contiguous_shard, rank
 # %% [markdown]
 # ### 4.5 Zigzag
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 2 lines
+#
+# *After this you can cut a causal sequence so that all ranks have equal work.*
 #
 # Each rank should have the same amount of work, and its tokens should still come in a few long pieces. Then most blocks of scores are either hidden as a whole, and cost nothing, or seen as a whole, and need no mask.
 
@@ -301,6 +311,8 @@ print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_
 # ### 4.6 Ulysses
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 6 lines
 #
+# *After this you can trade tokens for heads by an all-to-all, and say when that is cheaper.*
+#
 # No head needs another head, so ranks can trade. With an all-to-all (lab 02), a rank sends every other rank *that* rank's heads of its own tokens, and gets its own heads of all tokens. Then any attention will do, and the result goes back the same way (Jacobs et al. 2023, arXiv 2309.14509).
 #
 # `Trade.apply(x, cut, join, group)` is given. It cuts x into R parts along dim `cut`, sends part r to rank r, and joins what comes along dim `join`. Its gradient goes the other way.
@@ -330,8 +342,8 @@ ulysses_attention = check(ulysses_attention)
 # %% [markdown]
 # ### Further
 #
-# #### `shard_documents` - open
-# > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines
+# #### `shard_documents`
+# > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines · open: no recipe
 #
 # Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan. The check compares the scores of the fullest rank with the mean (at most 1.1 times), and prints for how many tokens the ranks must fetch keys from other ranks. `begins_of(lengths)` tells you for each token where its document begins.
 

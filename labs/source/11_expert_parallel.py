@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11 Expert parallelism: a model of which a token meets a part
+# # 11 Expert parallelism: a token visits a few of many experts
 #
 # > 150 minutes, 57 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
@@ -79,6 +79,8 @@ from ranklab.expert_parallel import AllToAll, Sent, chosen_together, expert_slot
 # ### 4.1 The router
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 6 lines
 #
+# *After this you can route tokens to experts by both conventions, and say what the router learns from.*
+#
 # For each token, the router gives each expert a number: the `logits`. The k best experts are *chosen*, and their outputs are added up with *weights*. There are two conventions. Mixtral's weights add up to 1. Switch's weights are the probabilities among all experts, so an expert that was chosen with little conviction adds less. The choice itself has no gradient: from the tokens' loss, the router learns through the weights alone. So with k = 1 take Switch's. Weights that add up to 1 would all *be* 1, and teach the router nothing.
 #
 # A `bias` can push tokens to experts that have too few. It changes which experts are chosen, but never the weights (see 4.5).
@@ -105,6 +107,8 @@ top_k_route = check(top_k_route)
 # %% [markdown]
 # ### 4.2 Capacity
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 6 lines
+#
+# *After this you can say how many tokens a capacity factor drops.*
 #
 # The first large models gave each expert a fixed number of places, `factor` times the mean, so that all tensors have a known size. A token that finds no place is *dropped*: the residual connection carries it past the layer. GShard counts places in groups of tokens (arXiv 2006.16668). Here a group is a sequence, so it does not matter for the result which rank has the sequence.
 #
@@ -146,8 +150,33 @@ for liked in (0.0, 1.0, 2.0):
 # Today many models are *dropless*: an expert takes whatever comes, and ranks ask each other for the sizes. The next exercise handles both cases, because a dropped choice is just -1.
 
 # %% [markdown]
-# ### 4.3 There
+# ### 4.3 Dispatch
 # > difficulty 5/5 · importance 5/5 · 35 minutes · about 11 lines
+#
+# *After this you can send each row to its expert's rank, when no rank knows how many rows will come.*
+#
+# First six tokens, a to f: two on each of three ranks, with one expert a rank and k = 1. This is what the library's function does with them:
+
+# %% tags=["nbval-check-output"]
+def letters(x):
+    return " ".join("abcdef"[int(number)] for number in x.flatten())
+
+
+def six_tokens():
+    rank = dist.get_rank()
+    x = torch.arange(6.0, device=device()).view(3, 2, 1)[rank]  # of width 1: the token's number
+    chosen = torch.tensor([[2, 0], [1, 0], [0, 2]], device=device())[rank].unsqueeze(1)
+    rows, sent = ep.dispatch_tokens(x, chosen, n_experts=3)
+    return (f"has {letters(x)}, for experts {chosen.flatten().tolist()}",
+            f"has {letters(rows)}  order {sent.order.tolist()}  to {sent.to}  came {sent.came}")
+
+
+for when, of_ranks in zip(("before", "after"), zip(*launch(six_tokens, ranks=3))):
+    for rank, words in enumerate(of_ranks):
+        print(f"{when:6} rank {rank} {words}")
+
+# %% [markdown]
+# Follow rank 0. Its token a chose expert 2, and b chose expert 0, so it sends b first: `order` is [1, 0]. One row goes to rank 0 (itself), none to rank 1, one to rank 2: `to`. It then has expert 0's tokens b, d, e, one from each rank: `came`. Expert 1 got one token, so loads are uneven.
 #
 # **Predict.** Each of 8 ranks has 4,096 tokens of width 4,096 in bf16, and one of 8 experts; k = 2, and loads are even. How many MB does a rank send to other ranks when it dispatches?
 
@@ -188,8 +217,10 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 dispatch_tokens = check(dispatch_tokens)
 
 # %% [markdown]
-# ### 4.4 And back
+# ### 4.4 Combine
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
+#
+# *After this you can bring the experts' outputs back to their tokens, weighted and in order.*
 #
 # The experts have computed their outputs. Now undo everything, the last step first. A rank may have no token at all: N = 0.
 
@@ -238,8 +269,10 @@ for ranks in (1, 2, 4):
 # No, because the fewer experts a rank has, the more of its rows leave it: 1/2 on two ranks, 3/4 on four, and nearly all on many.
 
 # %% [markdown]
-# ### 4.5 Even loads
+# ### 4.5 Load balancing
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
+#
+# *After this you can keep the experts' loads even, by a loss or by a bias.*
 #
 # An expert that gets more tokens learns more, becomes better, and gets even more tokens. Left alone, a router often ends with a few experts that do everything. And all ranks wait for the one with the fullest expert.
 #
@@ -267,8 +300,10 @@ load_balance_loss = check(load_balance_loss)
 # "In each sequence" is a choice. You could also count over a micro-batch, over a rank's rows, or over the whole batch. Each gives a different loss, because a mean of products is not the product of the means. Counted in each sequence, the loss is the same for any number of ranks. The price is that every single sequence must be even, while a text about one subject may want few experts.
 
 # %% [markdown]
-# ### 4.6 Whose gradient
+# ### 4.6 Gradients of experts
 # > difficulty 3/5 · importance 5/5 · 12 minutes · about 5 lines
+#
+# *After this you can say over which ranks each gradient of a mixture of experts is averaged.*
 #
 # Ranks with different experts also have different rows. So for the router, the norms and attention they are data-parallel ranks: *these* gradients are averaged over all ranks. But an expert is on a few ranks only. Take 8 ranks that dispatch in two halves of 4. Each half has all experts, a quarter of them on each rank. `own` joins the 2 ranks, one from each half, that have the same quarter; `group` is all 8.
 #
@@ -330,8 +365,8 @@ counts = torch.stack([part.flatten().bincount(minlength=8) for part in picture.c
 plots.matrix(moe_traffic(counts, 2 * 4096))
 
 # %% [markdown]
-# #### `place_experts` - open
-# > difficulty 5/5 · importance 3/5 · 35 minutes · about 30 lines
+# #### `place_experts`
+# > difficulty 5/5 · importance 3/5 · 35 minutes · about 30 lines · open: no recipe
 #
 # Loads are never quite even. But you are free to choose where each expert stands, and an expert may even stand in several places, which then share its tokens. DeepSeek's balancer (EPLB) does that for serving, from the loads alone. You have a trace, so you also see which experts are chosen together. Find a plan. There is no recipe, and no best plan.
 #

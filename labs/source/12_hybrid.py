@@ -119,6 +119,8 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 # ### 4.1 The mesh
 # > difficulty 2/5 · importance 5/5 · 12 minutes · about 10 lines
 #
+# *After this you can place any rank on a mesh, and make the groups of its axes.*
+#
 # `Mesh` is given. It computes the place of each rank, which is only arithmetic. You make the process groups.
 #
 # | given | |
@@ -165,6 +167,8 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 # ### 4.2 In the right order
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 8 lines
 #
+# *After this you can apply six kinds of parallelism to one model in an order that works.*
+#
 # You get six calls from earlier labs, and each one changes a model in place. In a wrong order they fail at once, or they need memory for the whole model on each rank, or the run trains wrong numbers without any error. To find a right order, look at what each call holds on to and what it leaves behind:
 #
 # | given, in alphabetical order | holds on to | leaves |
@@ -184,6 +188,9 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 
 # %%
 check(mesh_micro_batches=...)
+
+# %% [markdown]
+# > **Take away.** Batch = data ranks x micro-batch x M. With 1,024 sequences, micro-batches of 2 and four stages, 8 data ranks leave M = 64 and a bubble of 3/67 = 4%; 64 data ranks leave M = 8 and 3/11 = 27%.
 
 # %%
 from ranklab.baseline import checkpoint_blocks
@@ -306,8 +313,10 @@ for number, row in enumerate(rows[:5]):
     print(f"{number:3}  {decode(row[-14:])!r:18}", *(f"{number % dp:4} " for dp in (1, 2, 4)))
 
 # %% [markdown]
-# ### 4.3 One matrix, two ranks
+# ### 4.3 Tied embeddings: one matrix on two ranks
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 8 lines
+#
+# *After this you can keep two copies of a tied matrix equal on two pipeline stages.*
 #
 # The embedding is on the first stage and the head is on the last, but both are one matrix (tied, as in lab 03). So each of the two stages has a copy, and computes a part of its gradient. Both stages need the sum, and it must be equal to the last bit, because otherwise the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
 #
@@ -359,8 +368,10 @@ for name, sync in {"yours": tied_embedding_sync, "without": without}.items():
 print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
 
 # %% [markdown]
-# ### 4.4 One norm over the mesh
+# ### 4.4 The gradient norm over the mesh
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 6 lines
+#
+# *After this you can compute one gradient norm when some gradients are sharded and others copied.*
 #
 # Clipping needs the norm of *all* gradients, and no rank has all of them. But some gradients are on several ranks: data ranks hold the same gradients, tensor ranks hold the same gradients of the norm layers, and a tied matrix is on two stages. Every number must count **once**. `Hybrid` tells you for each gradient how many ranks hold it.
 #
@@ -416,6 +427,8 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
 # %% [markdown]
 # ### 4.5 A checkpoint in another layout
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 20 lines
+#
+# *After this you can load a checkpoint into a layout other than the one that saved it.*
 #
 # Tomorrow you get other GPUs, and the run must go on in another layout. Every rank has saved its own parts, each as a **box** cut out of a whole tensor: a name, an offset (where the box begins), and its numbers. A rank that loads copies from each saved box whatever overlaps its own boxes:
 
@@ -529,6 +542,8 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 # %% [markdown]
 # ### 4.6 Which layout?
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 30 lines · open: no recipe
+#
+# *After this you can find a fast layout for a given job and cluster, by formulas alone.*
 #
 # Write a search that works for any `Job`, any number of GPUs and any `Machine`. You may write helpers of your own where the dots are. The planner of lab 13 tells you what a layout costs, by formulas for the course's own trainer:
 #

@@ -90,13 +90,29 @@ for life in (1, 2):
 # ### 4.1 How often to save
 # > difficulty 2/5 · importance 5/5 · 15 minutes · about 5 lines
 #
-# **Predict.** Llama 3's run again: a failure every 3.1 hours (54 days / 419). All ranks stand still for a minute while a checkpoint is saved. After how many minutes of work should the next checkpoint come?
+# *After this you can say how often a run should save, from two numbers.*
+#
+# The job works for T seconds, saves for C, and so on. A failure comes every M seconds on average. Short intervals cost checkpoints, C / T of the time. Long intervals cost work: a failure loses half an interval on average, which is T / 2M of the time. For Llama 3's run, with a minute for a checkpoint:
+
+# %%
+from ranklab.resilience import random_gaps, simulate
+
+HOUR = 3600
+mean = 54 * 24 / 419 * HOUR  # seconds between two failures of Llama 3's run
+plots.two_costs(checkpoint=60, mean=mean)
+
+# %% [markdown]
+# At the lowest point the slope of C / T + T / 2M is zero: 1 / 2M = C / T². So T² = 2 C M.
+#
+# > **Take away.** T = sqrt(2 C M) (Young, 1974). Checkpoints and lost work then cost the same, sqrt(C / 2M) each: for C = 1 minute and M = 3.1 hours 5% each. Four times as many GPUs fail four times as often, and must save twice as often.
+#
+# **Predict.** For that run, a failure every 3.1 hours (54 days / 419) and a minute for a checkpoint: after how many minutes of work should the next checkpoint come?
 
 # %%
 check(resilience_interval_minutes=...)
 
 # %% [markdown]
-# With short intervals you pay for checkpoints. With long intervals you pay for lost work. Let C be the seconds that a checkpoint costs the run and M the mean time between failures. Young (1974) balanced the two costs to first order: sqrt(2 C M), 19.3 minutes for the run above. That is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C, here 18.6 minutes. For a plan the two are the same. If C is 2 M or more, nothing helps, and the interval is M.
+# Young's formula is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C. For a plan the two are the same. If C is 2 M or more, nothing helps, and the interval is M.
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
@@ -117,8 +133,10 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
 optimal_interval = check(optimal_interval)
 
 # %% [markdown]
-# ### 4.2 What is left
+# ### 4.2 Goodput
 # > difficulty 4/5 · importance 5/5 · 20 minutes · about 5 lines
+#
+# *After this you can compute which share of a run is useful work, with failures and restarts.*
 #
 # **Predict.** The same run saves for a minute after every 20 minutes of work. After a failure it takes 10 minutes until the job works again. What percentage of the whole time is useful work?
 
@@ -149,16 +167,17 @@ goodput = check(goodput)
 # Your functions beside a simulation that jumps from failure to failure. The run has 16,384 GPUs, and a checkpoint stops it for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops of the curves are flat, so twice the best interval costs little.
 
 # %%
-from ranklab.resilience import random_gaps, simulate
-
-HOUR = 3600
-mean = 54 * 24 / 419 * HOUR
 plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), mean,
                 checkpoints=(20, 120, 600), restart=600)
 
 # %% [markdown]
-# ### 4.3 Never torn
+# > **Take away.** Goodput = (T / M) e^(-R/M) / (e^((T + C)/M) - 1): 85% for T = 20 minutes, C = 1, a restart of R = 10 and M = 3.1 hours. To first order the losses add up: C/T + T/2M + R/M = 16%.
+
+# %% [markdown]
+# ### 4.3 Atomic checkpoints
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 15 lines
+#
+# *After this you can write a checkpoint that is whole or absent, whenever the process dies.*
 #
 # If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
 
@@ -186,8 +205,10 @@ atomic_save = check(atomic_save)
 # A checkpoint of this course (`ranklab/checkpoint/`) has one file per rank, with checksums, and an index that is renamed into place last. A folder without an index is no checkpoint.
 
 # %% [markdown]
-# ### 4.4 Bit for bit
+# ### 4.4 Resume bit for bit
 # > difficulty 3/5 · importance 5/5 · 25 minutes · about 18 lines
+#
+# *After this you can list the state that a run needs to go on with equal bits.*
 #
 # A run that goes on *nearly* as before can hide a bug: a batch seen twice, dropout masks that repeat, a learning rate schedule that starts again. If you insist on equal bits, every difference is a mistake that you can find.
 #
@@ -249,6 +270,8 @@ print("the same losses, bit for bit:", losses[0] == losses[1])
 # ### 4.5 Fewer ranks, the same batch
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 8 lines
 #
+# *After this you can go on with fewer ranks, and keep the batch and its mean.*
+#
 # A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was, with the same global batch and the same mean. Then the learning rate and the loss curve stay the same, too. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
 
 # %%
@@ -284,6 +307,8 @@ for ranks in (8, 7):
 # %% [markdown]
 # ### 4.6 Which rank is slow
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 6 lines
+#
+# *After this you can find the slow rank, though all steps take equally long.*
 #
 # One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is, because they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
 
@@ -416,8 +441,8 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
 loss_spike = check(loss_spike)
 
 # %% [markdown]
-# #### `recovery_policy` - open
-# > difficulty 5/5 · importance 3/5 · 50 minutes · about 30 lines
+# #### `recovery_policy`
+# > difficulty 5/5 · importance 3/5 · 50 minutes · about 30 lines · open: no recipe
 #
 # A node fails. Do you wait for its repair, go on with fewer nodes, or take a spare that you have paid for all along? How often do you save when failures come in bursts, or more often than promised? There is no recipe, and no best policy.
 #

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 15 Cluster: where it really runs
 #
-# > 190 minutes, 100 more with Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
+# > 130 minutes, 110 more in a second sitting, 50 more with Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
 
 # %% [markdown]
 # ## 1. Story
 #
 # A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
 #
-# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. In this lab you write a batch script that saves, requeues itself and goes on. You derive NCCL's settings from a description of the nodes, write a function that reads NCCL's log, write alert rules for a real Prometheus, and write the same job for Kubernetes. In the project a real Slurm on your machine loses a node, and the run goes on.
+# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. The lab has two sittings. In the first you write a batch script that saves, requeues itself and goes on, derive NCCL's settings from a description of the nodes, and read NCCL's log by a function (4.1 to 4.3). In the second you write alert rules for a real Prometheus, the same job for Kubernetes, and compute what storage its checkpoints need (4.4 to 4.7). In the project a real Slurm on your machine loses a node, and the run goes on.
 #
 # The lab needs labs 00 to 03; the project runs lab 12's training.
 
@@ -97,6 +97,8 @@ print("".join(sorted(said)) or "".join(errors))
 # ### 4.1 A batch script that comes back
 # > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
 #
+# *After this you can write a batch script that saves, requeues itself and goes on.*
+#
 # **Predict.** torchrun may restart all ranks 3 times, and Slurm may requeue the job 10 times. How many times do the ranks start, at most?
 
 # %%
@@ -175,6 +177,8 @@ print(sbatch_script(job))
 # %% [markdown]
 # ### 4.2 Tell NCCL which network
 # > difficulty 3/5 · importance 5/5 · 30 minutes · about 20 lines
+#
+# *After this you can derive NCCL's settings from a description of the nodes.*
 #
 # A GPU node has several networks: a card of 400 Gb/s beside each GPU, other cards for storage, Ethernet for people and the scheduler, bridges for containers. (The cards speak InfiniBand, or RoCE, which is InfiniBand's protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
 #
@@ -256,6 +260,8 @@ for name, hcas in clusters.items():
 # %% [markdown]
 # ### 4.3 Read what NCCL did
 # > difficulty 4/5 · importance 5/5 · 40 minutes · about 25 lines
+#
+# *After this you can find in NCCL's log which network it took, and who failed first.*
 #
 # With `NCCL_DEBUG=INFO` each rank prints what it does. 16 GPUs print thousands of lines, mixed into one file. Somewhere among them you find the way that your gradients take.
 #
@@ -354,8 +360,13 @@ for name in ("waiting_rank", "killed_rank", "no_infiniband"):
 # In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical. The loudest ranks are the neighbours of the dead one in the ring.
 
 # %% [markdown]
-# ### 4.4 Too little work
+# > **The first sitting ends here**: a job that comes back, on the right network, and a log that you can read. Look at section 7, where the bytes of a wrong network are counted, and at the questions of section 8. The **second sitting** (110 minutes: 4.4 to 4.7, sections 5 and 6) is about what happens while nobody looks: alerts, Kubernetes, storage. Of the first it needs only the job of 4.1.
+
+# %% [markdown]
+# ### 4.4 An alert on low MFU
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# *After this you can write an alert rule that fires on slow runs, and sleeps through a pause.*
 #
 # A run that hangs costs as much as a run that works, so somebody must hear about it, even at night. **Prometheus** asks each rank for its numbers (it "scrapes" the rank) and keeps them as series, here every 15 seconds; the default is a minute. It also evaluates *rules*. The expression of a rule computes with these series, and each series in its result is an active alert. If an alert stays active for the time in `for`, it fires, and Alertmanager sends it to a person, or to a script that drains the node.
 #
@@ -422,8 +433,10 @@ else:
     print(f"silent for {fired[0][0] / 60:.0f} minutes; then an alert for run {fired[0][1]['run']}")
 
 # %% [markdown]
-# ### 4.5 Which rank is slow
+# ### 4.5 An alert on stragglers
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 8 lines
+#
+# *After this you can write an alert rule that names the slow rank.*
 #
 # In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any number may be missing.
 #
@@ -471,10 +484,10 @@ if not promql.missing():
 # Rank 3 has one long step, the grey spike, which is over before the time in `for` is. Rank 5 stays slow, and you hear of it after five minutes. That is the price of a rule that a single step can't fool.
 
 # %% [markdown]
-# ### Further
-#
-# #### `train_job_manifest`
+# ### 4.6 The same job on Kubernetes
 # > difficulty 3/5 · importance 4/5 · 25 minutes · about 25 lines
+#
+# *After this you can write a job for Kubernetes in which all ranks restart together.*
 #
 # **Predict.** A JobSet has 4 nodes with 8 GPUs each, and `maxRestarts: 3`. In each life a pod fails. How many pods are made in total?
 
@@ -518,7 +531,7 @@ def train_job_manifest(job, kind="TrainJob"):
               <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
     error     ValueError for another kind, or without an image
     """
-    raise NotImplementedError("exercise train_job_manifest: about 25 lines")
+    raise NotImplementedError("exercise 4.6: about 25 lines")
 
 
 # %%
@@ -542,8 +555,10 @@ print(*invalid(spoilt), sep="\n")
 # `kubectl apply -f` takes a manifest as JSON. We had no cluster, so both are validated, not run. A TrainJob does not say how often everything starts again, or how long a pod may save. Both belong to the runtime, and the published `torch-distributed` leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And when its activeDeadlineSeconds are over, a TrainJob or JobSet has failed, and nothing requeues it.
 
 # %% [markdown]
-# #### `storage_plan`
+# ### 4.7 Storage for checkpoints
 # > difficulty 3/5 · importance 4/5 · 25 minutes · about 15 lines
+#
+# *After this you can say what bounds a checkpoint's time: link, file system or metadata.*
 #
 # **Predict.** Llama 3 405B has 405.85 billion parameters, with 14 bytes each in a checkpoint (2 for the weight in bf16, 12 for the optimizer). Its file system took 2 TB/s sustained and 7 TB/s at the peak (arXiv 2407.21783, 3.3.1). How many seconds does a checkpoint take at the sustained speed?
 
@@ -583,7 +598,7 @@ def storage_plan(load, system):
           and then a save that is not in the background. lost is the turn without the interval, as
           a share of the turn
     """
-    raise NotImplementedError("exercise storage_plan: about 15 lines")
+    raise NotImplementedError("exercise 4.7: about 15 lines")
 
 
 # %%
@@ -605,8 +620,10 @@ for sharded in (True, False):
 # A single writer costs minutes. If the file system has a limit, that writer's one file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
 
 # %% [markdown]
-# #### `sick_rank_alarm` - open
-# > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines
+# ### Further
+#
+# #### `sick_rank_alarm`
+# > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines · open: no recipe
 #
 # Your rules saw one number. A person who looks for a sick GPU sees eight: clock and temperature, corrected memory errors, link errors, the wait for data, and more. A bad link makes *all* ranks slow, and no rank's own time shows it. A rank with a larger share of the work is slow from the start, but healthy. There is no recipe.
 #

@@ -114,6 +114,8 @@ def look(program, ranks=4, **settings):
 # ### 4.1 It stands still in the first step
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 3 lines
 #
+# *After this you can find where a program hangs, from the list of each rank's calls.*
+#
 # > With one rank it runs. With more it stands still in the first step, each time. I raised the timeout to an hour, and now it stands still for an hour. My colleague once got it through. Then the ranks did not agree on how many of each digit are read right.
 
 # %%
@@ -179,6 +181,8 @@ train_with_owners = check(train_with_owners)
 # ### 4.2 A detector: the first call that differs
 # > difficulty 2/5 · importance 5/5 · 10 minutes · about 6 lines
 #
+# *After this you can compare the calls of all ranks by a function, and name the first that differs.*
+#
 # A function can do what you did by eye in 4.1. It gets each rank's list of calls and finds the first place where the lists differ. `ranklab diagnose` will call yours for each group of a run.
 
 # %%
@@ -198,6 +202,8 @@ first_difference = check(first_difference)
 # %% [markdown]
 # ### 4.3 Two run, four do not
 # > difficulty 4/5 · importance 5/5 · 25 minutes · about 4 lines
+#
+# *After this you can take apart a hang in which each rank makes the expected number of calls.*
 #
 # > Two GPUs run, as one replica or as two. Four, as two replicas of two, stand still in the first step. I have counted each rank's calls in a step on paper, for both groups. The numbers are the same on all ranks.
 
@@ -269,6 +275,8 @@ train_on_a_grid = check(train_on_a_grid)
 # ### 4.4 A detector: who waits for whom
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 10 lines
 #
+# *After this you can find a circle of waiting ranks in any run that hangs.*
+#
 # In 4.3 each rank waited in a call that another rank of its group had not reached. Follow the arrows. If they lead back to where you began, no rank will ever go on: that is a deadlock.
 
 # %%
@@ -288,6 +296,8 @@ circle_of_waits = check(circle_of_waits)
 # %% [markdown]
 # ### 4.5 It learns, then it stands still
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 5 lines
+#
+# *After this you can track down a hang that comes at another step in each run.*
 #
 # > It learns, and then it stands still, at a step that changes with the number of ranks. With one rank there is no trouble, however long it runs. With last year's scans it never happened, and nobody has touched the program since.
 
@@ -349,6 +359,8 @@ train_until_good = check(train_until_good)
 # ### 4.6 A curve for each number of ranks
 # > difficulty 3/5 · importance 5/5 · 20 minutes · about 6 lines
 #
+# *After this you can find out why a loss curve depends on the number of ranks.*
+#
 # > The same lines, the same seed, the same learning rate, and yet each number of ranks has a loss curve of its own. The last loss is 3.70 on one rank, 4.00 on two, 3.89 on four. On one rank it also moves with `pieces`: 3.69 for one backward a step, 3.70 for two. It shows in the first step already: 5.5052 for one backward, 5.5050 for two, and 5.5023 on four ranks.
 
 # %%
@@ -407,6 +419,8 @@ moving_curve = check(moving_curve)
 # %% [markdown]
 # ### 4.7 NaN on two of four
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 1 line
+#
+# *After this you can trace a NaN to the first rank and the first step that had it.*
 #
 # > We train in float16, with torch's GradScaler. On one rank it goes well. On four the loss is NaN after a dozen steps, on two of the ranks first and a step later on all. A smaller `scale` puts it off, but it does not cure it.
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ranklab.planner.constants import CONSTANTS
+from ranklab.planner.cost import cost_per_token
 from ranklab.planner.memory import (
     GpuMemory, buffer_bytes, in_flight, kept_bytes, memory_per_gpu, numbers_of, ours, states,
 )
@@ -17,6 +18,36 @@ from ranklab.planner.space import ADVISED, layouts, refuse
 from ranklab.planner.step import (
     Step, bubble_part, head_seconds, layer_seconds, sent_seconds, update_seconds,
 )
+
+
+def rough_step_seconds__a_micro_batch_at_a_time(model, plan, machine):
+    """Times a micro-batch on a stage, and counts how many of them fit one after another."""
+    rate = 0.5 * machine.peak_flops
+    numbers = 6 * model.active + 12 * model.layers * plan.sequence * model.heads * model.head_size
+    if plan.recompute == "full":
+        numbers *= 8 / 6
+    of_chunk = (plan.micro_batch * plan.sequence * numbers / rate
+                / (plan.tp * plan.cp * plan.pp * plan.virtual))
+    return of_chunk * (plan.micro_batches * plan.virtual + plan.pp - 1)
+
+
+def rough_step_seconds__from_dollars(model, plan, machine):
+    """A GPU that costs a dollar a second: the cost of a token is its seconds."""
+    of_token = cost_per_token(model, plan.sequence, machine, 0.55, 3600)
+    busy = of_token * plan.batch * plan.sequence / plan.gpus
+    again = busy / 3 if plan.recompute == "full" else 0.0
+    part = (plan.pp - 1) / (plan.micro_batches * plan.virtual + plan.pp - 1)
+    return (busy + again) / (1 - part)
+
+
+def rough_step_seconds__or_the_network(model, plan, machine):
+    """The longer of computing and sending gradients of 16 bits once around a ring."""
+    flops = model.flops_per_token(plan.sequence) * (4 / 3 if plan.recompute == "full" else 1)
+    tokens = plan.dp * plan.micro_batch * plan.micro_batches * plan.sequence
+    seconds = flops * tokens / (machine.peak_flops * plan.gpus) / 0.51
+    seconds *= 1 + (plan.pp - 1) / plan.micro_batches / plan.virtual
+    sent = 2 * 2 * model.parameters / (plan.tp * plan.pp) * (plan.dp - 1) / plan.dp
+    return max(seconds, sent / machine.network) if plan.gpus > machine.node else seconds
 
 
 def memory_per_gpu__every_rank(model, plan, machine, tool=None, constants=CONSTANTS):

@@ -26,6 +26,7 @@ Those are the idea. Then:
     published/    published measurements, and the loader that reads them
     jobs.py, sources.py  a published run as a Model, a Machine and a Plan
     score.py, fit.py  errors on files of runs and on runs like a plan; the fit of the constants
+    rough.py      rough_step_seconds: what a rule of five lines can do on the same runs
 """
 
 import importlib
@@ -35,6 +36,7 @@ from ranklab.planner.cost import bill, cost_per_token
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
+from ranklab.planner.rough import rough_step_seconds
 from ranklab.planner.scaling import scaling_curve
 from ranklab.planner.search import NoLayout, search_layouts
 from ranklab.planner.step import Step, step_time
@@ -42,8 +44,9 @@ from ranklab.planner.step import Step, step_time
 __all__ = [
     "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "catalog", "choose", "choose_layout",
     "constants", "cost", "cost_per_token", "export", "find_model", "find_node", "jobs", "memory",
-    "memory_per_gpu", "model_of", "model_of_size", "plan_of", "published", "scaling_curve",
-    "search", "search_layouts", "space", "step", "step_time", "why",
+    "memory_per_gpu", "model_of", "model_of_size", "plan_of", "published", "rough",
+    "rough_step_seconds", "scaling_curve", "search", "search_layouts", "space", "step",
+    "step_time", "why",
 ]
 
 # Of the course's own trainer, which needs torch; all else of the planner does not.

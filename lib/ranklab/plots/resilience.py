@@ -43,6 +43,33 @@ def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
 
 
 @styled
+def two_costs(checkpoint, mean, title="Save at the bottom: there both costs are equal"):
+    """Draw the share of the time that checkpoints and lost work cost, over the interval.
+
+    checkpoint, mean: seconds that a checkpoint takes, and between two failures
+    """
+    fig, ax = figure(7.6, 3.2)
+    minutes = np.geomspace(3, 120, 80)
+    saving, lost = checkpoint / (60 * minutes), 60 * minutes / (2 * mean)
+    for index, (shares, name) in enumerate((
+            (saving, "checkpoints: C / T"), (lost, "lost work: T / 2M"),
+            (saving + lost, "both together"))):
+        line(ax, minutes, shares, index, name, marker="")
+    best = int(np.argmin(saving + lost))
+    ax.plot([minutes[best]], [(saving + lost)[best]], linestyle="none", marker="*", markersize=15,
+            color=TONES[2], markeredgecolor="white", zorder=3, label="least")
+    ax.set(xscale="log", ylim=(0, 0.4), xlim=(3, 120), title=title,
+           xlabel="T, minutes of work between two checkpoints (log scale)",
+           ylabel="share of the time that is lost")
+    ax.set_xticks([3, 5, 10, 20, 40, 80])
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("")
+    ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
 def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 120, 600),
               restart=600, title="How often to save"):
     """Draw the useful share of the time over the work between two checkpoints.

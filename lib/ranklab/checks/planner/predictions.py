@@ -9,6 +9,7 @@ from ranklab.planner.plan import Plan
 
 NUMBERS = MODELS["llama-70b"].parameters
 GB = NUMBERS / 16 / 1e9
+HOURS = 6 * 405e9 * 15.6e12 / (0.4 * find_node("h100-dgx").peak_flops) / 3600 / 1e6
 
 
 def times():
@@ -20,6 +21,24 @@ def times():
 
 
 PREDICTIONS = (
+    Prediction(
+        "planner_a10_times", unit="times", answer=times,
+        solution="(1.006 / (0.35 * 70)) / (2.74 / (0.5 * 312))",
+        hint="What do you get for a dollar: how many FLOPs of the model?",
+        mistakes={1.006 / 2.74: "that is the price of an hour, but how much work is done in it?",
+                  (1.006 / 70) / (2.74 / 312): "each GPU has its own MFU",
+                  1 / times(): "the other way round: a token costs more on the A10Gs"},
+        why="An A10G does a sixth of the work for a third of the price.",
+    ),
+    Prediction(
+        "planner_gpu_hours", unit="million", tolerance=0.03, answer=lambda: HOURS,
+        solution="6 * 405e9 * 15.6e12 / (0.4 * 989e12) / 3600 / 1e6",
+        hint="How many FLOPs does a token cost for each parameter, forward and backward?",
+        mistakes={HOURS / 3: "that is the forward alone: 2 FLOPs for each parameter, and backward "
+                  "has twice as many", 0.4 * HOURS: "a GPU reaches 40% of its peak",
+                  HOURS * 3600: "those are seconds", 4 / 3 * HOURS: "that counts a second forward"},
+        why="The model card says 30.84 million: counted like this, 35% of the peak.",
+    ),
     Prediction(
         "planner_states_gb", unit="GB", solution="(2 + 4 + 12 / 16) * 70.55 / 16",
         answer=lambda: sum(states(Plan(dp=16, zero=1), "megatron", NUMBERS / 16, 16)) / 1e9,
@@ -41,15 +60,6 @@ PREDICTIONS = (
                   365.0: "that is what four nodes reach: the question asks for the bound",
                   6.25: "the eight GPUs do not share a card: each has its own"},
         why="Eight rings each use their own card of 50 GB/s. Four nodes reached 365 GB/s.",
-    ),
-    Prediction(
-        "planner_a10_times", unit="times", answer=times,
-        solution="(1.006 / (0.35 * 70)) / (2.74 / (0.5 * 312))",
-        hint="What do you get for a dollar: how many FLOPs of the model?",
-        mistakes={1.006 / 2.74: "that is the price of an hour, but how much work is done in it?",
-                  (1.006 / 70) / (2.74 / 312): "each GPU has its own MFU",
-                  1 / times(): "the other way round: a token costs more on the A10Gs"},
-        why="An A10G does a sixth of the work for a third of the price.",
     ),
     Prediction(
         "planner_bubble", solution="7 / (8 + 7)", answer=lambda: flush_bubble(8, 8),

@@ -4,6 +4,7 @@ from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
+from ranklab.planner.rough import median_error, rough_jobs, rough_ratios
 from ranklab.planner.score import memory_ratio, quantile, score, step_ratio
 from ranklab.planner.step import step_time
 from ranklab.projects.planner.files import dry_run
@@ -39,6 +40,22 @@ def errors(memory=memory_per_gpu, step=step_time):
         lines += [f"{f'{kind}, {part}':28}{len(ratios):6}{quantile(ratios, 0.5):14.1%}"
                   f"{quantile(ratios, 0.9):15.1%}"
                   for kind, ratios in (("step time", times), ("memory", held))]
+    return "\n".join(lines)
+
+
+def rough_errors(seconds_of):
+    """Return how far off a rough rule is on each source's runs, with step_time's error, as text.
+
+    seconds_of  rough_step_seconds, or a learner's
+    """
+    lines = [f"{'':20}{'runs':>6}{'median error':>14}{'too much or little':>20}{'step_time':>11}"]
+    sources = sorted({job.source for job in rough_jobs()})
+    for source in (*sources, "all"):
+        rows = [job for job in rough_jobs() if source in (job.source, "all")]
+        ratios = rough_ratios(seconds_of, rows)
+        library = median_error([step_ratio(job) for job in rows])
+        lines.append(f"{source:20}{len(rows):6}{median_error(ratios):14.0%}"
+                     f"{quantile(ratios, 0.5) - 1:+20.0%}{library:11.0%}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,58 @@
+"""A step's time by a rule of five lines (FLOPs, one efficiency, a bubble), and its errors on
+published runs.
+"""
+
+import functools
+
+from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.published import all_runs
+from ranklab.planner.score import quantile
+
+
+def rough_step_seconds(model, plan, machine):
+    """Return the seconds of a step by a rule of thumb: FLOPs, one efficiency, a bubble.
+
+    FLOPs       model.flops_per_token(plan.sequence) for each token of the batch, shared by all
+                GPUs; with forwards=2 if plan.recompute is "full"
+    efficiency  the part of machine.peak_flops that a busy GPU reaches: one number for all runs,
+                which you choose
+    bubble      on top of the busy time, (P - 1) / (v M) of it: plan.pp stages, plan.virtual,
+                plan.micro_batches (lab 09)
+    Half of the published runs of dense models in bf16 must be within 15%. More terms are welcome,
+    if each of the rules above still holds within 10%.
+    lab         13
+    """
+    efficiency = 0.52  # the best for these runs, by trying; 0.48 to 0.57 will do
+    forwards = 2 if plan.recompute == "full" else 1
+    flops = plan.batch * plan.sequence * model.flops_per_token(plan.sequence, forwards=forwards)
+    busy = flops / (plan.gpus * efficiency * machine.peak_flops)
+    return busy * (1 + (plan.pp - 1) / (plan.virtual * plan.micro_batches))
+
+
+@functools.cache
+def rough_jobs():
+    """Return the Jobs of all published runs of dense models in bf16 that have a step time."""
+    jobs = []
+    for run in all_runs():
+        try:
+            job = job_of(run)
+        except Unused:
+            continue
+        if job.seconds and not job.model.experts and job.plan.precision == "bf16":
+            jobs.append(job)
+    return tuple(jobs)
+
+
+def rough_ratios(seconds_of, jobs=None):
+    """Return the predicted by the published step time of each of the jobs.
+
+    seconds_of  rough_step_seconds, or a learner's
+    jobs        None: rough_jobs()
+    """
+    return [seconds_of(job.model, job.plan, job.machine) / job.seconds
+            for job in (rough_jobs() if jobs is None else jobs)]
+
+
+def median_error(ratios):
+    """Return the median of |ratio - 1|."""
+    return quantile([abs(ratio - 1) for ratio in ratios], 0.5)
