@@ -336,10 +336,13 @@ def profiled(cap, width=512):
     return timeline.events
 
 
-plots.timeline(launch(profiled, 2**20, ranks=2), "Buckets of 1 MB")
+plots.timeline(launch(profiled, 2**20, ranks=2), "Buckets of 1 MB: they leave during backward")
 
 # %%
 plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hide behind")
+
+# %% [markdown]
+# Look at number 1 in both pictures: with small buckets it leaves early, and the one large bucket has to wait for the end of backward.
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [01_baseline](01_baseline.ipynb); the rest of this lab is extra.
@@ -757,7 +760,7 @@ missing = {"nothing is left out": found[4][:1]} | project.run(
 print(project.table(missing))
 
 # %%
-plots.held_out_errors(missing)
+plots.held_out_errors(missing, "Most of these mistakes look like a slightly weaker model")
 
 # %% [markdown]
 # No run raised an error. Without `mean` the ranks apply the sum, and you notice it at once: 90% wrong is guessing. Without
