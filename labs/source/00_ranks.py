@@ -360,7 +360,7 @@ def watched(fn):
 
 spans = launch(watched, pass_the_token, ranks=8)
 first = min(start for start, _ in spans)
-plots.time_held([end - first for _, end in spans])
+plots.time_held([end - first for _, end in spans], "Only one rank works at a time")
 
 # %% [markdown]
 # You see a staircase. Each rank waits until the token has visited all ranks before it, and rank 0 waits until the token

@@ -290,7 +290,7 @@ plots.activations(
     {"plain attention": of_blocks(False, False), "flash": of_blocks(True, False),
      "flash, recomputed": of_blocks(True, True)},
     ["24 blocks", "embedding, head, loss"],
-    title="Saved for backward: GPT-2 medium, 8 x 1024 tokens")
+    "GPT-2 medium, 8 x 1024 tokens")
 
 # %% [markdown]
 # Plain attention pays for a T x T matrix in each head. **Flash attention** never writes this matrix. It keeps a log-sum for

@@ -191,8 +191,10 @@ tree_broadcast = check(tree_broadcast)
 
 # %%
 tree = launch(count, tree_broadcast, ranks=8)
-in_round = {(r, r + 2**k): f"round {k + 1}" for k in range(3) for r in range(2**k)}
-plots.traffic_matrix([sent for sent, _ in tree], "tree_broadcast of 4 MB", in_round)
+plots.tree([sent for sent, _ in tree])
+
+# %% [markdown]
+# Look at each row: every rank that has the data sends it on, so their number doubles in each round.
 
 # %% [markdown]
 # ### 4.2 Ring reduce-scatter
@@ -254,7 +256,8 @@ ring_reduce_scatter = check(ring_reduce_scatter)
 # Here you see what your function did, with all chunks. In each step every rank sends one chunk and gets another.
 
 # %%
-plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4)
+plots.steps(launch(watch, ring_reduce_scatter, ranks=4), ranks=4,
+            title="Each partial sum grows on its way round, and ends with its owner")
 
 # %% [markdown]
 # ### 4.3 Ring all-gather
@@ -325,7 +328,8 @@ ring_all_reduce = check(ring_all_reduce)
 # **2 (R-1)/R of the tensor**: 1.5 times the tensor on 4 ranks, 1.75 times on 8, and never 2.
 
 # %%
-plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4)
+plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4,
+            title="The first half of the steps adds up, the second half shares")
 
 # %% [markdown]
 # Compare the ring with section 3. (Both pictures use the same shades.) The total is the same 24 MB, to the byte! The ring
@@ -383,7 +387,7 @@ sizes = np.geomspace(1e3, 1e9, 25)
 plots.time_against_size(
     {name: (sizes, [alpha_beta_time(name, n, 8, 10e-6, 1 / 100e9) for n in sizes])
      for name in ("ring", "recursive_doubling", "parameter_server")},
-    title="all-reduce on 8 ranks, by the model")
+    title="8 ranks, by the model: few steps win on the left, few bytes on the right")
 
 # %% [markdown]
 # ### 4.6 Any length to any rank
@@ -516,7 +520,8 @@ def watch_nodes(per_node):
     return watch(lambda x: hierarchical_all_reduce(x, inside, across))
 
 
-plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2)
+plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2,
+            title="Only the chunks in dashed frames cross the slow link")
 
 # %% [markdown]
 # #### `parameter_server`
@@ -700,7 +705,7 @@ emulated = slow.emulate((1, 2, 4, 8), repeats=2, ring=ring_all_reduce,
                         hierarchical=hierarchical_all_reduce)
 ratios = np.geomspace(1, 8, 7)
 plots.slow_link(ratios, slow.model(ratios), emulated,
-                title="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
+                setting="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
 
 # %% [markdown]
 # By the model, the flat ring wins if all links are equal, because the hierarchical algorithm does the same work in two

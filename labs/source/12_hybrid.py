@@ -46,7 +46,7 @@ begin("12_hybrid")
 # %% [markdown]
 # ## 2. Picture
 #
-# Here are eight ranks on two nodes of four, arranged in a **mesh** with three axes. Each panel shows one axis, and which ranks talk along it. Dark ranks are on one node and white ranks on the other. Dashed lines cross between the nodes.
+# Here are eight ranks on two nodes of four, arranged in a **mesh** with three axes. Each panel shows one axis, and which ranks talk along it. A box is a node, and dashed lines cross between the nodes.
 
 # %%
 from ranklab.plots import hybrid as plots
@@ -69,7 +69,8 @@ from ranklab.projects.hybrid import JOBS
 
 job = JOBS["100b"]
 layout = Layout(pp=4, dp=2, tp=8, sequence_parallel=True, zero=1, recompute=True)
-plots.along_axes(layout_traffic(job, layout), layout.mesh, 8, "A step of 100 billion parameters")
+plots.along_axes(layout_traffic(job, layout), layout.mesh, 8,
+                 "of 100 billion parameters")
 
 # %% [markdown]
 # Tensor parallelism sends by far the most, so tensor ranks must be **neighbours** inside a node. In a mesh the last axis varies fastest, so ranks with consecutive numbers are neighbours along the last axis. That is why tensor comes last.
@@ -435,7 +436,8 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
 # %%
 saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
 wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
-plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8))
+plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8),
+               "Each new box overlaps several old ones")
 
 # %% [markdown]
 # Rank 1 of the three needs a piece of all four boxes.
@@ -534,7 +536,7 @@ def boxes(ranks, name, kind):
 
 name = "blocks.0.mlp.down.weight"
 plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kept)[:3]},
-               whole[name, "exp_avg"].shape, f"exp_avg of {name}")
+               whole[name, "exp_avg"].shape, f"exp_avg of {name}: one matrix, cut anew for each layout")
 
 # %% [markdown]
 # The loaded state is equal bit for bit. From then on the new layout adds numbers in another order, so the following losses agree only to about six digits.

@@ -52,7 +52,7 @@ from ranklab.plots import clinic as plots
 plots.symptoms()
 
 # %% [markdown]
-# Look at the column "not as one process": 15 of the 21 differ from one process, and 7 of these show nothing else. They neither hang nor fail, and the ranks agree.
+# Look at the column "differs from one process": 15 of the 21 have a sign there, and for 7 of these, the diamonds, it is the only one. They neither hang nor fail, and the ranks agree.
 
 # %% [markdown]
 # ## 3. Smallest working code

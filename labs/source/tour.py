@@ -103,7 +103,7 @@ from ranklab.projects.hybrid import compare
 
 layouts = [parse_layout(words) for words in ("4x1x1", "1x4x1", "1x1x4", "2x2x2")]
 rows = compare.compare(layouts, progress=False)  # one process comes first
-plots.compared(rows, title="Five layouts, different bytes, one loss")
+plots.compared(rows)
 
 # %% [markdown]
 # Look at the left half first: each of four data ranks holds as much as the one process, while every other layout divides

@@ -4,11 +4,11 @@ from ranklab.ranks import shard_range
 
 
 def world():
-    return plots.world(8, 2)
+    return plots.world(8, 2, title="")
 
 
 def shards():
-    return plots.shards(shard_range, 50), 5.75, 2.25
+    return plots.shards(shard_range, 50, title=""), 5.75, 2.25
 
 
 def circle():

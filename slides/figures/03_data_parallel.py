@@ -53,7 +53,7 @@ def _curves(lines, title, xlabel, ylabel, legend, **looks):
 
 
 def replicas():
-    fig = plots.replicas()
+    fig = plots.replicas(title="")
     shorter = {"forward, backward": "model", "all-reduce\nmean $= g$": "mean\n$= g$",
                "the same step,\nso the same weights": "so the same\nweights"}
     for text in fig.axes[0].texts:

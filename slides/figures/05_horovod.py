@@ -36,7 +36,7 @@ def _step(sizes, backward, cycle, ranks, copies, late=0.0):
 
 
 def orders():
-    return plots.opening(), 6.2, 2.5
+    return plots.opening(title=""), 6.2, 2.5
 
 
 def fusion():
@@ -93,8 +93,7 @@ def adasum():
 def _timeline(late, title):
     fig = plots.timeline(_step([4 * MB] * 16, 40 * ms, 5 * ms, 8, 10e9, late), title)
     ax = fig.axes[0]
-    ax.set(xlim=(0, 90 * ms), xlabel="since the first gradient was ready", ylabel="")
-    ax.legend(loc="upper right", handlelength=1.5)
+    ax.set(xlim=(0, 90 * ms), xlabel="since the first gradient was ready")
     return fig, 5.75, 2.4
 
 

@@ -25,7 +25,7 @@ def _rows():
 def rows():
     found = launch(_rows, ranks=4)
     shares = {name: [of_rank[name] for of_rank in found] for name in found[0]}
-    return plots.rows(shares, "Linear(4, 10) and Linear(10, 4)"), 5.75, 2.4
+    return plots.rows(shares), 5.75, 2.4
 
 
 def hybrid():

@@ -15,7 +15,7 @@ def _messages():
 
 
 def ring():
-    return plots.steps(launch(_messages, ranks=4), 4, title="Ring all-reduce")
+    return plots.steps(launch(_messages, ranks=4), 4, title="Ring all-reduce: partial sums travel until every rank has all")
 
 
 def compare():
@@ -23,5 +23,4 @@ def compare():
     """
     words = ("4x1x1", "4x1x1,zero", "1x4x1", "1x1x4", "2x2x2,zero")
     rows = layouts.compare([parse_layout(word) for word in words], progress=False)
-    title = "Six layouts, one loss (within 0.0001)"
-    return hybrid.compared(rows, title), 7.8, 3.1  # small, so that its letters are large on a slide
+    return hybrid.compared(rows), 7.8, 3.1  # small, so that its letters are large on a slide

@@ -4,10 +4,10 @@ A sign is a comparison of the program as it was found with the mended one, on fo
 mended one equals one process. tests/test_clinic_symptoms.py runs both and measures all symptoms.
 """
 
-HANGS = "stands still"
+HANGS = "hangs"
 SLOW = "slow"  # half as much work again on the busiest rank, or as many bytes
 RANKS = "ranks differ"  # in what is the same on all ranks of the mended one
-PROCESS = "not as one process"
+PROCESS = "differs from one process"
 FINITE = "not finite"
 MEMORY = "memory grows"
 TWICE = "data seen twice"

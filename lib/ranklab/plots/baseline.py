@@ -26,7 +26,8 @@ def hierarchy(device):
         ax.text(4.3, row, f"{human_bytes(level.bandwidth)}/s{slower}", va="center", fontsize=9)
     ax.text(4.3, -0.75, "bandwidth (and as a part of the registers')", fontsize=9, va="center")
     ax.set(xlim=(-4.2, 7.8), ylim=(len(levels) - 0.45, -1.1),
-           title=f"The memories of one {device.name}")  # fmt: skip
+           title=f"{device.name}: the {levels[-1].name} is {rates[0] / rates[-1]:,.0f} times slower "
+                 f"than the {levels[0].name}")  # fmt: skip
     clean(ax)
     return fig
 
@@ -53,8 +54,12 @@ def memory(table, title="Memory of one training step"):
 
 
 @styled
-def activations(keeps, parts, title="What one block keeps for backward"):
-    """Draw the activations of one block, stacked by part; keeps is {bar: [bytes of each part]}."""
+def activations(keeps, parts, model="one block"):
+    """Draw the activations that a model keeps for backward, stacked by part.
+
+    keeps: {bar: [bytes of each part]}
+    model: the words for the model and its batch
+    """
     fig, ax = figure(7, 3.4)
     bottom = np.zeros(len(keeps))
     for index, part in enumerate(parts):
@@ -64,29 +69,33 @@ def activations(keeps, parts, title="What one block keeps for backward"):
     for x, total in enumerate(bottom):
         ax.text(x, total, human_bytes(total), ha="center", va="bottom", fontsize=9)
     bytes_axis(ax.yaxis)
-    ax.set(title=title, ylim=(0, 1.12 * bottom.max()))
+    first, *_, last = keeps
+    ax.set(title=f"{first.capitalize()} keeps {bottom[0] / bottom[-1]:.0f} times as much as {last}",
+           ylim=(0, 1.12 * bottom.max()), ylabel="kept for backward", xlabel=model)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     return fig
 
 
 @styled
-def live_bytes(curves, title="Activations that wait for backward, during one step"):
+def live_bytes(curves):
     """Draw the bytes kept for backward over a step.
 
     `curves` is {label: (bytes in forward, bytes in backward)}.
     """
     fig, ax = figure(7, 3)
+    peaks = []
     for index, (label, (forward, backward)) in enumerate(curves.items()):
         x = np.r_[np.linspace(0, 1, len(forward)), np.linspace(1, 3, len(backward))]
-        peak = max(*forward, *backward)
-        line(ax, x, forward + backward, index, f"{label}: peak {human_bytes(peak)}", marker="")
+        peaks.append(human_bytes(max(*forward, *backward)))
+        line(ax, x, forward + backward, index, f"{label}: peak {peaks[-1]}", marker="")
     ax.axvline(1, color=INK, linestyle=":", linewidth=1.5)
     bytes_axis(ax.yaxis)
     ax.set_xticks([0.5, 2], ["forward", "backward"])
     ax.tick_params(axis="x", length=0)
     ax.grid(axis="x", visible=False)
-    ax.set(title=title, ylim=(0, None), xlim=(0, 3))
+    ax.set(title=f"{label.capitalize()}: at most {peaks[-1]} wait for backward, not {peaks[0]}",
+           ylim=(0, None), xlim=(0, 3), ylabel="activations in memory")
     ax.legend(loc="upper right")
     return fig
 
@@ -102,6 +111,7 @@ def roofline(operations, device, title=None):
     ax.axvline(device.balance, color=FAINT, linewidth=1.2, zorder=0)
     ax.text(device.balance, 2 * low * bandwidth, f"balance: {device.balance:.0f} FLOP/byte ",
             ha="right", fontsize=9)  # fmt: skip
+    waiting = sum(each.intensity < device.balance for each in operations)
     legend, groups = [], []  # operations that are too close to be told apart share a label
     for number, operation in enumerate(sorted(operations, key=lambda o: o.intensity), 1):
         if not groups or operation.intensity > 1.2 * groups[-1][0]:
@@ -121,7 +131,8 @@ def roofline(operations, device, title=None):
     ax.set(xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(None, peak * 2),
            xlabel="intensity (FLOP per byte of memory traffic)",
            ylabel="FLOP/s that can be reached",
-           title=title or f"Roofline of one {device.name}")  # fmt: skip
+           title=title or f"{waiting} of {len(operations)} operations wait for the memory "
+                          f"of an {device.name}")  # fmt: skip
     return fig
 
 
@@ -146,7 +157,7 @@ def loss_curve(history, bigram, title="A GPT learns more than pairs of letters")
 
 
 @styled
-def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
+def scale_history(scales, skipped, large=()):
     """Draw the loss scale of each step, with marks at skipped steps and at `large` batches."""
     fig, ax = figure(7, 2.6)
     for place, step in enumerate(large):
@@ -155,7 +166,8 @@ def scale_history(scales, skipped, large=(), title="Dynamic loss scaling"):
     line(ax, range(len(scales)), scales, 0, "loss scale", marker="", drawstyle="steps-mid")
     line(ax, skipped, [scales[step] for step in skipped], 1, "overflow: step skipped",
          linestyle="")  # fmt: skip
-    ax.set(xlabel="step", ylabel="scale that the step used", title=title)
+    ax.set(xlabel="step", ylabel="scale that the step used",
+           title=f"Dynamic loss scaling: {len(skipped)} of {len(scales)} steps skipped")
     ax.set_yscale("log", base=2)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig

@@ -1,7 +1,7 @@
 """The figures of lab 16: what each disease shows, who waits for whom, losses after a restart."""
 
 from ranklab.clinic.detectors import first_difference
-from ranklab.clinic.symptoms import COLUMNS, SYMPTOMS
+from ranklab.clinic.symptoms import COLUMNS, PROCESS, SYMPTOMS
 from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, styled
 
@@ -10,10 +10,11 @@ STANDING = "#f2c9a4"  # light in grey, too: what a rank waits in
 
 
 @styled
-def symptoms(title="What each disease shows of itself"):
-    """Draw a row for each of the 21 diseases, in their groups, with a dark square for each sign.
+def symptoms(title=None):
+    """Draw a row for each of the diseases, in their groups, with a dark square for each sign.
 
-    A sign is what a disease shows of itself on four ranks, compared with the fixed program.
+    A sign is what a disease shows of itself on four ranks, compared with the fixed program. An
+    orange diamond is the only sign of a disease that differs from one process.
     """
     groups = [*SYMPTOMS.items()]
     fig, axes = figure(8.6, 4.6, cols=2)
@@ -27,7 +28,9 @@ def symptoms(title="What each disease shows of itself"):
                 ax.text(-0.6, row, disease.replace("_", " "), ha="right", va="center", fontsize=9)
                 ax.plot((-0.5, 7.5), (row, row), color=FAINT, lw=0.6, zorder=0)
                 for column, sign in enumerate(COLUMNS):
-                    if sign in shown:
+                    if shown == {sign} == {PROCESS}:
+                        ax.plot(column, row, "D", color=TONES[1], markersize=9)
+                    elif sign in shown:
                         ax.plot(column, row, "s", color=TONES[0], markersize=11)
                     else:
                         ax.plot(column, row, ".", color=FAINT, markersize=4)
@@ -36,8 +39,11 @@ def symptoms(title="What each disease shows of itself"):
             ax.text(column, -0.6, sign, rotation=60, ha="left", va="center", fontsize=9,
                     rotation_mode="anchor")
         ax.set(xlim=(-5, 9), ylim=(13.5, -5))
-    if title:
-        fig.suptitle(title, fontsize=11, weight="bold")
+    every = [shown for diseases in SYMPTOMS.values() for shown in diseases.values()]
+    wrong = sum(PROCESS in shown for shown in every)
+    silent = sum(shown == {PROCESS} for shown in every)
+    fig.suptitle(f"{wrong} of {len(every)} diseases differ from one process, and {silent} of these "
+                 "show nothing else" if title is None else title)
     return fig
 
 
@@ -71,7 +77,7 @@ def waits(calls, title="A circle of waits"):
     rows.text(1.75, 0.65, "waits here", ha="center")
     rows.set(xlim=(-2, 2.7), ylim=(-3.5, 0.9))
     if title:
-        fig.suptitle(title, fontsize=11, weight="bold")
+        fig.suptitle(title)
     return fig
 
 
@@ -140,5 +146,5 @@ def restarts(runs, stop, first=4, title="After a restart"):
     axes[0].set_ylabel("loss of the step")
     axes[-1].legend(loc="upper right")
     if title:
-        fig.suptitle(title, fontsize=11, weight="bold")
+        fig.suptitle(title)
     return fig

@@ -33,12 +33,16 @@ def recorded(recording, alarm=None, title=""):
         ax.set_ylabel(words)
     for ax in axes[-1]:
         ax.set_xlabel("minutes (dotted: it begins)")
-    fig.suptitle(title or f"An emulated run: {recording.kind}", fontsize=11, weight="bold")
+    named = ", ".join(map(str, recording.sick))
+    fig.suptitle(title or f"An emulated run, {recording.kind}: " + (
+        f"only rank {named} differs" if len(recording.sick) == 1 else
+        f"only ranks {recording.sick[0]} to {recording.sick[-1]} differ" if named else
+        "no rank is sick"))
     return fig
 
 
 @styled
-def step_times(series, factor, fired=(), title="Steps of all ranks, beside the rule's limit"):
+def step_times(series, factor, fired=()):
     """Draw each rank's seconds until the collective over time, the rule's limit, and its alert.
 
     series: {labels: [(seconds, value)]} of one run's train_step_seconds
@@ -60,13 +64,16 @@ def step_times(series, factor, fired=(), title="Steps of all ranks, beside the r
     if fired:
         ax.axvline(fired[0][0] / 60, color=TONES[0], linestyle="--", linewidth=1.4,
                    label="the alert fires")
-    ax.set(xlabel="minutes", ylabel="seconds until the collective", title=title, ylim=(0, None))
+    ranks = ", ".join(sorted(slow, key=int))
+    ax.set(xlabel="minutes", ylabel="seconds until the collective", ylim=(0, None),
+           title=f"The alert names rank {ranks} after {fired[0][0] / 60:.0f} minutes" if fired
+           else "No rank stays above the limit, and no alert fires")
     ax.legend()
     return fig
 
 
 @styled
-def alarms(scores, title="Seconds until the alarm, by what is wrong"):
+def alarms(scores, title=None):
     """Draw the mean seconds until each alarm as bars, by kind of sickness, and the false alarms.
 
     scores: {name: Score}
@@ -79,7 +86,10 @@ def alarms(scores, title="Seconds until the alarm, by what is wrong"):
         bars(ax, np.arange(len(kinds)) + width * index, means, index,
              f"{name}: {len(found.false)} false of {len(found.points)}", width=width)
     ax.set_xticks(np.arange(len(kinds)) + 0.4 - width / 2, kinds)
-    ax.set(ylabel="seconds (900: none)", title=title)
+    if title is None:
+        title = "; ".join(f"{name} finds {sum(np.mean(each.seconds[kind]) < 900 for kind in kinds)}"
+                          f" of {len(kinds)} kinds" for name, each in scores.items())
+    ax.set(ylabel="seconds until the alarm\n(900: none)", title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=len(scores))
     return fig

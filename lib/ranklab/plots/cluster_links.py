@@ -6,7 +6,7 @@ MOST = 4  # rings that are drawn
 
 
 @styled
-def rings(log, title="The rings that NCCL made"):
+def rings(log, title=None):
     """Draw the order in which the ring of each channel visits the ranks, and the nodes they are in.
 
     log: an NcclLog
@@ -16,12 +16,14 @@ def rings(log, title="The rings that NCCL made"):
     fig, ax = figure(min(9.0, 2.2 + 0.55 * size), 1.2 + 0.62 * max(1, len(shown)))
     nodes = sorted(log.hosts.values())
     node_of = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+    leaving = set()
     for row, channel in enumerate(shown):
         ring = log.rings[channel]
         for place, rank in enumerate(ring):
             after = ring[(place + 1) % len(ring)]
             via = log.links.get((channel, rank, after), "")
             crosses = node_of.get(rank) != node_of.get(after)
+            leaving |= {rank} if crosses else set()
             ax.annotate("", (place + 0.72, row), (place + 0.28, row), arrowprops={
                 "arrowstyle": "->", "color": TONES[1] if crosses else INK,
                 "linewidth": 2.2 if crosses else 1.0, "linestyle": "-" if via else ":"})
@@ -29,6 +31,8 @@ def rings(log, title="The rings that NCCL made"):
             ax.text(place, row, rank, ha="center", va="center", fontsize=8 if size < 20 else 5,
                     bbox={"boxstyle": "round,pad=0.25", "edgecolor": INK, "linewidth": 0.8,
                           "facecolor": "white" if even else FAINT})
+    if title is None:
+        title = f"{len(shown)} rings of NCCL leave the nodes by {len(leaving)} ranks"
     ax.set(xlim=(-0.6, size), ylim=(max(1, len(shown)) - 0.4, -0.6), title=title,
            xlabel=f"order of the ranks in the ring; {len(nodes)} nodes, white and grey by turns\n"
            "thick arrows go to another node, the last one back to the first rank")
@@ -39,7 +43,7 @@ def rings(log, title="The rings that NCCL made"):
 
 
 @styled
-def networks(speeds, nbytes, title="What a node can send"):
+def networks(speeds, nbytes, title=None):
     """Draw a bar for each network: its GB/s, and the seconds that `nbytes` take.
 
     speeds: {name: bytes/s}
@@ -47,12 +51,15 @@ def networks(speeds, nbytes, title="What a node can send"):
     fig, ax = figure(8, 0.9 + 0.5 * len(speeds))
     rates = [each / 1e9 for each in speeds.values()]
     bars(ax, range(len(rates)), rates, 0, barh=True)
+    fast, *_, slow = sorted(rates, reverse=True)
     for place, rate in enumerate(rates):
         ax.annotate(f"{rate:.3g} GB/s; {nbytes / 1e9 / rate:.3g} s", (rate, place), (5, 0),
                     textcoords="offset points", va="center", fontsize=9)
     ax.set_yticks(range(len(rates)), list(speeds))
     ax.invert_yaxis()
-    ax.set(xscale="log", xlim=(min(rates) / 2, 20 * max(rates)), title=title,
+    ax.set(xlim=(0, 1.3 * fast),
+           title=f"The fastest network is {fast / slow:,.0f} times as fast as the slowest"
+           if title is None else title,
            xlabel=f"GB/s out of a node; seconds for {nbytes / 1e9:.0f} GB")
     ax.grid(axis="y", visible=False)
     return fig

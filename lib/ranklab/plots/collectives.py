@@ -5,7 +5,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Circle, Rectangle
 from matplotlib.ticker import LogLocator
 
-from ranklab.plots.boxes import arrow, box
+from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import (
     FAINT, INK, TONES, bare_grid, bars, bytes_axis, clean, figure, human_bytes, line,
     seconds_axis, styled,
@@ -94,7 +94,7 @@ def steps(messages, ranks, nodes=1, title=None, cols=None):
         note += " (dashed: from the other node)"
     fig.supxlabel(note, fontsize=9)
     if title:
-        fig.suptitle(title, fontweight="bold", fontsize=11)
+        fig.suptitle(title)
     return fig
 
 
@@ -129,17 +129,58 @@ def _frame(ax, chunk, rank, dashes):
 
 
 @styled
-def traffic_matrix(bytes_to, title="bytes sent", notes=None):
+def traffic_matrix(bytes_to, title="bytes sent"):
     """Draw the bytes that each rank sent to each other one: row = sender, column = receiver.
 
     `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
-    `notes`, {(sender, receiver): text}, stand below the bytes, where any were sent.
     """
-    return traffic_matrices({title: bytes_to}, notes)
+    return traffic_matrices({title: bytes_to})
 
 
 @styled
-def traffic_matrices(tables, notes=None):
+def tree(bytes_to, root=0):
+    """Draw who sends to whom in a broadcast, with a row for each round.
+
+    A rank's circle stands in the round in which it gets the data. A rank is taken to send its
+    messages one in a round, from the next round on, in the order of its mapping.
+    `bytes_to`: as for traffic_matrix
+    """
+    rounds, edges, order = {root: 0}, [], []
+    _branch(bytes_to, root, rounds, edges, order)
+    last = max(rounds.values())
+    place = {rank: x for x, rank in enumerate(order)}
+    fig, ax = figure(max(6, 0.8 * len(order) + 1.4), 0.75 * last + 1.3)
+    clean(ax)
+    for rank, x in place.items():  # from then on it has the data
+        ax.plot((x, x), (rounds[rank], last), color=FAINT, lw=1.5, zorder=0)
+        disc(ax, x, rounds[rank], rank, 0.24, fontsize=11, fontweight="bold")
+    for sender, to in edges:
+        start = place[sender], rounds[to] - 1
+        ax.plot(*start, ".", color=INK, zorder=1)
+        arrow(ax, start, (place[to], rounds[to]), zorder=1, arrowstyle="-|>", lw=1.8,
+              color=TONES[1], shrinkB=12)
+    for number in range(last + 1):
+        ax.text(-0.7, number, f"round {number}" if number else "start", ha="right", va="center")
+    busiest = max(range(len(bytes_to)), key=lambda rank: sum(bytes_to[rank].values()))
+    ax.set(xlim=(-1.7, len(order) - 0.5), ylim=(last + 0.4, -0.4),
+           title=f"After {last} rounds all {len(order)} ranks have the data; rank {busiest} sends "
+                 f"{human_bytes(sum(bytes_to[busiest].values()))}")
+    return fig
+
+
+def _branch(bytes_to, rank, rounds, edges, order):
+    """Fill in the round of all ranks below `rank`, the edges, and an order that crosses none."""
+    order.append(rank)
+    reached = [to for to in bytes_to[rank] if to not in rounds]
+    for number, to in enumerate(reached, rounds[rank] + 1):
+        rounds[to] = number
+        edges.append((rank, to))
+    for to in reversed(reached):
+        _branch(bytes_to, to, rounds, edges, order)
+
+
+@styled
+def traffic_matrices(tables):
     """Draw several traffic matrices in the same shades.
 
     `tables` is {title: bytes_to of every rank}.
@@ -148,21 +189,21 @@ def traffic_matrices(tables, notes=None):
     fig, axes = figure((0.6 * R + 1.1) * len(tables), 0.42 * R + 1.4, 1, len(tables), squeeze=False)
     most = max(n for bytes_to in tables.values() for sent in bytes_to for n in (*sent.values(), 1))
     for ax, (title, bytes_to) in zip(axes.flat, tables.items()):
-        _matrix(ax, bytes_to, most, notes or {})
+        _matrix(ax, bytes_to, most)
         busiest = max(sum(sent.values()) for sent in bytes_to)
         ax.set_title(f"{title}\nthe busiest rank sends {human_bytes(busiest)}")
     return fig
 
 
-def _matrix(ax, bytes_to, most, notes):
+def _matrix(ax, bytes_to, most):
     R = len(bytes_to)
     table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
     ax.imshow(table, cmap=SHADES, vmin=0, vmax=most, aspect="auto")
     for sender, to in np.ndindex(R, R):
         n = table[sender, to]
         colour = "white" if n > 0.6 * most else INK if n else FAINT
-        text = "\n".join((human_bytes(n), *filter(None, [notes.get((sender, to))]))) if n else "-"
-        ax.text(to, sender, text, ha="center", va="center", color=colour, fontsize=8.5)
+        ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center", color=colour,
+                fontsize=8.5)
         ax.add_patch(Rectangle((to - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
     bare_grid(ax, range(R), range(R))
     ax.set(xlabel="to rank", ylabel="from rank")
@@ -180,7 +221,10 @@ def busiest_rank(sent):
         places = np.arange(len(per_rank)) + (index - (len(sent) - 1) / 2) * width
         bars(ax, places, per_rank, index, name, width=width)
     ax.set_xticks(range(len(per_rank)), [f"rank {r}" for r in range(len(per_rank))])
-    ax.set_ylabel("bytes sent")
+    busiest = {name: max(per_rank) for name, per_rank in sent.items()}
+    most, least = max(busiest, key=busiest.get), min(busiest, key=busiest.get)
+    ax.set(ylabel="bytes sent", title=f"The busiest rank: {human_bytes(busiest[most])} by {most}, "
+                                      f"{human_bytes(busiest[least])} by {least}")
     bytes_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper right")
@@ -209,20 +253,20 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
     ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
-    ax.set_title(title or "time against size")
+    ax.set_title(title or "Few steps win for small tensors, few bytes for large ones")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5),
               title="lines: alpha + n beta" if fits else None, title_fontsize=9)
     return fig
 
 
 @styled
-def slow_link(ratios, seconds, measured=None, title=None):
+def slow_link(ratios, seconds, measured=None, setting=None):
     """Draw the time of each algorithm against how much slower the link between the nodes is.
 
     `seconds` is {name: [seconds at each ratio]} from the model, `measured` the same from
-    emulated links (drawn as points).
+    emulated links (drawn as points). `setting` says what is sent, and over which links.
     """
-    fig, ax = figure(7, 3.2)
+    fig, ax = figure(7, 3.4)
     for index, (name, values) in enumerate(seconds.items()):
         line(ax, ratios, values, index, f"{name}: model", marker="")
         if measured and name in measured:
@@ -230,7 +274,8 @@ def slow_link(ratios, seconds, measured=None, title=None):
             line(ax, list(points), list(points.values()), index, f"{name}: emulated",
                  linestyle="none")
     ax.set(xscale="log", yscale="log", ylabel="time",
-           xlabel="the link between nodes is slower by a factor of")
+           xlabel="the link between nodes is slower by a factor of"
+                  + (f"\n({setting})" if setting else ""), title=_crossing(ratios, seconds))
     ax.set_xticks([2**k for k in range(int(np.log2(max(ratios))) + 1)])
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter("")
@@ -238,6 +283,16 @@ def slow_link(ratios, seconds, measured=None, title=None):
     seconds_axis(ax.yaxis)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.legend(loc="upper left")
-    if title:
-        ax.set_title(title)
     return fig
+
+
+def _crossing(ratios, seconds):
+    """The title of slow_link, by the model of two algorithms."""
+    (first, slow), (second, fast) = seconds.items()
+    ahead = np.subtract(slow, fast)  # what the second one saves
+    where = np.flatnonzero(ahead > 1e-9 * np.array(slow))
+    if not len(where) or not where[0]:
+        return f"By the model, {second if len(where) else first} is never slower"
+    at = where[0]
+    ratio = np.interp(0, ahead[at - 1:at + 1], ratios[at - 1:at + 1])
+    return f"By the model, {second} is faster than {first} from a factor of {ratio:.2g} on"

@@ -38,9 +38,15 @@ def masks(plans):
         for rank, scores in enumerate(work):
             bars(beside, [rank], [scores], rank)
         beside.axhline(sum(work) / len(work), color=INK, lw=1, ls="--")
-        beside.set(ylim=(0, tokens * 2), title="work of each rank", xticks=range(len(work)),
+        beside.set(ylim=(0, tokens * 2), title=_who_waits(work), xticks=range(len(work)),
                    xlabel="rank", ylabel="blocks of scores")
     return fig
+
+
+def _who_waits(work):
+    longest = max(range(len(work)), key=work.__getitem__)
+    return "All ranks have equal work" if len(set(work)) == 1 \
+        else f"Rank {longest} has the most, and all wait for it"
 
 
 def _cell(x, y, tone):
@@ -48,19 +54,23 @@ def _cell(x, y, tone):
 
 
 @styled
-def by_length(lengths, nbytes, budget=None, title="What attention keeps for backward"):
-    """Draw the bytes on each rank by the length of the sequence.
+def by_length(lengths, nbytes, budget=None, title=None):
+    """Draw the bytes that attention keeps for backward on each rank, by length of the sequence.
 
     `nbytes` is {name: [bytes]}, `budget` the bytes of a GPU.
     """
     fig, ax = figure(7.4, 3.4)
+    if title is None:
+        title = f"{lengths[-1] / lengths[-2]:g} times the tokens are " + ", ".join(
+            f"{values[-1] / values[-2]:.2g} times the bytes with {name}"
+            for name, values in [*nbytes.items()][:2])
     for index, (name, values) in enumerate(nbytes.items()):
         line(ax, lengths, values, index, name)
     if budget:
         ax.axhline(budget, color=INK, lw=1)
         ax.text(lengths[0], budget * 1.15, "memory of one GPU", fontsize=9)
     ax.set(xscale="log", yscale="log", title=title, xlabel="tokens of a sequence",
-           ylabel="bytes on each rank")
+           ylabel="bytes kept on each rank")
     ax.set_xticks(lengths, [f"{n // 1024}K" if n < 2**20 else f"{n // 2**20}M" for n in lengths])
     ax.minorticks_off()
     bytes_axis(ax.yaxis)
@@ -69,13 +79,21 @@ def by_length(lengths, nbytes, budget=None, title="What attention keeps for back
 
 
 @styled
-def by_ranks(ranks, seconds, title="Attention of one layer, forward and backward"):
-    """Draw the time of one layer's attention by number of ranks; `seconds` is {name: [seconds]}."""
+def by_ranks(ranks, seconds, title=None):
+    """Draw the time of one layer's attention by number of ranks.
+
+    seconds: {name: [seconds]}; the last one is the computing alone
+    """
     fig, ax = figure(7.4, 3.3)
+    if title is None:
+        (name, first), *_, (_, alone) = seconds.items()
+        hidden = [R for R, time, least in zip(ranks, first, alone) if time < 1.02 * least]
+        title = f"The {name} hides its messages on up to {max(hidden)} ranks" if hidden else \
+                f"The {name} hides its messages nowhere"
     for index, (name, times) in enumerate(seconds.items()):
         line(ax, ranks[: len(times)], times, index, name)
     ax.set(xscale="log", yscale="log", title=title, xlabel="ranks that share a sequence (cp)",
-           ylabel="seconds")
+           ylabel="attention of one layer,\nforward and backward")
     ax.set_xticks(ranks, ranks)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.minorticks_off()
@@ -85,11 +103,27 @@ def by_ranks(ranks, seconds, title="Attention of one layer, forward and backward
 
 
 @styled
-def by_position(losses, title="Held-out loss by position"):
-    """Draw nats per token by position in the document; `losses` is {name: [(position, loss)]}."""
-    fig, ax = figure(7.4, 3.2)
-    for index, (name, points) in enumerate(losses.items()):
-        line(ax, *zip(*points), index, name)
-    ax.set(title=title, xlabel="position in the sequence (tokens)", ylabel="nats per token")
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+def by_position(losses):
+    """Draw how much lower the first model's loss is at each position in the document.
+
+    The first part of a sequence shows what is not due to the context; with one model its loss is
+    drawn.
+    losses: {name: [(position, nats per token)]} of one or two models, at the same positions
+    """
+    fig, ax = figure(7.4, 3.0)
+    ax.set_xlabel("position in the sequence (tokens)")
+    places, values = zip(*next(iter(losses.values())))
+    if len(losses) < 2:
+        line(ax, places, values, 0, "")
+        ax.set(title="Held-out loss by position", ylabel="nats per token")
+        return fig
+    long, other = losses
+    gaps = [loss - value for (_, loss), value in zip(losses[other], values)]
+    bars(ax, places, gaps, 0, width=0.7 * (places[1] - places[0]))
+    ax.axhline(gaps[0], color=TONES[1], lw=1.6, ls="--", label="as in the first part")
+    later = sum(gaps[1:]) / len(gaps[1:]) - gaps[0]
+    ax.set(title=f"In later parts the gap is {abs(later):.2f} nats "
+                 f"{'larger' if later > 0 else 'smaller'} than in the first",
+           ylabel=f"nats per token:\n{other} minus {long}")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig

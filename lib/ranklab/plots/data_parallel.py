@@ -14,14 +14,14 @@ SHARES = ("#dbe4ec", "#8fa9c4", "#4f7396", "#12355b")  # a rank's part of the ba
 
 
 @styled
-def replicas(ranks=4, images=8):
+def replicas(ranks=4, images=8, title="Between replicas only gradients travel"):
     """Draw one process and `ranks` replicas, from batch to step: what is split, and what is not."""
     fig, ax = figure(8.2, 0.62 * ranks + 1.9)
     clean(ax)
     each, bottom = images // ranks, ranks + 0.75  # rows: 0 for one process, the ranks from 1.75
-    for x, title in ((2, "batch"), (6.2, "forward, backward"), (9.2, "gradient"), (11.4, ""),
+    for x, heading in ((2, "batch"), (6.2, "forward, backward"), (9.2, "gradient"), (11.4, ""),
                      (13.9, "step")):  # fmt: skip
-        ax.text(x, -0.85, title, ha="center", fontweight="bold")
+        ax.text(x, -0.85, heading, ha="center", fontweight="bold")
     for row, rank in [(0, None), *((1.75 + r, r) for r in range(ranks))]:
         name = "one process" if rank is None else f"rank {rank}"
         ax.text(-0.35, row, name, ha="right", va="center", fontweight="bold")
@@ -44,7 +44,7 @@ def replicas(ranks=4, images=8):
                     (11.35, "all that\ntravels"), (13.9, "the same step,\nso the same weights")):
         ax.text(x, bottom + 0.7, text, ha="center", va="center", fontsize=9)
     ax.axhline(0.85, color=FAINT, lw=1)
-    ax.set(xlim=(-2.4, 15.6), ylim=(bottom + 1.2, -1.1))
+    ax.set(xlim=(-2.4, 15.6), ylim=(bottom + 1.2, -1.1), title=title)
     return fig
 
 
@@ -79,11 +79,11 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
 
 
 @styled
-def bucket_plans(plans, ready, title="When the buckets travel"):
+def bucket_plans(plans, ready, setting=None):
     """Draw the all-reduces of each plan below the backward pass.
 
     `plans` is {name: [(start, end)]} in seconds. Backward ends at ready[-1]. Dark orange is
-    exposed: backward is over. A number counts the buckets.
+    exposed: backward is over. A number counts the buckets. `setting`: of which model and link.
     """
     fig, ax = figure(8.2, 0.5 * len(plans) + 1.5)
     over = 1e3 * ready[-1]
@@ -97,7 +97,9 @@ def bucket_plans(plans, ready, title="When the buckets travel"):
                 boxed(ax, (a + b) / 2, row, number, fontsize=8)
     gantt(ax, [], dict(enumerate(["backward", *plans])))
     ax.axvline(over, color=INK, lw=1, ls=":")
-    ax.set(ylim=(len(plans) + 0.6, -0.6), xlabel="ms", title=title)
+    ax.set(ylim=(len(plans) + 0.6, -0.6), xlabel="ms" + (f" ({setting})" if setting else ""),
+           title="; ".join(f"{name}: {max(0, 1e3 * times[-1][1] - over):.1f} ms exposed"
+                           for name, times in plans.items()))
     kinds_below(fig, {"compute": "computes", "hidden": "all-reduce behind computing",
                       "exposed": "all-reduce exposed"})  # fmt: skip
     return fig
@@ -152,7 +154,7 @@ def _without(a, b, busy):
 
 
 @styled
-def speed_up(seconds, title="The same work on more ranks"):
+def speed_up(seconds):
     """Draw the speed-up over one rank; `seconds` is {name: {ranks: seconds}}."""
     fig, ax = figure(7, 3.2)
     ranks = sorted({R for of in seconds.values() for R in of})
@@ -171,7 +173,9 @@ def speed_up(seconds, title="The same work on more ranks"):
     ax.yaxis.set_major_formatter("{x:g}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(NullFormatter())
-    ax.set(ylabel="speed-up", title=title, xlim=(ranks[0] / 1.15, ranks[-1] * 1.15))
+    best = max(of[min(of)] / of[ranks[-1]] for of in seconds.values() if ranks[-1] in of)
+    ax.set(ylabel="speed-up over one rank", xlim=(ranks[0] / 1.15, ranks[-1] * 1.15),
+           title=f"{ranks[-1]} ranks: at most {best:.1f} times as fast as one")
     ax.margins(y=0.12)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig

@@ -54,15 +54,15 @@ def production_step(ranks=2):
     ax.text(3.05, bottom, "the bucket of the last layers is full:\nits all-reduce begins, backward "
             "goes on", ha="center", va="top", fontsize=9)
     ax.set(xlim=(-2.9, 8.6), ylim=(bottom + 1.1, -0.5),
-           title="One step of a DDP run, on every rank")
+           title="What still travels when backward is over is exposed")
     return fig
 
 
 @styled
-def scaling(rows, title="More ranks, more images?"):
+def scaling(rows, setting=None):
     """Draw images per second against ranks, with the ideal.
 
-    `rows`: see projects.ddp.strong_and_weak
+    `rows`: see projects.ddp.strong_and_weak; `setting`: of which model
     """
     fig, ax = figure(7, 3.6)
     ranks = sorted({row.ranks for row in rows})
@@ -86,7 +86,11 @@ def scaling(rows, title="More ranks, more images?"):
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(NullFormatter())
     low = min(row.images_per_second for row in rows)
-    ax.set(xlabel="ranks", ylabel="images per second", title=title,
+    last = {row.kind: f"{row.efficiency:.0%}" for row in rows if row.ranks == ranks[-1]}
+    title = ", ".join(f"{last[kind]} of the ideal with {words}" for kind, words in (
+        ("weak", "a batch each"), ("strong", "one batch")) if kind in last)
+    ax.set(xlabel="ranks" + (f" ({setting})" if setting else ""), ylabel="images per second",
+           title=f"{ranks[-1]} ranks: {title}",
            xlim=(ranks[0] / 1.15, ranks[-1] * 1.15), ylim=(low / 1.6, max(ideal) * 1.25))
     ax.legend(loc="upper left", title="percent: efficiency", title_fontsize=9,
               alignment="left")
@@ -132,11 +136,12 @@ def _lanes(ax, of_ranks):
 
 
 @styled
-def loss_against_bytes(rows, title="What compression saves, and what it costs"):
+def loss_against_bytes(rows, setting=None, noise=0.06):
     """Draw held-out loss against the bytes that a rank sends in a step.
 
     `rows` are Quality of ddp.quality. A name with "..., no feedback" is drawn hollow, with a line
-    to the same hook with feedback, whose name labels both.
+    to the same hook with feedback, whose name labels both. The title names the least that is sent
+    at a loss of at most `noise` above the first row. `setting`: of which model, on which ranks.
     """
     fig, ax = figure(7.4, 3.6)
     points = {row.name: (row.sent, row.loss) for row in rows}
@@ -152,7 +157,12 @@ def loss_against_bytes(rows, title="What compression saves, and what it costs"):
             ax.annotate(name, (sent, loss), (7, 0), textcoords="offset points", va="center",
                         fontsize=9)
     ax.plot([], [], "o", color=INK, markerfacecolor="white", label="no feedback")
-    ax.set(xscale="log", xlabel="bytes that a rank sends in a step", title=title,
+    first = rows[0]
+    least = min((row for row in rows if row.loss <= first.loss + noise), key=lambda row: row.sent)
+    title = f"{least.name} sends {first.sent / least.sent:,.0f} times less than {first.name}, at " \
+            f"{least.loss - first.loss:+.3f} nats"
+    ax.set(xscale="log", title=title,
+           xlabel="bytes that a rank sends in a step" + (f"\n({setting})" if setting else ""),
            ylabel="loss (nats per byte, held out)")
     low, high = min(row.sent for row in rows), max(row.sent for row in rows)
     ax.set_xlim(low / 1.5, high * 4)  # the last name fits

@@ -9,7 +9,7 @@ from ranklab.plots.style import (
 
 
 @styled
-def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
+def layer(chosen, ranks, n_experts, title=None):
     """Draw tokens on the left, experts on the right, and a line for each choice.
 
     The colours are the ranks of the tokens.
@@ -34,30 +34,38 @@ def layer(chosen, ranks, n_experts, title="Where the tokens of each rank go"):
     loads = np.bincount(np.ravel(chosen), minlength=n_experts).reshape(ranks, each).sum(1)
     for rank, load in enumerate(loads):
         ax.text(1.12, -(rank + 0.5) / ranks, f"{load} rows", va="center", fontsize=10)
+    if title is None:
+        title = f"Rank {loads.argmax()}'s experts get {loads.max()} rows, " \
+                f"rank {loads.argmin()}'s only {loads.min()}"
     ax.set(xlim=(-0.12, 1.3), ylim=(-1.02, 0.02), title=title)
     ax.axis("off")
     return fig
 
 
 @styled
-def loads(runs, title="The fullest expert over training"):
+def loads(runs, title=None):
     """Draw the load of the fullest expert of all layers over training, relative to the mean.
 
     runs: {name: [(step, loads of each layer)]}; a load of 1 is the mean
     """
     fig, ax = figure(7.4, 3.2)
+    ends = []
     for index, (name, seen) in enumerate(runs.items()):
         fullest = [max(map(max, layers)) for _, layers in seen]
+        ends.append(f"{fullest[-1]:.1f} {name}".strip())
         line(ax, [step for step, _ in seen], fullest, index, name, markevery=4)
     ax.axhline(1, color=INK, lw=1)
-    ax.set(title=title, xlabel="step", ylabel="times the mean load", ylim=(0, None))
+    if title is None:
+        title = f"At the end the fullest expert has {', '.join(ends)} times the mean load" \
+            if len(ends) == 1 else f"Times the mean load, at the end: {', '.join(ends)}"
+    ax.set(title=title, xlabel="step", ylabel="fullest expert,\ntimes the mean load", ylim=(0, None))
     if len(runs) > 1:
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
 
 @styled
-def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
+def matrix(nbytes, title=None):
     """Draw the bytes that each rank sends to each other one.
 
     nbytes: (R, R)
@@ -72,13 +80,18 @@ def matrix(nbytes, title="Bytes from rank to rank, in a layer"):
             ax.text(s, r, human_bytes(int(nbytes[r, s])) if r != s else "stays", ha="center",
                     va="center", fontsize=8, color="white" if part > 0.5 else INK)
     bare_grid(ax, range(R), range(R))
+    if title is None:
+        ends = [{r, s} for r in range(R) for s in range(R) if nbytes[r, s] == most]
+        common = set.intersection(*ends) if ends else set()
+        title = f"The largest messages have {human_bytes(most)}" + (
+            f", to or from rank {min(common)}" if len(common) == 1 else "")
     ax.set(xlim=(-0.6, R - 0.4), ylim=(R - 0.4, -0.6), aspect="equal", title=title,
            xlabel="to rank", ylabel="from rank")
     return fig
 
 
 @styled
-def hot(shares, times, title="One hot expert"):
+def hot(shares, times, title=None):
     """Draw the time of a layer, relative to an even one, by the part of all rows on one rank.
 
     times: {name: [times the even one]}
@@ -86,6 +99,9 @@ def hot(shares, times, title="One hot expert"):
     fig, ax = figure(7.4, 3.0)
     for index, (name, values) in enumerate(times.items()):
         line(ax, shares, values, index, name, markevery=4)
+    if title is None:
+        title = "Times the even time at most: " + ", ".join(
+            f"{max(values):.3g} ({name})" for name, values in times.items())
     ax.set(title=title, xlabel="part of all rows that go to one rank",
            ylabel="time, times the even one", ylim=(0, None))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))

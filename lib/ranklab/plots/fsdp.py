@@ -37,7 +37,8 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
     names = ["computes", *(f"block {block + 1}" for block in range(blocks)), "root"]
     gantt(ax, spans, dict(enumerate(names)), {"mine": MINE, "whole": WHOLE})
     ax.set(xlim=(0, end), ylim=(blocks + 1.6, -0.5), xticks=[], xlabel="time",
-           title=f"What rank {rank} of {ranks} holds (a schematic)" if title is None else title)
+           title="A rank keeps its own rows; a block's other rows come and go (a schematic)"
+           if title is None else title)
     handles = [Patch(**MINE, label="its own rows"), Patch(**WHOLE, label="the other ranks' rows"),
                Patch(**look(3), label="forward"), Patch(**look(4), label="backward")]
     fig.legend(handles=handles, loc="outside lower center", ncols=4)
@@ -45,7 +46,7 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
 
 
 @styled
-def rows(shares, title="Who has which rows"):
+def rows(shares):
     """Draw a lane for each parameter and a cell for each row; crossed cells are zeros that travel.
 
     shares: {name: [rows of rank 0, rows of rank 1, ...]}
@@ -63,14 +64,17 @@ def rows(shares, title="Who has which rows"):
         for row in range(1, place):
             ax.plot((row, row), (lane - 0.35, lane + 0.35), color="white", lw=0.8)
     gantt(ax, spans, dict(enumerate(shares)), {"zeros": EMPTY})
-    ax.set(xlim=(0, longest), ylim=(len(shares) - 0.5, -0.5), title=title,
+    first = next(iter(shares.values()))
+    ax.set(xlim=(0, longest), ylim=(len(shares) - 0.5, -0.5),
+           title=f"{sum(first)} rows on {len(first)} ranks: {', '.join(map(str, first))}, and "
+                 f"{len(first) * max(first) - sum(first)} rows of zeros travel, too",
            xlabel="row, with zeros at the end   (in the bars: rank: rows)")
     ax.grid(False)
     return fig
 
 
 @styled
-def hybrid(groups, per_node, title="Solid: shares out one copy. Dashed: holds the same rows"):
+def hybrid(groups, per_node, title="One copy in each node; dashed: the same rows"):
     """Draw ranks as boxes in their nodes, with the rows of each; lines join the ranks of a group.
 
     groups: for each rank (ranks of `shards`, ranks of `replicas`)

@@ -10,7 +10,8 @@ from ranklab.horovod.cost import fused_time
 from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import (
-    DASHES, FAINT, INK, TONES, bytes_axis, clean, figure, line, seconds_axis, styled,
+    DASHES, FAINT, INK, TONES, bytes_axis, clean, figure, human_seconds, line, look, seconds_axis,
+    styled,
 )
 
 PALE = "#dbe4ec"
@@ -20,17 +21,20 @@ READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
          "rank 2": {"d": 0.6, "b": 1.7, "c": 3.2, "a": 5.2}}  # fmt: skip
 ROUNDS = {4.1: "cd", 6.0: "ba"}  # tensors that all ranks have by then, and did not have before
 
-# Of a timeline: which phases are drawn, by their endings, in which tone and hatching.
-PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", 4), "MEMCPY_IN_FUSION_BUFFER": ("copy in", 2),
-          "_ALLREDUCE": ("all-reduce", 0), "MEMCPY_OUT_FUSION_BUFFER": ("copy out", 1)}
+# Of a timeline: which phases are drawn, by their endings, and how they look.
+PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation: not all ranks have it", {"facecolor": FAINT}),
+          "MEMCPY_IN_FUSION_BUFFER": ("copy in", look(2)), "_ALLREDUCE": ("all-reduce", look(0)),
+          "MEMCPY_OUT_FUSION_BUFFER": ("copy out", look(1))}
 
 
 @styled
-def opening():
+def opening(title="Only what all ranks have is reduced, and in one buffer"):
     """Draw gradients, ready in a different order on each rank, fused once all ranks have them."""
     fig, ax = figure(8.4, 3.1)
     clean(ax)
     ax.set(xlim=(-1.3, 12.2), ylim=(3.15, -1.15))
+    if title:
+        ax.set_title(title)
     ax.text(2.6, -0.95, "backward makes gradients, on each rank in an order of its own",
             ha="center", va="center", fontsize=9)
     for y, (rank, ready) in enumerate(READY.items()):
@@ -61,33 +65,51 @@ def _gradient(ax, x, y, name, is_first):
 
 @styled
 def timeline(phases, title=None):
-    """Draw a row for each tensor, in the order of the requests, with a bar for each of its phases.
+    """Draw a row for each all-reduce with its phases, and a stroke where each gradient is ready.
 
-    `phases` are (tensor, phase, start, end), as horovod.trace reads them.
+    `phases` are (tensor, phase, start, end) of one step, as horovod.trace reads them. Gradients
+    whose all-reduces overlap were fused into one.
     """
-    tensors = list(dict.fromkeys(phase[0] for phase in phases))
     began = min(phase[2] for phase in phases)
-    fig, ax = figure(8.2, 1.3 + 0.105 * len(tensors))
-    for ending, (label, tone) in PHASES.items():
-        gantt(ax, [Span(tensors.index(name), start - began, end - began, tone, 0.85)
-                   for name, kind, start, end in phases
-                   if ending == next(filter(kind.endswith, PHASES), None)],
-              lw=0, label=label)
-    ax.set(xlabel="time since the first gradient of this step was ready", ylim=(len(tensors), -1),
-           ylabel="gradient")
-    names = {row: tensors[row] for row in (0, len(tensors) // 2, len(tensors) - 1)}
-    ax.set_yticks(list(names), [_short(name) for name in names.values()])
-    ax.grid(axis="y", visible=False)
+    of_tensor = {}
+    for tensor, name, start, end in phases:
+        kind = next(filter(name.endswith, PHASES), None)
+        of_tensor.setdefault(tensor, {})[kind] = start - began, end - began
+    rows = _fused([each for each in of_tensor.values() if "_ALLREDUCE" in each])
+    fig, ax = figure(8.2, 1.5 + 0.42 * len(rows))
+    for kind, (label, looks) in PHASES.items():
+        spans = [Span(row, min(starts), max(ends), label, 0.5) for row, fused in enumerate(rows)
+                 for starts, ends in [tuple(zip(*(each[kind] for each in fused if kind in each)))
+                                      or ((0,), (0,))]]
+        gantt(ax, spans, looks={label: looks}, lw=0, label=label)
+    asked = [(row, *each["NEGOTIATE_ALLREDUCE"]) for row, fused in enumerate(rows)
+             for each in fused if "NEGOTIATE_ALLREDUCE" in each]
+    ax.plot([start for _, start, _ in asked], [row for row, *_ in asked], linestyle="none",
+            marker="|", markersize=10, color=INK, markeredgewidth=1, label="a gradient is ready")
+    gantt(ax, [], {row: f"{len(fused)} gradient{'s' * (len(fused) > 1)}"
+                   for row, fused in enumerate(rows)})
+    travels = sum(max(each["_ALLREDUCE"][1] for each in fused)
+                  - min(each["_ALLREDUCE"][0] for each in fused) for fused in rows)
+    longest = human_seconds(max((end - start for _, start, end in asked), default=0))
+    ax.set(xlabel="time since the first gradient of this step was ready",
+           ylim=(len(rows) - 0.4, -0.6), title=title or
+           f"Gradients wait up to {longest} for other ranks; {len(rows)} all-reduces take "
+           f"{human_seconds(travels)}")
     seconds_axis(ax.xaxis)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28 if len(tensors) < 20 else -0.13),
-              ncols=4)
-    if title:
-        ax.set_title(title)
+    fig.legend(loc="outside lower center", ncols=5, columnspacing=1.2, handlelength=1.5)
     return fig
 
 
-def _short(name, most=26):
-    return name if len(name) <= most else "..." + name[-most:]
+def _fused(tensors):
+    """Group the tensors, each {kind: (start, end)}, by the all-reduce that carried them."""
+    rows, over = [], None
+    for each in sorted(tensors, key=lambda each: each["_ALLREDUCE"]):
+        start, end = each["_ALLREDUCE"]
+        if over is None or start >= over:
+            rows.append([])
+            over = end
+        rows[-1].append(each)
+    return rows
 
 
 @styled
@@ -136,4 +158,6 @@ def searches(seen):
         bytes_axis(ax.xaxis)
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
     axes[0].set_ylabel("step, in times of the best")
+    worst = max(steps.workload.score(chosen) for steps, chosen in seen)
+    fig.suptitle(f"The chosen thresholds (dashed) cost at most {worst - 1:.0%} more than the best")
     return fig

@@ -6,6 +6,7 @@ from ranklab.plots.style import (
 )
 
 HELD = {"parameters": "weights", "gradients": "gradients", "optimizer_state": "Adam"}
+SAME = 0.0001  # losses that differ by less are the same
 AXES = ("tensor", "data", "pipeline", "context", "expert")
 GREYS = ("#3b444d", "#8a97a3", FAINT, "#a89f91", "#6d6156")  # axes; colours are kinds of memory
 FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "white"),
@@ -13,11 +14,11 @@ FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "wh
 
 
 @styled
-def compared(rows, title="One model, one batch, every layout (same loss: within 0.0001)"):
-    """Draw what a rank holds and sends in each layout, and whether the loss is the same.
+def compared(rows):
+    """Draw what a rank holds and sends in each layout, and its loss where that is another one.
 
-    Each loss is compared with the first row. The losses themselves are not shown, because the text
-    differs from Python to Python.
+    Each loss is compared with the first row, and the title says for how many it is the same. The
+    losses themselves are not shown, because the text differs from Python to Python.
     rows: of projects.hybrid.compare.compare
     """
     fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
@@ -39,29 +40,37 @@ def compared(rows, title="One model, one batch, every layout (same loss: within 
     held.set_yticks(range(len(rows)), [row["name"] for row in rows])
     held.set_ylabel("dp x tp x pp")
     held.invert_yaxis()
+    others = 0
     for line, row in enumerate(rows):
         more = row["loss"] - rows[0]["loss"]
-        sent.text(1.02, line, "same loss" if abs(more) < 1e-4 else f"loss {more:+.4f}",
-                  va="center", fontsize=9, transform=sent.get_yaxis_transform())
-    fig.suptitle(title, fontsize=11, weight="bold")
+        if abs(more) >= SAME:
+            others += 1
+            sent.text(1.02, line, f"loss {more:+.4f}", va="center", fontsize=9,
+                      transform=sent.get_yaxis_transform())
+    fig.suptitle(f"{len(rows)} layouts hold and send different bytes, and have one loss (within {SAME})"
+                 if not others else f"{others} of {len(rows)} layouts have another loss")
     return fig
 
 
 @styled
-def along_axes(traffic, mesh, per_node, title=None):
+def along_axes(traffic, mesh, per_node, setting=""):
     """Draw a bar for each axis: the bytes that a rank sends along it in a step.
 
     traffic: {axis: bytes}
+    setting: of which model
     """
     fig, ax = figure(7.6, 2.1)
     inside = mesh.axes_inside(per_node)
     for line, axis in enumerate(mesh.axes):
         bars(ax, [line], [traffic[axis]], int(axis not in inside), barh=True)
         where = "inside a node" if axis in inside else "between nodes"
-        ax.text(traffic[axis] * 1.15, line, f"{human_bytes(traffic[axis])}, {where}", va="center")
+        ax.annotate(f"{human_bytes(traffic[axis])}, {where}", (traffic[axis], line), (5, 0),
+                    textcoords="offset points", va="center")
     ax.set_yticks(range(len(mesh.axes)), [f"{axis} {size}" for axis, size in mesh.axes.items()])
-    ax.set(xscale="log", xlabel="bytes that a rank sends in a step (log scale)", title=title or "",
-           xlim=(min(traffic[axis] for axis in mesh.axes) / 4, max(traffic.values()) * 20))
+    (second, less), (most, more) = sorted(traffic.items(), key=lambda each: each[1])[-2:]
+    title = f"A rank sends {more / less:,.0f} times as much along {most} as along {second}" \
+        if less else f"A rank sends along {most} alone"
+    ax.set(xlabel=f"bytes that a rank sends in a step {setting}", title=title, xlim=(0, 1.35 * more))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     bytes_axis(ax.xaxis)
@@ -84,5 +93,5 @@ def boxes_of(layouts, shape, title=None):
         ax.set(xlim=(-1, shape[1] + 1), ylim=(shape[0] + 1, -1), aspect="auto")
         ax.set_title(name, fontsize=9.5)
     if title:
-        fig.suptitle(title, fontsize=11, weight="bold")
+        fig.suptitle(title)
     return fig

@@ -2,23 +2,25 @@
 
 import math
 
-from matplotlib.patches import FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from ranklab.plots.boxes import disc
 from ranklab.plots.style import DASHES, FAINT, INK, TONES, clean, figure, styled
 
 BACK = 0.8  # how far right and up the next rank behind is drawn
-FILLS = ((TONES[0], "white"), ("white", INK), ("#8a97a3", INK), (FAINT, INK))  # of nodes, and text
 
 
 @styled
 def who_talks_to_whom(mesh, per_node=None):
     """Draw the ranks in the same places for each axis; lines join the ranks of each of its groups.
 
-    With `per_node`, ranks of a node have one fill (of four, then the first again), and a line that
-    leaves a node is dashed. Between boxes (a fourth axis) the lines are faint, except for rank 0.
+    With `per_node`, a box is a node, and a line that leaves its node is dashed. Where many lines
+    lead from square to square, they are faint, except for rank 0.
     """
-    at, width, height = _places(mesh)
+    flat = 2 if per_node else 3  # nodes would hide each other behind one another
+    at, width, height = _places(mesh, flat)
+    nodes = _nodes(at, per_node) if per_node else []
+    stacked = len({top for _, top, *_ in nodes}) > 1
     rows = 1 if len(mesh.axes) * (width + 1.2) < 18 else len(mesh.axes)
     cols = len(mesh.axes) // rows
     scale = min(0.62, 10.5 / (cols * (width + 1.2)))
@@ -26,17 +28,45 @@ def who_talks_to_whom(mesh, per_node=None):
                       rows, cols, squeeze=False)
     for ax, (number, axis) in zip(axs.flat, enumerate(mesh.axes)):
         clean(ax)
-        is_far = number < len(mesh.axes) - 3
+        is_far = number < len(mesh.axes) - flat
+        for node, (x, y, right, down) in enumerate(nodes):
+            ax.add_patch(FancyBboxPatch((x - 0.36, y - 0.36), right - x + 0.72, down - y + 0.72,
+                                        fc="#eef2f5", ec=INK, lw=0.8, zorder=0,
+                                        boxstyle="round,pad=0.05"))
+            label, side = ((x - 0.55, (y + down) / 2), "right") if stacked else \
+                (((x + right) / 2, down + 0.62), "center")
+            ax.text(*label, f"node {node}", ha=side, va="center", fontsize=9)
         for ranks in mesh.all_along(axis):
             for a, b in zip(ranks, ranks[1:]):
                 _link(ax, at[a], at[b], per_node and a // per_node != b // per_node, is_far,
-                      is_bold=not is_far or 0 in ranks)
+                      is_bold=not is_far or 0 in ranks or mesh.size <= 8)
         for rank, place in enumerate(at):
-            fill, ink = FILLS[rank // per_node % len(FILLS)] if per_node else FILLS[0]
-            disc(ax, *place, rank, 0.28, fill, ink, fontsize=15 * scale)
+            disc(ax, *place, rank, 0.28, fontsize=15 * scale)
         ax.set_title(_title(mesh, axis, per_node), fontsize=9.5)
-        ax.set(xlim=(-0.6, width + 0.6), ylim=(height + 0.4, -0.5), aspect="equal")
+        ax.set(xlim=(-1.6 if stacked else -0.6, width + 0.6),
+               ylim=(height + (0.9 if nodes and not stacked else 0.5), -0.6),
+               aspect="equal")
+    if per_node and mesh.size > per_node:
+        fig.suptitle(_said(mesh, per_node))
     return fig
+
+
+def _said(mesh, per_node):
+    """The title: along which axes messages leave a node."""
+    inside = mesh.axes_inside(per_node)
+    leave, stay = ", ".join(axis for axis in mesh.axes if axis not in inside), ", ".join(inside)
+    return f"Between nodes: {leave}" + (f"; inside a node: {stay}" if stay else "")
+
+
+def _nodes(at, per_node):
+    """(left, top, right, bottom) of each node's ranks; [] where such boxes would overlap."""
+    boxes = []
+    for first in range(0, len(at), per_node):
+        x, y = zip(*at[first:first + per_node])
+        boxes.append((min(x), min(y), max(x), max(y)))
+    inside = sum(left <= x <= right and top <= y <= bottom
+                 for left, top, right, bottom in boxes for x, y in at)
+    return boxes if inside == len(at) else []
 
 
 def _title(mesh, axis, per_node):
@@ -46,22 +76,23 @@ def _title(mesh, axis, per_node):
     return title + (", inside a node" if axis in mesh.axes_inside(per_node) else ", crosses nodes")
 
 
-def _places(mesh):
+def _places(mesh, flat):
     """([(x, y) of each rank], width, height): the last axis to the right, the one before it down,
     the one before that to the back, as in a drawing of a box; further ones as boxes side by side.
+    With `flat` = 2 none lies behind another one.
     """
     sizes = [*reversed(mesh.axes.values()), 1, 1, 1]
-    deep = sizes[2]
+    deep = sizes[2] if flat == 3 else 1
     pitch = 1 + BACK * (deep - 1)  # room for the ranks behind
     height = (sizes[1] - 1) * pitch + BACK * (deep - 1)
     width = (sizes[0] - 1) * pitch + BACK * (deep - 1)
     at = []
     for rank in range(mesh.size):
         right, down, back, *_ = [*reversed(mesh.coordinates(rank).values()), 0, 0, 0]
-        number = rank // math.prod(sizes[:3])
+        number, back = rank // math.prod(sizes[:flat]), back if flat == 3 else 0
         at.append((right * pitch + back * BACK + number * (width + 2),
                    down * pitch + (deep - 1 - back) * BACK))
-    return at, width + (mesh.size // math.prod(sizes[:3]) - 1) * (width + 2), height
+    return at, width + (mesh.size // math.prod(sizes[:flat]) - 1) * (width + 2), height
 
 
 def _link(ax, a, b, crosses, is_far, is_bold):
@@ -70,4 +101,4 @@ def _link(ax, a, b, crosses, is_far, is_bold):
     ax.add_patch(FancyArrowPatch(
         a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=1, shrinkA=0, shrinkB=0,
         color=tone if is_bold else FAINT, linestyle=DASHES[1] if crosses else DASHES[0],
-        connectionstyle=f"arc3,rad={-0.2 if is_far else 0}"))
+        connectionstyle=f"arc3,rad={-0.3 if is_far else 0}"))

@@ -18,7 +18,7 @@ UNIT = "time (1: a micro-batch's forward on a rank)"
 
 
 @styled
-def layers_on_ranks(stages, title=None):
+def layers_on_ranks(stages, title="Activations and gradients travel, weights stay"):
     """Draw the ranks next to each other with their layers, and what travels between neighbours.
 
     stages: [[names of layers] of each rank]
@@ -37,7 +37,7 @@ def layers_on_ranks(stages, title=None):
         _travels(ax, 2 * rank + 1, most - 1.4, "gradient\n(B, T, C)", TONES[1], -1)
     ax.text(-0.8, 0.4, "tokens", ha="right", va="center")
     ax.text(2 * len(stages) - 1.2, 0.4, "loss", va="center")
-    ax.set(xlim=(-1.4, 2 * len(stages) - 0.6), ylim=(most, -1.3), title=title or "")
+    ax.set(xlim=(-1.4, 2 * len(stages) - 0.6), ylim=(most, -1.3), title=title)
     return fig
 
 
@@ -52,16 +52,18 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
 
     The number in a box is its micro-batch; the curve counts activations.
     spans: of simulate, or measured: pipeline_parallel.Span
+    title: what was run; the highest peak is added to it
     ranks: whose memory is drawn; None: of the ranks with the highest and with the lowest peak
     """
     spans, end, lanes = _from_zero(spans)
     fig, (top, below) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
                                height_ratios=(0.36 * lanes, 1.1))
     _lanes(top, spans, end)
-    if title:
-        top.set_title(title)
     lines = {rank: memory_line(spans, rank) for rank in range(lanes)}
     peak = {rank: max(held for _, held in line) for rank, line in lines.items()}
+    if title:
+        most = max(peak, key=peak.get)
+        top.set_title(f"{title}: rank {most} holds up to {peak[most]} micro-batches")
     if ranks is None:
         ranks = dict.fromkeys((max(peak, key=peak.get), min(peak, key=peak.get)))
     for index, rank in enumerate(ranks):
@@ -81,27 +83,37 @@ def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
 
     All share one time axis. The peak is the most micro-batches whose activations a rank holds,
     over all its stages together.
+    title: None: how large the first and the last bubble are
     flush: as for bubble_fraction
-    numbers: whether a box has its micro-batch in it; on a slide many small ones can't be read
+    numbers: whether a box has its micro-batch in it; a run has none where some box is too narrow
     """
     drawn = {name: _from_zero(spans) for name, spans in named.items()}
     end = max(end for _, end, _ in drawn.values())
     heights = [0.28 * lanes + 0.35 for _, _, lanes in drawn.values()]
     fig, axes = figure(WIDTH, sum(heights) + 0.9, rows=len(drawn), sharex=True, squeeze=False,
                        height_ratios=heights)
+    bubbles = {name: bubble_fraction(spans, flush) for name, (spans, _, _) in drawn.items()}
     for ax, (name, (spans, _, lanes)) in zip(axes[:, 0], drawn.items()):
         _lanes(ax, spans, end, numbers)
         ax.set_title(name, loc="left", pad=3)
         peak = max(held for rank in range(lanes) for _, held in memory_line(spans, rank))
         each = len({span.action.stage for span in spans}) / lanes
-        ax.text(1.01, 0.5, f"bubble {bubble_fraction(spans, flush):.1%}\nholds {peak / each:g}\n"
+        ax.text(1.01, 0.5, f"bubble {bubbles[name]:.1%}\nholds {peak / each:g}\n"
                 f"micro-batch{'es' * (peak > each)}", transform=ax.transAxes, va="center",
                 fontsize=9)
     axes[-1, 0].set_xlabel(xlabel)
-    if title:
-        fig.suptitle(title, fontsize=11, weight="bold")
+    fig.suptitle(_said(bubbles) if title is None else title)
     _legend(fig, *(spans for spans, _, _ in drawn.values()))
     return fig
+
+
+def _said(bubbles):
+    """The title of several runs: how the bubble changes from the first to the last."""
+    (first, before), *_, (last, after) = [*bubbles.items()] * 2 if len(bubbles) < 2 \
+        else bubbles.items()
+    if abs(before - after) < 0.001:
+        return f"{first} and {last}: a bubble of {after:.1%}"
+    return f"{first}: a bubble of {before:.1%}; {last}: {after:.1%}"
 
 
 def _from_zero(spans):
@@ -114,13 +126,14 @@ def _from_zero(spans):
 def _lanes(ax, spans, end, numbers=True):
     stages, looks, boxes = _stages(spans), {}, []
     digits = len(str(max(span.action.micro_batch for span in spans)))
+    inches = LANES * min(span.end - span.start for span in spans if span.action.kind != "W") / end
+    points = 110 * inches / digits  # of the largest letters that fit into every box
     for rank, (kind, stage, micro_batch), start, stop in spans:
         which = stages[rank].index(stage)
         tone = _paler(TONE[kind], PALEST[kind] * which / max(1, len(stages[rank]) - 1))
         looks[kind, which] = {"facecolor": tone, "edgecolor": "white", "lw": 0.6}
         boxes.append(Span(rank, start, stop, (kind, which), 0.55 if kind == "W" else 0.86))
-        points = 110 * LANES * (stop - start) / end / digits  # of the largest letters that fit
-        if numbers and points > 4.5:
+        if numbers and points > 6.5:
             ax.text((start + stop) / 2, rank, micro_batch, ha="center", va="center_baseline",
                     fontsize=min(7, points), color="white" if sum(tone) < 1.5 else INK)
     gantt(ax, sorted(boxes, key=lambda box: box.kind),  # one call of matplotlib for each kind

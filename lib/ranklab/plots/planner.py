@@ -4,7 +4,7 @@
 
 from ranklab.planner.search import rank
 from ranklab.plots.style import (
-    FAINT, INK, MARKERS, TONES, bars, bytes_axis, figure, line, seconds_axis, styled,
+    FAINT, INK, MARKERS, TONES, bars, bytes_axis, figure, human_seconds, line, seconds_axis, styled,
 )
 
 SOURCES = {"llm_foundry_mpt": "MosaicML", "nvidia_nemo": "NeMo", "bigscience_176b": "BigScience",
@@ -15,13 +15,17 @@ PARTS = {"computing": ("products", "attention", "other"), "recompute": ("recompu
 
 
 @styled
-def published(runs, title="What the planner says, and what was measured"):
+def published(runs, title=None):
     """Draw a mark for each run: published seconds of a step across, predicted ones up.
 
-    runs: [(source, published, predicted)]
+    The run that is furthest off is named, for each of the three sources where it is worst.
+    runs: [(source, published, predicted, name)]
     """
+    if title is None:
+        near = sum(abs(said / seconds - 1) < 0.2 for _, seconds, said, _ in runs) / len(runs)
+        title = f"Within 20% for {int(10 * near)} published runs of 10"
     fig, ax = figure(6.4, 4.8)
-    low, high = (edge(value for _, *both in runs for value in both) for edge in (min, max))
+    low, high = (edge(value for _, *both, _ in runs for value in both) for edge in (min, max))
     ends = [low / 1.5, high * 1.5]
     ax.fill_between(ends, [0.8 * x for x in ends], [1.2 * x for x in ends], color=FAINT, alpha=0.6,
                     linewidth=0, label="within 20%")
@@ -33,6 +37,11 @@ def published(runs, title="What the planner says, and what was measured"):
             ax.plot([each[1] for each in mine], [each[2] for each in mine], linestyle="none",
                     marker=[*MARKERS, "+"][index], markersize=4, alpha=0.7,
                     color=[*TONES, INK][index], label=SOURCES.get(name, "others"))
+    named = sorted(_outliers(runs), key=lambda run: run[2], reverse=True)
+    for row, (_, seconds, said, name) in enumerate(named):  # below the dots, in the order of these
+        ax.annotate(f"{name}:\n{seconds / said:.1f} times as long as predicted", (seconds, said),
+                    (0.98, 0.43 - 0.13 * row), textcoords="axes fraction", fontsize=8, va="top",
+                    ha="right", arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.7})
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=title)
     seconds_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
@@ -40,6 +49,14 @@ def published(runs, title="What the planner says, and what was measured"):
     ax.set_ylabel("predicted step time")
     ax.legend(loc="upper left")
     return fig
+
+
+def _outliers(runs, number=3):
+    """The run of each source that takes longest beyond what was predicted; the worst sources."""
+    worst = {}
+    for run in sorted(runs, key=lambda run: run[1] / run[2], reverse=True):
+        worst.setdefault(run[0], run)
+    return [*worst.values()][:number]
 
 
 @styled
@@ -64,32 +81,46 @@ def steps(found, title="Where a step goes"):
     ax.set_xlabel("seconds of a step")
     ax.grid(axis="y", visible=False)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(PARTS))
-    fig.suptitle(title, fontsize=11, weight="bold")
+    fig.suptitle(title)
     return fig
 
 
 @styled
-def scaling(curves, title="What more GPUs bring"):
-    """Draw the efficiency over the number of GPUs, with one line for each curve.
+def scaling(curves, title=None):
+    """Draw the efficiency over the number of GPUs; the title names the lowest one.
 
+    A curve that stays within 2% is only a line with its name: there is nothing to read off.
     curves: {name: [(GPUs, tokens/s, efficiency)]}
     """
     fig, ax = figure(6.8, 3.2)
     for index, (name, curve) in enumerate(curves.items()):
-        line(ax, [each[0] for each in curve], [each[2] for each in curve], index, name)
+        gpus, _, efficiency = zip(*curve)
+        is_flat = min(efficiency) > 0.98
+        line(ax, gpus, efficiency, index, name, **{"marker": "", "lw": 1.2} if is_flat else {})
+        if is_flat:
+            ax.annotate(f"{name}: {efficiency[-1]:.1%}", (gpus[-1], efficiency[-1]), (0, 5),
+                        textcoords="offset points", ha="right", fontsize=9)
+        for x, y in zip(gpus[1:], efficiency[1:]) if not is_flat else ():
+            ax.annotate(f"{y:.0%}", (x, y), (-4, -7), textcoords="offset points", ha="right",
+                        va="top", fontsize=9)
+        if not is_flat:
+            ax.annotate(name, (gpus[-3], efficiency[-3]), (8, 4), textcoords="offset points",
+                        fontsize=9)
     counts = [each[0] for each in next(iter(curves.values()))]
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, [f"{count:,}" for count in counts])
-    ax.set_ylim(0, 1.05)
+    ax.set_ylim(0, 1.12)
     ax.set_xlabel("GPUs")
     ax.set_ylabel("tokens/s per GPU,\nrelative to the fewest")
-    ax.set_title(title)
-    ax.legend()
+    ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    least, name = min((curve[-1][2], name) for name, curve in curves.items())
+    ax.set_title(f"{name.capitalize()}: on {counts[-1]:,} GPUs each has {least:.0%} of its speed on "
+                 f"{counts[0]}" if title is None else title)
     return fig
 
 
 @styled
-def frontier(found, room, title="Every layout that fits: a step's time against memory"):
+def frontier(found, room):
     """Draw a dot for each layout: the time of a step against memory, and the frontier of each tool.
 
     A frontier is a line through the layouts that no other one of the tool beats in both.
@@ -107,8 +138,10 @@ def frontier(found, room, title="Every layout that fits: a step's time against m
     ax.axvline(room, color=INK, linewidth=0.8, linestyle=":")
     low, high = 0.9 * found[0].step.total, 2.5 * found[0].step.total
     above = sum(each.step.total > high for each in found)
-    ax.set(xlabel="memory of the fullest GPU", title=title, xlim=(0, 1.03 * room), ylim=(low, high),
-           ylabel=f"step time\n(not from 0; {above:,} slower layouts lie above)")
+    ax.set(xlabel="memory of the fullest GPU", xlim=(0, 1.03 * room), ylim=(low, high),
+           ylabel=f"step time\n(not from 0; {above:,} slower layouts lie above)",
+           title=f"{len(found):,} layouts fit; the fastest takes "
+                 f"{human_seconds(found[0].step.total)} for a step")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.2), title="the best of each tool",

@@ -8,13 +8,13 @@ from matplotlib.patches import FancyBboxPatch
 from ranklab.engine.report import count_ranks
 from ranklab.plots.boxes import arrow, disc
 from ranklab.plots.gantt import boxed
-from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure, line,
-                                 seconds_axis, styled)
+from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, figure,
+                                 human_bytes, line, seconds_axis, styled)
 from ranklab.ranks import coordinates
 
 
 @styled
-def world(ranks, nodes=1):
+def world(ranks, nodes=1, title="RANK counts over all nodes, LOCAL_RANK inside each"):
     """Draw nodes as boxes, ranks as circles, and a row for each number that torchrun gives them."""
     per_node = ranks // nodes
     fig, ax = figure(0.57 * (ranks + 3), 1.75)
@@ -32,23 +32,28 @@ def world(ranks, nodes=1):
         x = rank + 0.3 * node
         disc(ax, x, 0.3, rank, 0.36, fontsize=13, fontweight="bold")
         ax.text(x, -0.5, str(local_rank), ha="center", va="center", fontsize=12)
-    ax.set(xlim=(-3, ranks + 0.3 * (nodes - 1) - 0.4), ylim=(-0.85, 1.4), aspect="equal")
+    ax.set(xlim=(-3, ranks + 0.3 * (nodes - 1) - 0.4), ylim=(-0.85, 1.4), aspect="equal",
+           title=title)
     return fig
 
 
 @styled
-def shards(shard_range, n, sizes=(2, 3, 4, 8)):
+def shards(shard_range, n, sizes=(2, 3, 4, 8), title=None):
     """Draw the part of range(n) that each rank gets from `shard_range`, a row per world size."""
     fig, ax = figure(7.5, 0.5 * len(sizes) + 1)
+    spread = 0
     for row, size in enumerate(sizes):
-        for rank in range(size):
-            part = shard_range(n, rank, size)
+        parts = [shard_range(n, rank, size) for rank in range(size)]
+        spread = max(spread, max(map(len, parts)) - min(map(len, parts)))
+        for rank, part in enumerate(parts):
             if not len(part):
                 continue
             bars(ax, row, len(part), rank, barh=True, left=part[0])
             boxed(ax, part[0] + len(part) / 2, row, f"{rank}: {len(part)}", pad=1, fontsize=9)
     ax.set_yticks(range(len(sizes)), [count_ranks(size) for size in sizes])
-    ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n))
+    if title is None:
+        title = f"The parts of a row differ in length by at most {spread}"
+    ax.set(xlabel=f"item of range({n})   (in the bars: rank: how many)", xlim=(0, n), title=title)
     ax.invert_yaxis()
     ax.grid(False)
     return fig
@@ -83,19 +88,34 @@ def who_waits(waits, ranks):
         arrow(ax, places[waiter], places[awaited], zorder=1, arrowstyle="-|>", lw=2,
               color=TONES[1], shrinkA=20, shrinkB=20, connectionstyle="arc3,rad=-0.15")
     ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
-    ax.set_title("who waits for whom")
+    lasts = {_last(waits, rank) for rank in waits}
+    ax.set_title("Each waits for the next: a deadlock" if None in lasts else
+                 f"All wait for rank {lasts.pop()}" if len(lasts) == 1 else "Who waits for whom")
     return fig
+
+
+def _last(waits, rank):
+    """The rank at the end of a chain of waits, or None where the chain is a circle."""
+    passed = set()
+    while rank in waits:
+        if rank in passed:
+            return None
+        passed.add(rank)
+        rank = waits[rank]
+    return rank
 
 
 @styled
 def times_by_size(rows, label):
     """Draw measured time against size, both logarithmic.
 
-    `rows` is [(bytes, seconds)].
+    `rows` is [(bytes, seconds)], the smallest first.
     """
     fig, ax = figure(6.5, 2.8)
+    flat = max(nbytes for nbytes, seconds in rows if seconds < 1.5 * rows[0][1])
     line(ax, *zip(*rows), 0, label)
-    ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time")
+    ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="time",
+           title=f"Up to {human_bytes(flat)} all sizes take about equally long: the latency")
     times = [seconds for _, seconds in rows]  # whole decades, so that two ticks at least are named
     ax.set_ylim(10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times))))
     bytes_axis(ax.xaxis)

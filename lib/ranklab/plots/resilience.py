@@ -16,7 +16,7 @@ FEW = 3  # smaller causes share one row
 
 
 @styled
-def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
+def interruptions(title=None):
     """Draw a bar for each cause: its unexpected interruptions (arXiv 2407.21783, table 5)."""
     rows = [(row["component"], PARTS[row["category"]], int(row["count"]))
             for row in table("failures")
@@ -36,8 +36,12 @@ def interruptions(title="What interrupted Llama 3: 54 days, 16,384 GPUs"):
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    ax.set(title=title, xlabel="unexpected interruptions\n(arXiv 2407.21783, table 5)")
-    ax.legend(loc="lower right", title=f"{sum(count for *_, count in rows)} in all",
+    whole = sum(count for *_, count in rows)
+    gpu = sum(count for _, part, count in rows if part == "GPU")
+    ax.set(title=f"GPUs caused {gpu / whole:.0%} of the {whole} interruptions of Llama 3"
+           if title is None else title,
+           xlabel="unexpected interruptions in 54 days on 16,384 GPUs\n(arXiv 2407.21783, table 5)")
+    ax.legend(loc="lower right", title=f"{whole} in all",
               title_fontsize=9, alignment="left")
     return fig
 
@@ -71,7 +75,7 @@ def two_costs(checkpoint, mean, title="Save at the bottom: there both costs are 
 
 @styled
 def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 120, 600),
-              restart=600, title="How often to save"):
+              restart=600, title=None):
     """Draw the useful share of the time over the work between two checkpoints.
 
     Each duration of a checkpoint has a line by the formula, dots by simulation, and a star at the
@@ -80,7 +84,7 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
     mean, checkpoints, restart: seconds
     """
     fig, ax = figure(7.6, 3.6)
-    minutes = np.geomspace(0.5, 400, 60)
+    minutes, tops = np.geomspace(0.5, 400, 60), []
     for index, seconds in enumerate(checkpoints):
         said = [number(goodput, 60 * each, seconds, mean, restart) for each in minutes]
         name = f"{seconds} s" if seconds < 120 else f"{seconds / 60:g} min"
@@ -91,10 +95,13 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
                 label="simulated" if index == len(checkpoints) - 1 else "")
         best = number(optimal_interval, seconds, mean)
         height = number(goodput, best, seconds, mean, restart) if best > 0 else math.nan
+        tops.append(f"{best / 60:.0f}")
         ax.plot([best / 60], [height], linestyle="none", marker="*", markersize=15,
                 color=TONES[index], markeredgecolor="white", zorder=3,
                 label="optimal interval" if index == len(checkpoints) - 1 else "")
-    ax.set(xscale="log", ylim=(0, 1), title=title, xlim=(0.4, 500),
+    ax.set(xscale="log", ylim=(0, 1), xlim=(0.4, 500),
+           title=f"The longer a checkpoint takes, the rarer: every {', '.join(tops)} minutes"
+           if title is None else title,
            xlabel="minutes of work between two checkpoints (log scale)",
            ylabel="useful share of the time")
     ax.xaxis.set_major_formatter("{x:g}")
@@ -112,7 +119,7 @@ def number(function, *arguments):
 
 
 @styled
-def policies(scores, title="Useful work for each node-second that is paid"):
+def policies(scores, title=None):
     """Draw groups of bars: the score of each policy in each regime of failures.
 
     scores: {regime: {policy: score}}
@@ -129,22 +136,28 @@ def policies(scores, title="Useful work for each node-second that is paid"):
                         textcoords="offset points", ha="center", fontsize=8)
     ax.set_xticks(range(len(scores)), [name.replace(" ", "\n", 1) for name in scores])
     ax.grid(axis="x", visible=False)
-    ax.set(title=title, ylabel="score", ylim=(0, 1.05))
+    if title is None:
+        least = {name: min(each[name] for each in scores.values()) for name in names}
+        title = "In the worst regime: " + ", ".join(f"{value:.2f} ({name})"
+                                                    for name, value in least.items())
+    ax.set(title=title, ylabel="useful work for each\nnode-second that is paid", ylim=(0, 1.05))
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, -0.36), ncols=len(names))
     return fig
 
 
 @styled
-def lives(found, steps, title="A run that survives"):
+def lives(found, steps):
     """Draw a row for each launch: its steps (white if lost and computed again), and what ended it.
 
     found: Survived of projects/resilience/survive.py
     """
     fig, ax = figure(8.2, 0.42 * len(found.lives) + 1.7)
     layouts = [*dict.fromkeys(str(life.layout) for life in found.lives)]
+    again = 0
     for row, life in enumerate(found.lives):
         counts = min([after.first for after in found.lives[row + 1:]] + [life.last])
         counts = max(life.first, counts)
+        again += life.last - counts
         index = layouts.index(str(life.layout))
         bars(ax, [row], [counts - life.first], index, barh=True, left=life.first)
         ax.barh([row], [life.last - counts], left=counts, facecolor="white",
@@ -162,5 +175,6 @@ def lives(found, steps, title="A run that survives"):
     lost = Patch(facecolor="white", edgecolor=INK, linestyle="--", label="lost, computed again")
     ax.legend(handles=[Patch(**look(index), label=each) for index, each in enumerate(layouts)]
               + [lost], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
-    fig.suptitle(title, fontsize=11, weight="bold")
+    fig.suptitle(f"{len(found.lives)} launches: {again} steps are computed again, and step "
+                 f"{found.lives[-1].last} is reached")
     return fig

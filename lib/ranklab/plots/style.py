@@ -31,6 +31,7 @@ HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 
 RC = {
     "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.labelsize": 10,
+    "figure.titlesize": 11, "figure.titleweight": "bold",
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "axes.titlecolor": INK,
     "xtick.color": INK, "ytick.color": INK, "xtick.labelsize": 9, "ytick.labelsize": 9,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,

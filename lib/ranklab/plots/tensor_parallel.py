@@ -10,7 +10,7 @@ SHADES = ((TONES[0], "white"), ("#e6b88f", INK))  # a rank's, and that of letter
 
 
 @styled
-def regions(title="In a matrix: the rank that holds the part"):
+def regions(title="Columns, then rows: nothing is sent between f and g"):
     """Draw an MLP and an attention over two ranks, with f and g in their places."""
     fig, ax = figure(8.2, 4.9)
     clean(ax)
@@ -34,7 +34,8 @@ def regions(title="In a matrix: the rank that holds the part"):
     for x, text in ((2, "backward:\nall-reduce"), (10, "forward:\nall-reduce")):
         ax.text(x, 0.42, text, ha="center", va="top", fontsize=8.5,
                 bbox={"fc": "white", "ec": "none", "pad": 1})
-    ax.set(xlim=(-0.2, 12.2), ylim=(6.3, -1.4), aspect="equal", title=title)
+    ax.text(6, 6.5, "in a matrix: the rank that holds the part", ha="center", va="center", fontsize=9)
+    ax.set(xlim=(-0.2, 12.2), ylim=(6.8, -1.4), aspect="equal", title=title)
     return fig
 
 
@@ -48,7 +49,7 @@ def _matrix(ax, x, y, name, across):
 
 
 @styled
-def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
+def outside(ranks=4, title="Sequence parallelism shards what was whole (a schematic)"):
     """Draw the tokens that one rank has along a layer, with and without sequence parallelism.
 
     Outside the regions a rank has all tokens, or with sequence parallelism some of them.
@@ -74,8 +75,15 @@ def outside(ranks=4, title="Activations that one rank holds (a schematic)"):
 
 
 @styled
-def curves(ranks, seconds, title="How far tp goes"):
-    """Draw the time of a step by number of ranks; `seconds` is {name of a link: [seconds]}."""
+def curves(ranks, seconds, title=None):
+    """Draw the time of a step by number of ranks; `seconds` is {name of a link: [seconds]}.
+
+    The title names the step to more ranks that costs most.
+    """
+    worst, name, at = max((times[i] / times[i - 1], name, i) for name, times in seconds.items()
+                          for i in range(1, len(times)))
+    if title is None:
+        title = f"{name}: {ranks[at]} ranks take {worst:.1f} times as long as {ranks[at - 1]}"
     fig, ax = figure(7.4, 3.3)
     for index, (name, times) in enumerate(seconds.items()):
         line(ax, ranks, times, index, name)

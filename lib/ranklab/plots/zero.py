@@ -32,8 +32,11 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
     ax.axhline(gpu_bytes, color=INK, ls="--", lw=1.2)
     ax.text(3.5, gpu_bytes, f"a GPU of {human_bytes(gpu_bytes)}", ha="right", va="bottom",
             fontsize=9)
-    ax.set(title=f"{parameters / 1e9:g} billion parameters, bf16, Adam, {ranks} GPUs",
-           ylim=(0, 1.14 * max(*totals, gpu_bytes)), ylabel="bytes on each GPU")
+    fits = next((f"{name} is the first that fits" for name, total in zip(names, totals)
+                 if total <= gpu_bytes), "no stage fits")
+    ax.set(title=f"{parameters / 1e9:g} billion parameters on {ranks} GPUs: {fits}",
+           ylim=(0, 1.14 * max(*totals, gpu_bytes)),
+           ylabel="bytes on each GPU (bf16, Adam)")
     bytes_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
@@ -52,6 +55,7 @@ def shards(sizes, ranks):
     cells |= {Span(1, rank * each, (rank + 1) * each, 2 + rank % 2, 0.7): f"rank {rank}\n{each}"
               for rank in range(ranks)}
     gantt(ax, cells, {0: "parameters", 1: "shards"})
+    cut = sum(start // each != (end - 1) // each for start, end in zip(starts, starts[1:]))
     above = []  # parts too small for their label
     for cell, text in cells.items():
         middle = (cell.start + cell.end) / 2
@@ -69,18 +73,19 @@ def shards(sizes, ranks):
     for border in range(each, ranks * each, each):
         ax.plot((border, border), (-0.45, 1.45), color=INK, ls="--", lw=1.2)
     ax.set(xlim=(0, each * ranks), ylim=(1.5, -1), xlabel="place in flat (numbers)",
-           title="One flat piece of memory, two ways to cut it",
+           title=f"{cut} of {len(sizes)} parameters lie on more than one rank",
            xticks=[rank * each for rank in range(ranks + 1)])
     ax.grid(False)
     return fig
 
 
 @styled
-def memory_curves(curves, title="Memory of rank 0 over one step, after every op"):
+def memory_curves(curves, setting=None):
     """Draw the memory over a step, stacked, in a panel for each curve.
 
     `curves` is {name: MemoryCurve}. A panel is cut at the curve's marks; each phase is as wide as
     its name, whatever ops it has. What comes before the first mark is called "forward, backward".
+    `setting`: of which model.
     """
     fig, axes = figure(8.6, 3.4, cols=len(curves), sharey=True, squeeze=False)
     highest = max(curve.peak_bytes for curve in curves.values())
@@ -94,8 +99,12 @@ def memory_curves(curves, title="Memory of rank 0 over one step, after every op"
         ax.set_title(f"{name}\npeak {human_bytes(curve.peak_bytes)}", fontsize=10)
         ax.set(xlim=(x[0], x[-1]), ylim=(0, 1.04 * highest))
         bytes_axis(ax.yaxis)
-    axes[0][0].set_ylabel("bytes in use")
-    fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
+    axes[0][0].set_ylabel("bytes in use on rank 0")
+    if setting:
+        fig.supxlabel(setting, fontsize=9)
+    peaks = sorted((curve.peak_bytes, name) for name, curve in curves.items())
+    (low, lean), *_, (high, rich) = peaks[:1] + peaks[-1:]
+    fig.suptitle(f"{lean.capitalize()} needs {human_bytes(low)} at most, {rich} {human_bytes(high)}")
     handles = [Patch(**look(index), label=label) for label, _, index in LAYERS]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,
                handlelength=1.5)
@@ -184,11 +193,12 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 
 
 @styled
-def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank (a schematic)"):
+def unit_timeline(stages=(1, 2, 3), title=None):
     """Draw the computing, the messages, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
     fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)
+    units = 1 + max(work.unit for work in steps[0])
     for ax, stage, works in zip(axes[:, 0], stages, steps):
         thin = 1.4 / (1 + max(work.unit for work in works))
         gantt(ax, [_life(work, thin) for work in works if work.kind not in LANES],
@@ -204,13 +214,23 @@ def unit_timeline(stages=(1, 2, 3), title="One step of four units, on each rank 
         ax.set(xlim=(0, end), ylim=(3, -0.5))
         ax.set_xticks([])
     axes[-1][0].set_xlabel("time (the numbers are those of the units)")
-    fig.suptitle(title, fontsize=11, fontweight="bold", color=INK)
+    whole = [_most_whole(works) for works in steps]
+    if title is None:
+        title = f"Of {units} units, stage {stages[0]} holds {whole[0]} whole, stage {stages[-1]} " \
+                f"at most {whole[-1]} at a time (a schematic)"
+    fig.suptitle(title)
     words = {"reduce": "reduce; whole gradients", "gather": "gather; whole weights"}
     handles = [Patch(**look(INDEX[kind]), label=words.get(kind, kind))
                for kind in ("forward", "backward", "step", "reduce", "gather")]
     fig.legend(handles=handles, loc="outside lower center", ncols=5, columnspacing=1.2,
                handlelength=1.5)
     return fig
+
+
+def _most_whole(works):
+    """The most units whose weights are whole at one time."""
+    lives = [(work.start, work.end) for work in works if work.kind == "weights"]
+    return max(sum(start <= moment < end for start, end in lives) for moment, _ in lives)
 
 
 def _life(work, thin):

@@ -265,7 +265,7 @@ def figure(rows):
         a, b = lines[name] = ours.fit_alpha_beta(sizes, times)
         fine = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 60) for i in range(61)]
         curves[name] = fine, [a + b * n for n in fine]
-    return plots.time_against_size(points, curves, measured_crossover(lines), "all-reduce")
+    return plots.time_against_size(points, curves, measured_crossover(lines))
 
 
 def benchmark(options, _):

@@ -24,8 +24,9 @@ TRAINED = (  # (model, node, the layout in which it was trained)
 
 
 def predicted():
-    """Return [(source, published seconds of a step, predicted ones)]."""
-    return [(job.source, job.seconds, step_time(job.model, job.plan, job.machine).total)
+    """Return [(source, published seconds of a step, predicted ones, model and GPUs)]."""
+    return [(job.source, job.seconds, step_time(job.model, job.plan, job.machine).total,
+             f"{job.name} on {job.plan.gpus:,} GPUs")
             for job in jobs(all_runs()) if job.seconds]
 
 
