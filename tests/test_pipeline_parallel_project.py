@@ -32,7 +32,7 @@ def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
     first, shape = found["ranks"][0], found["shape"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)
     for seen in found["ranks"]:
-        for counts in ("messages", "bytes", "kept"):
+        for counts in ("messages", "bytes", "activations"):
             counted, said = seen[counts]
             assert counted == said > 0
     twice = 0 if name == "zb-v" else shape.vocab_size * shape.n_embd  # a V has both ends on rank 0

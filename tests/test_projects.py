@@ -54,7 +54,7 @@ def test_it_learns_the_same_however_it_is_spread_and_sends_what_is_said(stem):
     assert [*map(score, results)] == pytest.approx([score(results[0])] * len(variants), abs=1e-5)
     for variant, result in zip(variants, results):
         for rank in result.ranks:
-            assert rank["sent"] == rank["said"], variant
+            assert rank["sent"] == rank["predicted"], variant
             assert (rank["sent"] > 0) == (variant.get("ep") != 1)
         assert 0 < getattr(result, "dropped", 0.5) < 1
 
@@ -62,7 +62,7 @@ def test_it_learns_the_same_however_it_is_spread_and_sends_what_is_said(stem):
 def test_rows_travel_in_the_type_of_matrix_products():
     narrow, wide = (run("11_expert_parallel", **FEW, ranks=2, precision=precision)[1].ranks[0]
                     for precision in ("bf16", "fp32"))
-    assert narrow["sent"] == narrow["said"] < 0.6 * wide["sent"]
+    assert narrow["sent"] == narrow["predicted"] < 0.6 * wide["sent"]
 
 
 # --- a checkpoint goes on -------------------------------------------------------------------------

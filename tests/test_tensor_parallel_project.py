@@ -47,9 +47,10 @@ def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(eve
         assert row.held_out == pytest.approx(one.held_out, abs=1e-3)
     for row in rows[:-1]:  # DTensor's traffic is its own affair
         held, messages, sent = row.counted
-        assert messages == row.said[1]
-        assert sent == pytest.approx(row.said[2], abs=10)  # a number is not cut for the ring
-        assert 0 < held - row.said[0] <= 4 * len([*GPT(SMALL).parameters()])  # Adam's step counts
+        assert messages == row.predicted[1]
+        assert sent == pytest.approx(row.predicted[2], abs=10)  # a number is not cut for the ring
+        adams_steps = 4 * len([*GPT(SMALL).parameters()])  # it counts them
+        assert 0 < held - row.predicted[0] <= adams_steps
     assert others[-1].counted[0] == others[1].counted[0]
     text = project.report(every_method)
     assert [f"{row.counted[2]:,}" in text for row in rows] == [True] * 5
@@ -58,7 +59,7 @@ def test_every_method_trains_alike_and_holds_and_sends_what_the_formulas_say(eve
 def test_the_formula_knows_what_is_sent_in_bf16(text):
     for changes in ({"sequence_parallel": True}, {}):
         row, = project.run(ranks=2, path=text, precision="bf16", **FEW, **changes)["rows"]
-        assert row.counted[1:] == pytest.approx(row.said[1:], abs=10), changes
+        assert row.counted[1:] == pytest.approx(row.predicted[1:], abs=10), changes
 
 
 # --- DTensor and Megatron-core --------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_every_stage_trains_alike_and_holds_and_sends_what_the_formulas_say(text
     for row in found["rows"]:
         # padding makes R divide; Adam counts its steps, 4 bytes for each tensor; clipping adds
         # squares up: one number from each rank
-        counted, said = row.costs._replace(peak=0), row.said._replace(peak=0)
+        counted, said = row.costs._replace(peak=0), row.predicted._replace(peak=0)
         assert counted == pytest.approx(said, abs=500)
         assert all(seen >= least for seen, least in zip(counted, said, strict=True))
     peaks = [row.costs.peak for row in found["rows"]]
@@ -48,7 +48,7 @@ def test_what_is_offloaded_is_not_on_the_device(text, tmp_path):
     here, = project.run(numbers=(2,), **how)["rows"]
     found = project.run(numbers=(1, 2, 3), offload=str(tmp_path), **how)
     for row in found["rows"]:
-        assert row.costs._replace(peak=0) == pytest.approx(row.said._replace(peak=0), abs=500)
+        assert row.costs._replace(peak=0) == pytest.approx(row.predicted._replace(peak=0), abs=500)
         assert row.costs.optimizer_state == 0 < row.costs.offloaded
         assert row.held_out == pytest.approx(here.held_out, rel=1e-4)
     assert found["rows"][1].costs.peak < here.costs.peak
@@ -69,7 +69,7 @@ def test_a_learners_class_and_formula_are_used(text, tmp_path):
 
     found = project.run(numbers=(2,), stages={**STAGES, 2: Mine}, zero_memory=half, ranks=2,
                         path=text, steps=1, **SMALL)
-    assert (tmp_path / "called").exists() and found["rows"][0].said.gradients == 7
+    assert (tmp_path / "called").exists() and found["rows"][0].predicted.gradients == 7
     assert "Yours: ZeroStage2, zero_memory." in project.report(found)
 
 

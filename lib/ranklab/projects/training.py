@@ -1,4 +1,4 @@
-"""What projects that train share: the arguments of `run`, and what a step costs, counted."""
+"""What projects that train share: the arguments of `run`, the model, and what a step costs."""
 
 import contextlib
 import statistics
@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from ranklab.engine import device, launch
+from ranklab.expert_parallel import MoEConfig, moe_gpt
 from ranklab.meter import MemoryCurve, Traffic
+from ranklab.models.gpt import GPT, count_parameters
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.trainer.text import TextTrainer
 
@@ -56,13 +58,38 @@ class Session:
             trainer.resume()
         return trainer.fit(self.until)
 
+    def train(self, model, text, config, parallel=None):
+        """Train a model on a Text, by one process without `parallel`; return its TextTrainer."""
+        trainer = TextTrainer(model, text, config, device(), parallel=parallel,
+                              progress=self.progress)
+        self.fit(trainer)
+        return trainer
+
 
 def trained_alone(model, text, config, parallel=None, progress=False):
-    """Return the trainer of a model that was trained without a checkpoint; None: by one process."""
-    trainer = TextTrainer(model, text, replace(config, checkpoint=None), device(),
-                          parallel=parallel, progress=progress)
-    trainer.fit()
-    return trainer
+    """Train a model without a checkpoint, by one process without `parallel`; return its trainer."""
+    return Session(progress=progress).train(model, text, replace(config, checkpoint=None), parallel)
+
+
+def new_model(shape, where="cpu"):
+    """Make a GPT, with the same weights on all ranks; on "meta" it takes no memory."""
+    torch.manual_seed(0)
+    with torch.device(where):
+        return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
+
+
+def must_divide(ranks, **sizes):
+    """Raise ValueError where this many ranks do not divide one of the sizes, {name: number}."""
+    for name, size in sizes.items():
+        if size % ranks:
+            raise ValueError(f"{ranks} ranks must divide {name}={size}")
+
+
+def sent_in_a_step(trainer, *names):
+    """Do one more step; return the bytes that this rank sends by the ops of these names."""
+    with Traffic() as traffic:
+        trainer.step()
+    return sum(op.sent_bytes for op in traffic.ops if op.name in names)
 
 
 def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total, **held):
@@ -106,6 +133,13 @@ def fit_counted(trainer, count, until=None):
     if not trainer.stopped:
         score = history.held_out.get(trainer.steps_done) or trainer.evaluate()
     return costs, score
+
+
+def model_line(shape):
+    """Describe a GPT in a line of a report."""
+    return (f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
+            f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, "
+            f"V={shape.vocab_size}")
 
 
 def bytes_table(title, rows):

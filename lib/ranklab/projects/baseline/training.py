@@ -22,7 +22,7 @@ from ranklab.meter.text import lined_up
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects.authors import authors
 from ranklab.projects.runner import OnText, Resumed
-from ranklab.projects.training import median_speed
+from ranklab.projects.training import median_speed, model_line
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.parallel import Parallel
 from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
@@ -168,18 +168,18 @@ def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
     inputs, targets = data.batch_at(trainer.text.train, 0, config.micro_batch, shape.n_ctx)
     element = PRECISIONS[config.precision].itemsize
     states = model_state_bytes(count_parameters(shape), "fp32")  # autocast keeps all in float32
-    kept = activation_bytes(shape, *inputs.shape, element, recompute)
+    activations = activation_bytes(shape, *inputs.shape, element, recompute)
     if trainer.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(trainer.device)
-        return {"states": (sum(states.values()), None), "saved activations": (kept, None),
-                "total": (sum(states.values()) + kept, peak)}
+        return {"states": (sum(states.values()), None), "saved activations": (activations, None),
+                "total": (sum(states.values()) + activations, peak)}
     with SavedActivations(trainer.model) as saved, trainer.autocast():
         trainer.model(inputs, targets, "sum")
     memory = memory_of(trainer.model, trainer.optimizer)
     return {"parameters": (states["parameters"], memory.parameters),
             "gradients": (states["gradients"], memory.gradients),
             "optimizer state": (states["optimizer"], memory.optimizer_state),
-            "saved activations": (kept, saved.bytes)}
+            "saved activations": (activations, saved.bytes)}
 
 
 def peak_of_a_step(trainer):
@@ -218,8 +218,7 @@ def report(results):
     return "\n".join([
         f"text      {text.name}: {len(text.train):,} {unit}s to train on, {len(text.held_out):,} "
         "held out, split by file",
-        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
-        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
+        model_line(shape),
         f"training  {config.steps} steps of {config.batch} x {shape.n_ctx} tokens, "
         f"{config.precision}, on {results['device'].name}",
         "FLOPs     {predicted:.4g} a step predicted, {counted:.4g} counted".format(

@@ -13,16 +13,15 @@ from ranklab.context_parallel import (
 )
 from ranklab.data import held_out_batch
 from ranklab.data.text import END
-from ranklab.engine import device
 from ranklab.engine.report import count_ranks
 from ranklab.mesh import build_mesh
-from ranklab.meter import SavedActivations, Traffic
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.meter import SavedActivations
+from ranklab.models.gpt import GPTConfig
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, trained_alone
-from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
+from ranklab.projects.training import Session, new_model, sent_in_a_step, trained_alone
+from ranklab.trainer.text import TrainConfig, text_for
 
 METHODS = ("ring", "ulysses", "both")
 PARTS = {"attention": context_attention, "trade": ulysses_attention, "shard": zigzag_shard}
@@ -69,11 +68,11 @@ class Outcome:
     shape: GPTConfig
     config: Config
     authors: str
-    ranks: list  # of each rank: {"kept": bytes, "sent": bytes a step, "said": bytes}
+    ranks: list  # of each rank: {"saved": bytes, "sent": bytes a step, "predicted": bytes}
     steps: int
     losses: dict  # {name: held-out nats}
     by_position: dict  # {name: [(position, held-out nats)]}, in parts of a rank's budget
-    kept_short: int  # bytes of activations of one short window in one process
+    saved_short: int  # bytes of activations of one short window in one process
 
 
 def run(size="laptop", ranks=None, path=None, **arguments):
@@ -107,22 +106,18 @@ def _work(session, shape, config, text, parts, columns):
     mesh = build_mesh({"ring": dist.get_world_size() // columns, "ulysses": columns})
     tokens = TokenShard(mesh.group("ring"), mesh.group("ulysses") if columns > 1 else None,
                         end=END[0] if config.documents else None, **parts)
-    torch.manual_seed(0)
-    trainer = TextTrainer(GPT(shape), text, config, device(),
-                          parallel=ContextParallel(tokens=tokens), progress=session.progress)
-    session.fit(trainer)
-    steps = trainer.steps_done
-    result = {"kept": kept_bytes(trainer), "said": said_bytes(mesh, shape, config),
-              "sent": sent_bytes(trainer)}
+    trainer = session.train(new_model(shape), text, config, ContextParallel(tokens=tokens))
+    steps, saved_short = trainer.steps_done, 0
+    result = {"saved": saved_bytes(trainer), "predicted": predicted_bytes(mesh, shape, config),
+              "sent": sent_in_a_step(trainer, "send", "all_to_all")}  # without gradients
     curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
-    kept_short = 0
     if config.compare and dist.get_rank() == 0:
         short = train_on_windows(shape, text, config)
-        kept_short = kept_bytes(short)
+        saved_short = saved_bytes(short)
         curves["short windows"] = by_position(short, None, windows(text, shape, config))
     if dist.get_rank() == 0:
         result["first"] = {
-            "steps": steps, "kept_short": kept_short,
+            "steps": steps, "saved_short": saved_short,
             "by_position": {name: parts_of(curve) for name, curve in curves.items()},
             "losses": {name: curve.mean().item() for name, curve in curves.items()}}
     return result
@@ -131,14 +126,13 @@ def _work(session, shape, config, text, parts, columns):
 def train_on_windows(shape, text, config):
     """Return the trainer of one process that learned as many tokens, in windows of 1/SHARE."""
     batches = {name: getattr(config, name) * SHARE for name in ("batch", "micro_batch")}
-    torch.manual_seed(0)
-    return trained_alone(GPT(replace(shape, n_ctx=shape.n_ctx // SHARE)), text,
+    return trained_alone(new_model(replace(shape, n_ctx=shape.n_ctx // SHARE)), text,
                          replace(config, **batches))
 
 
 # --- measurements ---------------------------------------------------------------------------------
 
-def kept_bytes(trainer):
+def saved_bytes(trainer):
     """Return the bytes that one sequence keeps for backward on this rank."""
     x, y = (tokens[:1].to(trainer.device) for tokens in trainer.next_batch())
     with SavedActivations(trainer.model) as saved:
@@ -146,15 +140,11 @@ def kept_bytes(trainer):
     return saved.bytes
 
 
-def sent_bytes(trainer):
-    """Do one more step; return the bytes of attention's messages, without gradients."""
-    with Traffic() as traffic:
-        trainer.step()
-    return sum(op.sent_bytes for op in traffic.ops if op.name in ("send", "all_to_all"))
+def predicted_bytes(mesh, shape, config):
+    """Return the bytes of attention's messages in a step, by the formulas.
 
-
-def said_bytes(mesh, shape, config):
-    """Return the same bytes by the formulas: for both, a ring of what a pair of ranks holds."""
+    By both methods there is a ring of what a pair of ranks holds.
+    """
     rows, columns = mesh.axes.values()
     heads, width = shape.n_head, 4 if config.precision == "fp32" else 2
     ring = ring_bytes(shape.n_ctx, heads // columns, shape.head_size, rows, width)
@@ -195,18 +185,18 @@ def parts_of(curve):
 def report(outcome):
     """Return the Outcome as text."""
     shape, config, ranks = outcome.shape, outcome.config, outcome.ranks
-    kept = max(result["kept"] for result in ranks)
+    saved = max(result["saved"] for result in ranks)
     lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "
              f"{count_ranks(len(ranks))}, by {config.method}", outcome.authors,
-             "a rank sends for attention in a step: counted {sent:,} bytes, said {said:,}".format(
-                 **ranks[0]),
+             "a rank sends for attention in a step: counted {sent:,} bytes, "
+             "said {predicted:,}".format(**ranks[0]),
              f"a sequence of {shape.n_ctx} tokens keeps for backward, on the fullest rank: "
-             f"{kept:,} bytes"]
+             f"{saved:,} bytes"]
     if config.compare:
-        budget = outcome.kept_short * 5 // 4
-        lines += [f"one process keeps {outcome.kept_short:,} bytes of {shape.n_ctx // SHARE} "
+        budget = outcome.saved_short * 5 // 4
+        lines += [f"one process keeps {outcome.saved_short:,} bytes of {shape.n_ctx // SHARE} "
                   f"tokens. With a budget of {budget:,}, a quarter more, the long sequence "
-                  + ("fits" if kept <= budget else "does not fit")]
+                  + ("fits" if saved <= budget else "does not fit")]
     middles = [middle for middle, _ in outcome.by_position["long"]]
     lines += ["\nheld-out nats per token, by position",
               f"{'':14}" + "".join(f"{middle:8.0f}" for middle in middles) + "     mean"]

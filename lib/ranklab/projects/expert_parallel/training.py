@@ -12,16 +12,15 @@ from ranklab.engine import device
 from ranklab.engine.report import count_ranks
 from ranklab.expert_parallel import (
     ExpertParallel, MoEConfig, capacity, combine_tokens, dispatch_tokens, expert_gradients,
-    layers_of, load_balance_loss, moe_gpt, moe_parameters, moe_traffic, top_k_route,
+    layers_of, load_balance_loss, moe_parameters, moe_traffic, top_k_route,
 )
 from ranklab.expert_parallel.layer import BALANCE
 from ranklab.mesh import build_mesh
-from ranklab.meter import Traffic
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPTConfig
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, trained_alone
+from ranklab.projects.training import Session, new_model, sent_in_a_step, trained_alone
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
@@ -79,7 +78,7 @@ class Outcome:
     shape: MoEConfig
     config: Config
     authors: str
-    ranks: list  # of each rank: {"sent": bytes of rows and counts in a step, "said": bytes}
+    ranks: list  # of each rank: {"sent": bytes of rows and counts in a step, "predicted": bytes}
     steps: int
     losses: dict  # {name: held-out nats}
     loads: list  # [(step, [the load of each expert beside the mean, of each layer])]
@@ -123,8 +122,7 @@ def _work(session, dense, config, text, parts, spread):
                                           for layer in layers_of(trainer.model)]).mean())
     first["dropped"] = dropped.item() / parallel.ranks
     if config.compare:
-        torch.manual_seed(0)
-        trainer = trained_alone(GPT(dense), text, config, DataParallel(), session.progress)
+        trainer = trained_alone(new_model(dense), text, config, DataParallel(), session.progress)
         first["losses"]["dense"] = trainer.evaluate()
     return result | ({"first": first} if dist.get_rank() == 0 else {})
 
@@ -136,8 +134,7 @@ class ExpertTrainer(TextTrainer):
     """
 
     def __init__(self, shape, text, config, parallel, parts, progress):
-        torch.manual_seed(0)
-        model = moe_gpt(shape)
+        model = new_model(shape)
         for layer in layers_of(model):
             vars(layer).update((name, part) for name, part in parts.items() if name != "average")
         super().__init__(model, text, config, device(), parallel=parallel, progress=progress)
@@ -153,21 +150,19 @@ class ExpertTrainer(TextTrainer):
 
 
 def counted(trainer, group):
-    """Do one more step; return {"sent": bytes of its all-to-alls, "said": by moe_traffic}."""
+    """Do one more step; return {"sent": bytes of its all-to-alls, "predicted": by moe_traffic}."""
     choices, experts = [], trainer.shape.n_expert
     for layer in layers_of(trainer.model):
         layer.dispatch = _recorded(layer.dispatch, choices)
-    with Traffic() as traffic:
-        trainer.step()
+    sent = sent_in_a_step(trainer, "all_to_all")
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    said = len(choices) * 8 * experts * (ranks - 1) // ranks  # counts that ranks tell each other
+    predicted = len(choices) * 8 * experts * (ranks - 1) // ranks  # of each other's counts
     for local_counts in choices:
         counts = [torch.empty_like(local_counts) for _ in range(ranks)]
         dist.all_gather(counts, local_counts, group=group)
         row = PRECISIONS[trainer.config.precision].itemsize * trainer.shape.n_embd
-        said += moe_traffic(torch.stack(counts), row)[rank].sum().item()
-    return {"sent": sum(op.sent_bytes for op in traffic.ops if op.name == "all_to_all"),
-            "said": said}
+        predicted += moe_traffic(torch.stack(counts), row)[rank].sum().item()
+    return {"sent": sent, "predicted": predicted}
 
 
 def _recorded(dispatch, choices):
@@ -189,7 +184,7 @@ def report(outcome):
              f"top {shape.top_k}", outcome.authors,
              f"{parameters:,} numbers, of which a token meets {active:,}",
              "rank 0 sends rows and counts in one more step: counted {sent:,} bytes, "
-             "said {said:,}".format(**outcome.ranks[0]),
+             "said {predicted:,}".format(**outcome.ranks[0]),
              f"the fullest expert of each layer, beside the mean, balanced by {config.balance}: "
              + ", ".join(f"{load:.2f}" for load in most),
              f"choices dropped: {outcome.dropped:.1%}"]

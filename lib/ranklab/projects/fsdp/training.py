@@ -28,7 +28,7 @@ from ranklab.projects.fsdp import llama
 from ranklab.projects.hugging_face import INSTALL, is_here
 from ranklab.projects.runner import OnRanks, Resumed
 from ranklab.projects.training import (
-    Session, bytes_table, counted_step, fit_counted, median_speed,
+    Session, bytes_table, counted_step, fit_counted, median_speed, must_divide,
 )
 from ranklab.trainer.text import TrainConfig
 
@@ -121,8 +121,7 @@ def read(config, resume, ranks):
     The ranks divide the number of held-out examples: all must call the model equally often.
     Raises ValueError where the ranks do not fit.
     """
-    if config.batch % ranks:
-        raise ValueError(f"{ranks} ranks must divide batch={config.batch}")
+    must_divide(ranks, batch=config.batch)
     if config.shard_ranks and ranks % config.shard_ranks:
         raise ValueError(f"shard_ranks={config.shard_ranks} must divide the {ranks} ranks")
     is_new = config.pretrain and not config.model and not resume

@@ -105,8 +105,8 @@ class BertTrainer(Trainer):
         The ranks gather their counts, so that the all-reduces in a timeline are all from steps.
         Collective: call it on every rank.
         """
-        mine = slice(self.parallel.rank, None, self.parallel.ranks)
-        sides = self.tokens.held_out[mine], self.tokens.held_out_labels[mine]
+        of_rank = slice(self.parallel.rank, None, self.parallel.ranks)
+        sides = self.tokens.held_out[of_rank], self.tokens.held_out_labels[of_rank]
         right = torch.zeros(1, dtype=torch.int64)
         self.model.eval()
         for x, y in zip(*(side.split(batch) for side in sides)):

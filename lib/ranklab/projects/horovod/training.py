@@ -14,6 +14,7 @@ from ranklab.projects.horovod.bert import BertTrainer, read_tokens
 from ranklab.projects.horovod.timeline import table
 from ranklab.projects.hugging_face import INSTALL, is_here
 from ranklab.projects.runner import OnNodes
+from ranklab.projects.training import must_divide
 from ranklab.trainer import LoopConfig
 
 PRELOAD = ("transformers.trainer", "transformers.models.bert.modeling_bert")  # for launch
@@ -48,8 +49,7 @@ class Config(LoopConfig):
 
     def check(self, ranks, texts):
         """Raise ValueError where ranks have unequal shares: a mean of means would be wrong."""
-        if self.batch % ranks:
-            raise ValueError(f"{ranks} ranks must divide batch={self.batch}")
+        must_divide(ranks, batch=self.batch)
         if texts < self.batch:
             raise ValueError(f"batch={self.batch} is more than the {texts} texts to train on")
 

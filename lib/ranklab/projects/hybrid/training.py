@@ -11,17 +11,15 @@ from ranklab.checkpoint.reshard import reshard_checkpoint
 from ranklab.cluster.exporter import Exported, exporting
 from ranklab.engine import device, sharing
 from ranklab.engine.in_place import is_started_by_another
-from ranklab.expert_parallel import MoEConfig, moe_gpt
 from ranklab.hybrid import PARTS, Hybrid, layout_memory, layout_traffic
 from ranklab.hybrid.counted import counted_step, dry_run, sent_along
-from ranklab.models.gpt import GPT
 from ranklab.pipeline_parallel import PipelineExecutor, bubble_fraction, simulate
 from ranklab.pipeline_parallel.stages import gpt_costs
 from ranklab.planner.constants import CONSTANTS
 from ranklab.projects.authors import authors
 from ranklab.projects.hybrid.config import JOBS, SIZES, with_experts
 from ranklab.projects.pipeline_parallel.training import layer_names
-from ranklab.projects.training import Session, bytes_table, trained_alone
+from ranklab.projects.training import Session, bytes_table, new_model, trained_alone
 from ranklab.trainer import PRECISIONS, due
 from ranklab.trainer.text import TextTrainer, text_for
 
@@ -82,13 +80,6 @@ def _work(session, shape, text, config, layout, parts, reshard, export):
         alone = trained_alone(new_model(shape), text, config)
         result["alone"] = alone.history.held_out[config.steps]
     return result
-
-
-def new_model(shape, where="cpu"):
-    """Return the same GPT on all ranks; on "meta" it takes no memory for the whole."""
-    torch.manual_seed(0)
-    with torch.device(where):
-        return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
 
 
 class HybridTrainer(Exported, TextTrainer):

@@ -6,10 +6,11 @@ from torch import nn
 
 from ranklab.engine import device, launch
 from ranklab.meter import Traffic
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPTConfig
 from ranklab.peers.torch_pipelining import torch_step
 from ranklab.pipeline_parallel.training import PipelineParallel
 from ranklab.projects.pipeline_parallel.training import schedule_of
+from ranklab.projects.training import new_model
 
 SHAPE, PIECES = GPTConfig(n_layer=6), 8
 
@@ -19,8 +20,7 @@ def cut_gpt(name, shape):
 
     Torch leaves a matrix that two stages share to its user.
     """
-    torch.manual_seed(0)
-    model = GPT(shape).to(device())
+    model = new_model(shape).to(device())
     model.tied, model.head.weight = {}, nn.Parameter(model.head.weight.detach().clone())
     parallel = PipelineParallel(schedule=schedule_of(name))
     return parallel.apply(model), parallel
@@ -66,5 +66,5 @@ def losses_by(way, name="1f1b", ranks=4, steps=2):
 
     Returns: ([mean loss of each step], [messages that each rank sent in the last step])
     """
-    found = launch(train, way, name, steps, ranks=ranks)
-    return found[0][0], [messages for _, _, messages in found]
+    results = launch(train, way, name, steps, ranks=ranks)
+    return results[0][0], [messages for _, _, messages in results]

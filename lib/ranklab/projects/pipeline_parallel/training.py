@@ -20,8 +20,8 @@ from ranklab.projects.authors import authors
 from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, trained_alone
-from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
+from ranklab.projects.training import Session, new_model, trained_alone
+from ranklab.trainer.text import TrainConfig, text_for
 
 PARTS = {"schedule": pp.one_f_one_b_schedule, "split": pp.split_stages,
          "executor": pp.PipelineExecutor}
@@ -106,22 +106,14 @@ def _work(session, shape, config, text, plan, layers, parts):
     """Train the model on each rank, and measure it."""
     config = replace(config, micro_batch=config.batch // config.micro_batches)
     parallel = PipelineParallel(**parts)
-    trainer = TextTrainer(new_model(shape, "meta"), text, config, device(), parallel=parallel,
-                          progress=session.progress)
-    loss, alone = session.fit(trainer).held_out.get(config.steps), None
+    trainer = session.train(new_model(shape, "meta"), text, config, parallel)
+    loss, alone = trainer.history.held_out.get(config.steps), None
     if config.compare and loss and parallel.rank == 0:
         alone = trained_alone(new_model(shape), text, config).history.held_out[config.steps]
     return {"loss": loss, "alone": alone, "steps": trainer.steps_done,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "asleep": asleep(parallel, plan, stage_costs(shape, layers), config.slow_stage),
             **measured_step(trainer, plan)}
-
-
-def new_model(shape, where="cpu"):
-    """Return the same GPT on all ranks; on "meta" it takes no memory."""
-    torch.manual_seed(0)
-    with torch.device(where):
-        return GPT(shape)
 
 
 def stage_costs(shape, layers):
@@ -164,7 +156,7 @@ def measured_step(trainer, plan):
     copies = [p.nbytes for p in parallel.copies]
     return {"spans": parallel.ran.spans, "messages": (len(sent), messages + len(copies)),
             "bytes": (sum(sent), messages * size + sum(copies)),
-            "kept": (parallel.ran.most, pp.in_flight_activations(plan)[parallel.rank])}
+            "activations": (parallel.ran.most, pp.in_flight_activations(plan)[parallel.rank])}
 
 
 # --- the report, and the bubble monitor -----------------------------------------------------------
@@ -183,7 +175,8 @@ def report(results):
              "counted/said"]
     for rank, result in enumerate(ranks):
         naive = parameters(shape, [even[stage] for stage in place if place[stage] == rank])
-        counts = ["{:,}/{:,}".format(*result[name]) for name in ("messages", "bytes", "kept")]
+        counts = ["{:,}/{:,}".format(*result[name])
+                  for name in ("messages", "bytes", "activations")]
         lines.append(f"{rank:4} {result['parameters']:13,}{naive:13,}   {'  '.join(counts)}")
     work = [above_mean(stage_costs(shape, split)) for split in (layers, even)]
     lines.append("work of the largest stage: {:.0%} above the mean, in an even split {:.0%}".format(

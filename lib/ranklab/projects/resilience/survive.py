@@ -16,8 +16,8 @@ from ranklab.engine import RankError, launch
 from ranklab.engine.report import MEMORY
 from ranklab.hybrid import Hybrid, Layout
 from ranklab.projects.command import LAUNCH_LIMIT
-from ranklab.projects.hybrid.training import new_model
 from ranklab.projects.resilience.chaos import MARK, ChaosTrainer, Left
+from ranklab.projects.training import new_model
 from ranklab.resilience.heartbeat import Heartbeats, watched
 
 STALL = 1.0  # seconds in which all ranks sleep in communication

@@ -16,7 +16,7 @@ from ranklab.engine import device
 from ranklab.engine.report import count_ranks
 from ranklab.meter import Traffic, memory_of
 from ranklab.meter.text import lined_up
-from ranklab.models.gpt import GPT, GPTConfig
+from ranklab.models.gpt import GPTConfig
 from ranklab.peers.dtensor import DTensors
 from ranklab.pipeline_parallel.actions import Action
 from ranklab.pipeline_parallel.training import PipelineParallel
@@ -24,7 +24,7 @@ from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
 from ranklab.projects.tensor_parallel.costs import held_bytes, traffic
-from ranklab.projects.training import Session
+from ranklab.projects.training import Session, must_divide, new_model
 from ranklab.tensor_parallel.plan import TPConfig
 from ranklab.tensor_parallel.training import TensorParallel
 from ranklab.trainer import PRECISIONS, History
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     """The results of one method, on rank 0."""
 
     method: str
-    said: tuple  # bytes held, messages and bytes sent in a step, by formulas
+    predicted: tuple  # bytes held, messages and bytes sent in a step, by formulas
     counted: tuple
     busy: float  # the mean rank's share of the time in which its CPU worked
     history: History
@@ -98,8 +98,8 @@ def refuse(method, methods, config, shape, R):
         raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
     if config.checkpoint and method in ("all", "dtensor"):
         raise ValueError(f"method={method!r} keeps no checkpoint: name one, but not dtensor")
-    if set(methods) - {"one", "naive"} and shape.n_head % R:
-        raise ValueError(f"{R} ranks must divide n_head={shape.n_head}")
+    if set(methods) - {"one", "naive"}:
+        must_divide(R, n_head=shape.n_head)
     if by_tokens and shape.n_ctx % R:
         raise ValueError(f"{R} ranks must divide the {shape.n_ctx} tokens of a sequence")
     if "naive" in methods and R > shape.n_layer:
@@ -120,24 +120,23 @@ def _train_all(session, methods, *arguments):
 
 def train(session, method, shape, config, parts, text):
     """Train by one method, and count one more step; return its Row."""
-    torch.manual_seed(0)
     parallel = new_parallel(method, config, parts)
-    trainer = TextTrainer(GPT(shape), text, config, device(), parallel=parallel,
+    trainer = TextTrainer(new_model(shape), text, config, device(), parallel=parallel,
                           progress=session.progress)
     start, worked = time.perf_counter(), time.process_time()
     history = session.fit(trainer)
     busy = torch.tensor([time.process_time() - worked], device=device())
     busy = parallel.gather(busy).mean().item() / (time.perf_counter() - start)
-    with Traffic() as sent:
+    with Traffic() as step:
         trainer.step()
     held = memory_of(trainer.model, trainer.optimizer)
     R, pieces = parallel.ranks, -(-config.batch // config.micro_batch)
-    said = (held_bytes(shape, method, R),
-            *traffic(shape, config.batch, R, method, pieces,
-                     config.sequence_parallel or method == "sequence",
-                     leaving=PRECISIONS[config.precision].itemsize))
-    counted = held.total - held.buffers, sent.sent_messages, sent.sent_bytes
-    return Row(method, said, counted, busy, history, history.held_out.get(config.steps))
+    predicted = (held_bytes(shape, method, R),
+                 *traffic(shape, config.batch, R, method, pieces,
+                          config.sequence_parallel or method == "sequence",
+                          leaving=PRECISIONS[config.precision].itemsize))
+    counted = held.total - held.buffers, step.sent_messages, step.sent_bytes
+    return Row(method, predicted, counted, busy, history, history.held_out.get(config.steps))
 
 
 def new_parallel(method, config, parts):
@@ -165,7 +164,7 @@ def report(results):
     for row in rows:
         losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
         apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
-        costs = itertools.chain(*zip(row.counted, row.said))
+        costs = itertools.chain(*zip(row.counted, row.predicted))
         table.append((row.method, *(f"{cost:,.0f}" for cost in costs), f"{row.busy:.0%}",
                       f"{statistics.median(speeds):,.0f}", f"{apart:.0e}",
                       f"{row.held_out or math.nan:.3f}"))

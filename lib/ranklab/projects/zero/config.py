@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from ranklab.basics.options import comma_list, existing_file, new_file, option
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.runner import Machine, OnRanks, OnText, Resumed
+from ranklab.projects.training import must_divide
 from ranklab.trainer.text import TrainConfig
 from ranklab.zero.config import read_config
 
@@ -51,13 +52,11 @@ class Config(TrainConfig):
                 (self.checkpoint and len(stages) > 1,
                  f"checkpoint={self.checkpoint!r} is that of one stage: name it"),
                 (self.offload and 0 in stages,
-                 f"offload={self.offload!r} needs stage 1, 2 or 3: name them"),
-                # in stage 3 all ranks must call the model equally often
-                *((getattr(self, name) % ranks,
-                   f"{ranks} ranks must divide {name}={getattr(self, name)}")
-                  for name in ("batch", "eval_batch"))):
+                 f"offload={self.offload!r} needs stage 1, 2 or 3: name them")):
             if is_wrong:
                 raise ValueError(sentence)
+        # in stage 3 all ranks must call the model equally often
+        must_divide(ranks, batch=self.batch, eval_batch=self.eval_batch)
 
 
 SIZES = {
@@ -80,8 +79,8 @@ class Command(OnRanks, Resumed, OnText, Machine):
                                     flag="local_rank")
 
     def settings(self):
-        given = read_config(self.config)[1] if self.config else {}
-        return replace(SIZES[self.size], **given)
+        changes = read_config(self.config)[1] if self.config else {}
+        return replace(SIZES[self.size], **changes)
 
     def stages(self):
         """Return the stages of the command line, or of the DeepSpeed config; else all."""

@@ -12,7 +12,7 @@ from ranklab.meter import memory_of
 from ranklab.meter.storage import tensors_in
 from ranklab.meter.text import lined_up
 from ranklab.models.gpt import block_parameters, count_parameters
-from ranklab.projects.training import counted_step
+from ranklab.projects.training import counted_step, model_line
 from ranklab.projects.zero.config import MODELS
 from ranklab.zero import deepspeed_config, fastest_way
 
@@ -90,10 +90,9 @@ def report(results):
         speed = row.tokens_per_second
         table += [(f"stage {row.stage}", *cells(row.costs, columns),
                    "-" if math.isnan(speed) else f"{speed:,.0f}", loss),
-                  ("  the formula", *cells(row.said, columns), "", "")]
+                  ("  the formula", *cells(row.predicted, columns), "", "")]
     lines = [
-        f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
-        f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, V={shape.vocab_size}",
+        model_line(shape),
         f"training  {config.engine}, {config.steps} steps of {config.batch} x {shape.n_ctx} "
         f"tokens of {results['text']}, {config.precision}, {count_ranks(ranks)}",
         f"{results['authors']}\n",
@@ -140,5 +139,5 @@ def beside_states(config, shape):
     softmax, their gradients), and two buckets.
     """
     logits = config.micro_batch * shape.n_ctx * shape.vocab_size
-    kept = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)
-    return kept + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
+    saved = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)
+    return saved + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))

@@ -5,17 +5,15 @@ import functools
 import gc
 from typing import NamedTuple
 
-import torch
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
 from ranklab.data_parallel.training import DataParallel
 from ranklab.engine import device
-from ranklab.models.gpt import GPT
 from ranklab.peers.deepspeed_zero import DeepSpeed
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
-from ranklab.projects.training import Session, fit_counted, median_speed
+from ranklab.projects.training import Session, fit_counted, median_speed, new_model
 from ranklab.projects.zero.config import MODELS, SIZES
 from ranklab.projects.zero.costs import Costs, measure, predicted
 from ranklab.trainer import History
@@ -28,7 +26,7 @@ class StageResult(NamedTuple):
     """The results of one stage, on rank 0."""
 
     stage: int
-    said: Costs  # by the formulas
+    predicted: Costs  # by the formulas
     costs: Costs | None  # counted; None where the stage had fewer than three steps left to do
     held_out: float | None  # nats per token; None: stopped before the end
     tokens_per_second: float
@@ -62,8 +60,7 @@ def _train_all(session, shape, config, numbers, stages, text):
     """Train on each rank in one stage after the other; return each StageResult from `costs` on."""
     results = []
     for stage in numbers:
-        torch.manual_seed(0)
-        model = GPT(shape).to(device())
+        model = new_model(shape).to(device())
         if config.recompute:
             checkpoint_blocks(model, functools.partial(checkpoint, use_reentrant=False))
         trainer = new_trainer(model, text, config, stage, stages, session.progress)
