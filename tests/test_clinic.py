@@ -1,4 +1,4 @@
-"""Lab 16: its text shows the programs and causes that the library has; the ward finds diseases."""
+"""The labs show the programs and causes that the library has; the ward finds diseases."""
 
 import re
 
@@ -12,19 +12,22 @@ from ranklab.course import labs
 from ranklab.course.check import FAILED, PASSED, judge
 from ranklab.projects.clinic.ward import FORMS, report, visit
 
-TEXT = (ROOT / "labs" / "source" / "16_clinic.py").read_text()
-CELLS = jupytext.reads(TEXT, fmt="py:percent").cells
+LIST = re.compile(r"^# <details><summary>.*</summary>\n#\n((?:# \d\. .*\n)+)#\n# </details>$", re.M)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_lab_shows_the_program_as_it_was_found_and_its_causes(case):
-    assert case.broken_source().strip() in [cell.source for cell in CELLS]
-    at = TEXT.index(f"check(clinic_{case.name}_cause=...)")
-    told = re.findall(r"^# (\d)\. (.*)$", TEXT[:at], re.M)[-len(case.choices):]
+    stem = labs.stem_of(case.name)
+    text = (ROOT / "labs" / "source" / f"{stem}.py").read_text()
+    cells = jupytext.reads(text, fmt="py:percent").cells
+    assert case.broken_source().strip() in [cell.source for cell in cells]
+    asked = text[:text.index(f"check(clinic_{case.name}_cause=...)")].rpartition("**Why?**")[2]
+    folded, = LIST.findall(asked)  # what the learner thinks comes first
+    told = re.findall(r"^# (\d)\. (.*)$", folded, re.M)
     assert [words.rstrip(".") for _, words in told] == [each.rstrip(".") for each in case.choices]
     assert [int(number) for number, _ in told] == [*range(1, len(told) + 1)]
-    prediction, = [each for each in labs.checks_of("16_clinic").PREDICTIONS
-                   if each.name == f"clinic_{case.name}_cause"]
+    prediction = labs.find_prediction(f"clinic_{case.name}_cause")
+    assert prediction in labs.checks_of(stem).PREDICTIONS
     assert prediction.answer() == case.cause and len(prediction.mistakes) == len(told) - 1
 
 

@@ -231,7 +231,7 @@ def test_numbers_are_shown():
     assert known_unit("GB/s") and dimension("B") == "a size" and not known_unit("furlongs")
 
 
-# -- section 8 of a lab
+# -- the questions of a lab
 
 @pytest.mark.parametrize("lab", LABS)
 def test_questions_render_the_same_every_time(lab):

@@ -178,6 +178,75 @@ def test_the_learners_cells_go_into_the_newer_lab(root, capsys):
     assert len(names(root)) == 4, "no copy is ever written again"
 
 
+IMPORTS = """# %%
+from ranklab.clinic.trainings import (
+    DataLoader, DistributedSampler, F, TensorDataset, device, digits, dist, nn, pack, torch)
+
+"""
+BUG = """# %%
+def no_faster(epochs=2):
+    shuffle = True
+
+# %%
+check(clinic_no_faster_cause=...)
+
+# %%
+no_faster = check(no_faster)
+
+"""
+FIXED = "def no_faster(epochs=2):\n    shuffle = False"
+
+
+def newer_of(root, sources):
+    """`git pull` brings these labs, {stem: source}; then `ranklab work`."""
+    for stem, source in sources.items():
+        (root / "labs" / "source" / f"{stem}.py").write_text(source)
+    build(root, sources, force=True)
+    return bring(root)
+
+
+@pytest.mark.parametrize("is_03_edited", [False, True])
+def test_an_exercise_that_another_lab_asks_by_now_goes_there(root, is_03_edited, capsys):
+    """Lab 16 had the bugs of the labs once."""
+    old = {"03_data_parallel": f"# %%\nx = 1\n\n{IMPORTS}", "16_clinic": IMPORTS + BUG}
+    newer_of(root, old)
+    if is_03_edited:
+        save(root / "work" / "03_data_parallel.ipynb", {0: "x = 2"})
+    added = "def ring_shift(x):\n    'a helper of mine'"
+    clinic = root / "work" / "16_clinic.ipynb"
+    save(clinic, {1: FIXED, 2: "check(clinic_no_faster_cause=1)"})
+    notebook = nbformat.read(clinic, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(added))
+    nbformat.write(notebook, clinic)
+    newer_of(root, {"03_data_parallel": old["03_data_parallel"] + BUG,
+                    "16_clinic": f"{IMPORTS}# %%\nlook = 1\n"})
+    assert cli.main(["work", "--merge", "16"]) == 0
+    place = f"03_data_parallel{'.new' if is_03_edited else ''}.ipynb"
+    assert f"no_faster, clinic_no_faster_cause: now in {place}" in capsys.readouterr().out
+    there = [cell.source for cell in nbformat.read(root / "work" / place, as_version=4).cells]
+    assert FIXED in there and "check(clinic_no_faster_cause=1)" in there
+    here = [cell.source for cell in nbformat.read(clinic, as_version=4).cells]
+    assert added in here and not any("no_faster" in source for source in here)
+    if is_03_edited:
+        assert cli.main(["work", "--merge", "03"]) == 0
+        there = [cell.source for cell in nbformat.read(
+            root / "work" / "03_data_parallel.ipynb", as_version=4).cells]
+        assert FIXED in there and "x = 2" in there
+
+
+def test_an_exercise_whose_new_place_is_taken_stays(root, capsys):
+    newer_of(root, {"03_data_parallel": IMPORTS, "16_clinic": IMPORTS + BUG})
+    save(root / "work" / "16_clinic.ipynb", {1: FIXED})
+    newer_of(root, {"03_data_parallel": IMPORTS + BUG, "16_clinic": IMPORTS})
+    better = f"{FIXED}  # in lab 03"
+    save(root / "work" / "03_data_parallel.ipynb", {1: better})
+    assert cli.main(["work", "--merge", "16"]) == 0
+    assert "with 1 of your cells; the old copy" in capsys.readouterr().out
+    for stem, source in (("03_data_parallel", better), ("16_clinic", FIXED)):
+        path = root / "work" / f"{stem}.ipynb"
+        assert source in [cell.source for cell in nbformat.read(path, as_version=4).cells]
+
+
 def test_what_was_written_in_the_newer_lab_stays_there_too(root):
     newer(root, OLD)
     bring(root)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 Data parallel: DDP from nothing
 #
-# > 130 minutes, 60 more with Further · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes, 60 more with Further, 70 with its bugs · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5, 8.1 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -342,7 +342,7 @@ plots.timeline(launch(profiled, 2**20, ranks=2), "Buckets of 1 MB")
 plots.timeline(launch(profiled, 25 * 2**20, ranks=2), "One bucket: nothing to hide behind")
 
 # %% [markdown]
-# > **Spine**: this lab's part ends here. On it goes in [01_baseline](01_baseline.ipynb); the rest of this lab is extra.
+# > **Spine**: from here go to the bug in 8.1; the rest of this lab is extra.
 
 # %% [markdown]
 # ### 4.6 Which buckets?
@@ -782,7 +782,362 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
     assert (calls[0], sum(sent)) == (messages, 2 * 3 * nbytes)
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. You look, write down why before you open the list of causes, and fix the program in its own cell ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+#
+# Fixed means: the program has the numbers of one process, on any number of ranks that shares its data evenly, and in a group of some of them. The check tries other settings than the lab does. To look, print on each rank, compare the ranks, run the same on one rank, or count what is sent: `with Traffic() as traffic:`, then `traffic.table()`.
+
+# %%
+import argparse
+import copy
+
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from ranklab.clinic.look import look
+from ranklab.data_parallel import convert_sync_batch_norm, pack
+from ranklab.models import GPT, GPTConfig
+
+# %% [markdown]
+# ### 8.1 Four ranks are no faster than one
+# > difficulty 2/5 · importance 5/5 · 10 minutes · about 3 lines
+#
+# > One rank goes twice through the digits in 30 steps of 96 images. We gave the job four ranks, 24 images each, and now it takes 120 steps for the same two epochs. The replicas agree, the loss falls well, and no rank waits for another. But four ranks are no faster than one.
+
+# %%
+def no_faster(epochs=2, batch=96, lr=0.05, seed=0, group=None):
+    """Train softmax regression on digits; `batch` images a step on all ranks, shuffled each epoch.
+
+    -> {"loss" at the end, "weights", "seen": of each epoch and step, the numbers of the images}
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    images = digits()
+    x, y = images.train.flatten(1), images.train_labels
+    torch.manual_seed(seed)
+    data = TensorDataset(x, y, torch.arange(len(x)))
+    loader = DataLoader(data, batch // R, shuffle=True)
+    model = nn.Linear(64, 10).to(device())
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr), []
+    for epoch in range(epochs):
+        seen.append([])
+        for images, labels, at in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images.to(device())), labels.to(device())).backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad, group=group)
+                p.grad /= R
+            optimizer.step()
+            seen[-1].append(at.tolist())
+    loss = F.cross_entropy(model(x.to(device())), y.to(device())).item()
+    return {"loss": loss, "weights": pack(model.parameters()).detach(), "seen": seen}
+
+
+# %% [markdown]
+# **Look.** How many steps an epoch takes on four ranks:
+
+# %% tags=["nbval-check-output"]
+len(launch(no_faster, ranks=4)[0]["seen"][0])
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. A rank's share of a step should be 96 images, not 24.
+# 2. All ranks read the same images.
+# 3. The gradients are all-reduced more often than once a step.
+# 4. The ranks begin with different weights.
+#
+# </details>
+
+# %%
+check(clinic_no_faster_cause=...)
+
+# %%
+no_faster = check(no_faster)
+
+# %% [markdown]
+# Print a fingerprint of each rank's first batch once, and you find this in a second.
+
+# %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [01_baseline](01_baseline.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
+# ### 8.2 Accumulating does not help
+# > difficulty 2/5 · importance 5/5 · 15 minutes · about 6 lines
+#
+# > Our network is slow, so we accumulate: eight micro-batches for each step. The losses are right to the last digit. But an epoch takes as long as it does with accumulate=1, and the network is busy all the time.
+
+# %%
+def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0, group=None):
+    """Train a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
+
+    A step's gradient is the mean over `accumulate` micro-batches of all ranks; the last step may
+    have fewer. Returns the weights and the steps' losses, which are such means, too; the same on
+    every rank.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    text = torch.tensor(list(inspect.getsource(argparse).encode())).to(device())
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(n_ctx=length, n_layer=1, n_embd=32)).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for first in range(0, micro_batches, accumulate):
+        numbers = range(first, min(first + accumulate, micro_batches))
+        loss = torch.zeros((), device=device())
+        for number in numbers:
+            start = (number * ranks + rank) * batch * length
+            window = text[start:start + batch * length + 1]
+            x, y = window[:-1].view(batch, length), window[1:].view(batch, length)
+            part = model(x, y) / len(numbers)
+            part.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=group)
+                parameter.grad /= ranks
+            part = part.detach()
+            dist.all_reduce(part, group=group)
+            loss += part / ranks
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"weights": dict(model.named_parameters()), "losses": losses}
+
+
+# %% [markdown]
+# **Look.** Nothing is wrong in what comes back. So count what it costs.
+
+# %%
+look(train_large_batch)
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each parameter is sent by a call of its own, not in large buckets.
+# 2. Gradients are sent after each micro-batch, not once in a step.
+# 3. Gradients travel in float32; bfloat16 would halve them.
+# 4. One rank is slower than the others, and they wait for it.
+# 5. The model is too large for this network, whatever is accumulated.
+#
+# </details>
+
+# %%
+check(clinic_train_large_batch_cause=...)
+
+# %%
+train_large_batch = check(train_large_batch)
+
+# %% [markdown]
+# ### 8.3 A saved model that is worse than its log
+# > difficulty 2/5 · importance 5/5 · 15 minutes · about 2 lines
+#
+# > Our log has the mean of the ranks' training losses, and it looks as it always did. But the model that rank 0 saves has a loss of 1.72 on held-out images. A model trained on one rank has 1.19, and if ranks 1, 2 or 3 saved theirs, those would have 1.31. We use the same seed everywhere, of course.
+
+# %%
+def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
+    """Train an MLP on digits, and the running mean of its weights, which rank 0 saves.
+
+    seed  of this rank's random numbers; the ranks may be given different ones. All begin with the
+          weights that one of them draws by its seed
+    -> {"start": the first weights, "weights": the last, "mean": of them, "loss": of the mean on
+    held-out images, "examples": eight labels, for the log of rank 0}
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(seed)
+    images = digits()
+    x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
+    examples = y[torch.randperm(len(y))[:8]].tolist() if rank == 0 else []
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).to(device())
+    mean = copy.deepcopy(model)
+    start = pack(model.parameters()).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for step in range(steps):
+        at = torch.arange(240)[rank::R] + 240 * (step % 5)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[at]), y[at]).backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= R
+        optimizer.step()
+        with torch.no_grad():
+            for kept, p in zip(mean.parameters(), model.parameters()):
+                kept.lerp_(p, 1 - decay)
+    held = images.held_out.flatten(1).to(device())
+    loss = F.cross_entropy(mean(held), images.held_out_labels.to(device())).item()
+    return {"start": start, "weights": pack(model.parameters()).detach(), "loss": loss,
+            "mean": pack(mean.parameters()).detach(), "examples": examples}
+
+
+# %% [markdown]
+# **Look.** The held-out loss of each rank's model:
+
+# %% tags=["nbval-check-output"]
+[f"{each['loss']:.2f}" for each in launch(saved_model, ranks=4)]
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Rank 0 trains on fewer images than the others.
+# 2. Some gradients are not averaged over the ranks.
+# 3. The ranks begin with different weights.
+# 4. The running mean of rank 0 lacks the last steps.
+#
+# </details>
+
+# %%
+check(clinic_saved_model_cause=...)
+
+# %%
+saved_model = check(saved_model)
+
+# %% [markdown]
+# `replicas_agree(model)` before the first step costs 16 bytes. Suppose that nobody sets a seed. Ranks that torchrun starts then begin with different random numbers, because each process draws its own seed. Here you wouldn't notice: `launch` forks all its ranks from one process, so they happen to begin with the same ones.
+
+# %% [markdown]
+# ### Further bugs
+
+# %% [markdown]
+# #### Which score is right?
+# > difficulty 3/5 · importance 4/5 · 15 minutes · about 1 line
+#
+# > After the training each rank counts how many of the same 360 held-out images it has right: 315, 309, 310 and 311. Which one shall we publish? If we broadcast all model.parameters() from rank 0 before we count, nothing changes. And a single process that trains on the same images gets 322.
+
+# %%
+def two_scores(steps=20, lr=0.3, width=8, group=None):
+    """Train a CNN on digits, 240 images a step; each rank has a shard, in the order of labels.
+
+    The model is the one that a single process would train on the same 240 images.
+    -> {"loss" on the 360 held-out images, "score": how many of them are right, "weights"}
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    images = digits()
+    x, y = images.train.to(device()), images.train_labels.to(device())
+    shard = y.argsort(stable=True).chunk(R)[rank]
+    torch.manual_seed(0)
+    model = CNN(CNNConfig(width=width)).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for step in range(steps):
+        at = shard[step % 5::5][:240 // R]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[at]), y[at]).backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= R
+        optimizer.step()
+    model.eval()
+    labels = images.held_out_labels.to(device())
+    with torch.no_grad():
+        logits = model(images.held_out.to(device()))
+    return {"loss": F.cross_entropy(logits, labels).item(),
+            "score": (logits.argmax(1) == labels).sum().item(),
+            "weights": pack(model.parameters()).detach()}
+
+
+# %% [markdown]
+# **Look.** Each rank's score:
+
+# %% tags=["nbval-check-output"]
+[each["score"] for each in launch(two_scores, ranks=4)]
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each rank normalises by the statistics of its own images.
+# 2. The model is still in training mode when they count.
+# 3. The ranks do not count on the same images.
+# 4. The ranks' weights have drifted apart.
+#
+# </details>
+
+# %%
+check(clinic_two_scores_cause=...)
+
+# %%
+two_scores = check(two_scores)
+
+# %% [markdown]
+# Unless you turn it off, DDP broadcasts rank 0's buffers before each forward. Then the ranks agree, but all of them evaluate with what rank 0 saw. For statistics of the whole batch you need SyncBatchNorm, or else a norm that doesn't look at the batch. torch's own SyncBatchNorm runs on GPUs only; the one of this lab's library, `convert_sync_batch_norm`, runs here as well.
+
+# %% [markdown]
+# #### Worse together
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines
+#
+# > Four epochs on one rank end at a loss of 0.84. On four ranks, four epochs of the same images end at 1.35. Each gradient is right: we compared it with the gradient of one process on the same 128 images. Ten epochs get there. That is 90 steps instead of 144, with four times the machines.
+
+# %%
+def worse_together(epochs=4, batch=32, lr=0.03, group=None):
+    """Train softmax regression on digits, `batch` images a step on each rank.
+
+    The recipe (after Goyal et al. 2017): `lr` is for steps of 32 images, and a step of k times as
+    many has k times the rate. In the first epoch the rate climbs from `lr` to that, evenly. At all
+    times it is multiplied by the share of steps that are left.
+    -> {"loss" at the end, "weights", "rates": the learning rate of each step}
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    images = digits()
+    x = images.train[:1152].flatten(1)[rank::R].to(device())
+    y = images.train_labels[:1152][rank::R].to(device())
+    model = nn.Linear(64, 10).to(device())
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    optimizer, rates = torch.optim.SGD(model.parameters(), lr), []
+    times = batch / 32
+    each = 1152 // batch
+    scheduler = LambdaLR(optimizer, lambda step: (1 + (times - 1) * min(1, step / each))
+                         * max(0, 1 - step / (epochs * each)))
+    for epoch in range(epochs):
+        for images, labels in zip(x.split(batch), y.split(batch)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad, group=group)
+                p.grad /= R
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+    loss = F.cross_entropy(model(x), y)
+    dist.all_reduce(loss.detach(), group=group)
+    return {"loss": loss.item() / R, "weights": pack(model.parameters()).detach(), "rates": rates}
+
+
+# %% [markdown]
+# **Look.** The loss at the end, on one rank and on four:
+
+# %%
+[f"{launch(worse_together, ranks=ranks)[0]['loss']:.2f}" for ranks in (1, 4)]
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each rank sees only a quarter of the images.
+# 2. The gradients are averaged, and should be summed.
+# 3. The learning rate does not follow the number of ranks.
+# 4. The warm-up is too long for so few steps.
+#
+# </details>
+
+# %%
+check(clinic_worse_together_cause=...)
+
+# %%
+worse_together = check(worse_together)
+
+# %% [markdown]
+# Goyal et al. (arXiv 1706.02677): when the batch is multiplied by k, multiply the learning rate by k. Whatever counts steps is divided by k: warm-up, decay, and how often you evaluate and save.
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 03` in a terminal asks these and more, with other numbers
 # each time.
@@ -791,7 +1146,7 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
 questions("03_data_parallel")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # torchrun --nproc-per-node 8 -m ranklab.projects.data_parallel --data cifar10 --folder data
@@ -808,7 +1163,7 @@ questions("03_data_parallel")
 # 16 ms show. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. Equal weights at the start and equal gradients in each step keep R copies equal: each piece of DDP protects one of the two.
 # 2. Send large messages during backward, the last layer first: 100 ms of transfer in five buckets and 60 ms of backward leave 52 ms exposed.

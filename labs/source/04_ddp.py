@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 DDP: production data parallelism
 #
-# > 135 minutes, 15 more with Further · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
+# > 135 minutes, 15 more with Further, 25 with its bug · difficulty 3/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 GPUs for ResNet-50 at full size
 
 # %% [markdown]
 # ## 1. Story
@@ -591,7 +591,101 @@ for name, make, predicted in rows:
     assert counted == predicted
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import argparse
+import inspect
+import re
+
+from ranklab.clinic.look import look
+from ranklab.models import GPT, GPTConfig
+
+# %% [markdown]
+# ### 8.1 It is always rank 3
+# > difficulty 4/5 · importance 4/5 · 25 minutes · about 4 lines
+#
+# > Losses and weights are right. But four GPUs are not even twice as fast as one. Three of them wait in all_reduce for a good part of each step, and rank 3 never does. We have replaced its card, twice.
+
+# %%
+def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
+    """Train a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
+
+    `micro` functions of about one length are worked through together, so that little is padded.
+    Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
+    ranks. Returns the weights, the steps' losses and the held-out loss, which are such means, too;
+    the same on every rank.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    functions = re.split(r"\n(?=(?:    )?def )", inspect.getsource(argparse))
+    functions = [torch.tensor(list(function.encode()[:longest])) for function in functions]
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(n_ctx=longest, n_layer=1, n_head=1, n_embd=16)).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def piles_of(texts):
+        texts = sorted(texts, key=len)
+        return [torch.nn.utils.rnn.pad_sequence(texts[i:i + micro], True, -100).to(device())
+                for i in range(0, len(texts), micro)]
+
+    def loss_of(pile):
+        loss = model(pile[:, :-1].clamp(min=0), pile[:, 1:], "sum")
+        return torch.stack([loss, (pile[:, 1:] >= 0).sum()])
+
+    losses = []
+    for step in range(steps):
+        piles, seen = piles_of(functions[batch * step:batch * step + batch]), 0
+        for pile in piles[len(piles) * rank // ranks:len(piles) * (rank + 1) // ranks]:
+            both = loss_of(pile)
+            both[0].backward()
+            seen += both.detach()
+        dist.all_reduce(seen, group=group)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= seen[1]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((seen[0] / seen[1]).item())
+    piles = piles_of(functions[-24:])
+    with torch.no_grad():
+        seen = sum(map(loss_of, piles[len(piles) * rank // ranks:len(piles) * (rank + 1) // ranks]))
+    dist.all_reduce(seen, group=group)
+    return {"weights": dict(model.named_parameters()), "losses": losses,
+            "held_out": (seen[0] / seen[1]).item()}
+
+
+# %% [markdown]
+# **Look.** A step takes the same time on all ranks, so the time of a step doesn't show for which rank the others wait. Look at what each rank does before the first all-reduce.
+
+# %%
+look(train_on_functions)
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. It has more functions than the other ranks.
+# 2. It waits for its data.
+# 3. Its card, or its core, is slower than the others.
+# 4. Its functions are longer than those of the other ranks.
+# 5. Its link to the others is slow.
+#
+# </details>
+
+# %%
+check(clinic_train_on_functions_cause=...)
+
+# %% [markdown]
+# **Fixed.** No rank has more than 1.25 times its fair share of the work, in training and in evaluation. Count the work in tokens, padding included, or in FLOPs: it is enough that one of the two is fair.
+
+# %%
+train_on_functions = check(train_on_functions)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 04` in a terminal asks these and more, with new numbers each time.
 
@@ -599,7 +693,7 @@ for name, make, predicted in rows:
 questions("04_ddp")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # labs/jobs/torchrun.sh ddp --size full --data imagenet --compile --checkpoint run
@@ -617,7 +711,7 @@ questions("04_ddp")
 # bytes and images. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. 80% efficiency on 64 GPUs pays for 13 that do nothing. Say whether it is strong or weak scaling, and from how many ranks you count.
 # 2. A late rank looks like a slow network to all others: where seven ranks show 100 ms of all-reduce and the eighth 10, the transfer takes 10.

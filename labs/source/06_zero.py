@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 ZeRO: stop storing everything everywhere
 #
-# > 125 minutes, 30 more with Further · difficulty 4/5 · **spine**: 4.2, 4.3, the memory curves at the end of 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes, 30 more with Further, 30 with its bugs · difficulty 4/5 · **spine**: 4.2, 4.3, 8.1, the memory curves at the end of 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -395,7 +395,7 @@ for name, curve in curves.items():
 assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 
 # %% [markdown]
-# > **Spine**: this lab's part ends here. On it goes in [08_tensor_parallel](08_tensor_parallel.ipynb); the rest of this lab is extra.
+# > **Spine**: from here go to the bug in 8.1; the rest of this lab is extra.
 
 # %% [markdown]
 # ### 4.6 What is memory worth?
@@ -701,7 +701,163 @@ for gb in (4, 6, 9, 12, 18, 24):
 # spend memory first on gathering ahead, then on units to keep, and on both only where messages are exposed.
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import os
+
+import torch.nn.functional as F
+
+from ranklab.data import batch_at, held_out_batch, text_file
+
+# %% [markdown]
+# ### 8.1 Half of the norm
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
+#
+# > In the first step one rank logs a gradient norm above 1, and four ranks log about half of that. Seed, rows and the first loss are the same. From the second step on the losses differ, and at first the curve of four ranks is the rougher one.
+
+# %%
+def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
+    """Train a small language model, its gradient clipped; each rank's optimizer has a shard.
+
+    Returns {"losses": [of all rows], "norms": [before clipping], "weights": all}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(),
+                          nn.Linear(64, 256)).to(device())
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    shard = nn.Parameter(flat.chunk(R)[rank].clone())
+    shard.grad = torch.empty_like(shard)
+    optimizer = torch.optim.SGD([shard], lr, momentum=0.9)
+    tokens, losses, norms = text_file(os.__file__).train, [], []
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(tokens, step, 48, 8, seed))
+        loss = F.cross_entropy(model(inputs), targets[:, -1]) / R
+        gradients = torch.autograd.grad(loss, model.parameters())
+        gradient = nn.utils.parameters_to_vector(gradients)
+        dist.reduce_scatter_single(shard.grad, gradient, group=group)
+        norm = nn.utils.clip_grad_norm_([shard], max_norm)
+        optimizer.step()
+        dist.all_gather_single(flat, shard.detach(), group=group)
+        loss = loss.detach()
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return {"losses": losses, "norms": norms, "weights": flat}
+
+
+# %% [markdown]
+# **Look.** Compare the four ranks' norms of the first step with the norm on one rank.
+
+# %%
+for ranks in (1, 4):
+    norms = [seen["norms"][0] for seen in launch(flat_model, ranks=ranks)]
+    print(f"ranks={ranks}:", *(f"{norm:.3f}" for norm in norms))
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each rank clips by the norm of its own rows' gradient, before they are averaged.
+# 2. Each rank clips by the norm of its own shard.
+# 3. Momentum is kept for each shard alone.
+# 4. The gradient is divided by the number of ranks twice.
+#
+# </details>
+
+# %%
+check(clinic_flat_model_cause=...)
+
+# %% [markdown]
+# **Fixed.** Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`. A gradient that is short enough stays as it is.
+
+# %%
+flat_model = check(flat_model)
+
+# %% [markdown]
+# > **Spine**: this lab's part ends here. On it goes in [08_tensor_parallel](08_tensor_parallel.ipynb); the rest of this lab is extra.
+
+# %% [markdown]
+# ### 8.2 Faster, and it diverges
+# > difficulty 4/5 · importance 5/5 · 15 minutes · about 4 lines
+#
+# > To save time we gather the weights while the optimizer works. Since then the run diverges at a learning rate that was fine before. A quarter of that rate trains, but slowly. The held-out loss in the log is not the one that the checkpoint of the same step has. All ranks print the same numbers.
+
+# %%
+def gathered_model(steps=16, lr=1.0, seed=0, group=None):
+    """Train a small language model: each rank keeps a shard, and gathers all of it for each step.
+
+    Returns {"losses": [of all rows], "held_out": [after each fourth step], "weights": all}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(),
+                          nn.Linear(64, 256)).to(device())
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    shard, ahead = nn.Parameter(flat.chunk(R)[rank].clone()), torch.empty_like(flat)
+    shard.grad = torch.empty_like(shard)
+    optimizer = torch.optim.SGD([shard], lr, momentum=0.5)
+    text, losses, held_out = text_file(os.__file__), [], []
+    unseen, following = (each.to(device()) for each in held_out_batch(text.held_out, 48, 8))
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(text.train, step, 48, 8, seed))
+        loss = F.cross_entropy(model(inputs), targets[:, -1]) / R
+        gradients = torch.autograd.grad(loss, model.parameters())
+        gradient = nn.utils.parameters_to_vector(gradients)
+        dist.reduce_scatter_single(shard.grad, gradient, group=group)
+        kept = shard.detach().clone()
+        coming = dist.all_gather_single(ahead, kept, group=group, async_op=True)
+        optimizer.step()
+        loss = loss.detach()
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+        if step % 4 == 3:
+            with torch.no_grad():
+                held_out.append(F.cross_entropy(model(unseen), following[:, -1]).item())
+        coming.wait()
+        flat.copy_(ahead)
+    return {"losses": losses, "held_out": held_out, "weights": flat}
+
+
+# %% [markdown]
+# **Look.** Does it take four ranks to diverge? Does it take a large learning rate? Look at the first losses.
+
+# %%
+for ranks in (1, 4):
+    losses = launch(gathered_model, ranks=ranks)[0]["losses"]
+    print(f"ranks={ranks}:", *(f"{loss:.3f}" for loss in losses[:6]))
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. The forward uses weights from before the last step.
+# 2. The gathered shards come in an order that differs between ranks.
+# 3. The learning rate is too large for this batch.
+# 4. The ranks' gradients are added up where their mean is due.
+#
+# </details>
+
+# %%
+check(clinic_gathered_model_cause=...)
+
+# %% [markdown]
+# **Fixed.** All weights, all losses and all held-out losses must be those of one process. The gather may stay asynchronous, with work that doesn't need it in between, but `coming` must be waited for.
+
+# %%
+gathered_model = check(gathered_model)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 06` in a terminal asks these and more, with other numbers each time.
 
@@ -709,7 +865,7 @@ for gb in (4, 6, 9, 12, 18, 24):
 questions("06_zero")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # torchrun --nproc-per-node 4 -m ranklab.projects.zero --size 1.3b --stage 2 --micro-batch 2
@@ -726,7 +882,7 @@ questions("06_zero")
 # slow. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. Of Adam's 16 bytes for each parameter 12 belong to the optimizer: stage 1 alone brings 13 billion on 8 GPUs from 208 GB to 71.5 GB each.
 # 2. The step goes between reduce-scatter and all-gather, so with one micro-batch stages 1 and 2 send what DDP sends. Stage 3 gathers twice: 1.5 times.

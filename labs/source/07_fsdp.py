@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 FSDP: sharding as PyTorch does it
 #
-# > 130 minutes, 20 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
+# > 130 minutes, 20 more with Further, 10 with its bug · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
 
 # %% [markdown]
 # ## 1. Story
@@ -757,7 +757,83 @@ for offload in (False, True):
 # for forward and for backward, and its gradients come back once. The CPU computes the step.
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import os
+
+import numpy as np
+from torch.distributed.device_mesh import DeviceMesh
+
+from ranklab.data import batch_at, text_file
+
+# %% [markdown]
+# ### 8.1 The loss that does not move
+# > difficulty 2/5 · importance 5/5 · 10 minutes · about 1 line
+#
+# > We moved a run to fully_shard. There is no error and no warning, and it is as fast as we had hoped. But however long we wait, the loss stays where it began, at the loss of a guess among 256 bytes.
+
+# %%
+def moved_gpt(steps=12, lr=0.01, seed=0, group=None):
+    """Train a GPT under torch's fully_shard.
+
+    Returns {"losses": [of all rows], "weights": {name: the whole tensor}}.
+    """
+    R, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(n_ctx=16, n_embd=32)).to(device())
+    mesh = DeviceMesh.from_group(group, device().type) if group else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.chunk(R)[rank].to(device())
+                           for each in batch_at(tokens, step, 12, 16, seed))
+        loss = model(inputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss = loss.detach() / R
+        dist.all_reduce(loss, group=group)
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {name: weight.full_tensor().detach()
+                                          for name, weight in model.named_parameters()}}
+
+
+# %% [markdown]
+# **Look.** What does a step change? Is there a gradient when the step is taken?
+
+# %%
+losses = launch(moved_gpt, ranks=4)[0]["losses"]
+print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each rank trains for itself, and nothing is averaged.
+# 2. The gradients are zeroed before the step.
+# 3. The learning rate is too small for shards.
+# 4. The optimizer has parameters that the model no longer uses.
+#
+# </details>
+
+# %%
+check(clinic_moved_gpt_cause=...)
+
+# %% [markdown]
+# **Fixed.** All weights must be those of one process, the two blocks and the rest must still be sharded, and the optimizer must have the model's parameters and no others.
+
+# %%
+moved_gpt = check(moved_gpt)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 07` in a terminal asks these and more, with other numbers each time.
 
@@ -765,7 +841,7 @@ for offload in (False, True):
 questions("07_fsdp")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # torchrun --nproc-per-node 4 -m ranklab.projects.fsdp --size 7b --model models/Llama-2-7b --data alpaca.json --save tuned
@@ -788,7 +864,7 @@ questions("07_fsdp")
 # What to expect, from the paper and not measured by us: FSDP trained a GPT of 175 billion parameters on 128 to 512 A100s at up to 186 TFLOP/s on each, 60% of the peak (Zhao et al., arXiv 2304.11277). On four 24 GB cards over PCIe, and with offload, expect much less. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. FSDP is ZeRO's stage 3 in rows. A block costs three messages in a step: two gathers and a reduce-scatter.
 # 2. A rank holds 1/R of all states and, for a moment, the root and two whole blocks. So width costs memory, and depth does not.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Tensor parallelism: split the layer
 #
-# > 120 minutes, 22 more with Further · difficulty 4/5 · **spine**: 4.1 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; best with NVLink between them
+# > 120 minutes, 22 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; best with NVLink between them
 
 # %% [markdown]
 # ## 1. Story
@@ -846,10 +846,94 @@ for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_fl
 # - **Other traffic.** The gradients of the data-parallel copies use the same cards.
 # - **Heads.** tp must divide their number.
 #
-# Data parallelism can hide its messages behind backward. Here, the sum in forward has nothing to hide behind, unless you cut a product into pieces (section 9). So tp usually stops at eight, where NVLink stops on most machines.
+# Data parallelism can hide its messages behind backward. Here, the sum in forward has nothing to hide behind, unless you cut a product into pieces (section 10). So tp usually stops at eight, where NVLink stops on most machines.
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import os
+
+from ranklab.data import batch_at, text_file
+from ranklab.tensor_parallel import own_random
+
+# %% [markdown]
+# ### 8.1 Two ranks, one batch, two losses
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 4 lines
+#
+# > Since we cut the wide layer in two, the two ranks of a pair print different losses from the first step on, although they read the same rows. At the start the weights that both of them hold are equal. At the end rank 0's head differs from rank 1's. Our checkpoint keeps rank 0's.
+
+# %%
+def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
+    """Train a small language model whose wide layer is cut over `tensor` ranks.
+
+    Each such set of ranks has rows of its own.
+
+    Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
+    """
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    row, column = divmod(rank, tensor)
+    inside = dist.new_group(ranks[row * tensor:][:tensor], use_local_synchronization=True)
+    across = dist.new_group(ranks[column::tensor], use_local_synchronization=True)
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({
+        "embed": nn.Embedding(256, 16), "up": nn.Linear(128, 96, bias=False),
+        "down": nn.Linear(96, 32, bias=False), "head": nn.Linear(32, 256)}).to(device())
+    for name, dim in (("up", 0), ("down", 1)):
+        part = model[name].weight.detach().chunk(tensor, dim)[column].clone()
+        model[name].weight = nn.Parameter(part)
+    torch.manual_seed(seed + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.chunk(len(ranks) // tensor)[row].to(device())
+                           for each in batch_at(tokens, step, 24, 8, seed))
+        x = copy_to_region(model["embed"](inputs).flatten(1), inside)
+        h = F.dropout(F.relu(model["up"](x)), p)
+        y = F.dropout(reduce_from_region(model["down"](h), inside), p)
+        loss = F.cross_entropy(model["head"](y), targets[:, -1])
+        optimizer.zero_grad()
+        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, group=across)
+            weight.grad /= len(ranks) // tensor
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {n: w.detach() for n, w in model.named_parameters()}}
+
+
+# %% [markdown]
+# **Look.** The four ranks are two pairs. A pair begins a step with equal tensors and ends it with two losses. Which tensor is the last one that is still equal on both ranks? Print in the program, or return more from it. Sometimes a setting shows more than a print does: try `p` and `steps`.
+
+# %%
+for rank, seen in enumerate(launch(wide_layer, ranks=4)):
+    print(f"rank {rank}: the first losses", *(f"{loss:.4f}" for loss in seen["losses"][:3]))
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Gradients are averaged over the wrong ranks.
+# 2. Ranks that hold the same numbers drop different ones.
+# 3. The two halves of the wide layer are never added up.
+# 4. The two ranks of a pair read different rows.
+#
+# </details>
+
+# %%
+check(clinic_wide_layer_cause=...)
+
+# %% [markdown]
+# **Fixed.** It is not enough that the two ranks of a pair agree. The check reads what `F.dropout` drops on every rank, so keep both calls, as `F.dropout` or `nn.Dropout`, and it compares your program with one process that drops the same. It also tries `tensor=1` and `tensor=3`.
+
+# %%
+wide_layer = check(wide_layer)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 08` in a terminal asks these and more, with other numbers each time.
 
@@ -857,7 +941,7 @@ for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_fl
 questions("08_tensor_parallel")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # torchrun --nproc-per-node 4 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor --sequence-parallel
@@ -878,7 +962,7 @@ questions("08_tensor_parallel")
 # What to expect (published, not measured by us): 8.3 billion parameters on eight V100s, 77% of linear weak scaling (arXiv 1909.08053); Llama 3 405B with tp=8 inside each node, 16 pipeline stages and 128 replicas, 41% MFU (arXiv 2407.21783). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. Columns, then rows: one region with `f` before it and `g` after it. Four all-reduces of x in each layer, and all that follows waits for them.
 # 2. Never gather logits: the loss needs three numbers for each target, and not a vocabulary of 128,000.

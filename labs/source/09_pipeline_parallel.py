@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 Pipeline parallelism: split the depth
 #
-# > 130 minutes, 28 more with Further · difficulty 4/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes, 28 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -754,7 +754,88 @@ for name, make in makes.items():
     print(f"{name:18} {messages:23} {sent_bytes:>17}   {kept}")
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import os
+
+from ranklab.data import batch_at, text_file
+from ranklab.pipeline_parallel import keep_layers
+
+# %% [markdown]
+# ### 8.1 Good in training, bad in the file
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 5 lines
+#
+# > In four stages the training loss goes down as it should. We save the stages, merge the files and evaluate. Embedding and head share one matrix, so the file has it once, from the first stage. On the rows that it was trained on, the merged model's loss is higher by 1 than the loss in the training log. A run on one rank has no such gap.
+
+# %%
+def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
+    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
+
+    Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
+    """
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    R, first, last = len(ranks), rank == 0, rank == len(ranks) - 1
+    torch.manual_seed(seed)
+    config = GPTConfig(n_ctx=16, n_embd=32, n_layer=4)
+    model = keep_layers(GPT(config), range(6 * rank // R, 6 * (rank + 1) // R)).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    tokens, losses = text_file(os.__file__).train, []
+    for step in range(steps):
+        inputs, targets = (each.to(device()) for each in batch_at(tokens, step, 8, 16, seed))
+        x = inputs if first else torch.empty(8, 16, config.n_embd, device=device())
+        if not first:
+            dist.recv(x, group=group, group_src=rank - 1)
+            x.requires_grad_()
+        y = model(x, targets if last else None)
+        gradient = torch.empty_like(y)
+        if not last:
+            dist.send(y.detach(), group=group, group_dst=rank + 1)
+            dist.recv(gradient, group=group, group_src=rank + 1)
+        optimizer.zero_grad()
+        y.backward(None if last else gradient)
+        if not first:
+            dist.send(x.grad, group=group, group_dst=rank - 1)
+        optimizer.step()
+        losses += [y.item()] if last else []
+    return {"losses": losses, "weights": {n: w.detach() for n, w in model.named_parameters()}}
+
+
+# %% [markdown]
+# **Look.** Compare the stages' weights with those of one rank, after 0 steps and after 1.
+
+# %%
+stages, [alone] = launch(staged_gpt, 1, ranks=4), launch(staged_gpt, 1, ranks=1)
+for name, weight in {n: w for stage in stages for n, w in stage["weights"].items()}.items():
+    right = alone["weights"].get(name, alone["weights"]["token.weight"])
+    if not torch.allclose(weight, right, atol=1e-6):
+        print(f"{name} is up to {(weight - right).abs().max():.2g} off one rank's")
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Each end trains a copy of the shared matrix by what it sees itself.
+# 2. The merged file lacks the blocks of some stage.
+# 3. The middle stages get gradients that belong to other rows.
+# 4. The two copies of the shared matrix differ from the start.
+#
+# </details>
+
+# %%
+check(clinic_staged_gpt_cause=...)
+
+# %% [markdown]
+# **Fixed.** With one to four stages, the weights must be those that one process trains.
+
+# %%
+staged_gpt = check(staged_gpt)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 09` in a terminal asks these and more, with other numbers each time.
 
@@ -762,7 +843,7 @@ for name, make in makes.items():
 questions("09_pipeline_parallel")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # python -m ranklab.projects.pipeline_parallel --schedule interleaved --virtual 2
@@ -783,7 +864,7 @@ questions("09_pipeline_parallel")
 # What to expect (from papers, not measured by us): interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), and zero bubble gave up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. The bubble is (P-1)/(M+P-1): four stages idle 27% of the time with 8 micro-batches, and 4% with 64.
 # 2. 1F1B keeps P micro-batches where GPipe keeps all M, so a large M fits; with V thin stages on each rank the bubble is about V times smaller.

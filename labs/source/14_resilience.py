@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Resilience: keep the run alive
 #
-# > 150 minutes, 120 more with Further · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 120 more with Further, 40 with its bugs · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -570,7 +570,167 @@ for gpus, research in ((1024, 7.9), (16384, 1.8), (131072, 14 / 60)):
 # Llama 3 reports more than 90% effective training time on 16,384 GPUs. On 1,024 GPUs the two rates differ by a factor of 6, and cost you 5 points of goodput. At eight times Llama 3's size, with the same parts, more than half of the time would be lost at either rate. So at that size a checkpoint must take seconds, and a failure must not restart every rank.
 
 # %% [markdown]
-# ## 8. Interview questions
+# ## 8. Bug of the lab
+#
+# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+
+# %%
+import io
+
+import torch.nn.functional as F
+from torch import nn
+
+from ranklab.data import digits
+
+# %% [markdown]
+# ### 8.1 Better after the restart
+# > difficulty 3/5 · importance 5/5 · 15 minutes · about 2 lines
+#
+# > The job was stopped after step 8 and went on from its checkpoint. Its first loss after that was 0.48, and we were pleased, because a run without a stop has 0.58 there. But from the next step on the run without a stop is ahead, 0.40 against our 0.49.
+
+# %%
+def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
+    """Train; return {"losses": of each step, "weights", "seen": images this rank has trained on}.
+
+    The job is stopped at `stops`. Each time it goes on from what it has saved.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    images, losses, seen, file = digits(), [], [], io.BytesIO()
+    x, y = images.train.flatten(1)[:700].to(device()), images.train_labels[:700].to(device())
+    in_epoch = -(-len(x) // batch)  # steps; the last batch is smaller
+    for last in (*stops, steps):
+        torch.manual_seed(0)
+        model, step = nn.Linear(64, 10).to(device()), 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if file.tell():
+            file.seek(0)
+            state = torch.load(file, map_location=device())
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            step = state["step"]
+        while step < last:
+            shuffle = torch.Generator().manual_seed(step // in_epoch)
+            order = torch.randperm(len(x), generator=shuffle)
+            for at in order.split(batch):
+                mine = at.tensor_split(ranks)[rank]
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x[mine]), y[mine], reduction="sum") / len(at)
+                loss.backward()
+                for each in [total := loss.detach(), *(p.grad for p in model.parameters())]:
+                    dist.all_reduce(each, group=group)
+                optimizer.step()
+                losses.append(total.item())
+                seen += mine.tolist()
+                if (step := step + 1) == last:
+                    break
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                    "step": step}, file)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"losses": losses, "weights": weights, "seen": seen}
+
+
+# %% [markdown]
+# **Look.** The loss of each step without a stop, and with a stop after step 8:
+
+# %%
+for stops in ((), (8,)):
+    found = launch(lambda: resumed_digits(stops=stops), ranks=4)
+    print(stops, [round(loss, 2) for loss in found[0]["losses"]])
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. After the restart all ranks train on the same images.
+# 2. An epoch that was stopped begins from its start, and images that it has trained on come again.
+# 3. The checkpoint is older than the stop: some steps are done twice.
+# 4. The optimizer goes on without its momentum.
+# 5. The weights of one rank are not those that were saved.
+#
+# </details>
+
+# %%
+check(clinic_resumed_digits_cause=...)
+
+# %%
+resumed_digits = check(resumed_digits)
+
+# %% [markdown]
+# ### 8.2 Most restarts go well
+# > difficulty 4/5 · importance 5/5 · 25 minutes · about 6 lines
+#
+# > Our machines may be taken away at any moment. Last time, says rank 0, the job went on from step 8. But its loss there is 0.75, and in a run that was never stopped it is 0.50. Most restarts go well.
+#
+# The program divides the model, not the batch: each rank has some columns of the images and the rows of the weights that belong to them. Softmax and its gradient are written out. Each rank's `TemporaryDirectory` plays the disk of its machine: the files of a rank are read by no other rank, and they are still there after the stop. On four ranks `first=4` is nobody, so all machines go together.
+
+# %%
+def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
+    """Train; return {"losses": of each step in the order done, "rows": this rank's of the weights}.
+
+    The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
+    of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank
+    from its own disk, which is a folder here.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    images, losses = digits(), []
+    x, y = images.train.flatten(1).to(device()), images.train_labels.to(device())
+    x = x.tensor_split(ranks, dim=1)[rank]  # (N, 64/R)
+    with tempfile.TemporaryDirectory() as disk:
+        for last in (stop, steps):
+            state = {"step": 0, "rows": torch.zeros(x.shape[1], 10, device=device()),
+                     "momentum": torch.zeros(x.shape[1], 10, device=device())}
+            if Path(disk, "state").exists():
+                state = torch.load(Path(disk, "state"), map_location=device())
+            start = torch.tensor(state["step"], device=device())
+            dist.broadcast(start, group=group, group_src=0)
+            rows, momentum = state["rows"], state["momentum"]
+            for done in range(int(start) + 1, last + 1):
+                at = torch.arange((done - 1) * batch, done * batch) % len(x)
+                logits = x[at] @ rows  # (B, 10)
+                dist.all_reduce(logits, group=group)
+                losses.append(F.cross_entropy(logits, y[at]).item())
+                gradient = x[at].T @ (logits.softmax(1) - F.one_hot(y[at], 10)) / batch
+                momentum = 0.9 * momentum + gradient
+                rows = rows - 0.1 * momentum
+                if done == stop == last and rank == first:
+                    break
+                if done % every == 0:
+                    torch.save({"step": done, "rows": rows, "momentum": momentum},
+                               Path(disk, "state"))
+    return {"losses": losses, "rows": rows}
+
+
+# %% [markdown]
+# **Look.** The losses when rank 1's machine goes first, and when all go together:
+
+# %%
+for first in (1, 4):
+    found = launch(lambda: split_digits(first=first), ranks=4)
+    print(first, [round(loss, 2) for loss in found[0]["losses"]])
+
+# %% [markdown]
+# **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
+#
+# <details><summary>Which of these is the cause?</summary>
+#
+# 1. Momentum is not saved: after a restart it begins from zero.
+# 2. One rank's rows are those of an earlier step than the others'.
+# 3. The data begin from their start again after a restart.
+# 4. The ranks divide the columns of the images in another way after a restart.
+# 5. What is saved is rounded: the file has fewer bits than the memory.
+#
+# </details>
+
+# %%
+check(clinic_split_digits_cause=...)
+
+# %%
+split_digits = check(split_digits)
+
+# %% [markdown]
+# ## 9. Interview questions
 #
 # Say your answer aloud before you unfold it. `ranklab drill --lab 14` in a terminal asks these and more, with other numbers each time.
 
@@ -578,7 +738,7 @@ for gpus, research in ((1024, 7.9), (16384, 1.8), (131072, 14 / 60)):
 questions("14_resilience")
 
 # %% [markdown]
-# ## 9. On real GPUs
+# ## 10. On real GPUs
 #
 # ```bash
 # python -m ranklab.projects.resilience --faults 5 --seed 1
@@ -591,7 +751,7 @@ questions("14_resilience")
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says which collective it was (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and from there to the disk while training goes on. `health_check` runs before the job, and again on the nodes that failed.
 
 # %% [markdown]
-# ## 10. Take with you
+# ## 11. Take with you
 #
 # 1. Save every sqrt(2CM): saves of 30 s and a failure every 12.4 hours make 27 minutes.
 # 2. Notice, and name the rank: heartbeats, each rank's own seconds, checksums.

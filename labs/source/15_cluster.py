@@ -830,4 +830,4 @@ questions("15_cluster")
 # - **Which job runs when**: fair share, priorities, preemption, gang scheduling on Kubernetes.
 # - **Images**: your cloud's documentation tells you what a container needs to reach the cards (MOFED, the cloud's plugins).
 #
-# Next: [16_clinic](16_clinic.ipynb): twenty-one sick programs, and you are the doctor.
+# Next: [16_clinic](16_clinic.ipynb): eight sick programs, and you are the doctor.

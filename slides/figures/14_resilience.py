@@ -1,6 +1,8 @@
 """The figures of the deck 14_resilience.md."""
+from ranklab import launch
+from ranklab.clinic.run_state import CASES
 from ranklab.formulas.resilience import GPU_HOURS
-from ranklab.plots import resilience as plots
+from ranklab.plots import clinic, resilience as plots
 from ranklab.resilience import goodput, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import run_policy
 from ranklab.resilience.gaps import random_gaps, simulate
@@ -26,3 +28,16 @@ def policies():
                         "the library's": run_policy(recovery_policy, regime.job, trace, seconds),
                         "oracle": oracle(regime.job, trace, seconds)[0]}
     return plots.policies(scores, title=""), 8.2, 3.2
+
+
+def restarts():
+    usual = {"data_twice": {"stops": ()}, "old_shard": {"stop": 0}}
+    runs = {name.replace("_", " "): (_losses(name, **never), _losses(name))
+            for name, never in usual.items()}
+    return clinic.restarts(runs, stop=8, title=""), 7.4, 2.9
+
+
+def _losses(disease, **settings):
+    program, = (case.broken() for case in CASES if case.disease == disease)
+    losses = launch(lambda: program(**settings), ranks=4)[0]["losses"]
+    return [round(loss, 3) for loss in losses]  # further digits are the CPU's

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ranklab import launch
-from ranklab.clinic import hangs, run_state
+from ranklab.clinic import hangs
 from ranklab.engine import HangError
 from ranklab.plots import clinic as plots
 
-CASES = {case.disease: case for case in (*hangs.CASES, *run_state.CASES)}
+CASES = {case.disease: case for case in hangs.CASES}
 
 
 def symptoms():
@@ -30,24 +30,11 @@ def orders():
     return plots.orders(calls, title=""), 7.6, 2.8
 
 
-def restarts():
-    usual = {"data_twice": {"stops": ()}, "old_shard": {"stop": 0}}
-    runs = {name.replace("_", " "): (_losses(name, **never), _losses(name))
-            for name, never in usual.items()}
-    return plots.restarts(runs, stop=8, title=""), 7.4, 2.9
-
-
 def _grid_calls():
     """The outputs have 16 x 10 numbers, and a norm is one."""
     names = {0: "a norm", 2: "outputs"}
     return [[(tuple(group), "columns" if group[1] - group[0] > 1 else names[len(shape)])
              for _, group, shape, _ in mine] for mine in _calls("communicator_order")]
-
-
-def _losses(disease, **settings):
-    program = CASES[disease].broken()
-    losses = launch(lambda: program(**settings), ranks=4)[0]["losses"]
-    return [round(loss, 3) for loss in losses]  # further digits are the CPU's
 
 
 def _calls(disease):

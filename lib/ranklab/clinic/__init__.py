@@ -1,4 +1,6 @@
-"""The clinic: programs that misbehave for a real reason, and what finds the reason (lab 16).
+"""The clinic: programs that misbehave for a real reason, and what finds the reason.
+
+Lab 16 has a part of the programs; the others are the bugs of the labs whose idea they break.
 
 case.py says what an incident is. The mended programs, each with the edits that break it:
 
@@ -8,6 +10,7 @@ case.py says what an incident is. The mended programs, each with the edits that 
     sharding.py       what breaks with tensor, pipeline and fully sharded parallelism
     run_state.py      precision, memory, data files, checkpoints, a resumed run; shards.py
     all_cases.py      all of them
+    look.py           look(), which runs one and prints what its ranks return
     symptoms.py       which symptoms each disease shows: a table that is measured
 
 Then what `ranklab diagnose` is made of, to be read in this order:
@@ -21,4 +24,5 @@ Then what `ranklab diagnose` is made of, to be read in this order:
     hooks.py, wrappers.py  put the observer into a program
 """
 
-__all__ = ["all_cases", "case", "detectors", "diagnose", "hooks", "shards", "symptoms", "trace"]
+__all__ = ["all_cases", "case", "detectors", "diagnose", "hooks", "look", "shards", "symptoms",
+           "trace"]

@@ -1,6 +1,6 @@
 """Incidents in which ranks wait for each other for ever. slowdowns.py has those that are only slow.
 
-A program uses what the lab's import cell binds: torch, dist, F, device, digits.
+A program uses what its lab's import cells bind: torch, dist, F, device, digits.
 """
 
 import torch

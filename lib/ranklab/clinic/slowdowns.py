@@ -1,6 +1,6 @@
 """Incidents in which all is right and slow: hangs.py's CASES end with these.
 
-A program uses what the lab's import cell binds: argparse, inspect, re, torch, dist, device, GPT,
+A program uses what its lab's import cells bind: argparse, inspect, re, torch, dist, device, GPT,
 GPTConfig.
 """
 

@@ -1,7 +1,7 @@
 """The programs of silent_errors.py, mended: short trainings on real data.
 
-What an answer uses of the lab's import cell, beside torch, dist, nn and F: argparse, copy, inspect,
-LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and of ranklab CNN,
+What an answer uses of its lab's import cells, besides torch, dist, nn and F: argparse, copy,
+inspect, LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and of ranklab CNN,
 CNNConfig, GPT, GPTConfig, convert_sync_batch_norm (made of data_parallel), device, digits, pack.
 """
 

@@ -40,7 +40,7 @@ SIZE_LIMIT = 400_000  # bytes of a solution notebook
 MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
 # Three numbered sentences: in a lab's source, and in its deck.
-LABS_END = re.compile(r"^# ## 10\. Take with you\n#\n((?:# \d\. .+\n){3})", re.M)
+LABS_END = re.compile(r"^# ## \d+\. Take with you\n#\n((?:# \d\. .+\n){3})", re.M)
 LAST_SLIDE = re.compile(r"^# Take with you\n\n((?:\d\. .+\n){3})", re.M)
 STUB = 'raise NotImplementedError("exercise '
 WIDTH = 100  # columns of code

@@ -2,7 +2,8 @@
 
 A cell is the learner's when its text is not that from which the builder made its id. It takes the
 place of the cell with its id, or of the stub of the same exercise; a predicted number takes the
-place of `...`. Any other one comes after the cell that it followed. Both copies are kept.
+place of `...`. Where another lab asks the exercise by now, it goes into that lab's copy. Any other
+one comes after the cell that it followed. Both copies are kept.
 """
 
 import ast
@@ -31,15 +32,18 @@ def merge(folder: Path, stem):
         if read_cells(path).now is None:
             raise ValueError(f"{path} can't be read as a notebook, and nothing was changed")
     text, notebook = copy.read_text(encoding="utf-8"), json.loads(newer.read_text(encoding="utf-8"))
+    others = OtherLabs(folder, stem)
     moved = bring_cells(json.loads(text)["cells"], notebook["cells"],
-                        set(labs.names_of(stem)))
+                        set(labs.names_of(stem)), others)
+    others.write()
     kept = [keep(text, copy)]
     if not read_cells(newer).as_built:
         kept.append(keep(newer.read_text(encoding="utf-8"), copy))
     write_whole(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     newer.unlink()
-    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; the old copy "
-            f"is {' and '.join(path.name for path in kept)}. Run all cells again.")
+    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; "
+            f"{others}the old copy is {' and '.join(path.name for path in kept)}. "
+            "Run all cells again.")
 
 
 def newest(folder, stem):
@@ -58,14 +62,68 @@ def keep(text, copy):
     return path
 
 
-def bring_cells(old, new, names):
-    """Copy the learner's cells from `old` into `new`, both lists of cells; return how many."""
+class OtherLabs:
+    """The copies of the other labs: what the learner wrote for an exercise that is theirs by now.
+
+    It goes into the newest version of the copy in `folder`, where that has the stub untouched. A
+    cell that the learner added stays in its lab, whatever it defines.
+    """
+
+    def __init__(self, folder, stem):
+        self.folder, self.stem = folder, stem
+        self.notebooks, self.names = {}, {}  # by path: what it holds; the exercises that came
+
+    def take(self, cell):
+        """Put the cell into the lab that asks its exercise or prediction; return whether it did."""
+        asked = asked_in(cell)
+        stems = {labs.stem_of(name) for name in asked} - {None, self.stem}
+        is_added = not re.fullmatch(r"[0-9a-f]+-\d+", str(cell.get("id")))  # not by the builder
+        path = not is_added and len(stems) == 1 and self.path_of(stems.pop())
+        if not path or not place_for(cell, None, self.notebook(path)["cells"], asked):
+            return False
+        self.names.setdefault(path, []).extend(sorted(asked))
+        return True
+
+    def path_of(self, stem):
+        """Return the path of the newest version of the copy of `stem`, or None."""
+        path = newest(self.folder, stem) or self.folder / f"{stem}.ipynb"
+        return path if path.exists() and read_cells(path).now is not None else None
+
+    def notebook(self, path):
+        if path not in self.notebooks:
+            self.notebooks[path] = json.loads(path.read_text(encoding="utf-8"))
+        return self.notebooks[path]
+
+    def write(self):
+        """Write the notebooks into which a cell came."""
+        for path in self.names:
+            write_whole(path, json.dumps(self.notebooks[path], indent=1, ensure_ascii=False) + "\n")
+
+    def __str__(self):
+        return "".join(f"{', '.join(names)}: now in {path.name}; "
+                       for path, names in self.names.items())
+
+
+def asked_in(cell):
+    """Find the exercises that a cell defines, and the predictions that it answers."""
+    names = set(definitions(source(cell))) | set(numbers_in(cell))
+    return {name for name in names if labs.stem_of(name)}
+
+
+def bring_cells(old, new, names, others):
+    """Copy the learner's cells from `old` into `new`, both lists of cells; return how many.
+
+    names   of the exercises and predictions of this lab
+    others  the OtherLabs: what they take is not counted
+    """
     moved, last = 0, None  # last: the cell of `new` that stands for the one before
     for cell in old:
         same = next((one for one in new if one.get("id") == cell.get("id")
                      or source(one) == source(cell)), None)
         is_new = not same or source(same) != source(cell)
         if is_new and is_of_learner(cell) and source(cell).strip():
+            if not same and others.take(cell):
+                continue
             last = place_for(cell, same, new, names) or insert(cell, last, new)
             moved += 1
         else:
@@ -103,12 +161,7 @@ def predicted(cell, new):
 
     Returns: the cell of `new`, or None
     """
-    try:
-        calls = [node.value for node in ast.parse(source(cell)).body if isinstance(node, ast.Expr)]
-    except SyntaxError:
-        return None
-    numbers = {word.arg: ast.unparse(word.value) for call in calls if isinstance(call, ast.Call)
-               for word in call.keywords if ast.unparse(call.func) == "check"}
+    numbers = numbers_in(cell)
     for one in new if numbers else ():
         text = source(one)
         if one["cell_type"] == "code" and all(f"{name}=..." in text for name in numbers):
@@ -117,6 +170,16 @@ def predicted(cell, new):
             one["source"] = text
             return one
     return None
+
+
+def numbers_in(cell):
+    """Return {prediction: its number, as text} of a cell that is a single check(...)."""
+    try:
+        calls = [node.value for node in ast.parse(source(cell)).body if isinstance(node, ast.Expr)]
+    except (SyntaxError, ValueError):
+        return {}
+    return {word.arg: ast.unparse(word.value) for call in calls if isinstance(call, ast.Call)
+            for word in call.keywords if ast.unparse(call.func) == "check"}
 
 
 def insert(cell, last, new):

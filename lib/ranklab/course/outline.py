@@ -14,7 +14,7 @@ class Asked:
     """An exercise or prediction, and the number of its heading."""
 
     name: str
-    section: str = ""  # such as "4.3"; "Further" below that heading
+    section: str = ""  # such as "4.3" or "8.1"; "Further" below a heading that begins with it
 
     def __str__(self):
         if self.section == "Further":
@@ -67,7 +67,8 @@ def _asked_in(source):
     asked, section = {}, ""
     for line in source.splitlines():
         if heading := HEADING.fullmatch(line):
-            section = heading[1] or heading[2]
+            is_further = heading[2].startswith("Further")
+            section = heading[1] or ("Further" if is_further else heading[2])
         elif checked := CHECKED.fullmatch(line):
             asked.setdefault(checked[1], section)
         elif line.startswith("check("):

@@ -14,20 +14,18 @@ class Part:
     """What of a lab belongs to the spine.
 
     minutes   of its exercises and the reading around them, by the lab's own minutes
-    sections  the headings of its exercises
-    names     exercises below another heading, such as Further
+    sections  the headings of its exercises, 8.1 and so on for bugs
     more      what else is read there, in words
     """
 
     stem: str
     minutes: int
     sections: tuple = ()
-    names: tuple = ()
     more: str = ""
 
     def has(self, asked):
         """Return whether an exercise or prediction belongs to it."""
-        return asked.section in self.sections or asked.name in self.names
+        return asked.section in self.sections
 
     def asked(self):
         """Return the exercises and predictions, in the order of the lab."""
@@ -40,14 +38,13 @@ class Part:
 SPINE = (
     Part("00_ranks", 50, ("4.1", "4.2", "4.3", "4.4")),
     Part("02_collectives", 70, ("4.1", "4.2", "4.3", "4.4")),
-    Part("03_data_parallel", 85, ("4.1", "4.3", "4.4", "4.5")),
+    Part("03_data_parallel", 95, ("4.1", "4.3", "4.4", "4.5", "8.1")),
     Part("01_baseline", 55, ("4.1", "4.2", "4.3")),
-    Part("06_zero", 50, ("4.2", "4.3"), more="the memory curves at the end of 4.5"),
+    Part("06_zero", 65, ("4.2", "4.3", "8.1"), more="the memory curves at the end of 4.5"),
     Part("08_tensor_parallel", 80, ("4.1", "4.2", "4.3", "4.4", "4.5")),
     Part("09_pipeline_parallel", 35, ("4.1", "4.2", "4.3")),
     Part("12_hybrid", 60, ("4.1", "4.2"), more="section 7"),
-    Part("16_clinic", 45, ("4.1",), more="two cases under Further",
-         names=("clinic_no_faster_cause", "no_faster", "clinic_flat_model_cause", "flat_model")),
+    Part("16_clinic", 20, ("4.1",)),
 )
 MINUTES = sum(part.minutes for part in SPINE)
 
@@ -101,10 +98,10 @@ def _ranges(sections):
     """ "4.1, 4.3 to 4.5": neighbours of three or more as a range."""
     runs = []
     for section in sections:
-        number = int(section.split(".")[1])
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+        chapter, number = map(int, section.split("."))
+        if runs and (chapter, number - 1) == runs[-1][-1]:
+            runs[-1].append((chapter, number))
         else:
-            runs.append([number])
-    return ", ".join(f"4.{run[0]} to 4.{run[-1]}" if len(run) > 2 else
-                     ", ".join(f"4.{each}" for each in run) for run in runs)
+            runs.append([(chapter, number)])
+    texts = [[f"{chapter}.{number}" for chapter, number in run] for run in runs]
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in texts)

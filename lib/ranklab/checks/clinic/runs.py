@@ -1,4 +1,4 @@
-"""The one way in which the checks of this lab run a mended program, and compare it.
+"""The one way in which the clinic's checks run a mended program, and compare it.
 
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000})):
         run.equal(run.one, slips=(Slip("The sentence.", (old, new)), ...))

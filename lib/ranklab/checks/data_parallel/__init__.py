@@ -4,6 +4,7 @@ Read toys.py first, the small models, and sent.py, what a rank sends; then the e
 plan_buckets is open and has a score, and so a check of its own.
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.data_parallel.assign_buckets import BUCKETS
 from ranklab.checks.data_parallel.average_gradients import AVERAGE
 from ranklab.checks.data_parallel.broadcast_parameters import BROADCAST
@@ -11,13 +12,14 @@ from ranklab.checks.data_parallel.join_uneven import JOIN
 from ranklab.checks.data_parallel.no_sync import NO_SYNC
 from ranklab.checks.data_parallel.overlapped_data_parallel import OVERLAPPED
 from ranklab.checks.data_parallel.plan_buckets import PLAN
-from ranklab.checks.data_parallel.predictions import PREDICTIONS
+from ranklab.checks.data_parallel.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.data_parallel.replicas_agree import AGREE
 from ranklab.checks.data_parallel.sharding import LEARNING_RATE, SHARD
 from ranklab.checks.data_parallel.sync_batch_norm import BATCH_NORM
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
+BUGS = "no_faster", "train_large_batch", "saved_model", "two_scores", "worse_together"
 EXERCISES = (
     BROADCAST,
     SHARD,
@@ -30,4 +32,6 @@ EXERCISES = (
     LEARNING_RATE,
     JOIN,
     AGREE,
+    *bugs.exercises(*BUGS),
 )
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

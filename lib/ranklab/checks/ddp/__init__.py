@@ -11,17 +11,19 @@
     power_sgd.py              power_sgd
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.ddp.compress_fp16_hook import FP16
 from ranklab.checks.ddp.compress_to_budget import BUDGET
 from ranklab.checks.ddp.diagnose import DIAGNOSE
 from ranklab.checks.ddp.exposed_communication import EXPOSED
 from ranklab.checks.ddp.power_sgd import POWER_SGD
-from ranklab.checks.ddp.predictions import PREDICTIONS
+from ranklab.checks.ddp.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.ddp.scaling_efficiency import EFFICIENCY
 from ranklab.checks.ddp.top_k_compress import TOP_K
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
+BUGS = "train_on_functions",
 EXERCISES = (
     EFFICIENCY,
     EXPOSED,
@@ -30,4 +32,6 @@ EXERCISES = (
     TOP_K,
     BUDGET,
     POWER_SGD,
+    *bugs.exercises(*BUGS),
 )
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

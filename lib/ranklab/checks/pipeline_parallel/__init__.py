@@ -6,15 +6,17 @@
     pipeline_executor.py  PipelineExecutor: real ranks run schedules of all kinds
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.pipeline_parallel.numbers import BUBBLE, IN_FLIGHT, SPLIT, STALE
 from ranklab.checks.pipeline_parallel.pipeline_executor import EXECUTOR
-from ranklab.checks.pipeline_parallel.predictions import PREDICTIONS
+from ranklab.checks.pipeline_parallel.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.pipeline_parallel.schedules import (
     GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE,
 )
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
+BUGS = "staged_gpt",
 EXERCISES = (
     GPIPE,
     BUBBLE,
@@ -25,4 +27,6 @@ EXERCISES = (
     SPLIT,
     IN_FLIGHT,
     STALE,
+    *bugs.exercises(*BUGS),
 )
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

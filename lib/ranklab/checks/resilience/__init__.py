@@ -11,12 +11,13 @@
     policy.py      recovery_policy: open, and judged by its score, so it has a check of its own
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.resilience.corruption import CORRUPTION
 from ranklab.checks.resilience.elastic import ELASTIC
 from ranklab.checks.resilience.health import HEALTH
 from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
 from ranklab.checks.resilience.policy import POLICY
-from ranklab.checks.resilience.predictions import PREDICTIONS
+from ranklab.checks.resilience.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.resilience.resume import RESUME
 from ranklab.checks.resilience.save import SAVE
 from ranklab.checks.resilience.spike import SPIKE
@@ -24,6 +25,7 @@ from ranklab.checks.resilience.straggler import STRAGGLER
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
+BUGS = "resumed_digits", "split_digits"
 EXERCISES = (
     INTERVAL,
     GOODPUT,
@@ -35,4 +37,6 @@ EXERCISES = (
     CORRUPTION,
     SPIKE,
     POLICY,
+    *bugs.exercises(*BUGS),
 )
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

@@ -9,14 +9,18 @@
     dropout_seeds.py  dropout_seeds
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.tensor_parallel.attention import ATTENTION
 from ranklab.checks.tensor_parallel.dropout_seeds import DROPOUT_SEEDS
 from ranklab.checks.tensor_parallel.linear import COLUMN, ROW
 from ranklab.checks.tensor_parallel.norm import NORM
-from ranklab.checks.tensor_parallel.predictions import PREDICTIONS
+from ranklab.checks.tensor_parallel.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.tensor_parallel.regions import COPY, REDUCE
 from ranklab.checks.tensor_parallel.vocabulary import EMBEDDING, LOSS
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = COPY, REDUCE, COLUMN, ROW, ATTENTION, LOSS, EMBEDDING, NORM, DROPOUT_SEEDS
+BUGS = "wide_layer",
+EXERCISES = (COPY, REDUCE, COLUMN, ROW, ATTENTION, LOSS, EMBEDDING, NORM, DROPOUT_SEEDS,
+             *bugs.exercises(*BUGS))
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

@@ -4,17 +4,19 @@ Read toys.py first, the small models, and training.py, which trains them beside 
 the exercise's own file. units_to_keep is open and has a score, and so a check of its own.
 """
 
+from ranklab.checks.clinic import bugs
 from ranklab.checks.zero.deepspeed_config import CONFIG
 from ranklab.checks.zero.formulas import MEMORY, TRAFFIC
 from ranklab.checks.zero.offload_optimizer import OFFLOAD
 from ranklab.checks.zero.partition_flat import PARTITION
-from ranklab.checks.zero.predictions import PREDICTIONS
+from ranklab.checks.zero.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.zero.stage3 import STAGE_3
 from ranklab.checks.zero.stages import STAGE_1, STAGE_2
 from ranklab.checks.zero.units_to_keep import KEEP
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
+BUGS = "flat_model", "gathered_model"
 EXERCISES = (
     PARTITION,
     MEMORY,
@@ -25,4 +27,6 @@ EXERCISES = (
     TRAFFIC,
     OFFLOAD,
     CONFIG,
+    *bugs.exercises(*BUGS),
 )
+PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))
