@@ -77,7 +77,7 @@ except HangError as error:
     print(error)
 
 # %% [markdown]
-# Rank 0 waits in a call that rank 1 never makes: one call too many, on one rank. The report says what each of the two did. The log of a real job says only that rank 0 timed out, so people look at rank 0's node. But the cause is the `if`, a branch that only one rank takes. Had rank 0 taken it a step earlier, its extra call would have met the next step's all-reduce on rank 1, and the sums would have been wrong before anything hung.
+# Rank 0 waits in a call that rank 1 never makes: one call too many, on one rank. The report says what each of the two did. The log of a real job says only that rank 0 timed out, so people look at rank 0's node. But the cause is the `if`, a branch that only one rank takes. Had rank 0 taken it a step earlier, its extra call would have been paired with the next step's all-reduce on rank 1, and the sums would have been wrong before anything hung.
 
 # %% [markdown]
 # ## 4. Build it
@@ -785,7 +785,7 @@ print(project.report(visits))
 #
 # **Your turn.** Break a healthy program in your own way. First write down which disease will be named, and which number will be the evidence:
 
-# %%
+# %% tags=["nbval-check-output"]
 def my_patient(steps=12):
     torch.manual_seed(0)
     model = nn.Linear(64, 10).to(device())
