@@ -847,6 +847,9 @@ ranks = (1, 2, 4, 8, 16, 32)
 seconds = links.curves(shape, 8, ranks=ranks)
 plots.curves(ranks, seconds)
 
+# %% [markdown]
+# Look past 8 ranks, the size of a node: with eight cards a node little changes, and with one card a step takes longer than on 8 ranks.
+
 # %% tags=["nbval-check-output"]
 print("ms for a step     ", *(f"{f'tp={R}':>6}" for R in ranks))
 for name, times in seconds.items():

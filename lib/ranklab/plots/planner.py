@@ -114,8 +114,10 @@ def scaling(curves, title=None):
     ax.set_ylabel("tokens/s per GPU,\nrelative to the fewest")
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     least, name = min((curve[-1][2], name) for name, curve in curves.items())
-    ax.set_title(f"{name.capitalize()}: on {counts[-1]:,} GPUs each has {least:.0%} of its speed on "
-                 f"{counts[0]}" if title is None else title)
+    if title is None:
+        title = f"{name.capitalize()}: on {counts[-1]:,} GPUs each has {least:.0%} of its speed " \
+                f"on {counts[0]}"
+    ax.set_title(title)
     return fig
 
 

@@ -104,7 +104,8 @@ def memory_curves(curves, setting=None):
         fig.supxlabel(setting, fontsize=9)
     peaks = sorted((curve.peak_bytes, name) for name, curve in curves.items())
     (low, lean), *_, (high, rich) = peaks[:1] + peaks[-1:]
-    fig.suptitle(f"{lean.capitalize()} needs {human_bytes(low)} at most, {rich} {human_bytes(high)}")
+    fig.suptitle(f"{lean.capitalize()} needs {human_bytes(low)} at most, "
+                 f"{rich} {human_bytes(high)}")
     handles = [Patch(**look(index), label=label) for label, _, index in LAYERS]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,
                handlelength=1.5)
