@@ -320,10 +320,12 @@ def profiled(kind, width=768):
     return seen.events
 
 
-timeline(launch(profiled, ColumnParallelLinear, ranks=2), "With f the message begins when the computing is over")
+timeline(launch(profiled, ColumnParallelLinear, ranks=2),
+         "With f the message begins when the computing is over")
 
 # %%
-timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Overlapped, it begins before the second product")
+timeline(launch(profiled, OverlappedColumnLinear, ranks=2),
+         "Overlapped, it begins before the second product")
 
 # %% [markdown]
 # ### 4.5 Attention

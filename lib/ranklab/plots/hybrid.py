@@ -72,7 +72,7 @@ def along_axes(traffic, mesh, per_node, setting=""):
     title = f"A rank sends {more / less:,.0f} times as much along {most} as along {second}" \
         if less else f"A rank sends along {most} alone"
     ax.set(xlabel=f"bytes that a rank sends in a step {setting}", title=title,
-           xlim=(0, 1.35 * more))
+           xlim=(0, 1.45 * more))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     bytes_axis(ax.xaxis)
