@@ -42,6 +42,9 @@ from ranklab.plots import ranks as plots
 plots.world(ranks=8, nodes=2)
 
 # %% [markdown]
+# Look at ranks 4 to 7: `LOCAL_RANK` begins at 0 again, because a process takes a GPU of its own node.
+
+# %% [markdown]
 # ## 3. Smallest working code
 #
 # `launch` starts four fresh processes, runs the function in each of them, and brings the values back. Here the ranks add

@@ -544,6 +544,8 @@ if found:
     display(plots.timeline(one_step(phases)))
 
 # %% [markdown]
+# Look at the grey bars, in which gradients wait until the last rank has them, and at the dark ones, in which they travel.
+#
 # If all gradients of a step were ready at once, your `fuse_tensors` would put all of them into one buffer of 128 MB. In this run they became ready
 # one after the other, so it took more:
 

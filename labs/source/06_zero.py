@@ -399,6 +399,9 @@ def memory_over_a_step(stage):
 curves = {f"stage {stage}": launch(memory_over_a_step, stage, ranks=4)[0] for stage in (1, 2, 3)}
 plots.memory_curves(curves)
 
+# %% [markdown]
+# Follow the orange area, the gradients. In stage 1 they pile up during backward, in stage 2 each is freed when it has been reduced, and in stage 3 the blue parameters are sharded as well: a layer is whole (purple) only while it computes.
+
 # %%
 for name, curve in curves.items():
     print(f"{name}: at most {curve.peak_bytes:9,} bytes")

@@ -284,7 +284,7 @@ found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in na
 memory_curves({name: curve for name, (curve, _) in found.items()})
 
 # %% [markdown]
-# Here are the most bytes of whole parameters at one time, and what each of the two ways sent:
+# Look at the purple areas: the parameters that were gathered come and go on the left, and pile up until backward on the right. Here are the most bytes of whole parameters at one time, and what each of the two ways sent:
 
 # %% tags=["nbval-check-output"]
 print(f"{'':26}  bytes at once    all-gathers   reduce-scatters   bytes sent")
@@ -510,6 +510,9 @@ hybrid_shard_groups = check(hybrid_shard_groups)
 # %%
 groups = launch(lambda: [dist.get_process_group_ranks(g) for g in hybrid_shard_groups(3)], ranks=6)
 plots.hybrid(groups, per_node=3)
+
+# %% [markdown]
+# Look at a dashed line: its ranks hold the same rows, so only the gradients of these rows cross from node to node.
 
 # %% [markdown]
 # #### `full_state_dict`

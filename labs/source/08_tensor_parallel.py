@@ -328,10 +328,12 @@ def profiled(kind, width=768):
     return seen.events
 
 
-timeline(launch(profiled, ColumnParallelLinear, ranks=2), "With f the message begins when the computing is over")
+timeline(launch(profiled, ColumnParallelLinear, ranks=2),
+         "With f the message begins when the computing is over")
 
 # %%
-timeline(launch(profiled, OverlappedColumnLinear, ranks=2), "Overlapped, it begins before the second product")
+timeline(launch(profiled, OverlappedColumnLinear, ranks=2),
+         "Overlapped, it begins before the second product")
 
 # %% [markdown]
 # ### 4.5 Parallel attention
@@ -861,6 +863,9 @@ shape = GPTConfig(vocab_size=128_256, n_ctx=1024, n_layer=32, n_head=32, n_embd=
 ranks = (1, 2, 4, 8, 16, 32)
 seconds = links.curves(shape, 8, ranks=ranks)
 plots.curves(ranks, seconds)
+
+# %% [markdown]
+# Look past 8 ranks, the size of a node: with eight cards a node little changes, and with one card a step takes longer than on 8 ranks.
 
 # %% tags=["nbval-check-output"]
 print("ms for a step     ", *(f"{f'tp={R}':>6}" for R in ranks))

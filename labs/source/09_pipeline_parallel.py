@@ -166,6 +166,9 @@ print(schedule_text(gpipe_schedule(4, 3)))
 plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches")
 
 # %% [markdown]
+# Look at the lower curve: no backward begins before the last forward is over, so rank 0 holds all micro-batches at once.
+
+# %% [markdown]
 # ### 4.2 The bubble
 # > difficulty 2/5 · importance 5/5 · 8 minutes · about 5 lines
 #
@@ -404,7 +407,10 @@ def measure(schedule):
 # %%
 schedule = one_f_one_b_schedule(4, 8)
 plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": measure(schedule)},
-              "1F1B, simulated and measured", xlabel="seconds")
+              xlabel="seconds")
+
+# %% [markdown]
+# Compare the two: the order of the boxes is the same, and messages make the measured run a little longer.
 
 # %% [markdown]
 # ### 4.5 Interleaved
@@ -485,7 +491,7 @@ zero_bubble_schedule = check(zero_bubble_schedule)
 plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=range(4))
 
 # %% [markdown]
-# Here is your score beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, for all stages of a rank together:
+# See how many of the white corners your pale boxes fill. Here is your score beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, for all stages of a rank together:
 
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,

@@ -536,7 +536,8 @@ def boxes(ranks, name, kind):
 
 name = "blocks.0.mlp.down.weight"
 plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kept)[:3]},
-               whole[name, "exp_avg"].shape, f"exp_avg of {name}: one matrix, cut anew for each layout")
+               whole[name, "exp_avg"].shape,
+               f"exp_avg of {name}: one matrix, cut anew for each layout")
 
 # %% [markdown]
 # The loaded state is equal bit for bit. From then on the new layout adds numbers in another order, so the following losses agree only to about six digits.

@@ -39,6 +39,9 @@ from ranklab.projects import planner as project
 plots.published(project.predicted())
 
 # %% [markdown]
+# Look at the runs with names, far below the band. A planner knows only what it models, so where something else slows a run down, it predicts too short a step.
+
+# %% [markdown]
 # ## 3. Smallest working code
 #
 # The smallest planner measures a link once, and then predicts the time of another message. Two ranks all-reduce 4 MB. That gives the *bus bandwidth*, the bytes that each rank sends per second (lab 02). From it follows the time for 16 MB.

@@ -44,6 +44,9 @@ from ranklab.plots import resilience as plots
 plots.interruptions()
 
 # %% [markdown]
+# Look at the dark bars: most of the interruptions came from the GPUs and their memory.
+
+# %% [markdown]
 # **Predict.** 419 unexpected interruptions in 54 days, on 16,384 GPUs. Assume that failures are proportional to the number of GPUs. How many hours are there between two failures on 2,048 GPUs?
 
 # %%
@@ -480,6 +483,9 @@ for name, regime in REGIMES.items():
                     "yours": run_policy(recovery_policy, regime.job, trace, seconds),
                     "oracle": oracle(regime.job, trace, seconds)[0]}
 plots.policies(scores)
+
+# %% [markdown]
+# Look at the regimes in which waiting for all nodes gets nearly nothing, and at how close you come to the oracle, which knows each failure in advance.
 
 # %% [markdown]
 # ## 5. The real thing

@@ -38,7 +38,7 @@ begin("15_cluster")
 # %% [markdown]
 # ## 2. Picture
 #
-# How many bytes can leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over this network on four nodes. The scale is logarithmic:
+# How many bytes can leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over this network on four nodes:
 
 # %%
 from ranklab.plots import cluster_links
@@ -672,6 +672,9 @@ sick_rank_alarm = check(sick_rank_alarm)
 # %%
 runs = recordings.recordings(seeds=range(3))
 plots.alarms({"yours": score(sick_rank_alarm, runs), "straggler_rule": score(rule_alarm, runs)})
+
+# %% [markdown]
+# A bar of 900 s is an alarm that never came. See which kinds of sickness the rule does not notice.
 
 # %% [markdown]
 # ## 5. The real thing

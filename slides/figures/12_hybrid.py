@@ -21,7 +21,7 @@ def pieces():
     drawn = {f"{P} stages, {M} micro-batches: data {16 // P}":
              simulate(one_f_one_b_schedule(P, M), 8 / P, 16 / P) for P, M in ((8, 16), (4, 8))}
     unit = "time (1: a micro-batch's forward on one of 8 ranks)"
-    return lanes.several(drawn, xlabel=unit, numbers=False), 6.2, 2.9
+    return lanes.several(drawn, title="", xlabel=unit, numbers=False), 6.2, 2.9
 
 
 def boxes():

@@ -15,7 +15,8 @@ def _messages():
 
 
 def ring():
-    return plots.steps(launch(_messages, ranks=4), 4, title="Ring all-reduce: partial sums travel until every rank has all")
+    title = "Ring all-reduce: partial sums travel until every rank has all"
+    return plots.steps(launch(_messages, ranks=4), 4, title=title)
 
 
 def compare():

@@ -295,4 +295,4 @@ def _crossing(ratios, seconds):
         return f"By the model, {second if len(where) else first} is never slower"
     at = where[0]
     ratio = np.interp(0, ahead[at - 1:at + 1], ratios[at - 1:at + 1])
-    return f"By the model, {second} is faster than {first} from a factor of {ratio:.2g} on"
+    return f"From a factor of {ratio:.2g} on, {second} is faster (model)"

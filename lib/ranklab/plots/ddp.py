@@ -87,10 +87,10 @@ def scaling(rows, setting=None):
         axis.set_minor_formatter(NullFormatter())
     low = min(row.images_per_second for row in rows)
     last = {row.kind: f"{row.efficiency:.0%}" for row in rows if row.ranks == ranks[-1]}
-    title = ", ".join(f"{last[kind]} of the ideal with {words}" for kind, words in (
+    title = ", ".join(f"{last[kind]} with {words}" for kind, words in (
         ("weak", "a batch each"), ("strong", "one batch")) if kind in last)
     ax.set(xlabel="ranks" + (f" ({setting})" if setting else ""), ylabel="images per second",
-           title=f"{ranks[-1]} ranks: {title}",
+           title=f"Efficiency on {ranks[-1]} ranks: {title}",
            xlim=(ranks[0] / 1.15, ranks[-1] * 1.15), ylim=(low / 1.6, max(ideal) * 1.25))
     ax.legend(loc="upper left", title="percent: efficiency", title_fontsize=9,
               alignment="left")

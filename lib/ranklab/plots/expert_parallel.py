@@ -58,7 +58,8 @@ def loads(runs, title=None):
     if title is None:
         title = f"At the end the fullest expert has {', '.join(ends)} times the mean load" \
             if len(ends) == 1 else f"Times the mean load, at the end: {', '.join(ends)}"
-    ax.set(title=title, xlabel="step", ylabel="fullest expert,\ntimes the mean load", ylim=(0, None))
+    ax.set(title=title, xlabel="step", ylabel="fullest expert,\ntimes the mean load",
+           ylim=(0, None))
     if len(runs) > 1:
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig

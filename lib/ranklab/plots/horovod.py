@@ -22,7 +22,7 @@ READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
 ROUNDS = {4.1: "cd", 6.0: "ba"}  # tensors that all ranks have by then, and did not have before
 
 # Of a timeline: which phases are drawn, by their endings, and how they look.
-PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation: not all ranks have it", {"facecolor": FAINT}),
+PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", {"facecolor": FAINT}),
           "MEMCPY_IN_FUSION_BUFFER": ("copy in", look(2)), "_ALLREDUCE": ("all-reduce", look(0)),
           "MEMCPY_OUT_FUSION_BUFFER": ("copy out", look(1))}
 
@@ -85,7 +85,7 @@ def timeline(phases, title=None):
     asked = [(row, *each["NEGOTIATE_ALLREDUCE"]) for row, fused in enumerate(rows)
              for each in fused if "NEGOTIATE_ALLREDUCE" in each]
     ax.plot([start for _, start, _ in asked], [row for row, *_ in asked], linestyle="none",
-            marker="|", markersize=10, color=INK, markeredgewidth=1, label="a gradient is ready")
+            marker="|", markersize=10, color=INK, markeredgewidth=1, label="ready")
     gantt(ax, [], {row: f"{len(fused)} gradient{'s' * (len(fused) > 1)}"
                    for row, fused in enumerate(rows)})
     travels = sum(max(each["_ALLREDUCE"][1] for each in fused)

@@ -47,8 +47,9 @@ def compared(rows):
             others += 1
             sent.text(1.02, line, f"loss {more:+.4f}", va="center", fontsize=9,
                       transform=sent.get_yaxis_transform())
-    fig.suptitle(f"{len(rows)} layouts hold and send different bytes, and have one loss (within {SAME})"
-                 if not others else f"{others} of {len(rows)} layouts have another loss")
+    fig.suptitle(f"{others} of {len(rows)} layouts have another loss" if others else
+                 f"{len(rows)} layouts hold and send different bytes, and have one loss "
+                 f"(within {SAME})")
     return fig
 
 
@@ -70,7 +71,8 @@ def along_axes(traffic, mesh, per_node, setting=""):
     (second, less), (most, more) = sorted(traffic.items(), key=lambda each: each[1])[-2:]
     title = f"A rank sends {more / less:,.0f} times as much along {most} as along {second}" \
         if less else f"A rank sends along {most} alone"
-    ax.set(xlabel=f"bytes that a rank sends in a step {setting}", title=title, xlim=(0, 1.35 * more))
+    ax.set(xlabel=f"bytes that a rank sends in a step {setting}", title=title,
+           xlim=(0, 1.45 * more))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     bytes_axis(ax.xaxis)

@@ -60,7 +60,7 @@ def _outliers(runs, number=3):
 
 
 @styled
-def steps(found, title="Where a step goes"):
+def steps(found, title=None):
     """Draw a bar for each plan: the parts of its Step, with similar ones added up.
 
     found: {name: Step}
@@ -72,6 +72,10 @@ def steps(found, title="Where a step goes"):
         seen = max(widths) > 0.005 * longest  # else the legend names what no eye finds
         bars(ax, range(len(found)), widths, index, name if seen else "", barh=True, left=left)
         left = [a + b for a, b in zip(left, widths)]
+    if title is None:
+        computing = min(sum(getattr(step, part) for part in PARTS["computing"]) / step.total
+                        for step in found.values())
+        title = f"Computing is {computing:.0%} of a step or more"
     for row, whole in enumerate(left):
         ax.annotate(f"{whole:.1f} s", (whole, row), (4, 0), textcoords="offset points",
                     va="center", fontsize=9)
@@ -114,8 +118,10 @@ def scaling(curves, title=None):
     ax.set_ylabel("tokens/s per GPU,\nrelative to the fewest")
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     least, name = min((curve[-1][2], name) for name, curve in curves.items())
-    ax.set_title(f"{name.capitalize()}: on {counts[-1]:,} GPUs each has {least:.0%} of its speed on "
-                 f"{counts[0]}" if title is None else title)
+    if title is None:
+        title = f"{name.capitalize()}: on {counts[-1]:,} GPUs each has {least:.0%} of its speed " \
+                f"on {counts[0]}"
+    ax.set_title(title)
     return fig
 
 
@@ -162,7 +168,7 @@ def best_of_both(found):
 
 
 @styled
-def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and what they save"):
+def offered(offers, budget=None, deadline=None):
     """Draw dollars against days, with a dot for each number of GPUs.
 
     If no price is known, GPU hours stand in place of dollars.
@@ -173,6 +179,7 @@ def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and 
     costs = [each.bill.dollars if priced else each.bill.gpu_hours for each in offers]
     days = [each.bill.days for each in offers]
     line(ax, days, costs, 0, "")
+    (slow, few), (fast, many) = max(zip(days, costs)), min(zip(days, costs))
     for each, x, y in zip(offers, days, costs):
         ax.annotate(f"{each.layout.plan.gpus:,}", (x, y), (4, 6), textcoords="offset points",
                     fontsize=9)
@@ -180,7 +187,8 @@ def offered(offers, budget=None, deadline=None, title="What more GPUs cost, and 
                                        (budget, ax.axhline, "budget", ":")):
         if value:
             draw(value, color=TONES[1], linestyle=dashes, linewidth=1.4, label=words)
-    ax.set(xlabel="days, failures included (log scale)", xscale="log", title=title,
+    ax.set(xlabel="days, failures included (log scale)", xscale="log",
+           title=f"{fast:.3g} days instead of {slow:.3g}, for {many / few:.0%} of the cost",
            ylabel="dollars" if priced else "GPU hours", ylim=(0, 1.15 * max(*costs, budget or 0)))
     ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.xaxis.set_major_formatter("{x:g}")

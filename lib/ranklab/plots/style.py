@@ -96,6 +96,9 @@ def styled(draw):
             fig = draw(*args, **kwargs)
         if isinstance(fig, CourseFigure):
             fig.what = what
+            for title in (fig._suptitle, *(ax.title for ax in fig.axes)):
+                if title:  # a slide may be narrower than the notebook
+                    title.set_wrap(True)
         return fig
 
     return in_style

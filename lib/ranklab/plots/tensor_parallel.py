@@ -34,7 +34,8 @@ def regions(title="Columns, then rows: nothing is sent between f and g"):
     for x, text in ((2, "backward:\nall-reduce"), (10, "forward:\nall-reduce")):
         ax.text(x, 0.42, text, ha="center", va="top", fontsize=8.5,
                 bbox={"fc": "white", "ec": "none", "pad": 1})
-    ax.text(6, 6.5, "in a matrix: the rank that holds the part", ha="center", va="center", fontsize=9)
+    ax.text(6, 6.5, "in a matrix: the rank that holds the part", ha="center", va="center",
+            fontsize=9)
     ax.set(xlim=(-0.2, 12.2), ylim=(6.8, -1.4), aspect="equal", title=title)
     return fig
 

@@ -100,14 +100,13 @@ def memory_curves(curves, setting=None):
         ax.set(xlim=(x[0], x[-1]), ylim=(0, 1.04 * highest))
         bytes_axis(ax.yaxis)
     axes[0][0].set_ylabel("bytes in use on rank 0")
-    if setting:
-        fig.supxlabel(setting, fontsize=9)
     peaks = sorted((curve.peak_bytes, name) for name, curve in curves.items())
     (low, lean), *_, (high, rich) = peaks[:1] + peaks[-1:]
-    fig.suptitle(f"{lean.capitalize()} needs {human_bytes(low)} at most, {rich} {human_bytes(high)}")
+    fig.suptitle(f"{lean.capitalize()} needs {human_bytes(low)} at most, "
+                 f"{rich} {human_bytes(high)}")
     handles = [Patch(**look(index), label=label) for label, _, index in LAYERS]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2,
-               handlelength=1.5)
+               handlelength=1.5, title=setting, title_fontsize=9)
     return fig
 
 
