@@ -489,18 +489,18 @@ if not promql.missing():
 #
 # *After this you can write a job for Kubernetes in which all ranks restart together.*
 #
-# **Predict.** A JobSet has 4 nodes with 8 GPUs each, and `maxRestarts: 3`. In each life a pod fails. How many pods are made in total?
-
-# %%
-check(cluster_pods=...)
-
-# %% [markdown]
 # Kubernetes knows no ranks. Three kinds of objects build on each other:
 #
 # - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that. The others wait for the dead one, so all must start again together.
 # - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs this whole name: without the set's name at the end it does not resolve.
 # - A *TrainJob* of Kubeflow Trainer says only how many nodes and ranks you want. Its controller makes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
 #
+# **Predict.** A JobSet has 4 nodes with 8 GPUs each, and `maxRestarts: 3`. In each life a pod fails. How many pods are made in total?
+
+# %%
+check(cluster_pods=...)
+
+# %% [markdown]
 # Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever you tell torchrun. And in a JobSet `restartPolicy` is OnFailure, so a container starts again by itself, next to ranks from an earlier start.
 #
 # Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks this schema: `ranklab/cluster/schemas/` holds those of Kubeflow Trainer and JobSet, trimmed. The check looks at what a schema can't see: ranks, limits, times, names.
