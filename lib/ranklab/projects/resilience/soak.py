@@ -72,10 +72,10 @@ def soak(shape, text, config, layouts, seeds, faults, **how):
     usual = survive(shape, text, config, layouts, **how)
     for seed in seeds:
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
-        found = survive(shape, text, config, layouts, planned, **how)
-        is_usual = found.path() == usual.path()
-        yield Trial(seed, config, found, usual, usual if is_usual else survive(
-            shape, text, config, layouts, path=found.path(), **how))
+        disturbed = survive(shape, text, config, layouts, planned, **how)
+        is_usual = disturbed.path() == usual.path()
+        yield Trial(seed, config, disturbed, usual, usual if is_usual else survive(
+            shape, text, config, layouts, path=disturbed.path(), **how))
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):
