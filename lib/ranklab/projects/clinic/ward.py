@@ -1,4 +1,4 @@
-"""The ward: programs run under observation; what diagnose says of each, beside what it has."""
+"""The ward: programs run under observation; what diagnose says of each, and what it has."""
 
 import contextlib
 import tempfile
@@ -16,7 +16,7 @@ from ranklab.clinic.trace import read
 from ranklab.engine import HangError, RankError, launch
 
 STALL = 2.0  # seconds without any work: a hang
-# As the lab shows it, with the same disease elsewhere, and mended.
+# As the lab shows it, with the same disease elsewhere, and fixed.
 FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("program")}
 
 
@@ -24,7 +24,7 @@ FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("pr
 class Visit:
     """What was seen at one program.
 
-    disease    that it has; "" where it is mended
+    disease    that it has; "" where it is fixed
     diagnosed  names of diseases
     evidence   of the right one, or of the first
     """

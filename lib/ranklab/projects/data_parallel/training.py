@@ -67,7 +67,7 @@ def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **function
 
 
 def refuse_ranks(config, ranks):
-    """Raise ValueError where the ranks can't have as many images of a step each."""
+    """Raise ValueError where the ranks can't share the images of a step evenly."""
     if config.batch % ranks:
         raise ValueError(f"{ranks} ranks must divide the batch of {config.batch} images")
 
@@ -173,7 +173,7 @@ class WithPieces(DataParallel):
         if "broadcast" in without:
             model.load_state_dict(weights)
         if "average" in without:
-            replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
+            replica.sync = False  # as if every step were inside no_sync(): so buffers stay as well
         if "buffers" in without:
             replica.sync_buffers = lambda: None
         return replica

@@ -1,4 +1,4 @@
-"""Runs under the monkey, each with its own seed, beside undisturbed runs; and their settings."""
+"""Runs under the monkey, each with its own seed; undisturbed runs; and their settings."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Options(OnText):
 
 @dataclass
 class Trial:
-    """A disturbed run, beside undisturbed ones: in the first layout, and on the same path."""
+    """A disturbed run, and undisturbed ones: in the first layout, and on the same path."""
 
     seed: int
     config: Config

@@ -26,7 +26,7 @@ SPARE = 3  # failures that we accept beyond the planned faults
 
 @dataclass
 class Life:
-    """From a launch to its end. Arrays are those of Heartbeats, of steps first to last."""
+    """From a launch to its end. The arrays of Heartbeats, of steps first to last."""
 
     layout: Layout
     first: int  # the step of the checkpoint that it began with; 0: from the beginning
