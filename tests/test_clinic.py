@@ -82,5 +82,5 @@ def test_a_round_says_what_is_found_what_is_missed_and_who_is_well():
 def test_a_round_uses_the_detectors_that_it_is_given(detector, name):
     case, = (case for case in CASES if case.name == name)
     asked = []
-    found = visit(case, **{detector: lambda seen: asked.append(seen) or []}).found
-    assert asked and case.disease not in found and case.disease in visit(case).found
+    found = visit(case, **{detector: lambda seen: asked.append(seen) or []}).diagnosed
+    assert asked and case.disease not in found and case.disease in visit(case).diagnosed

@@ -42,30 +42,30 @@ class Command(argparse.ArgumentParser):
         """
         known = {action.dest for action in self._actions}
         for field in dataclasses.fields(config):
-            said = about(config, field.name)
-            is_option = field.name in names if names else said and field.name not in without
+            details = about(config, field.name)
+            is_option = field.name in names if names else details and field.name not in without
             if not is_option or field.name in known:
                 continue
-            flag = said.get("flag") or field.name.replace("_", "-")
-            how = {"help": _with_default(said.get("help"), getattr(config, field.name))}
+            flag = details.get("flag") or field.name.replace("_", "-")
+            how = {"help": _with_default(details.get("help"), getattr(config, field.name))}
             if field.type is bool:
                 how["action"] = argparse.BooleanOptionalAction
             else:
-                how["type"] = said.get("kind") or _kind_of(field)
-                how["choices"] = said.get("choices")
+                how["type"] = details.get("kind") or _kind_of(field)
+                how["choices"] = details.get("choices")
                 how["metavar"] = None if how["choices"] else flag.upper()
-            if said.get("nargs"):
-                self.add_argument(field.name, nargs=said["nargs"], **how)
+            if details.get("nargs"):
+                self.add_argument(field.name, nargs=details["nargs"], **how)
                 continue
             self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):
         """Parse the options; refuse what does not fit together."""
         options = self.parse_args(argv)
-        given = vars(options)
-        if given.get("resume"):
+        values = vars(options)
+        if values.get("resume"):
             self._refuse_resume(options.checkpoint)
-        ranks, nodes = given.get("ranks"), given.get("nodes") or 1
+        ranks, nodes = values.get("ranks"), values.get("nodes") or 1
         if ranks and is_started_by_another() and ranks != ranks_to_come():
             self.error("--ranks is for python alone: the job has its ranks already")
         if nodes > 1 and ranks_to_come(ranks) % nodes:
@@ -81,10 +81,10 @@ class Command(argparse.ArgumentParser):
     def config(self, settings, options):
         """Return the dataclass `settings`, changed by what was given; refuse what it refuses."""
         names = [field.name for field in dataclasses.fields(settings)]
-        given = {name: value for name, value in vars(options).items()
-                 if name in names and value is not None}
+        changes = {name: value for name, value in vars(options).items()
+                   if name in names and value is not None}
         try:
-            return dataclasses.replace(settings, **given)
+            return dataclasses.replace(settings, **changes)
         except ValueError as error:
             self.error(str(error))
 
@@ -104,7 +104,7 @@ class HelpWithDefaults(argparse.RawDescriptionHelpFormatter):
 
 
 def _with_default(help, value):
-    """`help` says the default, too, where there is one."""
+    """Add the default to the help text, where there is one."""
     value = ",".join(map(str, value)) if isinstance(value, (tuple, list)) else value
     if value is None or value == "":
         return help
@@ -156,13 +156,13 @@ def refusals(name):
         _refuse(name, f"{package} is not installed: in a clone of ranklab, "
                 "python -m pip install '.[course]' -c constraints.txt")
     except (ValueError, OSError) as error:
-        if not (said := _sentence(error)):
+        if not (sentence := _sentence(error)):
             raise
-        _refuse(name, said)
+        _refuse(name, sentence)
 
 
 def _sentence(error):
-    """What the library says with this error; None where it is not the library's."""
+    """Return the sentence of an error of the library's own; None where it is another's."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     trace = error.__traceback__
@@ -173,7 +173,7 @@ def _sentence(error):
 
 
 def _refuse(name, message):
-    """The program ends with exit code 2. Rank 0 says why; another one where it is still there."""
+    """End the program with exit code 2, and say why. Other ranks leave that to rank 0."""
     if not is_main_process():
         time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
     print(f"{name}: {message}", file=sys.stderr)

@@ -42,10 +42,10 @@ class Project:
             command.add_fields(usual)
             if usual.settings():
                 command.add_fields(usual.settings(), without=self.options.without)
-            given = command.parse(argv)
-            options = command.config(usual, given)
+            namespace = command.parse(argv)
+            options = command.config(usual, namespace)
             settings = options.settings()
-            return options, settings and command.config(settings, given)
+            return options, settings and command.config(settings, namespace)
 
     def main(self, argv=None):
         """Run the command; return its exit code. Wrong arguments end the program."""

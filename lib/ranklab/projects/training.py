@@ -1,6 +1,7 @@
 """What projects that train share: the arguments of `run`, the model, and what a step costs."""
 
 import contextlib
+import functools
 import statistics
 from dataclasses import dataclass, fields, replace
 
@@ -9,9 +10,14 @@ import torch
 from ranklab.engine import device, launch
 from ranklab.expert_parallel import MoEConfig, moe_gpt
 from ranklab.meter import MemoryCurve, Traffic
-from ranklab.models.gpt import GPT, count_parameters
+from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.trainer.text import TextTrainer
+
+# A GPT as large ones are. Its vocabulary is GPT-2's 50257, padded to a multiple of 128: odd sizes
+# leave tensor cores idle, and 8 divides it. The byte text uses 256 of them, but a token costs what
+# it costs in published runs.
+large_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
 
 
 @dataclass(frozen=True)

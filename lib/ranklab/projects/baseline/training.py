@@ -22,7 +22,7 @@ from ranklab.meter.text import lined_up
 from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects.authors import authors
 from ranklab.projects.runner import OnText, Resumed
-from ranklab.projects.training import median_speed, model_line
+from ranklab.projects.training import large_gpt, median_speed, model_line
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.parallel import Parallel
 from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
@@ -30,15 +30,12 @@ from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 PARTS = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
          "accumulate": accumulate_gradients, "checkpointed": checkpointed,
          "frugal": frugal_gradients}  # fmt: skip
-# GPT-2's 50257 padded to a multiple of 128: odd sizes leave tensor cores idle. The byte text uses
-# 256 of them; the cost of a token is that of published runs. Heads of 128 suit flash attention.
-LARGE = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
-MODELS = {
+MODELS = {  # heads of 128 suit flash attention
     "laptop": GPTConfig(),
-    "124m": LARGE(n_layer=12, n_head=6, n_embd=768),
-    "350m": LARGE(n_layer=24, n_head=8, n_embd=1024),
-    "774m": LARGE(n_layer=36, n_head=10, n_embd=1280),
-    "1.5b": LARGE(n_layer=28, n_head=16, n_embd=2048),
+    "124m": large_gpt(n_layer=12, n_head=6, n_embd=768),
+    "350m": large_gpt(n_layer=24, n_head=8, n_embd=1024),
+    "774m": large_gpt(n_layer=36, n_head=10, n_embd=1280),
+    "1.5b": large_gpt(n_layer=28, n_head=16, n_embd=2048),
 }
 TRAINING = {
     "laptop": TrainConfig(),

@@ -1,4 +1,4 @@
-"""The ward: programs run under observation; what diagnose says of each, beside what it has."""
+"""The ward: programs run under observation; what diagnose says of each, and what it has."""
 
 import contextlib
 import tempfile
@@ -16,7 +16,7 @@ from ranklab.clinic.trace import read
 from ranklab.engine import HangError, RankError, launch
 
 STALL = 2.0  # seconds without any work: a hang
-# As the lab shows it, with the same disease elsewhere, and mended.
+# As the lab shows it, with the same disease elsewhere, and fixed.
 FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("program")}
 
 
@@ -24,19 +24,19 @@ FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("pr
 class Visit:
     """What was seen at one program.
 
-    disease  that it has; "" where it is mended
-    found    names of the diseases that were diagnosed
-    evidence of the right one, or of the first
+    disease    that it has; "" where it is fixed
+    diagnosed  names of diseases
+    evidence   of the right one, or of the first
     """
 
     case: str
     form: str
     disease: str
-    found: tuple
+    diagnosed: tuple
     evidence: str
 
     def is_right(self):
-        return (self.disease in self.found) if self.disease else not self.found
+        return (self.disease in self.diagnosed) if self.disease else not self.diagnosed
 
 
 def observe(program, ranks=4, **settings):
@@ -56,11 +56,11 @@ def visit(case, form="found", **own):
     """
     ranks = observe(FORMS[form](case))
     with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
-        found = diagnose(ranks)
+        diagnoses = diagnose(ranks)
     disease = "" if form == "mended" else case.disease
-    said = {each.disease: each.evidence for each in found}
-    evidence = said.get(disease) or next(iter(said.values()), "")
-    return Visit(case.name, form, disease, tuple(said), evidence)
+    evidence_of = {each.disease: each.evidence for each in diagnoses}
+    evidence = evidence_of.get(disease) or next(iter(evidence_of.values()), "")
+    return Visit(case.name, form, disease, tuple(evidence_of), evidence)
 
 
 def round_of(form=None, name=None):
@@ -74,8 +74,8 @@ def report(visits):
     lines = []
     for each in visits:
         mark = "ok  " if each.is_right() else "MISS" if each.disease else "FALSE ALARM"
-        said = ", ".join(each.found) or "nothing"
-        lines.append(f"{mark} {each.case:20} {each.form:8} {said}")
+        names = ", ".join(each.diagnosed) or "nothing"
+        lines.append(f"{mark} {each.case:20} {each.form:8} {names}")
         if each.evidence:
             lines.append(f"       {each.evidence}")
     sick = [each for each in visits if each.disease]

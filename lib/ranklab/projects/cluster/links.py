@@ -52,42 +52,42 @@ def measure_links(say):
         for name in hosts.names:
             hosts.shape(name, MBIT)
         log, *_ = [start_rank(hosts, rank, limit) for rank in range(RANKS)]
-        said = functools.partial(read, hosts.folder)
-        compared = until(lambda: said("flat"), START, "the comparison of collectives", log)
-        before = len(until(lambda: said("step", STEPS), START, "ten steps", log))
+        lines_of = functools.partial(read, hosts.folder)
+        compared = until(lambda: lines_of("flat"), START, "the comparison of collectives", log)
+        before = len(until(lambda: lines_of("step", STEPS), START, "ten steps", log))
         hosts.cut(hosts.names[-1])
         time.sleep(FLAP)
         hosts.join(hosts.names[-1])
-        steps = until(lambda: said("step", before + RANKS * STEPS), START, "later steps", log)
+        steps = until(lambda: lines_of("step", before + RANKS * STEPS), START, "later steps", log)
         hosts.cut(hosts.names[-1])
-        failures = until(lambda: said("error"), 3 * limit + NODES * ANSWER,
+        failures = until(lambda: lines_of("error"), 3 * limit + NODES * ANSWER,
                          "an error on each rank", log)
-    found = {name: max(each[name] for each in compared) for name in ("flat", "hierarchical")}
+    results = {name: max(each[name] for each in compared) for name in ("flat", "hierarchical")}
     seconds = [each["seconds"] for each in steps]
-    found |= {"formula": PER_NODE * best_sent_bytes("all_reduce", 1, RANKS)
-              / best_sent_bytes("all_reduce", 1, NODES), "step": statistics.median(seconds),
-              "flapped": max(seconds), "limit": limit, "failures": failures,
-              "missing": sorted({host for each in failures if CONTROLLER not in each["silent"]
-                                 for host in each["silent"]})}
-    tell(found, say)
-    return found
+    results |= {"formula": PER_NODE * best_sent_bytes("all_reduce", 1, RANKS)
+                / best_sent_bytes("all_reduce", 1, NODES), "step": statistics.median(seconds),
+                "flapped": max(seconds), "limit": limit, "failures": failures,
+                "missing": sorted({host for each in failures if CONTROLLER not in each["silent"]
+                                   for host in each["silent"]})}
+    tell(results, say)
+    return results
 
 
-def tell(found, say):
+def tell(results, say):
     """Print what was measured."""
-    ratio = found["flat"] / found["hierarchical"]
+    ratio = results["flat"] / results["hierarchical"]
     say(f"all-reduce of {NBYTES >> 20} MiB, two hosts of two ranks, {MBIT} Mbit/s:")
-    say(f"{1e3 * found['flat']:7.0f} ms  flat ring, each hop from host to host")
-    say(f"{1e3 * found['hierarchical']:7.0f} ms  hierarchical")
-    say(f"{ratio:7.1f} x   by the bytes that cross: {found['formula']:.1f} x")
-    say(f"the link is gone for {FLAP:.0f} s: one step takes {found['flapped']:.1f} s, and it goes "
-        f"on (the median step takes {1e3 * found['step']:.0f} ms)")
-    say(f"the link is cut, and the group waits {found['limit']:.0f} s:")
-    for each in found["failures"]:
+    say(f"{1e3 * results['flat']:7.0f} ms  flat ring, each hop from host to host")
+    say(f"{1e3 * results['hierarchical']:7.0f} ms  hierarchical")
+    say(f"{ratio:7.1f} x   by the bytes that cross: {results['formula']:.1f} x")
+    say(f"the link is gone for {FLAP:.0f} s: one step takes {results['flapped']:.1f} s, and it "
+        f"goes on (the median step takes {1e3 * results['step']:.0f} ms)")
+    say(f"the link is cut, and the group waits {results['limit']:.0f} s:")
+    for each in results["failures"]:
         error = each["error"].rpartition("] ")[2][:25]
         say(f"    rank {each['rank']} on {each['host']}: {each['seconds']:.1f} s, {error}...; "
             f"no answer from {' and '.join(each['silent'])}")
-    say(f"missing, for those that reach {CONTROLLER}: {' '.join(found['missing'])}")
+    say(f"missing, for those that reach {CONTROLLER}: {' '.join(results['missing'])}")
 
 
 def start_rank(hosts, rank, limit):

@@ -120,7 +120,7 @@ def say_accounts(slurm, job, say):
     """Print the rows of sacct, once the last one says COMPLETED, which is some seconds late."""
     if slurm.no_sacct:
         return say(slurm.no_sacct)
-    rows = until(lambda: (found := slurm.accounting(job))[-1]["State"] == "COMPLETED" and found,
+    rows = until(lambda: (table := slurm.accounting(job))[-1]["State"] == "COMPLETED" and table,
                  30, f"sacct's last row of job {job}", slurm.folder / "slurmdbd.log")
     for row in rows:
         say(f"    sacct: {row['State']:10} {row['NodeList']:12} {row['Elapsed']}")

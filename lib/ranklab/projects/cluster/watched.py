@@ -71,11 +71,11 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
             "step_seconds": {int(labels["rank"]): x for labels, x in seconds}}
 
 
-def watched_report(found):
+def watched_report(results):
     """Return what the server saw, as text."""
-    ranks = sorted(found["step_seconds"].items())
+    ranks = sorted(results["step_seconds"].items())
     return "\n".join([
-        f"{found['alert']['annotations']['summary']} (by {found['by']})",
-        f"the alert came {found['seconds']:.0f} s after the start, in step {found['steps']}; "
-        f"{found['tokens']:,.0f} tokens, MFU {found['mfu']:.2%}",
+        f"{results['alert']['annotations']['summary']} (by {results['by']})",
+        f"the alert came {results['seconds']:.0f} s after the start, in step {results['steps']}; "
+        f"{results['tokens']:,.0f} tokens, MFU {results['mfu']:.2%}",
         "own time of a step: " + ", ".join(f"rank {rank} {1e3 * x:.0f} ms" for rank, x in ranks)])

@@ -1,4 +1,4 @@
-"""When is a hierarchical all-reduce worth it? Emulated slow links, beside the model."""
+"""When is a hierarchical all-reduce worth it? Emulated slow links, and the model."""
 
 import tempfile
 from functools import partial

@@ -103,19 +103,19 @@ def algorithms(verb, nodes, groups, functions):
         fill[verb]()
         return out
 
-    mine = {name: functions.get(built, getattr(ours, built)) for name, built in BUILT[verb].items()}
+    built = {name: functions.get(each, getattr(ours, each)) for name, each in BUILT[verb].items()}
     if verb == "all_reduce":
-        hierarchical = mine.pop("hierarchical")
+        hierarchical = built.pop("hierarchical")
         if nodes > 1:
-            mine["hierarchical"] = lambda x: hierarchical(x, *groups)
+            built["hierarchical"] = lambda x: hierarchical(x, *groups)
     elif verb == "all_gather":
-        ring = mine["ring"]
-        mine["ring"] = lambda x: ring(x.tensor_split(R)[rank])
+        ring = built["ring"]
+        built["ring"] = lambda x: ring(x.tensor_split(R)[rank])
     elif verb == "all_to_all":
-        any_lengths = mine["any_lengths"]
-        mine = {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten(),
-                "any_lengths": lambda x: torch.cat(list(any_lengths([*x.tensor_split(R)])))}
-    return {**mine, dist.get_backend(): backend}
+        any_lengths = built["any_lengths"]
+        built = {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten(),
+                 "any_lengths": lambda x: torch.cat(list(any_lengths([*x.tensor_split(R)])))}
+    return {**built, dist.get_backend(): backend}
 
 
 def expected(verb, x_of, R, rank):
@@ -154,7 +154,7 @@ def measure(verbs, sizes, kind, iters, nodes, functions):
 
 
 def _interleaved(table, x, right, iters):
-    """{name: median seconds}, {name: wrong elements}: one run of each in turn, `iters` times."""
+    """Run each once in turn, `iters` times: ({name: median seconds}, {name: wrong elements})."""
     times, wrong = {name: [] for name in table}, {}
     for _ in range(iters + 1):
         for name, fn in table.items():
@@ -180,14 +180,14 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         raise TypeError(f"no function here is called {min(unknown)}")
     if unknown := [verb for verb in verbs if verb not in VERBS]:
         raise ValueError(f"verb {unknown[0]!r} is not one of {', '.join(VERBS)}")
-    seen = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
-                  timeout=600)
+    by_rank = launch(measure, verbs, sizes, kind, iters, nodes, functions, ranks=ranks, nodes=nodes,
+                     timeout=600)
     learner_names, rows = by_learner(functions), []
-    for of_ranks in zip(*seen):
+    for of_ranks in zip(*by_rank):
         verb, algorithm, nbytes, count = of_ranks[0][:4]
         seconds, wrong = max(row[4] for row in of_ranks), sum(row[5] for row in of_ranks)
-        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, wrong, len(seen),
-                           BUILT[verb].get(algorithm) in learner_names))
+        rows.append(Row(verb, algorithm, nbytes, count, kind, seconds, wrong, len(by_rank),
+                        BUILT[verb].get(algorithm) in learner_names))
     return rows
 
 
@@ -208,8 +208,8 @@ def table(rows):
     lines = [f"  {r.verb:15}{r.algorithm:19}{r.size:11}{r.count:11}{r.type:>9}"
              f"{r.time * 1e6:10.1f}{gb(r.algbw):>8}{gb(r.busbw):>8}{r.wrong:7}" for r in rows]
     used = {BUILT[r.verb][r.algorithm]: r.of_learner for r in rows if r.algorithm in BUILT[r.verb]}
-    said = authors_of([name for name in used if used[name]], used)  # of mpirun's rows: nothing
-    return "\n".join(filter(None, [head, *lines, said])) if rows else ""
+    names = authors_of([name for name in used if used[name]], used)  # of mpirun's rows: nothing
+    return "\n".join(filter(None, [head, *lines, names])) if rows else ""
 
 
 def gb(rate):

@@ -20,7 +20,7 @@ from ranklab.models.gpt import GPTConfig
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, new_model, sent_in_a_step, trained_alone
+from ranklab.projects.training import Session, large_gpt, new_model, sent_in_a_step, trained_alone
 from ranklab.trainer.text import TrainConfig, text_for
 
 METHODS = ("ring", "ulysses", "both")
@@ -45,7 +45,7 @@ class Config(TrainConfig):
 
 SIZES = {  # the long sequence; a rank is allowed an eighth of it
     "laptop": (GPTConfig(n_ctx=128, n_head=8), Config()),
-    "gpt2": (GPTConfig(50304, 65536, 12, 12, 768, rotary_base=500_000.0),
+    "gpt2": (large_gpt(n_ctx=65536, n_layer=12, n_head=12, n_embd=768, rotary_base=500_000.0),
              Config(steps=200, batch=1, micro_batch=1, eval_batch=8, lr=6e-4, precision="bf16",
                     compare=False)),
 }

@@ -60,20 +60,20 @@ def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **function
     # scikit-learn takes a second to import: once here, not on every rank
     images = digits() if first.data == "digits" else None
     jobs = [(config, seed) for config in configs.values() for seed in seeds]
-    seen = launch(_train_jobs, jobs, images, functions, progress, ranks=ranks, timeout=timeout,
-                  stream=progress)
-    runs = [_whole(of_ranks, by_learner(functions._asdict())) for of_ranks in zip(*seen)]
+    by_rank = launch(_train_jobs, jobs, images, functions, progress, ranks=ranks, timeout=timeout,
+                     stream=progress)
+    runs = [_whole(of_ranks, by_learner(functions._asdict())) for of_ranks in zip(*by_rank)]
     return {name: runs[i * len(seeds) : (i + 1) * len(seeds)] for i, name in enumerate(configs)}
 
 
 def refuse_ranks(config, ranks):
-    """Raise ValueError where the ranks can't have as many images of a step each."""
+    """Raise ValueError where the ranks can't share the images of a step evenly."""
     if config.batch % ranks:
         raise ValueError(f"{ranks} ranks must divide the batch of {config.batch} images")
 
 
 def _train_jobs(jobs, images, functions, progress):
-    """Return what each training saw on this rank."""
+    """Train by each of the jobs; return what each training saw on this rank."""
     images, results = images or find_images(jobs[0][0].data, jobs[0][0].folder), []
     # all on the device: a few hundred megabytes at most, and no loader to wait for
     images = dataclasses.replace(images, **{
@@ -82,8 +82,8 @@ def _train_jobs(jobs, images, functions, progress):
     for config, seed in jobs:
         trainer = ClassTrainer(config, images, seed, functions, progress)
         trainer.fit()
-        results.append(trainer.seen | {"accuracy": accuracy(trainer.forward, images),
-                                       "spread": spread(trainer.model)})
+        results.append(trainer.by_epoch | {"accuracy": accuracy(trainer.forward, images),
+                                           "spread": spread(trainer.model)})
     return results
 
 
@@ -108,7 +108,7 @@ class ClassTrainer(Trainer):
         self.units_per_step, self.batch_per_rank = config.batch, config.batch // R
         self.images_per_epoch = math.ceil(len(images.train) / R)  # of each rank
         self.steps_per_epoch = math.ceil(self.images_per_epoch / self.batch_per_rank)
-        self.seen = {"seconds": [], "loss": [], "agree": []}  # a number for each epoch
+        self.by_epoch = {"seconds": [], "loss": [], "agree": []}
         loop = LoopConfig(self.batch_per_rank, config.weight_decay, 0.0, config.precision,
                           self.steps_per_epoch, self.steps_per_epoch)
         schedule = Schedule(config.lr, 0, config.epochs * self.steps_per_epoch)
@@ -149,11 +149,12 @@ class ClassTrainer(Trainer):
         return loss
 
     def evaluate(self):
-        """Add the epoch to `seen`; return whether all replicas agree."""
-        self.seen["loss"].append(float(self.lost) / self.images_per_epoch)  # waits for the device
-        self.seen["seconds"].append(time.perf_counter() - self.start)
-        self.seen["agree"].append(self.functions.agree(self.model))
-        return self.seen["agree"][-1]
+        """Add the epoch to `by_epoch`; return whether all replicas agree."""
+        loss = float(self.lost) / self.images_per_epoch  # waits for the device
+        seconds, agree = time.perf_counter() - self.start, self.functions.agree(self.model)
+        for name, number in (("loss", loss), ("seconds", seconds), ("agree", agree)):
+            self.by_epoch[name].append(number)
+        return agree
 
 
 class WithPieces(DataParallel):
@@ -172,7 +173,7 @@ class WithPieces(DataParallel):
         if "broadcast" in without:
             model.load_state_dict(weights)
         if "average" in without:
-            replica.sync = False  # as if every step were inside no_sync(): so buffers stay, too
+            replica.sync = False  # as if every step were inside no_sync(): so buffers stay as well
         if "buffers" in without:
             replica.sync_buffers = lambda: None
         return replica

@@ -109,7 +109,7 @@ class ImageTrainer(Trainer):
         """Load batches of the images (epoch, index) in `numbers`, by config.workers processes."""
         return DataLoader(
             images, self.config.batch_per_rank, sampler=numbers, num_workers=self.config.workers,
-            pin_memory=self.device.type != "cpu",  # so that copies to the GPU run beside its work
+            pin_memory=self.device.type != "cpu",  # so that copies to the GPU overlap its work
             prefetch_factor=PREFETCH if self.config.workers else None,
             worker_init_fn=outlive_sigterm, generator=torch.Generator(), **options)
 

@@ -1,4 +1,4 @@
-"""A GPT with experts beside a dense one of equal FLOPs."""
+"""A GPT with experts, compared with a dense one of equal FLOPs."""
 
 from ranklab.projects.expert_parallel.training import report, run
 

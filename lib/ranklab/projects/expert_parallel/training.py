@@ -20,7 +20,7 @@ from ranklab.models.gpt import GPTConfig
 from ranklab.projects.authors import authors
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import Drawn, OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, new_model, sent_in_a_step, trained_alone
+from ranklab.projects.training import Session, large_gpt, new_model, sent_in_a_step, trained_alone
 from ranklab.trainer import PRECISIONS
 from ranklab.trainer.text import TextTrainer, TrainConfig, text_for
 
@@ -47,7 +47,7 @@ class Config(TrainConfig):
     compare: bool = option(True, "a dense GPT is trained, too")
 
     def shape(self, dense):
-        """Return the GPT with experts: as many numbers for a token in the MLPs as `dense`."""
+        """Return the GPT with experts; a token uses as much of the MLPs as in `dense`."""
         return MoEConfig(**vars(dense), n_expert=self.n_expert, top_k=self.top_k,
                          balance=self.balance, factor=self.factor, shared_width=self.shared_width,
                          renormalize=self.top_k > 1)
@@ -55,7 +55,7 @@ class Config(TrainConfig):
 
 SIZES = {
     "laptop": (GPTConfig(), Config()),
-    "gpt2": (GPTConfig(50304, 1024, 12, 12, 768, rotary_base=1e4),
+    "gpt2": (large_gpt(n_layer=12, n_head=12, n_embd=768),
              Config(steps=1000, batch=128, micro_batch=4, eval_batch=64, lr=6e-4, n_expert=32,
                     precision="bf16", compare=False)),
 }
@@ -81,7 +81,7 @@ class Outcome:
     ranks: list  # of each rank: {"sent": bytes of rows and counts in a step, "predicted": bytes}
     steps: int
     losses: dict  # {name: held-out nats}
-    loads: list  # [(step, [the load of each expert beside the mean, of each layer])]
+    loads: list  # [(step, [the load of each expert, divided by the mean, of each layer])]
     dropped: float  # part of all choices in a step, at the end
 
 

@@ -111,7 +111,7 @@ def fine_tune(trainer, trace=None):
     """Train the model; return its losses, accuracy and bytes. Rank 0 writes the timeline."""
     if trace:
         hvd.start_timeline(trace)
-    with hvd.counted() as counts:  # one step: all are alike, and counting takes time
+    with hvd.counted() as counts:  # one step: all are equal, and counting takes time
         trainer.fit(until=1)
     history = trainer.fit()
     if trace:

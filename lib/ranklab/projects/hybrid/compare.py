@@ -23,15 +23,15 @@ def every_layout(ranks):
 
     Raises: ValueError if there are none
     """
-    job, found = JOBS["laptop"], []
+    job, fitting = JOBS["laptop"], []
     for layout, micro_batch in legal(job, ranks, ranks):
         plain = Layout(layout.dp, layout.tp, layout.pp)
         more = replace(plain, sequence_parallel=plain.tp > 1, zero=int(plain.dp > 1))
         if micro_batch == job.micro_batch and layout in (plain, more):
-            found.append(layout)
-    if not found:
+            fitting.append(layout)
+    if not fitting:
         raise ValueError(f"no layout of {ranks} ranks fits the GPT and its batch")
-    return found
+    return fitting
 
 
 def compare(layouts, experts=0, progress=True, parts=None):
@@ -44,8 +44,8 @@ def compare(layouts, experts=0, progress=True, parts=None):
     """
     rows = []
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):
-        found = run(layout=layout, experts=experts, parts=parts, timeout=300, **TRAIN)
-        ranks, config, n_ctx = found["ranks"], found["config"], found["shape"].n_ctx
+        results = run(layout=layout, experts=experts, parts=parts, timeout=300, **TRAIN)
+        ranks, config, n_ctx = results["ranks"], results["config"], results["shape"].n_ctx
         rows.append({
             "name": " ".join([f"{layout.dp} x {layout.tp} x {layout.pp}", *layout.words()]),
             "loss": ranks[0]["loss"], "messages": max(rank["messages"] for rank in ranks),

@@ -1,6 +1,5 @@
 """What the project trains, and how: five GPTs with their layouts, and the settings."""
 
-import functools
 import re
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from ranklab.hybrid import Job, Layout, parse_layout
 from ranklab.hybrid.legal import refuse_misfits
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.runner import OnText, Resumed
+from ranklab.projects.training import large_gpt
 from ranklab.trainer.text import TrainConfig
 
 
@@ -38,17 +38,19 @@ class Config(TrainConfig):
                            self.per_node or layout.ranks)
 
 
-_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=2048, rotary_base=1e4)  # 8 x 6288
 LAPTOP = GPTConfig(n_ctx=32, n_embd=64, n_head=8, n_layer=8)
 LARGE = Config(steps=1000, lr=1e-4, warmup=100, micro_batch=1, log_every=1, eval_batch=128,
                precision="bf16", compare=False)
 SIZES = {  # name -> (the GPT, Config, Layout): a laptop; 8, 64, 128 and 64 A100s, eight in a node
     "laptop": (LAPTOP, Config(), Layout(2, 2, 2)),
-    "10b": (_gpt(n_layer=32, n_embd=5120, n_head=40), replace(LARGE, batch=512, micro_batch=2),
+    "10b": (large_gpt(n_ctx=2048, n_layer=32, n_embd=5120, n_head=40),
+            replace(LARGE, batch=512, micro_batch=2),
             Layout(2, 2, 2, sequence_parallel=True, virtual=2, zero=1)),
-    "100b": (_gpt(n_layer=80, n_embd=10240, n_head=80), replace(LARGE, batch=1024, micro_batch=2),
+    "100b": (large_gpt(n_ctx=2048, n_layer=80, n_embd=10240, n_head=80),
+             replace(LARGE, batch=1024, micro_batch=2),
              Layout(2, 4, 8, sequence_parallel=True, virtual=2, zero=1, recompute=True)),
-    "130b": (_gpt(n_layer=70, n_embd=12288, n_head=96, vocab_size=150528),  # GLM-130B's shape
+    "130b": (large_gpt(vocab_size=150528, n_ctx=2048, n_layer=70, n_embd=12288, n_head=96),
+             # GLM-130B's shape
              replace(LARGE, batch=2048), Layout(1, 8, 16, sequence_parallel=True)),
     # Mixtral 8x7B's shape (arXiv 2401.04088), but all heads have keys, and an expert has two
     # matrices instead of three of 14336, and is as large

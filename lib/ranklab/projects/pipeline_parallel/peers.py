@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining beside our pipeline: the same parts of a GPT, the same batches."""
+"""torch.distributed.pipelining and our pipeline: the same parts of a GPT, the same batches."""
 
 import torch
 import torch.distributed as dist

@@ -20,7 +20,7 @@ from ranklab.projects.authors import authors
 from ranklab.projects.clock import wait_for_all
 from ranklab.projects.command import ranks_to_come
 from ranklab.projects.runner import OnRanks, OnText, Resumed
-from ranklab.projects.training import Session, new_model, trained_alone
+from ranklab.projects.training import Session, large_gpt, new_model, trained_alone
 from ranklab.trainer.text import TrainConfig, text_for
 
 PARTS = {"schedule": pp.one_f_one_b_schedule, "split": pp.split_stages,
@@ -61,10 +61,9 @@ class Config(TrainConfig):
                                  f"{divisor}={getattr(self, divisor)}")
 
 
-SIZES = {  # the laptop's head costs as much as 2.3 blocks, like that of GPT-2 XL
+SIZES = {  # the laptop's head costs as much as 2.3 blocks, as in GPT-2 XL
     "laptop": (GPTConfig(vocab_size=2048, n_layer=8), Config()),
-    "gpt2-xl": (GPTConfig(50304, n_ctx=1024, n_layer=48, n_head=25, n_embd=1600,
-                          rotary_base=10000.0),
+    "gpt2-xl": (large_gpt(n_layer=48, n_head=25, n_embd=1600),
                 Config(steps=200, batch=64, micro_batches=32, lr=2e-4, precision="bf16",
                        compare=False)),
 }
@@ -197,8 +196,8 @@ def report(results):
 def monitor(spans, schedule):
     """Return (busy seconds of each stage, bubbles) by the measured spans of all ranks.
 
-    bubbles  measured; simulated with the mean times of each stage; and for stages that are alike,
-             which is what the formulas say. Clocks of several machines must agree for the first
+    bubbles  measured; simulated with the mean times of each stage; and for equal stages, which
+             is what the formulas say. Clocks of several machines must agree for the first
     """
     seconds, stages = defaultdict(list), range(len(pp.places(schedule)))
     for _, (kind, stage, _), start, end in spans:

@@ -27,7 +27,7 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
         "machine": {**dataclasses.asdict(wish.machine),
                     "memory_used": room(wish.machine, wish.reserve)},
         "reserve": wish.reserve, "layouts_that_fit": searched,
-        "layouts": [layout(wish, found) for found in shown],
+        "layouts": [layout(wish, candidate) for candidate in shown],
         "errors": {**dict(zip(("time", "memory"), median_errors())), "left_out": LEFT_OUT},
         "assumptions": [{"what": what, "seconds_without": seconds} for what, seconds
                         in assumptions(wish.model, best.plan, wish.machine)],
@@ -53,22 +53,22 @@ def head(name, model, sequence, batch):
                       **dataclasses.asdict(model)}, "sequence": sequence, "batch": batch}
 
 
-def layout(wish, found):
+def layout(wish, candidate):
     """Return one layout, as a part of the answer."""
-    plan, memory, step = found
+    plan, memory, step = candidate
     mfu = {name: kind(wish.model, plan, wish.machine, causal=causal)
            for name, kind, causal in (("mfu", step.mfu, False), ("mfu_causal", step.mfu, True),
                                       ("hfu", step.hfu, False))}
     return {"layout": plan.words(), "tool": plan.tool, "bytes": memory.total,
             "seconds": step.total, **mfu, "tokens_per_second": step.tokens_per_second(plan),
-            "dollars_per_token": wish.dollars(found), "why": why(plan, step, wish.machine),
+            "dollars_per_token": wish.dollars(candidate), "why": why(plan, step, wish.machine),
             "shares": shares(plan, step, wish.machine), "plan": dataclasses.asdict(plan),
             "memory": dataclasses.asdict(memory), "step": dataclasses.asdict(step)}
 
 
-def mixed_answer(name, model, parts, found, options):
+def mixed_answer(name, model, parts, mixes, options):
     """Return the answer for several kinds of GPUs: what each kind does in the fastest layout."""
-    best, total, tokens = found[0], sum(gpus for _, gpus in parts), options.batch * options.seq
+    best, total, tokens = mixes[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
     alone = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
                   reserve=options.reserve).best()

@@ -50,10 +50,10 @@ def dry_run(model, plan):
     """
     from ranklab.planner.export.hybrid import dry_run_plan  # here: it needs torch
 
-    found = dry_run_plan(model, plan)
-    rows = [("held", found.formula_memory.reading("allocated"), found.memory.total),
-            *((f"sent by {axis} ranks", nbytes, found.sent[axis])
-              for axis, nbytes in found.formula_sent.items())]
+    result = dry_run_plan(model, plan)
+    rows = [("held", result.formula_memory.reading("allocated"), result.memory.total),
+            *((f"sent by {axis} ranks", nbytes, result.sent[axis])
+              for axis, nbytes in result.formula_sent.items())]
     title = f"{plan.gpus} GPUs, {plan.words()}"
     return [f"{title:{max(26, len(title))}}{'bytes said':>18}{'counted':>18}",
             *(f"{what:{max(26, len(title))}}{a:18,.0f}{b:18,.0f}" for what, a, b in rows)]

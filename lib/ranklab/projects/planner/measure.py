@@ -36,15 +36,15 @@ def _measured():
     where, per_node = device(), int(os.environ["LOCAL_WORLD_SIZE"])
     here = hardware.present(where)
     gpu = where.type == "cuda" and hardware.find(torch.cuda.get_device_name())
-    found = hardware.measured(where, here.name) if gpu else here
+    speeds = hardware.measured(where, here.name) if gpu else here
     bus = _bus_bandwidth(node_groups(per_node)[0], where)
     network = bus
     if per_node < dist.get_world_size():
         network = _bus_bandwidth(None, where) / (per_node * CARDS)
     return Machine(
-        name=here.name, accelerator=here.name, peak_flops=here.bf16_flops, bf16=found.bf16_flops,
-        fp8=0.0, fp4=0.0, peak_fp8=0.0, memory_bytes=found.memory_bytes,
-        memory_bandwidth=found.memory_bandwidth, node=per_node, link=link_of(bus, per_node),
+        name=here.name, accelerator=here.name, peak_flops=here.bf16_flops, bf16=speeds.bf16_flops,
+        fp8=0.0, fp4=0.0, peak_fp8=0.0, memory_bytes=speeds.memory_bytes,
+        memory_bandwidth=speeds.memory_bandwidth, node=per_node, link=link_of(bus, per_node),
         network=network)
 
 
@@ -59,16 +59,20 @@ def _bus_bandwidth(group, where):
 
 
 def measure_report(ranks=None, write=None):
-    """Measure; return the results as text. write: a node file, too"""
-    found = measure(ranks)
+    """Measure this machine; return the results as text.
+
+    write: the path of a node file for the results
+    """
+    machine = measure(ranks)
     if write and is_main_process():
         Path(write).parent.mkdir(parents=True, exist_ok=True)
-        Path(write).write_text(json.dumps(vars(found), indent=1) + "\n")
+        Path(write).write_text(json.dumps(vars(machine), indent=1) + "\n")
     return "\n".join([
-        f"{found.name}, {count_ranks(found.node)} in a node",
-        f"matrix products   {found.bf16 / 1e12:10.3f} TFLOP/s, of a peak of "
-        f"{found.peak_flops / 1e12:.3f}",
-        f"memory            {found.memory_bandwidth / 1e9:10.1f} GB/s, "
-        f"{found.memory_bytes / 1e9:.1f} GB",
-        f"all-reduce        {bus_of(found.link, found.node) / 1e9:10.2f} GB/s in a node, each rank",
+        f"{machine.name}, {count_ranks(machine.node)} in a node",
+        f"matrix products   {machine.bf16 / 1e12:10.3f} TFLOP/s, of a peak of "
+        f"{machine.peak_flops / 1e12:.3f}",
+        f"memory            {machine.memory_bandwidth / 1e9:10.1f} GB/s, "
+        f"{machine.memory_bytes / 1e9:.1f} GB",
+        f"all-reduce        {bus_of(machine.link, machine.node) / 1e9:10.2f} GB/s in a node, "
+        "each rank",
         *[f"written to {write}: ranklab plan --on {write} ..."] * bool(write)])

@@ -142,9 +142,9 @@ def grades(order, plan, machine, gpus, use):
     held = use.memory(order.model, plan, machine).total
     step = use.step(order.model, plan, machine)
     most, whole = room(machine), machine.memory_bytes
-    found = [(f"fits in {most / 1e9:.0f} GB ({RESERVE:.0%} of {whole / 1e9:.0f} left free)",
+    marks = [(f"fits in {most / 1e9:.0f} GB ({RESERVE:.0%} of {whole / 1e9:.0f} left free)",
               f"{held / 1e9:.1f} GB", held <= most)]
-    return found + [(words, *holds(order, plan, step, machine, use))
+    return marks + [(words, *holds(order, plan, step, machine, use))
                     for words, holds in order.wants.items()]
 
 
@@ -157,44 +157,51 @@ def grade(name, plan, on=0, functions=Functions(), **changes):
     order = order_of(name, **changes)
     machine, gpus = order.machines[on]
     plan = replace(plan, **usual(plan.tool, machine))
-    return "\n".join(f"{'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds in
-                     grades(order, plan, machine, gpus, functions))
+    return "\n".join(as_lines(grades(order, plan, machine, gpus, functions)))
 
 
-def run(only=None, **given):
+def run(only=None, **changes):
     """Search for each order the fastest plan that keeps all constraints; return text.
 
     If no plan keeps all of them: the plan that keeps most.
     only: the name of one order
-    given: memory, step, cost, curve, search: your own functions; changes as in order_of
+    changes: as in order_of; and memory, step, cost, curve, search: your own functions
     """
-    own = {name: given.pop(name) for name in Functions._fields if name in given}
+    own = {name: changes.pop(name) for name in Functions._fields if name in changes}
     use, lines = Functions(**own), []
     for name in [only] if only else ORDERS:
-        order = order_of(name, **given)
+        order = order_of(name, **changes)
         lines.append(f"{name:5} {order.what}")
         lines += chosen(order, use)
     return "\n".join(lines)
 
 
 def chosen(order, use):
-    best = None
+    """Return lines about the fastest plan that keeps most of an order's constraints."""
+    best = None  # (a layout, its grades, its machine)
     for machine, gpus in order.machines:
         try:
-            found = use.search(order.model, machine, gpus, order.sequence, order.batch, order.tools)
+            layouts = use.search(order.model, machine, gpus, order.sequence, order.batch,
+                                 order.tools)
         except ValueError as error:
             best = best or (None, [("a plan", str(error), False)], machine)
             continue
-        for each in found:
-            said = grades(order, each.plan, machine, gpus, use)
-            if best is None or sum(holds for *_, holds in said) > sum(
-                    holds for *_, holds in best[1]):
-                best = each, said, machine
-            if all(holds for *_, holds in said):
+        for layout in layouts:
+            marks = grades(order, layout.plan, machine, gpus, use)
+            if best is None or number_kept(marks) > number_kept(best[1]):
+                best = layout, marks, machine
+            if number_kept(marks) == len(marks):
                 break
-    each, said, machine = best
-    lines = [] if each is None else [
-        f"      {machine.accelerator}: {each.plan.tool} {each.plan.words()}, "
-        f"{each.step.total:.2f} s", f"      {why(each.plan, each.step, machine)}"]
-    return lines + [f"      {'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds
-                    in said]
+    layout, marks, machine = best
+    lines = [] if layout is None else [
+        f"{machine.accelerator}: {layout.plan.tool} {layout.plan.words()}, "
+        f"{layout.step.total:.2f} s", why(layout.plan, layout.step, machine)]
+    return [f"      {line}" for line in [*lines, *as_lines(marks)]]
+
+
+def number_kept(marks):
+    return sum(holds for *_, holds in marks)
+
+
+def as_lines(marks):
+    return [f"{'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds in marks]

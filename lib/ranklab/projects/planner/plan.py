@@ -43,19 +43,19 @@ def main(arguments):
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
         alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html")
-        if given := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
-            raise ValueError(f"{given[0]} is for GPUs of one kind")
-        found = search_mixed(model, parts, options.seq, options.batch, options.tool,
+        if misfits := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
+            raise ValueError(f"{misfits[0]} is for GPUs of one kind")
+        mixes = search_mixed(model, parts, options.seq, options.batch, options.tool,
                              reserve=options.reserve)
-        said, text = mixed_answer(name, model, parts, found, options), table.mixed_text
+        reply, text = mixed_answer(name, model, parts, mixes, options), table.mixed_text
     else:
         (machine, gpus), = parts
         price, source = (options.price, "given") if options.price else price_of(machine.accelerator)
         wish = Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
-                    options.tokens, price, options.reserve)
-        said, text = one_kind(name, wish, source, options), table.text
+                       options.tokens, price, options.reserve)
+        reply, text = one_kind(name, wish, source, options), table.text
     try:
-        print(json.dumps(said, indent=1) if options.json else text(said), flush=True)
+        print(json.dumps(reply, indent=1) if options.json else text(reply), flush=True)
     except BrokenPipeError:  # `head` has read enough; what is left must go somewhere at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -71,10 +71,10 @@ def more(options, name, wish, source, shown):
         Path(options.html).write_text(plan_page(around(name, wish, source)), encoding="utf-8")
         lines.append(f"{options.html}: half and twice the GPUs, the sequence and the batch, too")
     if options.dry_run:
-        mine = [each.plan for each in shown if each.plan.tool == "ours"]
-        if not mine:
+        plan = next((each.plan for each in shown if each.plan.tool == "ours"), None)
+        if plan is None:
             raise ValueError("--dry-run counts in the course's own trainer: give --tool ours")
-        lines += dry_run(wish.model, mine[0])
+        lines += dry_run(wish.model, plan)
     return lines
 
 
@@ -119,17 +119,17 @@ def kinds(text, gpus):
 
     Raises: ValueError if the number of GPUs is missing, or differs from --gpus
     """
-    found, named = [], [each.rpartition(":") for each in text.split(",")]
+    pairs, named = [], [each.rpartition(":") for each in text.split(",")]
     for before, colon, last in named:
         count = int(last) if colon and last.isdecimal() else 0
         if not count and (len(named) > 1 or not gpus or colon):
             raise ValueError(f"--on {text}: say how many GPUs with --gpus, or as "
                              "h100-dgx:128,a100-dgx:128")
-        found.append((find_node(before if count else last), count or gpus))
-    total = sum(count for _, count in found)
+        pairs.append((find_node(before if count else last), count or gpus))
+    total = sum(count for _, count in pairs)
     if gpus and gpus != total:
         raise ValueError(f"--gpus {gpus} is not the {total} GPUs of --on {text}")
-    return found
+    return pairs
 
 
 def one_kind(name, wish, source, options):
@@ -141,16 +141,16 @@ def one_kind(name, wish, source, options):
         every = offers(wish, watch) if any(limits) else None
         if every:
             wish = dataclasses.replace(wish, gpus=affordable(every, *limits).layout.plan.gpus)
-        found = wish.search(watch)
+        layouts = wish.search(watch)
     except NoLayout as error:
-        kept = f" (--reserve {options.reserve:g})" * ("GB" in str(error))
-        raise NoLayout(f"{error}{kept}; {nearest(wish)}") from None
-    shown = distinct(found, options.top)
-    rows = changes(wish, found, shown[0], watch) if options.sensitivity else []
+        reserve = f" (--reserve {options.reserve:g})" * ("GB" in str(error))
+        raise NoLayout(f"{error}{reserve}; {nearest(wish)}") from None
+    shown = distinct(layouts, options.top)
+    rows = changes(wish, layouts, shown[0], watch) if options.sensitivity else []
     if options.plot:
         from ranklab.plots import planner  # here: matplotlib takes half a second
 
         save_figure(options.plot, lambda: planner.offered(every, *limits) if every
-                    else planner.frontier(found, room(wish.machine, wish.reserve)))
-    return {**answer(name, wish, source, shown, len(found), every, limits, rows),
+                    else planner.frontier(layouts, room(wish.machine, wish.reserve)))
+    return {**answer(name, wish, source, shown, len(layouts), every, limits, rows),
             "more": more(options, name, wish, source, shown)}

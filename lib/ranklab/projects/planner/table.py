@@ -16,46 +16,47 @@ LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor
           "ZeRO's stage. The line below a layout: where its step goes.")
 
 
-def text(said):
+def text(answer):
     """Return the answer as text.
 
     Its parts: the model and machine, the table, the best layout's range and bill, and what was
     asked for.
     """
-    parts = [top(said), machine_line(said["machine"], said), layouts(said), best(said),
-             said["offers"] and offers(said), said["sensitivity"] and sensitivity(said),
-             "\n".join(said["more"])]
+    parts = [top(answer), machine_line(answer["machine"], answer), layouts(answer), best(answer),
+             answer["offers"] and offers(answer), answer["sensitivity"] and sensitivity(answer),
+             "\n".join(answer["more"])]
     return "\n\n".join(filter(None, parts))
 
 
-def top(said):
-    model = said["model"]
+def top(answer):
+    model = answer["model"]
     return fill(f"{model['name']}: {short(model['parameters'])} parameters, of which a token meets "
-                f"{short(model['active'])} in products. A step: {said['batch']:,} sequences of "
-                f"{said['sequence']:,} tokens.")
+                f"{short(model['active'])} in products. A step: {answer['batch']:,} sequences of "
+                f"{answer['sequence']:,} tokens.")
 
 
-def machine_line(machine, said):
+def machine_line(machine, answer):
     islands = (f", {machine['far'] / 1e9:.3g} GB/s between islands of {machine['island']}"
                if machine["island"] else "")
     memory = machine["memory_bytes"]
     return fill(
-        f"{said['gpus']:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s "
+        f"{answer['gpus']:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s "
         f"(bf16), {memory / 1e9:.1f} GB (1e9 bytes; {memory / 2**30:.3g} GiB), "
         f"{machine['node']} in a node at {machine['link'] / 1e9:.0f} GB/s, "
         f"{machine['network'] / 1e9:.3g} GB/s between nodes{islands}. "
-        f"{ASSUMED.format(100 * said['reserve'])}")
+        f"{ASSUMED.format(100 * answer['reserve'])}")
 
 
-def layouts(said):
+def layouts(answer):
     """Return a row for each layout, and under it what bounds it."""
-    lines, (middle, tenth) = [HEADER + "dp x tp x pp"], zip(*said["errors"]["left_out"].values())
-    for row in said["layouts"]:
+    lines, errors = [HEADER + "dp x tp x pp"], answer["errors"]
+    middle, tenth = zip(*errors["left_out"].values())
+    for row in answer["layouts"]:
         lines += [fill(row["layout"], numbers(row)), f"{'':11}{row['why']}"]
     return "\n".join([*lines, fill(LEGEND), fill(
-        f"Of {said['layouts_that_fit']:,} that fit, the fastest of each kind are shown. Published "
-        f"runs differ from predictions by {said['errors']['time']:.0%} in time and "
-        f"{said['errors']['memory']:.0%} in memory (median), but most were used in the fit; with "
+        f"Of {answer['layouts_that_fit']:,} that fit, the fastest of each kind are shown. "
+        f"Published runs differ from predictions by {errors['time']:.0%} in time and "
+        f"{errors['memory']:.0%} in memory (median), but most were used in the fit; with "
         f"each source left out of it by {middle[0]:.0%} and {middle[1]:.0%}, and one run in ten by "
         f"more than {tenth[0]:.0%} and {tenth[1]:.0%}. Layouts nearer to each other are equal.")])
 
@@ -72,19 +73,19 @@ def cells(row):
             short(row["tokens_per_second"] * DAY).rjust(12), dollars.rjust(12)]
 
 
-def best(said):
+def best(answer):
     """Describe the first layout: likely range, MFU by all conventions, failures and the bill."""
-    row, near, bill = said["layouts"][0], said["range"], said["bill"]
+    row, near, bill = answer["layouts"][0], answer["range"], answer["bill"]
     cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
-    watts = said["machine"]["watts"]  # 0 for a measured node
+    watts = answer["machine"]["watts"]  # 0 for a measured node
     energy = (f"{plain(bill['energy'] / 3.6e9, 4)} MWh of GPUs alone ({watts:.0f} W, the vendor's)"
               if watts else "no power of a GPU is known")
     lines = {
         "step": f"{plain(near['low'])} to {plain(near['high'])} s: {near['of']}",
         "assumed": "; ".join(
             f"{each['what']}, else {plain(each['seconds_without'], 4)} s"
-            for each in said["assumptions"]) or "nothing that hides messages",
+            for each in answer["assumptions"]) or "nothing that hides messages",
         "MFU": f"{row['mfu']:.1%} with attention in full (PaLM, 2022), {row['mfu_causal']:.1%} "
                f"with the half that is needed; HFU {row['hfu']:.1%}",
         "failures": f"{bill['good_share']:.1%} of the time is work: one each "
@@ -99,20 +100,20 @@ def best(said):
     return f"The best, {row['layout']} ({row['tool']}):\n" + listed(lines)
 
 
-def offers(said):
+def offers(answer):
     """List numbers of GPUs: first those within the limits, of which the first has the bill."""
-    return "\n".join([f"Within {limit(said['budget'], said['deadline'])}:",
+    return "\n".join([f"Within {limit(answer['budget'], answer['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
         fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
              f"{row['gpus']:9,}{row['days']:10,.1f}{dollars(row):>15}   ")
-        for row in said["offers"]])
+        for row in answer["offers"]])
 
 
-def sensitivity(said):
+def sensitivity(answer):
     """List what half and twice each thing changes."""
-    now = said["layouts"][0]
+    now = answer["layouts"][0]
     lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
-    for row in said["sensitivity"]:
+    for row in answer["sensitivity"]:
         what = f"{row['what']} x {row['factor']:g}"
         if not row["layout"]:
             lines.append(f"{what:16}nothing fits")
@@ -125,25 +126,25 @@ def sensitivity(said):
     return "\n".join([*lines, "A step keeps its tokens when the sequence changes."])
 
 
-def mixed_text(said):
+def mixed_text(answer):
     """Return the answer for several kinds of GPUs: the share of the micro-batches of each kind."""
-    layout, bill, tokens = said["layout"], said["bill"], said["batch"] * said["sequence"]
+    layout, bill, tokens = answer["layout"], answer["bill"], answer["batch"] * answer["sequence"]
     lines = [fill(f"In each kind tp {layout['tp']}, pp {layout['pp']}, {layout['words']} "
-                  f"({layout['tool']}): {said['bytes'] / 1e9:.1f} GB, "
-                  f"{plain(said['seconds'], 4)} s a step, "
-                  f"{short(tokens / said['seconds'] * DAY)} tokens a day, "
-                  f"MFU {said['mfu']:.1%} of all peaks together")]
-    for kind in said["kinds"]:
+                  f"({layout['tool']}): {answer['bytes'] / 1e9:.1f} GB, "
+                  f"{plain(answer['seconds'], 4)} s a step, "
+                  f"{short(tokens / answer['seconds'] * DAY)} tokens a day, "
+                  f"MFU {answer['mfu']:.1%} of all peaks together")]
+    for kind in answer["kinds"]:
         alone = f"{plain(kind['alone'], 4)} s a step" if kind["alone"] else "no layout"
         lines.append(f"  {kind['gpus']:,} {kind['machine']['name']}: data ranks "
                      f"{kind['data_ranks']:,}, micro-batches {kind['micro_batches']:,} each, "
                      f"{kind['share']:.1%} of the batch; alone {alone}")
-    unknown = " and ".join(kind["machine"]["accelerator"] for kind in said["kinds"]
+    unknown = " and ".join(kind["machine"]["accelerator"] for kind in answer["kinds"]
                            if kind["price"] is None)
-    return "\n".join([top(said), "", *lines, "", fill(
+    return "\n".join([top(answer), "", *lines, "", fill(
         f"{short(bill['tokens'])} tokens: {plain(bill['days'])} days, {short(bill['gpu_hours'])} "
         f"GPU hours, {dollars(bill) or f'no price of {unknown} is known (--price)'}; "
-        f"{bill['good_share']:.1%} of the time is work. {ASSUMED.format(100 * said['reserve'])} "
+        f"{bill['good_share']:.1%} of the time is work. {ASSUMED.format(100 * answer['reserve'])} "
         "Ranks with unequal numbers of micro-batches need a data loader and a weighted mean of "
         "gradients of your own.")])
 

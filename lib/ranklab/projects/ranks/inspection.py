@@ -134,14 +134,14 @@ def _device_name():
 
 def problems(ranks):
     """Return a sentence for each thing that is wrong: sums, versions, slow ranks."""
-    found = [f"rank {r.rank} on {r.host}: its all-reduce is wrong" for r in ranks if not r.right]
+    faults = [f"rank {r.rank} on {r.host}: its all-reduce is wrong" for r in ranks if not r.right]
     if len({r.torch for r in ranks}) > 1:
-        found.append("torch differs: " + ", ".join(f"rank {r.rank} {r.torch}" for r in ranks))
+        faults.append("torch differs: " + ", ".join(f"rank {r.rank} {r.torch}" for r in ranks))
     median = statistics.median(r.compute_s for r in ranks)
-    found += [f"rank {r.rank} on {r.host} computes {r.compute_s / median:.1f} times as long as "
-              "the median rank: every step waits for it"
-              for r in ranks if r.compute_s > SLOW * median and r.compute_s - median > 0.01]
-    return found
+    faults += [f"rank {r.rank} on {r.host} computes {r.compute_s / median:.1f} times as long as "
+               "the median rank: every step waits for it"
+               for r in ranks if r.compute_s > SLOW * median and r.compute_s - median > 0.01]
+    return faults
 
 
 def table(ranks):

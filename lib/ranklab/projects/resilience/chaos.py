@@ -69,8 +69,8 @@ class ChaosTrainer(HybridTrainer):
     def __init__(self, *arguments, beats, faults, struck):
         super().__init__(*arguments)
         self.beats, self.slow_until = beats, 0  # until this step
-        self.mine = [(struck / str(n), fault) for n, fault in enumerate(faults)
-                     if fault.rank % self.parallel.ranks == self.parallel.rank]
+        self.own_faults = [(struck / str(n), fault) for n, fault in enumerate(faults)
+                           if fault.rank % self.parallel.ranks == self.parallel.rank]
 
     def fit(self, until=None):
         self.beats.begin(self.parallel.rank, self.steps_done)
@@ -106,7 +106,7 @@ class ChaosTrainer(HybridTrainer):
 
     def strike(self, kinds):
         """Let the first of these faults that is due strike; return its kind, or None."""
-        file, fault = next(((file, fault) for file, fault in self.mine if fault.kind in kinds
+        file, fault = next(((file, fault) for file, fault in self.own_faults if fault.kind in kinds
                             and fault.step <= self.steps_done and not file.exists()), (None, None))
         if fault is None:
             return None

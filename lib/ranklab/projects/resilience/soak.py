@@ -1,4 +1,4 @@
-"""Runs under the monkey, each with its own seed, beside undisturbed runs; and their settings."""
+"""Runs under the monkey, each with its own seed; undisturbed runs; and their settings."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Options(OnText):
 
 @dataclass
 class Trial:
-    """A disturbed run, beside undisturbed ones: in the first layout, and on the same path."""
+    """A disturbed run, and undisturbed ones: in the first layout, and on the same path."""
 
     seed: int
     config: Config
@@ -72,10 +72,10 @@ def soak(shape, text, config, layouts, seeds, faults, **how):
     usual = survive(shape, text, config, layouts, **how)
     for seed in seeds:
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
-        found = survive(shape, text, config, layouts, planned, **how)
-        is_usual = found.path() == usual.path()
-        yield Trial(seed, config, found, usual, usual if is_usual else survive(
-            shape, text, config, layouts, path=found.path(), **how))
+        disturbed = survive(shape, text, config, layouts, planned, **how)
+        is_usual = disturbed.path() == usual.path()
+        yield Trial(seed, config, disturbed, usual, usual if is_usual else survive(
+            shape, text, config, layouts, path=disturbed.path(), **how))
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):

@@ -26,7 +26,7 @@ SPARE = 3  # failures that we accept beyond the planned faults
 
 @dataclass
 class Life:
-    """From a launch to its end. Arrays are those of Heartbeats, of steps first to last."""
+    """From a launch to its end. The arrays of Heartbeats, of steps first to last."""
 
     layout: Layout
     first: int  # the step of the checkpoint that it began with; 0: from the beginning
@@ -74,43 +74,43 @@ def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=
     """
     for layout in layouts:
         config.refuse_what_does_not_fit(shape, layout)
-    found, started, path, left = Survived(), time.monotonic(), list(path), layouts[0].ranks
+    run, started, path, left = Survived(), time.monotonic(), list(path), layouts[0].ranks
     with tempfile.TemporaryDirectory(prefix="ranklab-chaos-") as folder:
         struck, saved = Path(folder, "struck"), Path(folder, "saved")
         struck.mkdir(), saved.mkdir()
         job = shape, text, dataclasses.replace(config, checkpoint=str(saved)), faults, struck
-        while found.loss is None:
+        while run.loss is None:
             fitting = [layout for layout in layouts if layout.ranks <= left] or layouts[-1:]
             layout, stop = path.pop(0) if path else (fitting[0], None)
-            life = live(found, job, layout, last_whole(saved, found), stop, timeout, heartbeat)
+            life = live(run, job, layout, last_whole(saved, run), stop, timeout, heartbeat)
             left = layouts[0].ranks - sum(fault.lost for fault in life.faults)
-        last_whole(saved, found)
-        found.state = last_state(saved)
-    found.seconds = time.monotonic() - started
-    return found
+        last_whole(saved, run)
+        run.state = last_state(saved)
+    run.seconds = time.monotonic() - started
+    return run
 
 
-def live(found, job, layout, first, stop, timeout, heartbeat):
+def live(run, job, layout, first, stop, timeout, heartbeat):
     """Launch once: to the end, to step `stop`, or until something fails; return the Life."""
     config, faults, struck = job[2:]
     before, ended = {*struck.iterdir()}, ""
-    file = str(struck.with_name(f"beats-{len(found.lives)}"))
+    file = str(struck.with_name(f"beats-{len(run.lives)}"))
     beats = Heartbeats(file, layout.ranks, config.steps, "w+")
     try:
         with watched(beats, heartbeat):
-            found.loss = launch(_work, *job, layout, file, stop, ranks=layout.ranks,
-                                timeout=timeout, stall=STALL)[0]  # fmt: skip
+            run.loss = launch(_work, *job, layout, file, stop, ranks=layout.ranks,
+                              timeout=timeout, stall=STALL)[0]  # fmt: skip
     except RankError as error:
-        if len(found.lives) >= len(faults) + SPARE:
+        if len(run.lives) >= len(faults) + SPARE:
             raise
         ended = str(error).splitlines()[0].removesuffix(MEMORY)
     new = sorted((float(file.read_text()), file) for file in {*struck.iterdir()} - before)
     noticed = time.monotonic() - (new[-1][0] if new else 0)
     last = max(beats.times.any(axis=0).nonzero()[0], default=first)
-    seen = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
-    found.lives.append(Life(layout, first, int(last), ended, noticed,
-                            [faults[int(file.name)] for _, file in new], *seen))
-    return found.lives[-1]
+    beaten = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
+    run.lives.append(Life(layout, first, int(last), ended, noticed,
+                          [faults[int(file.name)] for _, file in new], *beaten))
+    return run.lives[-1]
 
 
 def _work(shape, text, config, faults, struck, layout, beats, stop):
@@ -140,7 +140,7 @@ def differing(state, expected):
             or name not in expected or not torch.equal(state[name], expected[name])]
 
 
-def last_whole(folder, found):
+def last_whole(folder, run):
     """Return the step of the last checkpoint whose checksums are right; 0: there is none.
 
     Damaged and unfinished checkpoints are deleted, so no rank may be running.
@@ -150,14 +150,14 @@ def last_whole(folder, found):
         if not (place / INDEX).exists():  # a rank was killed as it wrote
             shutil.rmtree(place)
             continue
-        found.checked += 1
+        run.checked += 1
         try:
             files = Files(place)
             for rank in range(files.index["ranks"]):
                 files.open(rank)
             step = files.index["step"]
         except ValueError:
-            found.damaged += 1
-            found.torn += not (place / MARK).exists()
+            run.damaged += 1
+            run.torn += not (place / MARK).exists()
             shutil.rmtree(place)
     return step

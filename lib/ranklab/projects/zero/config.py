@@ -5,17 +5,12 @@ from dataclasses import dataclass, replace
 from ranklab.basics.options import comma_list, existing_file, new_file, option
 from ranklab.models.gpt import GPTConfig
 from ranklab.projects.runner import Machine, OnRanks, OnText, Resumed
-from ranklab.projects.training import must_divide
+from ranklab.projects.training import large_gpt, must_divide
 from ranklab.trainer.text import TrainConfig
 from ranklab.zero.config import read_config
 
-# GPT-2's 1.3B, with its 50257 tokens padded to a multiple of 128. The byte text uses 256 of them;
-# the cost of a token is that of published runs. Heads of 128 suit flash attention.
-MODELS = {
-    "laptop": GPTConfig(n_layer=4),
-    "1.3b": GPTConfig(vocab_size=50304, n_ctx=1024, n_layer=24, n_head=16, n_embd=2048,
-                      rotary_base=10000.0),
-}  # fmt: skip
+MODELS = {"laptop": GPTConfig(n_layer=4),
+          "1.3b": large_gpt(n_layer=24, n_head=16, n_embd=2048)}  # heads of 128: flash attention
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Costs(NamedTuple):
 
 
 def measure(trainer, config):
-    """Do one more step; return its Costs on this rank. The peak is that of rank 0."""
+    """Do one more step; return its Costs on this rank. The peak is rank 0's."""
     if config.engine == "deepspeed":
         optimizer = trainer.parallel.engine.basic_optimizer
         buffers = {"shards": trainer.parallel.shards()}
@@ -60,7 +60,7 @@ def predicted(shape, config, stage, ranks, zero_memory):
     """Return the Costs by the formulas; `zero_memory` may be a learner's.
 
     A step of several micro batches sends the gradients once in stages 0 and 1, and for each of
-    them from stage 2 on, where no rank keeps them whole. Ours send the model's buffers, too, as
+    them from stage 2 on, where no rank keeps them whole. Ours also send the model's buffers, as
     torch's DDP does; and stage 3 has what is outside of the blocks whole for all of a step.
     """
     size = (2, 2, 12) if config.has_master_weights(stage) else (4, 4, 8)  # with gradients and Adam
@@ -74,7 +74,7 @@ def predicted(shape, config, stage, ranks, zero_memory):
     held = Costs(*zero_memory(stage, n, ranks, *size), 0, None,
                  sent + buffers + (pieces - 1) * again)
     if config.offload:
-        # Masters, moments and their gradients are in float32; stage 1 has all gradients here, too.
+        # Masters, moments and their gradients are in float32; stage 1 also has all gradients.
         held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer_state=0,
                              offloaded=zero_memory(3, n, ranks, 0, 4, 12).total)
     return held

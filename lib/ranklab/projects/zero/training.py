@@ -39,7 +39,7 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
     """Train the model on all ranks, in each of the stages `numbers`; return a dict for `report`.
 
     stages       {1: class, 2: class, 3: class} for our engine: a learner's will do
-    zero_memory  the formula that stands beside the counts
+    zero_memory  the formula in the row below the counts
     path         a text of your own
     arguments    of Session and of Config
     Raises ValueError as Config.check does.
