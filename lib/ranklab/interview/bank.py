@@ -1,4 +1,4 @@
-"""The bank: the questions in the YAML files beside this one. tests/bank_rules.py holds its rules.
+"""The bank: the questions in the YAML files next to this one. tests/bank_rules.py holds its rules.
 
     - id: shard-largest              # unique over all files, kebab-case
       lab: 00_ranks                  # the lab that teaches it
