@@ -107,7 +107,8 @@ class Lab:
         """The lab as a notebook, with these definitions and numbers in it."""
         notebook = build.lab_notebook(ROOT, self.stem)
         solved = build.solution_notebook(ROOT, self.stem)
-        for cell, worked in zip(notebook.cells, solved.cells, strict=True):
+        cells = as_handed_out(solved.cells)
+        for cell, worked in zip(notebook.cells, cells, strict=True):
             if cell.cell_type == "code":
                 written = sources.keys() & bound_names(worked.source)
                 source = worked.source if written else cell.source  # it has the answer's imports
@@ -120,6 +121,19 @@ class Lab:
             last = [f"{self.names[-1]} = check(" in cell.source for cell in notebook.cells]
             del notebook.cells[last.index(True) + 1:]
         return nbformat.writes(notebook)
+
+
+def as_handed_out(cells):
+    """The solution's cells without those that it adds before a check: a fixed program, its looks."""
+    is_added, left = False, []
+    for cell in cells:
+        if cell.source == build.MENDED:
+            is_added = True
+        elif re.search(r"^(\w+) = check\(\1\)", cell.source, re.M):
+            is_added = False
+        if not is_added:
+            left.append(cell)
+    return left
 
 
 def replaced(source, node, text):
