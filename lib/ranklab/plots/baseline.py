@@ -27,7 +27,7 @@ def hierarchy(device):
     ax.text(4.3, -0.75, "bandwidth (and as a part of the registers')", fontsize=9, va="center")
     ax.set(xlim=(-4.2, 7.8), ylim=(len(levels) - 0.45, -1.1),
            title=f"{device.name}: the {levels[-1].name} is {rates[0] / rates[-1]:,.0f} times "
-                 f"slower than the {levels[0].name}")  # fmt: skip
+                 f"slower than {levels[0].name}")  # fmt: skip
     clean(ax)
     return fig
 

@@ -20,11 +20,11 @@ def who_talks_to_whom(mesh, per_node=None):
     flat = 2 if per_node else 3  # nodes would hide each other behind one another
     at, width, height = _places(mesh, flat)
     nodes = _nodes(at, per_node) if per_node else []
-    stacked = len({top for _, top, *_ in nodes}) > 1
-    rows = 1 if len(mesh.axes) * (width + 1.2) < 18 else len(mesh.axes)
+    pad = 2.4 if nodes else 1.2  # their names stand on the left
+    rows = 1 if len(mesh.axes) * (width + pad) < 18 else len(mesh.axes)
     cols = len(mesh.axes) // rows
-    scale = min(0.62, 10.5 / (cols * (width + 1.2)))
-    fig, axs = figure(max(3.4 * cols, scale * cols * (width + 1.2)), scale * rows * (height + 1.6),
+    scale = min(0.62, 10.5 / (cols * (width + pad)))
+    fig, axs = figure(max(3.4 * cols, scale * cols * (width + pad)), scale * rows * (height + 1.6),
                       rows, cols, squeeze=False)
     for ax, (number, axis) in zip(axs.flat, enumerate(mesh.axes)):
         clean(ax)
@@ -33,9 +33,7 @@ def who_talks_to_whom(mesh, per_node=None):
             ax.add_patch(FancyBboxPatch((x - 0.36, y - 0.36), right - x + 0.72, down - y + 0.72,
                                         fc="#eef2f5", ec=INK, lw=0.8, zorder=0,
                                         boxstyle="round,pad=0.05"))
-            label, side = ((x - 0.55, (y + down) / 2), "right") if stacked else \
-                (((x + right) / 2, down + 0.62), "center")
-            ax.text(*label, f"node {node}", ha=side, va="center", fontsize=9)
+            ax.text(x - 0.55, (y + down) / 2, f"node {node}", ha="right", va="center", fontsize=9)
         for ranks in mesh.all_along(axis):
             for a, b in zip(ranks, ranks[1:]):
                 _link(ax, at[a], at[b], per_node and a // per_node != b // per_node, is_far,
@@ -43,9 +41,7 @@ def who_talks_to_whom(mesh, per_node=None):
         for rank, place in enumerate(at):
             disc(ax, *place, rank, 0.28, fontsize=15 * scale)
         ax.set_title(_title(mesh, axis, per_node), fontsize=9.5)
-        ax.set(xlim=(-1.6 if stacked else -0.6, width + 0.6),
-               ylim=(height + (0.9 if nodes and not stacked else 0.5), -0.6),
-               aspect="equal")
+        ax.set(xlim=(0.6 - pad, width + 0.6), ylim=(height + 0.5, -0.6), aspect="equal")
     if per_node and mesh.size > per_node:
         fig.suptitle(_said(mesh, per_node))
     return fig
@@ -79,20 +75,21 @@ def _title(mesh, axis, per_node):
 def _places(mesh, flat):
     """([(x, y) of each rank], width, height): the last axis to the right, the one before it down,
     the one before that to the back, as in a drawing of a box; further ones as boxes side by side.
-    With `flat` = 2 none lies behind another one.
+    With `flat` = 2 none lies behind another one: squares stand below each other.
     """
     sizes = [*reversed(mesh.axes.values()), 1, 1, 1]
     deep = sizes[2] if flat == 3 else 1
     pitch = 1 + BACK * (deep - 1)  # room for the ranks behind
     height = (sizes[1] - 1) * pitch + BACK * (deep - 1)
     width = (sizes[0] - 1) * pitch + BACK * (deep - 1)
-    at = []
+    at, boxes = [], mesh.size // math.prod(sizes[:flat])
+    step = (width + 2, 0) if flat == 3 else (0, height + 1.6)
     for rank in range(mesh.size):
         right, down, back, *_ = [*reversed(mesh.coordinates(rank).values()), 0, 0, 0]
         number, back = rank // math.prod(sizes[:flat]), back if flat == 3 else 0
-        at.append((right * pitch + back * BACK + number * (width + 2),
-                   down * pitch + (deep - 1 - back) * BACK))
-    return at, width + (mesh.size // math.prod(sizes[:flat]) - 1) * (width + 2), height
+        at.append((right * pitch + back * BACK + number * step[0],
+                   down * pitch + (deep - 1 - back) * BACK + number * step[1]))
+    return at, width + (boxes - 1) * step[0], height + (boxes - 1) * step[1]
 
 
 def _link(ax, a, b, crosses, is_far, is_bold):
@@ -101,4 +98,4 @@ def _link(ax, a, b, crosses, is_far, is_bold):
     ax.add_patch(FancyArrowPatch(
         a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=1, shrinkA=0, shrinkB=0,
         color=tone if is_bold else FAINT, linestyle=DASHES[1] if crosses else DASHES[0],
-        connectionstyle=f"arc3,rad={-0.3 if is_far else 0}"))
+        connectionstyle=f"arc3,rad={-0.3 * is_far}"))

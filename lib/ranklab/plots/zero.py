@@ -36,7 +36,7 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
                  if total <= gpu_bytes), "no stage fits")
     ax.set(title=f"{parameters / 1e9:g} billion parameters on {ranks} GPUs: {fits}",
            ylim=(0, 1.14 * max(*totals, gpu_bytes)),
-           ylabel="bytes on each GPU (bf16, Adam)")
+           ylabel="bytes (bf16, Adam)")
     bytes_axis(ax.yaxis)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
