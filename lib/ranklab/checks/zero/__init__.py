@@ -1,7 +1,8 @@
 """The exercises and predictions of lab 06, in the order of the lab.
 
 Read toys.py first, the small models, and training.py, which trains them beside one process; then
-the exercise's own file. units_to_keep is open and has a score, and so a check of its own.
+the exercise's own file. sharded_muon_step and units_to_keep are open and have a score, and so a
+check of their own.
 """
 
 from ranklab.checks.zero.deepspeed_config import CONFIG
@@ -9,6 +10,7 @@ from ranklab.checks.zero.formulas import MEMORY, TRAFFIC
 from ranklab.checks.zero.offload_optimizer import OFFLOAD
 from ranklab.checks.zero.partition_flat import PARTITION
 from ranklab.checks.zero.predictions import PREDICTIONS
+from ranklab.checks.zero.sharded_muon_step import MUON
 from ranklab.checks.zero.stage3 import STAGE_3
 from ranklab.checks.zero.stages import STAGE_1, STAGE_2
 from ranklab.checks.zero.units_to_keep import KEEP
@@ -21,8 +23,9 @@ EXERCISES = (
     STAGE_1,
     STAGE_2,
     STAGE_3,
-    KEEP,
+    MUON,
     TRAFFIC,
     OFFLOAD,
     CONFIG,
+    KEEP,
 )
