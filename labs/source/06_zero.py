@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 ZeRO: stop storing everything everywhere
 #
-# > 125 minutes, 50 more with Further · difficulty 4/5 · **spine**: 4.2, 4.3, the memory curves at the end of 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes, 50 more with Further · difficulty 4/5 · **spine**: 4.2, 4.3, the memory curves at the end of 4.6 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -237,7 +237,7 @@ ZeroStage1 = check(ZeroStage1)
 
 # %% [markdown]
 # `make_optimizer` takes any optimizer that treats each number on its own, such as SGD, Adam or AdamW. An optimizer that looks at a whole matrix
-# (Muon, Shampoo) or at its norm (LARS, LAMB) would see only a part of it; 4.6 is about Muon. Clipping has the same problem: it needs the norm of the whole model, not of
+# (Muon, Shampoo) or at its norm (LARS, LAMB) would see only a part of it; 4.7 is about Muon. Clipping has the same problem: it needs the norm of the whole model, not of
 # a shard. You will solve that in lab 07.
 
 # %% [markdown]
@@ -285,13 +285,12 @@ ZeroStage2 = check(ZeroStage2)
 # memory that stage 2 frees. So each micro-batch needs its own reduce-scatter.
 
 # %% [markdown]
-# ### 4.5 Stage 3: the parameters
-# > difficulty 5/5 · importance 5/5 · 25 minutes · about 11 lines
+# ### 4.5 Stage 3: the forward
+# > difficulty 3/5 · importance 5/5 · 10 minutes · about 3 lines
 #
 # In stage 3 a rank holds only its shard of the parameters, too. So before a layer computes, its parameters must be gathered, and afterwards they are
-# freed. The same happens again in backward, because the gradient of a layer needs its weights. Two things make this fast enough. Parameters are
-# gathered in **units**, so that a transformer block takes one all-gather and not twelve. And the next unit is **prefetched**: it travels while the
-# current one computes.
+# freed. Two things make this fast enough. Parameters are gathered in **units**, so that a transformer block takes one all-gather and not twelve. And
+# the next unit is **prefetched**: it travels while the current one computes.
 #
 # Compare a step of stage 1 with a step of stage 3 that has four units (a sketch, not a measurement):
 
@@ -299,28 +298,57 @@ ZeroStage2 = check(ZeroStage2)
 plots.unit_timeline(stages=(1, 3))
 
 # %% [markdown]
-# Hooks call four methods around each unit: `enter` and `leave` around its forward, `backward_of` and `backward_done` around its backward. You write
-# these four, and decide when a unit is gathered and when it is freed. This is what you have:
+# Begin with the forward. Hooks call `enter` before each unit's forward, and `leave` after it. This is what you have:
 #
 # | | |
 # |---|---|
-# | `unit.begin_gather()`, `unit.end_gather()` | starts to gather its parameters; waits until they are here (and starts the gather if nothing has) |
+# | `unit.end_gather()` | gathers the unit's parameters, and waits until they are here |
 # | `unit.free()` | gives back the memory of its parameters |
-# | `self.prefetch(place)` | starts to gather the unit at that place, if there is one. Places are those of the last forward |
-# | `self.place_in_order(unit)` | the place of this unit in the running forward: 0 for the first unit, then 1, 2, ... at each call |
-# | `self.reduce(unit)` | starts to send its gradients to their owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False |
-# | `in_backward()` | True where a checkpoint (lab 01) runs a forward once more, inside the backward |
+# | `self.place_in_order(unit)` | the unit's place in the running forward: 0 for the first unit, then 1, 2, ... at each call |
+# | `self.prefetch(place)` | starts to gather the unit that had this place in the last forward, if there is one |
+
+# %%
+from ranklab.zero import ShardedModel
+
+
+class ZeroInference(ShardedModel):
+    """Shard `module` over the ranks, and gather each unit as a whole only while it computes.
+
+    A unit is gathered before its forward and freed after it. While one unit computes the next is on
+    its way, from the second forward on: the first shows their order. It is for torch.no_grad().
+    cost   a forward sends all parameters once, (R-1)/R of them; bytes held: 1/R of everything, and
+           two units
+    """
+
+    def enter(self, unit, module, inputs, kwargs):
+        """Before a unit's forward: gather it, and start gathering the next one."""
+        raise NotImplementedError("exercise 4.5, first part: about 2 lines")
+
+    def leave(self, unit, module, inputs, outputs):
+        """After a unit's forward: free it."""
+        raise NotImplementedError("exercise 4.5, second part: about 1 line")
+
+
+# %%
+ZeroInference = check(ZeroInference)
+
+# %% [markdown]
+# ### 4.6 Stage 3: the backward
+# > difficulty 4/5 · importance 5/5 · 15 minutes · about 5 lines
 #
-# The trap is the checkpoint in the last row. It runs `enter` and `leave` again, inside the backward. There the unit must be gathered, but it must not
-# get a new place in the order. And `leave` must do nothing. If it called `free()`, it would take the weights away from the backward that follows at
-# once. And the hooks in the lines below it would gather the wrong unit, because `self.position` still stands where the forward ended. (The outputs of
-# a reentrant checkpoint have no such hooks, so its backward prefetches nothing.)
+# The gradient of a layer needs its weights, and forward has freed them. So backward gathers each unit again, and the units come in the opposite
+# order. After a unit's backward its gradients are complete: they are reduce-scattered to their owners, and the unit is freed.
+#
+# `enter` and `leave` are given. They are those of 4.5, and also register hooks, which call two more methods: `backward_of` before a unit's backward,
+# with the unit's place in the forward, and `backward_done` after it. (`in_backward()` is True where a checkpoint runs a forward once more. Further
+# says why that matters.) You write the two, with the methods of 4.5 and one more: `self.reduce(unit)` starts to send the unit's gradients to their
+# owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False.
 #
 # **Predict.** A model has 100 MB of parameters, all in units, and there are 4 ranks. A step of stage 3 is two all-gathers and a reduce-scatter. How
 # many MB does each rank send?
 
 # %%
-from ranklab.zero import ShardedModel, call_after_backward, in_backward
+from ranklab.zero import call_after_backward, in_backward
 
 check(stage3_sends=...)
 
@@ -336,26 +364,30 @@ class ZeroStage3(ShardedModel):
     """
 
     def enter(self, unit, module, inputs, kwargs):
-        """Before a unit's forward: it is whole, and the next one is on its way."""
-        raise NotImplementedError("exercise 4.5, first part: about 3 lines")
+        """Before a unit's forward: gather it, and start gathering the next one."""
+        unit.end_gather()
+        if not in_backward():
+            self.prefetch(self.place_in_order(unit) + 1)
         return call_after_backward(functools.partial(self.backward_done, unit), (inputs, kwargs))
 
     def leave(self, unit, module, inputs, outputs):
-        """After it: the unit is free, and will be gathered when its backward begins."""
-        raise NotImplementedError("exercise 4.5, second part: about 3 lines")
+        """After a unit's forward: free it, and have backward_of() called before its backward."""
+        if in_backward():
+            return
         begins = functools.partial(self.backward_of, unit, self.position - 1)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 output.register_hook(begins)
+        unit.free()
 
     def backward_of(self, unit, place, _):
-        """Before a unit's backward: it is whole, and the one before it is on its way."""
+        """Before a unit's backward: gather it, and start gathering the one before it."""
         self.backward_begins()
-        raise NotImplementedError("exercise 4.5, third part: about 2 lines")
+        raise NotImplementedError("exercise 4.6, first part: about 2 lines")
 
     def backward_done(self, unit):
-        """After it: its gradients are on their way to their owners, and the unit is free."""
-        raise NotImplementedError("exercise 4.5, fourth part: about 3 lines")
+        """After a unit's backward: start reducing its gradients to their owners, and free it."""
+        raise NotImplementedError("exercise 4.6, second part: about 3 lines")
 
 
 # %%
@@ -398,7 +430,7 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # > **Spine**: this lab's part ends here. On it goes in [08_tensor_parallel](08_tensor_parallel.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
-# ### 4.6 Muon: an optimizer that needs whole matrices
+# ### 4.7 Muon: an optimizer that needs whole matrices
 # > difficulty 4/5 · importance 4/5 · 20 minutes · about 15 lines · open: no recipe
 #
 # Adam treats each number on its own, so ZeRO may cut anywhere. Muon may not be cut. It replaces the momentum of a weight matrix, U S Vᵀ, by roughly
@@ -452,7 +484,7 @@ def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None
     shapes: (m, n) of each whole matrix, the same on every rank.
     score  FLOPs and bytes sent, each of the busiest rank: any is accepted, and less is better
     """
-    raise NotImplementedError("exercise 4.6: about 15 lines")
+    raise NotImplementedError("exercise 4.7: about 15 lines")
 
 
 # %%
@@ -479,6 +511,12 @@ for ranks in (8, 64, 512):
 #
 # Four more exercises, all checked, that are not part of the 125 minutes: the bytes that each stage sends, the optimizer in CPU memory, DeepSpeed's
 # configuration file, and which units of stage 3 to keep.
+
+# %% [markdown]
+# **A checkpoint in stage 3** (lab 01) runs a unit's forward once more, inside the backward, and so calls `enter` and `leave` again. There the unit
+# must be gathered, but it must not get a new place in the order, and `leave` must do nothing: `free()` would take the weights away from the backward
+# that follows at once, and new hooks would gather the wrong unit, because `self.position` still stands where the forward ended. That is why both ask
+# `in_backward()` in 4.6. (The outputs of a reentrant checkpoint have no hooks, so its backward prefetches nothing.)
 
 # %% [markdown]
 # #### `zero_traffic`
@@ -787,7 +825,7 @@ print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12,
 # %% [markdown]
 # ## 7. Measure
 #
-# The table shows predictions beside counts, for the eight layers of 4.5 on four ranks: the bytes that rank 0 holds after a backward, and the bytes
+# The table shows predictions beside counts, for the eight layers of 4.6 on four ranks: the bytes that rank 0 holds after a backward, and the bytes
 # that it sends in a step. With Adam in float32 a parameter takes 4 bytes, its gradient 4, and the two moments 8. Counts are exact, so the cell
 # asserts them.
 

@@ -9,7 +9,7 @@ from ranklab.data_parallel.gradients import OverlappedDataParallel
 from ranklab.formulas.muon import newton_schulz_flops
 from ranklab.formulas.zero import States
 from ranklab.ranks import shard_range
-from ranklab.zero import CpuMemory, ZeroStage1, fastest_way, newton_schulz
+from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage3, fastest_way, newton_schulz
 from ranklab.zero.muon import COEFFICIENTS
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 from ranklab.zero.sharded_model import ShardedModel
@@ -244,3 +244,38 @@ def sharded_muon_step__gram(weights, momenta, shapes, lr, weight_decay=0.1, grou
             dist.all_reduce(gram, group=group)
             x = a * x + x @ (b * gram + c * gram @ gram)
         weight.mul_(1 - lr * weight_decay).sub_(x, alpha=lr * max(1, m / n) ** 0.5)
+
+
+class ZeroInference__begins_both(ShardedModel):
+    """Both gathers are under way before the first is waited for."""
+
+    def enter(self, unit, module, inputs, kwargs):
+        unit.begin_gather()
+        place = self.place_in_order(unit)
+        self.prefetch(place + 1)
+        unit.end_gather()
+
+    def leave(self, unit, module, inputs, outputs):
+        unit.free()
+
+
+class ZeroInference__by_its_own_list(ShardedModel):
+    """Looks the next unit up itself, and starts its gather without prefetch()."""
+
+    def enter(self, unit, module, inputs, kwargs):
+        unit.end_gather()
+        following = self.order[self.place_in_order(unit) + 1 :][:1]
+        for each in following:
+            each.begin_gather()
+        return inputs, kwargs
+
+    def leave(self, unit, module, inputs, outputs):
+        for shards in unit.shards:
+            shards.reshard()
+
+
+class ZeroInference__like_training(ShardedModel):
+    """As ZeroStage3 does it, without a look at whether a backward runs."""
+
+    enter, leave = ZeroStage3.enter, ZeroStage3.leave
+    backward_of, backward_done = ZeroStage3.backward_of, ZeroStage3.backward_done

@@ -7,6 +7,7 @@ check of their own.
 
 from ranklab.checks.zero.deepspeed_config import CONFIG
 from ranklab.checks.zero.formulas import MEMORY, TRAFFIC
+from ranklab.checks.zero.inference import INFERENCE
 from ranklab.checks.zero.offload_optimizer import OFFLOAD
 from ranklab.checks.zero.partition_flat import PARTITION
 from ranklab.checks.zero.predictions import PREDICTIONS
@@ -22,6 +23,7 @@ EXERCISES = (
     MEMORY,
     STAGE_1,
     STAGE_2,
+    INFERENCE,
     STAGE_3,
     MUON,
     TRAFFIC,

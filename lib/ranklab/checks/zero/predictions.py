@@ -70,10 +70,11 @@ PREDICTIONS = (
     ),
     Prediction(
         "muon_percent", solution="100 * 30 * 4096**3 / (6 * 4096**2 * 2**22 / 64)", unit="percent",
-        hint="For one matrix: what does Newton-Schulz take, and what does a GPU's part of the batch?",
+        hint="For one matrix: what does Newton-Schulz take, and what a GPU's part of the batch?",
         answer=_muon_percent,
         mistakes={0.48828125: "that is if the GPUs shared Newton-Schulz; each does all of it",
-                  6.25: "that is one step of five", 20.833: "squaring the m x m product counts, too",
+                  6.25: "that is one step of five",
+                  20.833: "squaring the m x m product counts as well: 2 m^3",
                   93.75: "6 FLOPs for each parameter and token: backward takes twice as long"},
         why="5 x 4096 x 64 / 2^22: it grows with the number of GPUs, because all repeat it. Shared "
         "by 64 it would be 0.5%.",

@@ -127,11 +127,12 @@ def _compare(where, own, weights, whole, momenta):
         return
     at = right.index(False)
     what = (f"{where}: its rows of a {len(whole[at])} x {whole[at].shape[1]} matrix are up to "
-            f"{(weights[at] - own(due[at])).abs().max():.3g} away from torch.optim.Muon's; bfloat16 "
-            f"explains {room[at]:.2g}")
+            f"{(weights[at] - own(due[at])).abs().max():.3g} away from torch.optim.Muon's; "
+            f"bfloat16 explains {room[at]:.2g}")
     for hint, mistaken in MISTAKEN.items():
         if all(agree([mistaken(own(W), own(M), own(update), own(polar(M)), W.shape)
-                      if len(own(W)) else own(W) for W, M, update in zip(whole, momenta, updates)])):
+                      if len(own(W)) else W[:0]
+                      for W, M, update in zip(whole, momenta, updates)])):
             raise Mistake(what, hint)
     same = [*map(torch.equal, weights, before)]
     if all(same):
