@@ -6,12 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ranklab import launch
 from ranklab.checks.zero.toys import SGD, Toy, loss_of, seeded
 from ranklab.engine import RankError
+from ranklab.meter import Traffic
+from ranklab.ranks import shard_range
 from ranklab.trainer.parallel import groups_here
-from ranklab.zero import ZeroStage1, ZeroStage2, ZeroStage3, fastest_way
+from ranklab.zero import (
+    ZeroStage1, ZeroStage2, ZeroStage3, fastest_way, muon_cost, muon_owners, newton_schulz_flops,
+    sharded_muon_step,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,3 +121,49 @@ def test_what_is_missing_is_a_sentence(wrap, sentence):
 def test_what_does_not_fit_is_a_sentence():
     with pytest.raises(ValueError, match="9.0 GB beside the model's states do not fit into 8.0 GB"):
         fastest_way(1e9, 4, 8e9, other_bytes=9e9)
+
+
+# --- Muon under shards ----------------------------------------------------------------------------
+
+SHAPES = [(6, 10), (10, 6), (8, 8), (7, 5), (3, 9), (40, 12)]
+
+
+def _muon_steps():
+    """Two steps in rows beside two of torch.optim.Muon: (equal, FLOPs, bytes) of the last."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    rows = [slice(part.start, part.stop)
+            for part in (shard_range(m, rank, ranks) for m, _ in SHAPES)]
+    shards = [p.detach()[own].clone() for p, own in zip(parameters, rows)]
+    buffers = [torch.zeros_like(shard) for shard in shards]
+    optimizer = torch.optim.Muon(parameters, lr=0.02)
+    for _ in range(2):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator)
+        grads = [p.grad[own] for p, own in zip(parameters, rows)]
+        momenta = [g.lerp(b.lerp_(g, 1 - 0.95), 0.95) for g, b in zip(grads, buffers)]
+        optimizer.step()
+        with Traffic() as traffic, FlopCounterMode(display=False) as flops:
+            sharded_muon_step(shards, momenta, SHAPES, lr=0.02)
+    equal = all(torch.equal(shard, p[own]) for shard, p, own in zip(shards, parameters, rows))
+    return equal, flops.get_total_flops(), traffic.sent_bytes
+
+
+@pytest.mark.parametrize("ranks", (1, 3, 4))
+def test_muon_in_rows_has_the_bits_and_the_cost_that_the_formula_says(ranks):
+    equal, flops, sent = zip(*launch(_muon_steps, ranks=ranks))
+    assert all(equal)
+    assert muon_cost(SHAPES, ranks) == (max(flops), max(sent))
+
+
+def test_muon_on_all_ranks_costs_all_of_it():
+    whole = sum(newton_schulz_flops(*shape) for shape in SHAPES)
+    rows = [(8, 4)] * 3
+    assert muon_cost(SHAPES, 4, on_all=True).flops == whole
+    assert muon_cost(rows, 4, on_all=True).sent_bytes == 2 * 3 * 3 * 2 * 4
+    assert muon_cost(rows, 1) == (3 * newton_schulz_flops(8, 4), 0)
+
+
+def test_the_longest_matrices_find_owners_first():
+    assert muon_owners([(2, 2), (8, 8), (2, 2), (4, 4)], 2) == [1, 0, 1, 1]

@@ -24,6 +24,10 @@ def shards():
     return plots.shards(sizes, 4), *SIZE
 
 
+def muon():
+    return plots.muon_exchange([(6, 4), (8, 8), (5, 8)], 3, title=""), 6.6, 2.5
+
+
 def timeline():
     return plots.unit_timeline(title=""), 6.4, 2.8
 

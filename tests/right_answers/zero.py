@@ -6,8 +6,11 @@ from torch.utils._pytree import tree_leaves
 
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.data_parallel.gradients import OverlappedDataParallel
+from ranklab.formulas.muon import newton_schulz_flops
 from ranklab.formulas.zero import States
-from ranklab.zero import CpuMemory, ZeroStage1, fastest_way
+from ranklab.ranks import shard_range
+from ranklab.zero import CpuMemory, ZeroStage1, ZeroStage3, fastest_way, newton_schulz
+from ranklab.zero.muon import COEFFICIENTS
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 from ranklab.zero.sharded_model import ShardedModel
 from ranklab.zero.units import call_after_backward, in_backward
@@ -171,3 +174,108 @@ class ZeroStage3__begins_both(ShardedModel):
             return unit.free()
         self.reduce(unit)
         unit.free()
+
+
+def sharded_muon_step__gathers_on_all(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
+    """Every rank gathers and orthogonalises every matrix, as in Moonlight's Algorithm 1."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for weight, momentum, (m, n) in zip(weights, momenta, shapes):
+        padded = momentum.new_zeros(-(-m // ranks), n)
+        padded[: len(momentum)] = momentum
+        parts = [torch.empty_like(padded) for _ in range(ranks)]
+        dist.all_gather(parts, padded, group=group)
+        rows = [shard_range(m, r, ranks) for r in range(ranks)]
+        update = newton_schulz(torch.cat([x[: len(r)] for x, r in zip(parts, rows)]))
+        weight *= 1 - lr * weight_decay
+        weight -= lr * max(1, m / n) ** 0.5 * update[rows[rank].start : rows[rank].stop]
+
+
+def sharded_muon_step__owners_in_turn(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
+    """Matrix i belongs to rank i mod R; each is gathered and scattered by messages of its own."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for i, (weight, momentum, (m, n)) in enumerate(zip(weights, momenta, shapes)):
+        owner, sizes = i % ranks, [len(shard_range(m, r, ranks)) for r in range(ranks)]
+        update = momentum.bfloat16().contiguous()
+        if rank == owner:
+            parts = [update if r == rank else update.new_empty(size, n)
+                     for r, size in enumerate(sizes)]
+            for r, part in enumerate(parts):
+                if r != rank and len(part):
+                    dist.recv(part, group=group, group_src=r)
+            whole = newton_schulz(torch.cat(parts)).contiguous()
+            for r, part in enumerate(whole.split(sizes)):
+                if r != rank and len(part):
+                    dist.send(part, group=group, group_dst=r)
+            update = whole.split(sizes)[rank]
+        elif len(update):
+            dist.send(update, group=group, group_dst=owner)
+            dist.recv(update, group=group, group_src=owner)
+        weight.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1, m / n) ** 0.5)
+
+
+def sharded_muon_step__by_flops_in_float32(weights, momenta, shapes, lr, weight_decay=0.1,
+                                           group=None):
+    """Whole matrices go to the rank with the fewest FLOPs, in float32; a sum brings them back."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    owner, loads = {}, [0] * ranks
+    for i in sorted(range(len(shapes)), key=lambda i: newton_schulz_flops(*shapes[i]))[::-1]:
+        owner[i] = loads.index(min(loads))
+        loads[owner[i]] += newton_schulz_flops(*shapes[i])
+    for i, (m, n) in enumerate(shapes):
+        rows = shard_range(m, rank, ranks)
+        whole = momenta[i].new_zeros(m, n)
+        whole[rows.start : rows.stop] = momenta[i]
+        dist.reduce(whole, group=group, group_dst=owner[i])
+        whole = newton_schulz(whole).float() if owner[i] == rank else torch.zeros_like(whole)
+        dist.broadcast(whole, group=group, group_src=owner[i])
+        weights[i].mul_(1 - lr * weight_decay)
+        weights[i].sub_(whole[rows.start : rows.stop], alpha=lr * max(1, m / n) ** 0.5)
+
+
+def sharded_muon_step__gram(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
+    """No rank sees a whole matrix: each step sums the n x n products of all ranks' rows."""
+    a, b, c = COEFFICIENTS
+    for weight, momentum, (m, n) in zip(weights, momenta, shapes):
+        norm = momentum.bfloat16().float().square().sum()
+        dist.all_reduce(norm, group=group)
+        x = momentum.bfloat16().float() / norm.sqrt()
+        for _ in range(5):
+            gram = x.mT @ x
+            dist.all_reduce(gram, group=group)
+            x = a * x + x @ (b * gram + c * gram @ gram)
+        weight.mul_(1 - lr * weight_decay).sub_(x, alpha=lr * max(1, m / n) ** 0.5)
+
+
+class ZeroInference__begins_both(ShardedModel):
+    """Both gathers are under way before the first is waited for."""
+
+    def enter(self, unit, module, inputs, kwargs):
+        unit.begin_gather()
+        place = self.place_in_order(unit)
+        self.prefetch(place + 1)
+        unit.end_gather()
+
+    def leave(self, unit, module, inputs, outputs):
+        unit.free()
+
+
+class ZeroInference__by_its_own_list(ShardedModel):
+    """Looks the next unit up itself, and starts its gather without prefetch()."""
+
+    def enter(self, unit, module, inputs, kwargs):
+        unit.end_gather()
+        following = self.order[self.place_in_order(unit) + 1 :][:1]
+        for each in following:
+            each.begin_gather()
+        return inputs, kwargs
+
+    def leave(self, unit, module, inputs, outputs):
+        for shards in unit.shards:
+            shards.reshard()
+
+
+class ZeroInference__like_training(ShardedModel):
+    """As ZeroStage3 does it, without a look at whether a backward runs."""
+
+    enter, leave = ZeroStage3.enter, ZeroStage3.leave
+    backward_of, backward_done = ZeroStage3.backward_of, ZeroStage3.backward_done

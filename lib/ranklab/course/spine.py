@@ -40,7 +40,7 @@ SPINE = (
     Part("02_collectives", 70, ("4.1", "4.2", "4.3", "4.4")),
     Part("03_data_parallel", 95, ("4.1", "4.3", "4.4", "4.5", "8.1")),
     Part("01_baseline", 55, ("4.1", "4.2", "4.3")),
-    Part("06_zero", 65, ("4.2", "4.3", "8.1"), more="the memory curves at the end of 4.5"),
+    Part("06_zero", 65, ("4.2", "4.3", "8.1"), more="the memory curves at the end of 4.6"),
     Part("08_tensor_parallel", 80, ("4.1", "4.2", "4.3", "4.4", "4.5")),
     Part("09_pipeline_parallel", 35, ("4.1", "4.2", "4.3")),
     Part("12_hybrid", 60, ("4.1", "4.2"), more="section 7"),

@@ -1,14 +1,17 @@
-"""The figures of lab 06: what each stage holds, which rank owns what, and when what is whole."""
+"""The figures of lab 06: what each stage holds, which rank owns what, what is whole, and Muon."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
+from ranklab.formulas.muon import muon_owners
 from ranklab.formulas.zero import zero_memory
 from ranklab.plots.gantt import Span, boxed, gantt
-from ranklab.plots.style import FAINT, INK, bars, bytes_axis, figure, human_bytes, look, styled
+from ranklab.plots.style import (
+    FAINT, INK, bars, bytes_axis, clean, figure, human_bytes, look, styled,
+)
 
 # Categories of a MemoryCurve: (label, fields of a Memory, number of tone and hatching)
 LAYERS = (
@@ -236,3 +239,39 @@ def _life(work, thin):
     """The line that shows how long something is whole: two lines for each unit."""
     row = 1.6 + thin * (work.unit + (0.2 if work.kind == "weights" else 0.65))
     return Span(row, work.start, work.end, INDEX[work.kind], 0.42 * thin)
+
+
+@styled
+def muon_exchange(shapes, ranks, title="Newton-Schulz needs all rows of a matrix"):
+    """Draw matrices in the rows of their ranks, then whole on their owners, then in rows again."""
+    fig, ax = figure(8.2, 3.4)
+    clean(ax)
+    widest, owners = max(n for _, n in shapes), muon_owners(shapes, ranks)
+    gap, heights = 0.18 * max(m for m, _ in shapes), [m for m, _ in shapes]
+    tops = [sum(heights[:i]) + gap * i for i in range(len(shapes))]
+    lefts = [0, 1.9 * widest, 3.8 * widest]
+    for (m, n), top, owner in zip(shapes, tops, owners):
+        for left in lefts:
+            x = left + (widest - n) / 2
+            if left == lefts[1]:
+                ax.add_patch(Rectangle((x, top), n, m, **look(owner)))
+                boxed(ax, x + n / 2, top + m / 2, f"rank {owner}", pad=1, fontsize=9)
+                continue
+            row = top
+            for rank in range(ranks):
+                size = m // ranks + (rank < m % ranks)
+                ax.add_patch(Rectangle((x, row), n, size, **look(rank)))
+                if size:
+                    boxed(ax, x + n / 2, row + size / 2, rank, pad=0.6, fontsize=7)
+                row += size
+        for left, text in zip(lefts, ("rows", "orthogonal rows")):
+            ax.annotate("", (left + 1.8 * widest, top + m / 2), (left + 1.1 * widest, top + m / 2),
+                        arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
+            ax.text(left + 1.45 * widest, top + m / 2 - 0.1 * gap, text, ha="center", va="bottom",
+                    fontsize=8)
+    bottom = tops[-1] + heights[-1]
+    for left, text in zip(lefts, (f"the momentum, in rows of {ranks} ranks",
+                                  "whole on one owner: newton_schulz", "the update, in rows")):
+        ax.text(left + widest / 2, bottom + 0.5 * gap, text, ha="center", va="top", fontsize=9)
+    ax.set(xlim=(-0.3 * widest, 5.1 * widest), ylim=(bottom + 2 * gap, -0.3 * gap), title=title)
+    return fig

@@ -28,27 +28,33 @@ Stages 1 and 2 are two files: who owns what, and when it travels.
     partition.py      partition_flat, ShardedBucket, an optimizer over the shards of a rank
     stages.py         ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
 
-Stage 3 is three:
+Stage 3 is four:
 
     units.py          the engine, FSDP's as well: units, their order, gather, free, reduce, prefetch
+    inference.py      ZeroInference: its forward alone
     stage3.py         ZeroStage3: when a unit is gathered, freed and reduced
     sharded_model.py  how its parameters travel: in flat shards
 
 The rest:
 
     keeping.py     units_to_keep: what memory is worth in a step of stage 3, by a model
+    muon.py        sharded_muon_step: an optimizer that needs whole matrices
     offload.py     the optimizer's state in the CPU's memory, or in a file
     config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
     training.py    Zero: the training loop's view
 
-formulas/zero.py has zero_memory and zero_traffic: what a stage holds and sends.
+formulas/zero.py has zero_memory and zero_traffic: what a stage holds and sends. formulas/muon.py
+has muon_cost.
 
 DeepSpeed has all of it as configuration; the tests hold the two together (peers/deepspeed_zero).
 """
 
+from ranklab.formulas.muon import MuonCost, muon_cost, muon_owners, newton_schulz_flops
 from ranklab.formulas.zero import States, zero_memory, zero_traffic
 from ranklab.zero.config import deepspeed_config, fastest_way
+from ranklab.zero.inference import ZeroInference
 from ranklab.zero.keeping import Step, last_that_fit, published_steps, units_to_keep
+from ranklab.zero.muon import exchange_matrices, newton_schulz, sharded_muon_step
 from ranklab.zero.offload import CpuMemory, Files, offload_optimizer
 from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin, partition_flat
 from ranklab.zero.sharded_model import ShardedModel
@@ -57,8 +63,10 @@ from ranklab.zero.stages import ZeroStage1, ZeroStage2
 from ranklab.zero.units import call_after_backward, in_backward
 
 __all__ = [
-    "CpuMemory", "Files", "ShardedBucket", "ShardedModel", "ShardedOptimizerMixin", "States",
-    "Step", "ZeroStage1", "ZeroStage2", "ZeroStage3", "call_after_backward", "deepspeed_config",
-    "fastest_way", "in_backward", "last_that_fit", "offload_optimizer", "partition_flat",
-    "published_steps", "units_to_keep", "zero_memory", "zero_traffic",
+    "CpuMemory", "Files", "MuonCost", "ShardedBucket", "ShardedModel", "ShardedOptimizerMixin",
+    "States", "Step", "ZeroInference", "ZeroStage1", "ZeroStage2", "ZeroStage3",
+    "call_after_backward", "deepspeed_config", "exchange_matrices", "fastest_way", "in_backward",
+    "last_that_fit", "muon_cost", "muon_owners", "newton_schulz", "newton_schulz_flops",
+    "offload_optimizer", "partition_flat", "published_steps", "sharded_muon_step",
+    "units_to_keep", "zero_memory", "zero_traffic",
 ]

@@ -3,7 +3,23 @@
 import torch
 
 from ranklab.checks.exercise import Prediction
-from ranklab.zero import partition_flat, zero_memory, zero_traffic
+from ranklab.zero import (
+    muon_cost, newton_schulz_flops, partition_flat, zero_memory, zero_traffic,
+)
+
+WIDE, TOKENS = (4096, 4096), 2**22
+
+
+def _muon_percent():
+    flops = 6 * WIDE[0] * WIDE[1] * TOKENS / 64  # a GPU's share of the training, for one matrix
+    return 100 * newton_schulz_flops(*WIDE) / flops
+
+
+def _muon_bytes():
+    nbytes = 64 * 2 * WIDE[0] * WIDE[1]
+    adamw = zero_traffic(1, nbytes, 64)
+    return (adamw + muon_cost([WIDE] * 64, 64, on_all=True).sent_bytes) / adamw
+
 
 PREDICTIONS = (
     Prediction(
@@ -51,5 +67,25 @@ PREDICTIONS = (
                   300: "each rank has its own quarter already: (R-1)/R",
                   450: "three halves of an all-reduce, not three of them"},
         why="1.5 times as much, because backward gathers again what forward has freed.",
+    ),
+    Prediction(
+        "muon_percent", solution="100 * 30 * 4096**3 / (6 * 4096**2 * 2**22 / 64)", unit="percent",
+        hint="For one matrix: what does Newton-Schulz take, and what a GPU's part of the batch?",
+        answer=_muon_percent,
+        mistakes={0.48828125: "that is if the GPUs shared Newton-Schulz; each does all of it",
+                  6.25: "that is one step of five",
+                  20.833: "squaring the m x m product counts as well: 2 m^3",
+                  93.75: "6 FLOPs for each parameter and token: backward takes twice as long"},
+        why="5 x 4096 x 64 / 2^22: it grows with the number of GPUs, because all repeat it. Shared "
+        "by 64 it would be 0.5%.",
+    ),
+    Prediction(
+        "muon_bytes", solution="(2 + 2 + 2) / (2 + 2)", unit="times",
+        hint="Which collectives has a step of stage 1, and which one comes on top?",
+        answer=_muon_bytes,
+        mistakes={2.0: "an all-gather is half of what stage 1 sends",
+                  1.25: "that is with gradients and parameters in float32, as Moonlight has it",
+                  1.015625: "that is with owners: rows go to one rank, and back"},
+        why="A reduce-scatter of gradients, an all-gather of parameters, and one more all-gather.",
     ),
 )

@@ -196,11 +196,10 @@ STAGE_3 = Proof(
              "stay whole.", (IN_LEAVE, ""),
              (IN_LEAVE, "        if in_backward():\n            return unit.free()\n")),
     ), hints=(
-        "When does a unit need its weights, and when for the last time? There are two such spans.",
-        "enter() and backward_of(): unit.end_gather(), then prefetch the next place, or the one "
-        "before. leave() and backward_done(): unit.free(). Inside a backward a checkpoint runs a "
-        "forward: no new place there, and leave() does nothing at all.",
-        "enter(): unit.end_gather(); if not in_backward(): self.prefetch(self.place_in_order(unit) "
-        "+ 1). leave(): if in_backward(): return; unit.free(). backward_of(): unit.end_gather(); "
-        "self.prefetch(place - 1). backward_done(): if self.sync: self.reduce(unit); unit.free().",
+        "When does a unit need its weights in backward, and when are its gradients complete?",
+        "backward_of(): as in the forward, but the unit that comes next is the one before: place - "
+        "1. backward_done(): reduce the gradients, unless self.sync is False, and free the unit in "
+        "any case.",
+        "backward_of(): unit.end_gather(); self.prefetch(place - 1). backward_done(): if "
+        "self.sync: self.reduce(unit); unit.free().",
     ))
