@@ -267,7 +267,7 @@ def test_nothing_is_merged_with_what_is_no_notebook(root, spoilt, capsys):
     save(root / "work" / f"{STEM}.ipynb", MINE)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["work", "--merge", "00"])
-    assert "work/ has no newer version of 00_ranks beside your copy" in capsys.readouterr().err
+    assert "work/ has no newer version of 00_ranks next to your copy" in capsys.readouterr().err
     newer(root, NEW)
     bring(root)
     (root / "work" / f"{STEM}{spoilt}.ipynb").write_text("<<<<<<< HEAD")

@@ -33,7 +33,7 @@ def sick_rank_alarm(metrics):
     evidence, step = [], np.nanmedian(metrics[SECONDS][-8:])  # (ranks,) of each metric; > 1: sick
     for name, sign, limit in ((SECONDS, 1, 0.05), (DATA, 1, 0.05), (CLOCK, -1, 0.025)):
         x = sign * metrics[name][-40:]
-        usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks have is no sickness
+        usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks have in common is no sickness
         x = np.where(np.isnan(x), usual, x)
         x = (x - usual) / (step if name == DATA else np.abs(usual))
         now, before = x[-8:], np.median(x[:-8], axis=0)
@@ -62,7 +62,7 @@ def rule_alarm(metrics, factor=1.2, minutes=5):
 
 @dataclass
 class Score:
-    """What an alarm is worth on some recordings.
+    """The worth of an alarm on some recordings.
 
     seconds: of each sick run: from onset to alarm, or LIMIT if none came by then
     false: kinds of the runs with a false alarm

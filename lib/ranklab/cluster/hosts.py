@@ -1,8 +1,8 @@
 """Hosts: machines of your own inside this one, for as long as this process lives (lab 15).
 
-A host is a process with its own network, process table, mounts and name (Linux namespaces). Cores,
-memory and disks are those of the machine. The machine's network is not touched: the cables of all
-hosts end in a switch inside the first host, "ctl", and no way leads out. The namespaces have no
+A host is a process with its own network, process table, mounts and name (Linux namespaces). Hosts
+share the machine's cores, memory and disks. The machine's network is not touched: the cables of all
+hosts end in a switch inside the first host, "ctl", with no way out. The namespaces have no
 names, so the kernel removes them with their last process, whatever ended it.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from ranklab.engine.surroundings import patience
 
 CONTROLLER = "ctl"
-SUBNET = "10.77.0"  # inside only: several runs at once use the same subnet, and never meet
+SUBNET = "10.77.0"  # inside only: several runs at once use the same subnet, without a conflict
 TOOLS = ("unshare", "nsenter", "setpriv", "mount", "ip", "tc")  # util-linux and iproute2
 FOLDER = "ranklab-hosts-"  # and the number of the process that made it
 LIMIT = 30  # seconds for a command in a host
@@ -96,8 +96,7 @@ class Hosts:
     def power_off(self, name):
         """Kill the host, in the middle of whatever it does.
 
-        Its cable goes first, so that nobody hears a last word: otherwise the kernel would close its
-        connections properly.
+        Its cable goes first, because otherwise the kernel would close its connections properly.
         """
         self._ip(CONTROLLER, f"link del {name}")
         self._kill(name)
@@ -201,7 +200,7 @@ def remove_leftovers():
 
 
 def missing():
-    """Say in a sentence why this machine can have no hosts; "" if it can."""
+    """Return a sentence that says why this machine can have no hosts; "" if it can."""
     if not hasattr(os, "geteuid") or os.geteuid():
         return "needs root: hosts are network namespaces"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]

@@ -56,7 +56,8 @@ def invalid(manifest):
     """List what the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
 
     schemas/ holds the CRDs as JSON Schema: see scripts/trim_crds.py. A field that no CRD has is
-    found everywhere; not looked into are the fields that a training job seldom has, as affinity.
+    always found; the contents of fields that a training job seldom has, such as affinity, are not
+    checked.
     """
     from jsonschema import Draft202012Validator  # comes with jupyterlab
 

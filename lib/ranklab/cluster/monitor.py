@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def missing():
-    """Say in a sentence what is not installed; "" if nothing is missing."""
+    """Return a sentence that names what is not installed; "" if nothing is missing."""
     names = [name for name in PROGRAMS if not shutil.which(name)]
     return names and f"needs prometheus: apt install {' '.join(names)}" or ""
 
@@ -55,7 +55,7 @@ class Monitor:
     address  where all three listen: loopback, or an address of a network namespace
     popen    (argv, stdout=, stderr=) -> Popen: starts a process, maybe in a namespace. Killing
              the Popen must end that process
-    fetch    (URL) -> the text that is there, maybe by a process in that namespace
+    fetch    (URL) -> the text that is there, if need be by a process in that namespace
     scrape   seconds between scrapes, and between evaluations of rules
     """
 

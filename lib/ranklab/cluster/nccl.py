@@ -52,7 +52,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a job, and what the network's team says about the network.
+    """The nodes of a job, and what the network team knows about the network.
 
     plugin         name of the network plugin that all nodes have, such as EC2's "AWS Libfabric" for
                    EFA; "": none
@@ -87,7 +87,8 @@ def nccl_environment(topology):
     and Ethernet on another is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
     follows. NCCL_DEBUG may be set as well.
-    error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
+    error   ValueError if the nodes have no interface in common, because NCCL always bootstraps
+            over one of them
     """
     def common(kind, key):
         usable = [{key(device): device for device in getattr(node, kind)

@@ -13,7 +13,7 @@ from importlib.resources import files
 LOGS = files(__package__) / "logs"
 PREFIX = re.compile(r"([\w.-]+):(\d+):\d+ \[\d+\] (?:[^\[]*? )?NCCL (INFO|WARN) (.*)")
 
-# The lines that tell something; the last one is torch's.
+# The lines that matter; the last one is torch's.
 COMM = r".*\bcomm \w+ rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+).*"
 RING = r"Channel (?P<channel>\d+)(?:/\d+)? :(?P<order>[\d ]+)"
 LINK = (r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\] "
@@ -40,8 +40,8 @@ class Line:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says about one communicator; ranks are numbered inside it. Of several it is the
-    first of those with most ranks: all ranks, as a rule.
+    """What a log says about one communicator, in which the ranks are numbered. If there are
+    several, it is the first of the largest: all ranks, as a rule.
 
     network   what NCCL uses between nodes: "IB", "Socket" or a plugin's name
     hosts     {host: (rank, ...)}, ranks in order
@@ -79,7 +79,7 @@ def nccl_lines(text):
 
 
 def read_nccl_log(text):
-    """Read the NcclLog of `text`; what the log does not tell stays empty.
+    """Read the NcclLog of `text`; what the log does not say stays empty.
 
     `text` mixes the lines of all ranks, or of some, with other text. The patterns of the lines are
     given.
@@ -88,7 +88,7 @@ def read_nccl_log(text):
     hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
               ("..."). If a channel has no whole list, start at rank 0 and follow each rank's first
-              link in the channel, without [receive] lines. It is a ring only if this path meets
+              link in the channel, without [receive] lines. It is a ring only if this path passes
               all ranks once and comes back
     trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
     links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link

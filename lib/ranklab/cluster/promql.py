@@ -1,6 +1,6 @@
 """What a PromQL expression gives, without a server: the part of PromQL that alert rules use.
 
-promql-parser reads it. Ranges are those of Prometheus 2, closed on both sides. A test compares all
+promql-parser reads it. Ranges are closed on both sides, as in Prometheus 2. A test compares all
 of it with promtool. NotCovered says what is not covered.
 """
 
@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from functools import partial
 from importlib.util import find_spec
 
-STALE = None  # the value of a sample that says: the series ends here, or a scrape has failed
+STALE = None  # the value of a sample that marks the end of the series, or a failed scrape
 LOOKBACK = 300  # seconds for which a sample counts where none is newer
 NAME = "__name__"
 
@@ -270,7 +270,7 @@ def steps(name, points):
 def line(t, ahead, points):
     """Fit a line by least squares: return its slope, or its value `ahead` seconds from now.
 
-    For deriv() and predict_linear(). Of fewer than two points: None.
+    For deriv() and predict_linear(). None for fewer than two points.
     """
     if len(points) < 2:
         return None
@@ -364,7 +364,7 @@ def change(name, end, length, points):
     """Compute rate, increase or delta; or irate or idelta, from the last two samples alone.
 
     The change from the first sample to the last is stretched to the whole range where its ends are
-    near. A counter that falls has begun again at 0. Of fewer than two samples: None.
+    near. A counter that falls has begun again at 0. None for fewer than two samples.
     """
     if len(points) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Prometheus' own test of rules, promtool, beside this library's evaluator."""
+"""Prometheus' own test of rules, promtool, compared with this library's evaluator."""
 
 import json
 import shutil

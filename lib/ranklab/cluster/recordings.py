@@ -1,18 +1,18 @@
 """Metrics of many training runs, sick ones and healthy ones: emulated, not recorded.
 
-Nobody publishes the metrics of a large cluster with what was wrong. So they are drawn at random,
-after what is published:
+Nobody publishes the metrics of a large cluster together with its faults. So they are drawn at
+random, following what is published:
     kinds        GPUs, memory, network and hosts in this order stopped Llama 3 (arXiv 2407.21783,
                  table 5); slow GPUs, hosts and links, "from sub-minutes to nearly ten hours", are
                  what Greyhound found on 10,000 GPUs (USENIX ATC 2025, arXiv 2410.12588)
     throttling   a GPU near its limit is clocked down. `nvidia-smi -q -d TEMPERATURE` prints the
                  limit of each card, and T.Limit, the degrees that are left until then. One H800 of
                  700 W prints 87 C as the most to work at and 89 C for the slowdown
-    names        those of NVIDIA's dcgm-exporter (labs/jobs/monitoring/dcgm-metrics.csv) and
+    names        as in NVIDIA's dcgm-exporter (labs/jobs/monitoring/dcgm-metrics.csv) and
                  node_exporter
 All rates, spreads and delays are our own choice, also how far the clock falls with the heat. A
-detector that is good here has not been shown to be good on a real cluster; what it must tell apart
-is as there.
+detector that is good here has not been shown to be good on a real cluster, although it must tell
+the same faults apart.
 """
 
 from types import SimpleNamespace

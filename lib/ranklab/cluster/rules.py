@@ -27,7 +27,7 @@ def mfu_alert_rule(least, minutes):
     minutes  10 or more
     lab      15
     """
-    # Multiplied before the sum: a rank whose scrape has failed is missing below the line, too.
+    # Multiplied before the sum: a rank with a failed scrape is then missing in the denominator too.
     flops = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
     return {
         "alert": "LowMFU",

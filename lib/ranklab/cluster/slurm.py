@@ -192,7 +192,7 @@ class Slurm:
         return self._run("scontrol", "show", "hostnames", nodes).split()
 
     def wait_for(self, job, state, limit, log=None):
-        """Wait until the job is in this state; return what `show` says.
+        """Wait until the job is in this state; return its `show`.
 
         Raises: TimeoutError after `limit` seconds; RuntimeError if the job ends otherwise. Both
             have the end of the file `log`.
@@ -241,7 +241,7 @@ def new_device(path):
 
 
 def missing():
-    """Say in a sentence why there can be no Slurm here; "" if there can."""
+    """Return a sentence that says why Slurm can't run here; "" if it can."""
     absent = [name for name in DAEMONS if not shutil.which(name)]
     if absent:
         return f"needs Slurm: {', '.join(absent)} (apt install slurm-wlm munge)"

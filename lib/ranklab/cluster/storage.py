@@ -20,7 +20,7 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Load:
-    """What a training job asks of its storage.
+    """What a training job needs from its storage.
 
     link        bytes/s of a node's card to the storage, each way
     checkpoint  bytes of weights and optimizer, each number once

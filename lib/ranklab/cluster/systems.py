@@ -1,11 +1,11 @@
-"""systems: what starts, watches and repairs training on clusters, and what we did with each.
+"""systems: software that starts, watches and repairs training on clusters, and how we used each.
 
 Each line of systems.csv has a kind and a name, how we used it, with which version or why not, our
 file for it, and a proof: a command, or a file and, after "::", a test or a word in it.
 
     run        it did its work, on a machine without a GPU unless the line says otherwise
-    validated  its own schema takes our file; nothing was submitted
-    not run    for the reason in the line; what we do instead may have a proof, too
+    validated  its own schema accepts our file; nothing was submitted
+    not run    for the reason in the line; what we do instead may also have a proof
 
 tests/test_cluster_systems.py holds every line to its file and proof.
 """

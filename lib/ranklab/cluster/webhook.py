@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 def serve(address, path):
-    """Serve until it is killed; print as the first line where it listens."""
+    """Serve until killed; print the address as the first line."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     class Handler(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ def signs_of_life(name):
 
     In a notebook: one line that changes, and is gone at the end. In a terminal: lines on stderr.
     Elsewhere, and where solutions are built: nothing.
-    Yields: the function to which launch tells where its ranks are; None where nothing is reported.
+    Yields: the function that launch calls with where its ranks are; None if nothing is reported.
     """
     say = _screen()
     if say is None:
@@ -48,7 +48,7 @@ def signs_of_life(name):
 
 
 def _screen():
-    """Return a function that shows a text in the place of the one before, or None."""
+    """Return a function that shows a text in place of the last one, or None."""
     if os.environ.get("RANKLAB_ANSWERS") == "1":  # solutions are built: they keep what is shown
         return None
     if display := notebooks_display():

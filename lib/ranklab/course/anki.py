@@ -64,7 +64,7 @@ def listed(questions):
         for question in ours:
             text = text_of(question) or index.questions()[question.id]
             lines.append(plain(f"level {question.level}, {question.id}: {text}", "  "))
-    lines.append(f"{len(questions)} questions; `ranklab drill --lab 02` asks those of a lab, and "
+    lines.append(f"{len(questions)} questions; `ranklab drill --lab 02` asks a lab's, and "
                  "judges your answers.")
     return "\n\n".join(lines)
 

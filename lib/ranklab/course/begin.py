@@ -1,4 +1,4 @@
-"""begin, catch_up, status: a lab goes on whatever was skipped, also after a restart.
+"""begin, catch_up, status: a lab goes on no matter what was skipped, even after a restart.
 
     begin("02_collectives")     # in the lab's first cell
     catch_up()                  # after a restart; catch_up("4.4") goes to that heading
@@ -23,7 +23,7 @@ _sessions = []  # the one of this kernel, from `begin` on
 
 
 def begin(stem):
-    """Make the lab `stem` run whatever is skipped, and make `%%ranks` known; see above."""
+    """Make the lab `stem` run no matter what is skipped, and load `%%ranks`; see above."""
     shell, stem = kernels_shell(), labs.find_stem(stem)
     if shell is None:
         return
@@ -117,7 +117,7 @@ class Session:
         return find_lab(self.stem, self.shell.user_ns.get("__vsc_ipynb_file__"))
 
     def before(self, info):
-        """Bind the names that the cell about to run needs and that are not there yet."""
+        """Bind the names that the cell about to run needs and that are still missing."""
         statements, lab = statements_of(info.raw_cell), self.lab()
         place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
         own = {name for one in statements for name in one.binds | one.checks}
@@ -154,7 +154,7 @@ class Session:
                 and self.made.get(name) not in (None, above) and above is not None)
 
     def _is_there(self, name, above):
-        """True where it has what the lab's cell `above` binds, or the learner something else."""
+        """True where it has what the lab's cell `above` binds, or the learner's own."""
         if not self._is_bound(name) or above is None or name in self.exercises:
             return self._is_bound(name)
         return self.made.get(name) in (None, above)
@@ -162,7 +162,7 @@ class Session:
     def supply(self, names, until):
         """Bind `names`, as far as the lab has them, by the cells above the cell `until`.
 
-        Returns: sentences that say whose answers these are
+        Returns: sentences that name the origin of these answers
         """
         records, lab, kept = progress.load(), self.lab(), []
         if lab:
@@ -184,7 +184,7 @@ class Session:
     def _run(self, statements, names):
         """Run the statements in the notebook, without output.
 
-        What was there keeps its value, but for `names`.
+        Names that were bound keep their values, except `names`.
         Returns: the exercises whose answer is the learner's
         """
         from IPython.utils.capture import capture_output

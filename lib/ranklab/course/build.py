@@ -2,13 +2,13 @@
 
     labs/NN_idea.ipynb        the source without the advice in its stubs, without outputs
     solutions/NN_idea.ipynb   the library's source in the place of each stub, the working in the
-                              place of each `...`; executed, outputs kept. A program to be mended
-                              stays, with what it shows; below it stands the mended one
+                              place of each `...`; executed, outputs kept. A broken program
+                              stays, with its output; the fixed one follows below
     labs/tour.ipynb           the library's functions in the place of those without a body;
                               executed, outputs kept. It has no solution, because it asks nothing
     checks/prover/tables/     what each known mistake shows
 
-A cell's id comes from its text, so it stays when other cells change. The hash of all cells stands
+A cell's id comes from its text, so it stays when other cells change. The hash of all cells is
 in the notebook's metadata: `ranklab build --check` compares and runs nothing.
 """
 
@@ -37,7 +37,7 @@ from ranklab.projects import tour
 COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
-MENDED = ("The mended program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
+MENDED = ("The fixed program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
           "same look.")
 # Three numbered sentences: in a lab's source, and in its deck.
 LABS_END = re.compile(r"^# ## \d+\. Take with you\n#\n((?:# \d\. .+\n){3})", re.M)
@@ -108,7 +108,7 @@ def _notebooks(stem):
 
 
 def _refuse_to_overwrite(root, stems):
-    """Refuse to write where a notebook holds cells of somebody's own: they may be answers."""
+    """Refuse to overwrite a notebook with somebody's own cells: they may be answers."""
     changed = [path for stem in stems for path in _notebooks(stem)
                if (root / path).exists() and not read_cells(root / path).as_built]
     if changed:
@@ -182,7 +182,7 @@ def lab_notebook(root, stem):
 
 
 def solution_notebook(root, stem):
-    """Return the same lab worked, not yet executed."""
+    """Return the same lab solved, not yet executed."""
     found = set()
     return _notebook(root, stem, _solver(stem, _answer, found),
                      arrange=lambda cells: _with_mended(cells, found))
@@ -233,10 +233,10 @@ def _notebook(root, stem, change_code, without=None, arrange=list):
 
 
 def _with_mended(cells, found):
-    """Return `cells` with each mended program right before its check; programs join `found`.
+    """Return `cells` with each fixed program right before its check; programs join `found`.
 
-    A program to be mended is an exercise that the lab defines without a stub, and looks at before
-    the next check. The same cells look at the mended one. Only their second outputs are compared
+    A broken program is an exercise that the lab defines without a stub, and looks at before
+    the next check. The same cells look at the fixed one. Only their second outputs are compared
     with stored ones, because the report of a hang has times in it.
     """
     arranged, name, looks, is_asked = [], None, [], False
@@ -266,7 +266,7 @@ def _program(source):
     """The name of the exercise that a cell defines without a stub, and nothing else; or None."""
     try:
         node, *others = ast.parse(source).body
-    except (SyntaxError, ValueError):  # no Python: _solve says so; or an empty cell
+    except (SyntaxError, ValueError):  # no Python, which _solve reports; or an empty cell
         return None
     is_program = (isinstance(node, ast.FunctionDef | ast.ClassDef) and not others
                   and STUB not in source and labs.find_exercise(node.name))

@@ -1,4 +1,4 @@
-"""The code cells of a lab, and those of their statements that bind what a later cell uses."""
+"""The code cells of a lab, and the statements in them that bind what a later cell uses."""
 
 import ast
 import contextlib
@@ -33,7 +33,7 @@ class Statement:
     checks   the names that it gives to check: check(x)
     answers  the exercise that it answers; "" if none
     node     None where the answer is the library's
-    text     the cell that it stands in, for tracebacks; cell: its number in the lab
+    text     its cell's text, for tracebacks; cell: the cell's number in the lab
     """
 
     binds: frozenset
@@ -54,7 +54,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell. headings: the titles that it stands under, the nearest last."""
+    """A code cell. headings: the titles above it, the nearest last."""
 
     id: str
     source: str
@@ -176,7 +176,7 @@ def _binder(name, statements):
 
 
 def _imported(statements):
-    """What is called on a module changes nothing that a slice has to repeat."""
+    """Calls on a module change nothing that a slice has to repeat."""
     return {name for one in statements for name in one.binds
             if isinstance(one.node, IMPORTS)}
 
@@ -252,7 +252,7 @@ class Lab:
         return found
 
     def _answer(self, name, text):
-        """The learner's definition with what else stands in its cell; or the library's answer."""
+        """The learner's definition with the rest of its cell; or the library's answer."""
         own = [one for one in statements_of(text) if not _is_check(one.node, self.exercises)
                and getattr(one.node, "name", name) not in self.exercises.keys() - {name}]
         if not any(name in one.binds for one in own):

@@ -130,12 +130,12 @@ def judge(exercise, learner_fn) -> Verdict:
 
 
 class _OutOfTime(BaseException):
-    """No `except Exception` on the way may catch it and go on."""
+    """Not an Exception, so that no `except Exception` catches it and goes on."""
 
 
 @contextlib.contextmanager
 def _time_limit():
-    """Inside, an endless loop in this process becomes a Mistake. (A launch has its own limit.)"""
+    """Turn an endless loop in the block into a Mistake. (A launch has its own limit.)"""
     is_main = threading.current_thread() is threading.main_thread()
     if not (is_main and hasattr(signal, "setitimer")):
         yield  # only the main thread gets signals, and Windows has no timer
@@ -250,7 +250,7 @@ def _confusion(prediction, number):
 
 
 def _is_rounded(given, right, digits=2):
-    """Return whether `given` is `right` rounded to so many digits, as one says 25 for 24.74."""
+    """Return whether `given` is `right` rounded to its own digits, as people say 25 for 24.74."""
     if not right:
         return False
     unit = 10.0 ** (math.floor(math.log10(abs(right))) - digits + 1)

@@ -9,7 +9,7 @@ from ranklab.course.class_page import page
 
 
 class ClassFile:
-    """A file that is always whole on the disk: with the rows so far, or with the last run's."""
+    """A file that is always complete on disk: with the rows so far, or with the last run's."""
 
     def __init__(self, path, submissions):
         self.path = Path(path).resolve()

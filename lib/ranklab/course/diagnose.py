@@ -1,4 +1,4 @@
-"""`ranklab diagnose`: a program runs and is observed; then it says which known diseases it has.
+"""`ranklab diagnose`: observe a program while it runs, then name its known diseases.
 
 What is observed: ranklab.clinic.hooks. How it is judged: ranklab.clinic.diagnose.
 """
@@ -79,7 +79,7 @@ def _run(words, arguments, ranks, timeout, folder):
 
 
 def _judge(ranks, launch, of, before, beside):
-    """Print what is found in one launch, and where ranks are that have not returned.
+    """Print what is found in one launch, and where the ranks are that have not returned.
 
     Returns: True where something is found
     """

@@ -26,7 +26,7 @@ TEMPORARY_NEEDED = 1e9  # bytes: checkpoints of the projects, traces
 SHARED_NEEDED = 16e6  # bytes: loader workers pass batches through /dev/shm
 SHARED_NEEDED_NCCL = 512e6  # bytes: so do NCCL's ranks, and a container's default is 64 MB
 SMALL, LARGE = 8, 64 * 10**6  # bytes of the two all-reduces that are timed
-# Most labs launch four ranks; these need another number for their main experiment.
+# Most labs launch four ranks; these need a different number for their main experiment.
 RANKS_OF_LAB = {"01_baseline": 1, "02_collectives": 8, "12_hybrid": 8, "13_planner": 2}
 
 
@@ -44,7 +44,7 @@ def doctor() -> int:
             if isinstance(line, Advice):
                 advice.append(line)
             print(f"  {'PROBLEM: ' if isinstance(line, Advice) else ''}{line}", flush=True)
-    print("\n".join(f"to mend: {line}" for line in advice) or "nothing here would break a lab")
+    print("\n".join(f"to fix: {line}" for line in advice) or "nothing here would break a lab")
     return int(bool(advice))
 
 

@@ -1,4 +1,4 @@
-"""`ranklab drill`: the interview bank in the terminal. It asks, names mistakes, keeps the score.
+"""`ranklab drill`: the interview bank in the terminal. It asks, names mistakes and keeps the score.
 
 The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the last marks, from 0 to 1.
 A question is weak when one of its last two marks is below 0.7: it takes two good answers to leave

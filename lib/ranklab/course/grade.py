@@ -4,7 +4,7 @@ Each runs in a fresh kernel, where `check` judges its functions and numbers anew
 raises, hangs or ends its process costs only its own row.
 
 This is for a class that you trust: submissions are programs, and they run with your rights. For
-those you don't trust, use a container: docs/teaching.md has the line.
+those you don't trust, use a container: docs/teaching.md has the command.
 
     grade.py       the table, row by row
     class_files.py the CSV and the report of the class
@@ -121,4 +121,4 @@ def _line(row: Row, width):
     more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
     parts = [", ".join(names[:NAMES_SHOWN] + more), *row.notes]
     line = f"{row.name:{width}}  {passed:>6}  {'; '.join(filter(None, parts))}".rstrip()
-    return printable(line)  # it holds a learner's text, too
+    return printable(line)  # it also holds a learner's text

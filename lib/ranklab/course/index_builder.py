@@ -17,7 +17,7 @@ def is_of(root):
 
 
 def is_current():
-    """Return whether the index says what the labs and their checks say now."""
+    """Return whether the index agrees with the labs and their checks."""
     return FILE.exists() and FILE.read_text(encoding="utf-8") == _text()
 
 

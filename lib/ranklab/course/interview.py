@@ -3,7 +3,7 @@
 Questions that were wrong in a drill come first, then those never asked. While the clock runs,
 nothing is judged. Then the machine judges numbers and choices, and the person scores the other
 answers, point by point of the rubric. What is typed is kept at once, line by line, in
-$RANKLAB_HOME/interviews.json. The marks go where the drill keeps its own.
+$RANKLAB_HOME/interviews.json. The marks go into the drill's file.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def _parser():
 # --- what is asked --------------------------------------------------------------------------------
 
 def kinds(minutes):
-    """Return the kinds of questions that so many minutes hold, in order; at least one."""
+    """Return the kinds of questions that fit into this many minutes, in order; at least one."""
     last = ["design"] if minutes >= 2 * MINUTES["design"] else []
     left, found = minutes - sum(MINUTES[kind] for kind in last), []
     for kind in itertools.cycle(ORDER):

@@ -81,7 +81,7 @@ def names():
 
 
 def near(name, n=3):
-    """Return the names of at most `n` exercises and predictions that are written like `name`."""
+    """Return the names of at most `n` exercises and predictions spelt like `name`."""
     return difflib.get_close_matches(str(name), names(), n)
 
 

@@ -1,7 +1,7 @@
 """`ranklab work --merge`: the learner's cells go from the old copy of a lab into the newer one.
 
-A cell is the learner's when its text is not that from which the builder made its id. It takes the
-place of the cell with its id, or of the stub of the same exercise; a predicted number takes the
+A cell is the learner's when its text is not the one from which the builder made its id. It takes
+the place of the cell with its id, or of the stub of the same exercise; a predicted number takes the
 place of `...`. Where another lab asks the exercise by now, it goes into that lab's copy. Any other
 one comes after the cell that it followed. Both copies are kept.
 """
@@ -27,7 +27,7 @@ def merge(folder: Path, stem):
     copy = folder / f"{stem}.ipynb"
     newer = newest(folder, stem)
     if not newer or not copy.exists():
-        raise ValueError(f"{folder.name}/ has no newer version of {stem} beside your copy")
+        raise ValueError(f"{folder.name}/ has no newer version of {stem} next to your copy")
     for path in (copy, newer):
         if read_cells(path).now is None:
             raise ValueError(f"{path} can't be read as a notebook, and nothing was changed")

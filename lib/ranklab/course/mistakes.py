@@ -1,8 +1,8 @@
 """The mistakes of a class by their names, and what to say about each in the next lesson.
 
-A mistake's name is the hint that the check gave to it; without one, what the check saw. Numbers are
-left out of the comparison, so the same mistake of two people counts as one. No sentence is written
-here: all come from the checks, the hints and the lab.
+A mistake's name is the hint that the check gave for it; without a hint, what the check saw. Numbers
+are left out of the comparison, so the same mistake of two people counts as one. No sentence is
+written here: all come from the checks, the hints and the lab.
 """
 
 import re

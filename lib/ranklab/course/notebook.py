@@ -1,7 +1,7 @@
-"""Notebooks: which cells the builder wrote, whether anybody changed them, runs.
+"""Notebooks: which cells the builder wrote, whether anybody changed them, and running them.
 
 The builder keeps the hash of all cells in a notebook's metadata, and Jupyter leaves it there. So
-"as it was built" can be told also after a run was saved: outputs and counts are not in the hash.
+"as it was built" is known even after a run was saved: outputs and counts are not in the hash.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A learner's answers of any lab, outside of its notebook: from the cells that passed."""
+"""A learner's answers from any lab, outside its notebook: from the cells that passed."""
 
 import builtins
 import contextlib

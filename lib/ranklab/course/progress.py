@@ -8,7 +8,7 @@ from ranklab.course import labs, records
 
 FILE = "progress.json"
 # Of an exercise or prediction. "hints" counts those shown; "cell" is the text that passed; "reason"
-# and "advice" are what the check said of the last try that failed.
+# and "advice" are the check's words on the last try that failed.
 NEW = {"state": "-", "tries": 0}
 
 

@@ -1,7 +1,7 @@
 """A file of records, which several notebooks and terminals change at once without losing any.
 
 It is JSON: one record for each name. Nothing here raises because of the disk: a lab goes on where
-nothing can be written, and the records are then kept for as long as the process lives.
+nothing can be written, and the records then last as long as the process.
 """
 
 import contextlib

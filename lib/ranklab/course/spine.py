@@ -1,5 +1,5 @@
-"""The spine: about nine hours through the course, for who wants to know how large models are
-trained. Its order is not that of the labs.
+"""The spine: about nine hours through the course, for people who want to know how large models are
+trained. Its order is not the order of the labs.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from ranklab.course import labs, progress
 from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED
 from ranklab.course.rerun import Rerun
 
-# If several ranks fail in the same way, chance decides which of them says so first.
+# If several ranks fail in the same way, chance decides which of them reports first.
 FIRST = re.compile(r"\brank \d+( of \d+ (?:raised|lost|was killed|ended)\b)")
 
 

@@ -1,4 +1,4 @@
-"""What a submitted notebook says, and the .py files beside it. Nothing is run."""
+"""What a submitted notebook says, and the .py files next to it. Nothing is run."""
 
 import ast
 import functools

@@ -30,5 +30,5 @@ def safe(content):
 
 
 def printable(text):
-    """Replace by ? whatever would move the cursor or turn the line round."""
+    """Replace by ? whatever would move the cursor or reverse the text direction."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -2,7 +2,7 @@
 
 A copy is made once. When a newer lab arrives, an unedited copy becomes the new one, even if a
 run was saved in it. A copy with the learner's cells is never overwritten: the new lab is put
-beside it, and so are cells that somebody saved in labs/ itself.
+next to it, and so are cells that somebody saved in labs/ itself.
 
 work/ also gets an AGENTS.md, which asks a coding assistant to be a tutor. It holds the learner's
 section of the repository's AGENTS.md and nothing for maintainers, so that an assistant that was
@@ -102,7 +102,7 @@ def _give(lab, now, copy):
 
 
 def _for_assistants(root):
-    """Return {file name: text} for work/; empty where the checkout has no learner's section."""
+    """Return {file name: text} for work/; empty if the checkout has no learner's section."""
     rules = root / "AGENTS.md"
     section = rules.is_file() and TUTOR.search(rules.read_text(encoding="utf-8"))
     if not section:
@@ -137,7 +137,7 @@ def _with_kernel(lab):
 
 
 def _built_labs(root):
-    """The notebooks in labs/ that have a source, in order: what somebody put beside them stays."""
+    """The notebooks in labs/ that have a source, in order: other files there stay."""
     found = (root / "labs" / f"{path.stem}.ipynb" for path in (root / "labs/source").glob("*.py"))
     return sorted(path for path in found if path.exists())
 

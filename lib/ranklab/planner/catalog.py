@@ -71,8 +71,8 @@ def find_node(name):
 
 
 def node_of_file(name):
-    """Return the Machine of a JSON file: with an accelerator and what differs, or with all that
-    `measure` writes.
+    """Return the Machine of a JSON file: with an accelerator and the fields that differ, or with
+    all that `measure` writes.
     """
     if not Path(name).exists():
         raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
@@ -93,7 +93,7 @@ def node_of_file(name):
 
 def find_model(name):
     """Return (name, Model) of a name, of a config.json of Hugging Face's, or of a folder of one;
-    what the reader of a config has to say stands behind its name.
+    the notes of a config's reader follow its name.
 
     Raises ValueError with the known names.
     """
@@ -121,7 +121,7 @@ def read_json(path):
 
 
 def model_of_size(numbers, vocab=128256):
-    """Return a Model of about so many parameters, in the shape of Llama's: heads of 128, h = 100 to
+    """Return a Model of about this many parameters, shaped like Llama: heads of 128, h = 100 to
     128 L, an MLP of three matrices 3.5 h wide, 8 heads for keys.
 
     Raises ValueError for fewer than 30 million, and more than 2 trillion.

@@ -1,4 +1,4 @@
-"""Seconds that one layer and the head compute for one micro-batch on one GPU.
+"""Seconds of computing one layer, and the head, for one micro-batch on one GPU.
 
 A product takes time for its FLOPs at a part of the best rate, for its bytes at the memory's rate,
 and for a launch. So small and thin products are slower by their shape, without a table.
@@ -132,7 +132,7 @@ def attention_seconds(model, plan, machine, c):
 
 
 def other_seconds(model, plan, machine, c, sparse=False):
-    """Return (forward, backward) of what memory bounds: norms, activations, residuals, dropout,
+    """Return (forward, backward) of memory-bound work: norms, activations, residuals, dropout,
     casts.
 
     A layer keeps 34 bytes a number. Tensor ranks divide 24 of them, and with sequence parallelism
@@ -166,7 +166,7 @@ def rerun_seconds(work, plan):
 
 
 def optimizer_seconds(numbers, plan, machine):
-    """Return the seconds of the optimizer's step for so many parameters, which may be sharded."""
+    """Return the seconds of the optimizer's step for this many parameters, maybe sharded."""
     numbers = 0 if plan.frozen else numbers / (plan.sharders if plan.zero else 1)
     if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
         shared = min(machine.node, plan.gpus) / machine.host_memory

@@ -23,7 +23,7 @@ def cost_per_token(model, sequence, machine, mfu, price):
 
 @dataclass(frozen=True)
 class Bill:
-    """What a whole training takes.
+    """The cost of a whole training.
 
     days      including the time that is lost to failures
     dollars   None if no price is known
@@ -38,7 +38,7 @@ class Bill:
 
 
 def bill(plan, step, machine, tokens, price=None, good_share=1.0):
-    """Return the Bill of so many tokens.
+    """Return the Bill of this many tokens.
 
     price       dollars of a GPU for an hour; None: no dollars
     good_share  the part of the time that is work, and not lost to failures

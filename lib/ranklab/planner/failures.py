@@ -24,7 +24,7 @@ def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None,
     """Return the share of the time in which a job makes progress: lab 14's goodput.
 
     interval  seconds of work between checkpoints; None: the best, Daly's
-    often     how often it fails, in times of Llama 3's rate
+    often     the failure rate, as a multiple of Llama 3's
     """
     mean = 3600 * hours_between_failures(gpus) / often
     interval = interval or optimal_interval(checkpoint_seconds, mean)

@@ -64,7 +64,7 @@ def weights_of(jobs):
 
 
 def cost(errors, place, weights):
-    """Return what the fit makes small: Huber's sum, and a little for each move."""
+    """Return what the fit minimizes: Huber's sum, and a little for each move."""
     size = np.abs(errors)
     huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
     return float(weights @ huber) + 0.5e-3 * float(place @ place)

@@ -1,7 +1,7 @@
-"""A config.json of Hugging Face's as a Model, by what transformers builds of it.
+"""A config.json of Hugging Face's as a Model, measured on what transformers builds from it.
 
-A config leaves out what its class has by itself, and each family has names of its own. So sizes are
-not read but measured: transformers' model on the meta device, where matrices have shapes and no
+A config leaves out its class's defaults, and each family has its own names. So sizes are not read
+but measured: transformers' model on the meta device, where matrices have shapes and no
 memory, takes 0.1 s. Where transformers is not installed, or does not know the model_type, a short
 list of families is read by their fields, and all others are refused.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ranklab.planner.model import Model
 
-OFF = 0.02  # who has so many more matrices than a Model is of another kind
+OFF = 0.02  # with this many more matrices than a Model, it is of another kind
 PLACES = re.compile(r"position|wpe|token_type")
 RECURRENT = re.compile(r"linear_attn|mamba|ssm|rwkv|recurrent|conv|A_log|time_mix|rg_lru")
 WINDOWS = {"sliding_attention", "chunked_attention"}
@@ -107,7 +107,7 @@ def measured(config):
 
 
 def with_experts(shape, sizes, experts, top_k):
-    """Return the Model with what its layers have of experts."""
+    """Return the Model with the experts of its layers."""
     sparse = [each for each in sizes if each.expert.numbers]
     dense = [i for i, each in enumerate(sizes) if not each.expert.numbers]
     of_one = [each.expert._replace(numbers=each.expert.numbers / experts) for each in sparse]
@@ -119,7 +119,7 @@ def with_experts(shape, sizes, experts, top_k):
 
 
 def built(config):
-    """Return (model on the meta device, its config, notes). Nothing that a config names is run."""
+    """Return (model on the meta device, its config, notes). No code that a config names is run."""
     import torch
     import transformers
 
@@ -203,7 +203,8 @@ def sizes_of(block, experts, hidden):
 def width_of(parts, hidden):
     """Return (width, is it gated) of the MLPs: they have two matrices, or three.
 
-    With another number of matrices, it is the width of three that are as large. (0, True) of none.
+    With another number of matrices, it is the width of three of the same total size. (0, True)
+    without any.
     """
     if not parts:
         return 0, True
@@ -228,14 +229,14 @@ def top_k_of(text):
 
 
 def count_of(text, names):
-    """Return the first of these counts that the config, or a part of it, tells; 0 without one."""
+    """Return the first of these counts that the config, or a part of it, gives; 0 without one."""
     parts = [text, *(value for value in vars(text).values() if hasattr(value, "to_dict"))]
     counts = (getattr(part, name, None) for name in names for part in parts)
     return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 
 def windows_of(text):
-    """Return (layers whose tokens see a window alone, its tokens)."""
+    """Return (layers whose tokens see only a window, its tokens)."""
     window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
     if not window or getattr(text, "use_sliding_window", True) is False:
         return 0, 0
@@ -283,8 +284,8 @@ def by_fields(config, reason=""):
 def attention_sizes(config, hidden, heads):
     """Return (head size, attention parameters) of a config's layer.
 
-    Of DeepSeek's low-rank attention (MLA, arXiv 2405.04434, 2.1): (mean head size of keys and
-    values, parameters). Of plain attention: (head size, 0).
+    For DeepSeek's low-rank attention (MLA, arXiv 2405.04434, 2.1): (mean head size of keys and
+    values, parameters). For plain attention: (head size, 0).
     """
     if not config.get("kv_lora_rank"):
         return hidden // heads, 0

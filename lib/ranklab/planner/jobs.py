@@ -1,6 +1,6 @@
 """A published run as the planner sees it: a Model, a Machine and a Plan; or why it can't be used.
 
-sources.py reads what a source says in words. If a cell is empty and one value is usual, we assume
+sources.py interprets the words of a source. If a cell is empty and one value is usual, we assume
 that value and note it in Job.assumed.
 """
 
@@ -33,7 +33,7 @@ class Job:
 
     seconds      of a step, as published; None if it is not
     memory       bytes of a GPU, likewise; memory_kind: nvidia-smi's, torch's reserved or allocated
-    assumed      what is not published, so that the usual was assumed
+    assumed      fields that are not published, whose usual value was assumed
     """
 
     row_id: str

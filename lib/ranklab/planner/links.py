@@ -33,7 +33,7 @@ def sweep(hardware, ranks):
 
 
 def bus_of(link, ranks):
-    """Return the bus bandwidth of a large all-reduce of so many ranks over this link in a node."""
+    """Return the bus bandwidth of this many ranks' large all-reduce over this link in a node."""
     return link * (NVLS if link >= SWITCHED and ranks >= NVLS_RANKS else RING)
 
 

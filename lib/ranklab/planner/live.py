@@ -1,4 +1,4 @@
-"""The planner's page that plans in the browser: `fragment` makes it, there it runs `answer`.
+"""The planner's page that plans in the browser: `fragment` makes it, and it runs `answer`.
 
 The browser has Python without torch, numpy and transformers (Pyodide; site/worker.js). So a
 config.json is read by its fields, or refused.

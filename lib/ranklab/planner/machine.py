@@ -1,6 +1,6 @@
-"""A machine: GPUs, the link that joins those of a node, and the network between nodes.
+"""A machine: GPUs, the link between the GPUs of a node, and the network between nodes.
 
-Numbers come from published/hardware_accelerators.csv and hardware_nodes.csv. What these lack stands
+Numbers come from published/hardware_accelerators.csv and hardware_nodes.csv. What these lack is
 here.
 """
 
@@ -114,5 +114,5 @@ def machine(name, node=0, network=0.0):
 
 
 def is_gpu(name):
-    """Return whether the planner knows this device's links; of TPUs and others it does not."""
+    """Return whether the planner knows this device's links; it knows none of TPUs and others."""
     return re.match(r"G?[VAHBTL]\d|RTX", name) is not None

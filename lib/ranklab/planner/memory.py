@@ -2,7 +2,7 @@
 
 Megatron-LM: bf16 weights, float32 main gradients and optimizer: 18 bytes a parameter, 6 + 12/d with
 the distributed optimizer on d data ranks. With gradients of 16 bits 2 fewer: the float32 copy that
-the optimizer then makes of its share lives in its step alone, when activations are gone.
+the optimizer then makes of its share exists only during its step, when activations are gone.
 DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with BF16_Optimizer. torchtitan:
 FSDP2 with float32 weights. Ours: layout_memory of lab 12's trainer.
 """
@@ -59,7 +59,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 
     states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps when it runs again without recomputation, and as much once more for
+                 one layer keeps when it runs again without recomputation, and the same again for
                  the gradients
     logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12
                  bytes with torch's own loss, whose gradient is in float32
@@ -72,7 +72,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
     layer_bytes = kept_bytes(model, plan, tool)
     rerun_bytes = 2 * kept_bytes(model, plan, tool, "none") if plan.recompute != "none" else 0
     stages = plan.stages(model.layers)
-    # among ranks with equally many layers the first has most micro-batches in flight
+    # among ranks with equally many layers the first has the most micro-batches in flight
     for rank in {0, min(1, plan.pp - 1), stages.index(max(stages)), plan.pp - 1}:
         numbers, experts = numbers_of(model, plan, rank)
         dense = states(plan, tool, numbers, plan.sharders)
@@ -170,7 +170,7 @@ def buffer_bytes(model, plan, tool, numbers):
     With sequence parallelism a layer has the whole x: twice gathered, and twice before its sum.
 
     With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
-    once. With ZeRO 2 it gathers once, too, but reduces the gradients of each micro-batch.
+    once. With ZeRO 2 it also gathers once, but reduces the gradients of each micro-batch.
     """
     messages = plan.tokens * model.hidden * (4 * (plan.pp > 1) + 8 * plan.sequence_parallel)
     block = max(model.block, model.embedding) / plan.tp
@@ -192,7 +192,7 @@ def ours(model, plan, c):
 
     Raises ValueError if the trainer has no such model.
     """
-    from ranklab.hybrid import layout_memory  # here: it needs torch, and the planner not
+    from ranklab.hybrid import layout_memory  # here: it needs torch, and the planner does not
     from ranklab.planner.hybrid_jobs import hybrid_job
 
     memory = layout_memory(*hybrid_job(model, plan))

@@ -71,8 +71,8 @@ class Mixed(NamedTuple):
 
 
 def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20, reserve=RESERVE):
-    """Return [Mixed], the fastest first: of the layouts that fit in all kinds of GPUs those `tried`
-    that are fastest on the slowest kind.
+    """Return [Mixed], the fastest first: of the layouts that fit in all kinds of GPUs the `tried`
+    layouts that are fastest on the slowest kind.
 
     parts    [(machine, GPUs)]
     reserve  the share of a GPU's memory that stays free

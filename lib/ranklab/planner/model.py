@@ -8,15 +8,15 @@ from functools import cached_property
 class Model:
     """The sizes of a transformer.
 
-    kv_heads    0: as many as heads
+    kv_heads    0: the same as heads
     head_size   0: hidden / heads
     gated       the MLP has three matrices (Llama), not two (GPT)
     tied        the head is the embedding's matrix
     experts     0: dense. Otherwise each token goes to top_k of them, and to `shared` more,
                 of width expert_ffn
     dense       this many layers have an MLP of width ffn instead of experts
-    spread      these are not the first ones, but all over the model
-    windowed    this many layers see a window of tokens alone
+    spread      these layers are not the first ones, but spread over the model
+    windowed    this many layers see only a window of tokens
     parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
     attention_numbers  parameters of a layer's attention if it is not plain (MLA); 0: plain
     """
@@ -57,7 +57,7 @@ class Model:
 
     @cached_property
     def width(self):
-        """Numbers of all heads of a token together."""
+        """The width of all heads together."""
         return self.heads * self.head_size
 
     @cached_property
@@ -77,14 +77,14 @@ class Model:
 
     @cached_property
     def block(self):
-        """Parameters of a dense layer; with experts those that all ranks have (router, shared)."""
+        """Parameters of a dense layer; with experts, the part on all ranks (router, shared)."""
         if self.experts:
             return self.attention + self.hidden * self.experts + self.shared * self.expert
         return self.attention + self.matrices * self.hidden * self.ffn
 
     @cached_property
     def dense_ffn(self):
-        """Parameters that a dense layer of a model with experts has more than `block`."""
+        """Parameters of a dense layer in a model with experts, beyond `block`."""
         return (self.attention + self.matrices * self.hidden * self.ffn - self.block
                 if self.experts else 0)
 

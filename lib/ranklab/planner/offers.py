@@ -16,9 +16,7 @@ class Offer(NamedTuple):
     bill: Bill
 
     def miss(self, budget, deadline):
-        """Return by which part dollars and days exceed the limits that are not None: the sum of
-        both.
-        """
+        """Return by what fraction dollars and days exceed their limits (None: no limit), in sum."""
         return sum(max(0, value / most - 1) for value, most in (
             (self.bill.dollars, budget), (self.bill.days, deadline)) if most)
 

@@ -130,7 +130,7 @@ def html_of(data, first, controls):
 
 
 def facts(machine, price, reserve):
-    """Return what the page says of a GPU; price as in Node."""
+    """Return what the page says about a GPU; price as in Node."""
     return {"price": price, "GB": machine.memory_bytes / 1e9,
             "room": room(machine, reserve) / 1e9, "gpu": machine.accelerator}
 

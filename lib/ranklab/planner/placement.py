@@ -13,7 +13,7 @@ class Placement:
     """The Span of each group of ranks.
 
     tensor, context, expert, pipeline  the ranks of that axis
-    weights        the ranks with the same weights: those of the data and context axes
+    weights        the ranks with the same weights: all of the data and context axes
     shard          those among them that share one copy of the sharded states
     replicas       the ranks that hold the same shard (HSDP)
     expert_copies  the ranks with the same experts

@@ -94,7 +94,7 @@ class Plan:
 
     @functools.cached_property
     def copies(self):
-        """The number of ranks with the same weights: those of the data and context axes."""
+        """The number of ranks with the same weights: all of the data and context axes."""
         return self.dp * self.cp
 
     @functools.cached_property

@@ -30,7 +30,7 @@ class Score:
 
     pairs    for each two layouts of one model on the same GPUs: whether the faster one was named
     fits     for each used row: whether the planner says that it fits, as it did
-    assumed  {what was not published, so that the usual was assumed: rows}
+    assumed  {unpublished field, whose usual value was assumed: rows}
     """
 
     rows: int = 0
@@ -156,7 +156,7 @@ def pairs_of(jobs, ratios):
 # --- all published runs ---------------------------------------------------------------------------
 
 class Residual(NamedTuple):
-    """A published run beside its prediction.
+    """A published run and its prediction.
 
     ratio   published by predicted step time
     in_fit  whether constants were fitted on it
@@ -200,7 +200,7 @@ def likely_range(model, plan, machine):
     """Return (low, high, a sentence): published by predicted step time, the 10th and 90th
     percentile of the most similar published runs: dense like this model, or with experts, at its
     precision, by this tool on this kind of GPU; or by any tool; or on any GPU. In the last case
-    what ran on this kind of GPU makes the range wider; so does a single source.
+    runs on this kind of GPU widen the range, as does a single source.
     """
     residuals = published_residuals()
     here = [run for run in residuals if run.gpu == machine.family]  # whatever its kind

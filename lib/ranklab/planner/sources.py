@@ -90,7 +90,7 @@ def attention_of(run):
     if re.search(MODERN, run.source):
         return "tuned"
     if "2401.10241" in run.source:
-        return "unfused"  # its memory says so: 34 and 5as/h bytes for each number of x
+        return "unfused"  # its memory shows it: 34 and 5as/h bytes for each number of x
     if "attention=flash" in run.arch_notes or "flash attention" in run.arch_notes:
         return "flash"
     return "unfused" if re.search(UNFUSED, f"{run.source} {run.notes}") else "flash"
@@ -107,7 +107,7 @@ def precision_of(run):
 
 
 def gradient_bytes(run):
-    """Return the bytes of a gradient in its reduction: 2 if the source says so, or if Megatron
+    """Return the bytes of a gradient in its reduction: 2 if the source prints that, or if Megatron
     reduces fp16.
     """
     if "PURE" in f"{run.precision} {run.sharding}" or run.precision.startswith("fp16"):
@@ -116,7 +116,7 @@ def gradient_bytes(run):
 
 
 def hides(run):
-    """Return the axes whose messages run beside computing in this tool at that time.
+    """Return the axes whose messages this tool overlapped with computing at that time.
 
     Megatron-Bridge hides messages of experts by interleaved stages, except on NVL72
     (moe_a2a_overlap of its recipes, v0.2.2 to v0.4.2).

@@ -15,8 +15,8 @@ class Step:
 
     products, attention, other  computing: matrix products, attention's core, memory-bound work
     recompute  forwards that run twice
-    tensor, context, expert, weights, data, pipeline  messages that are not hidden; weights: those
-               of ZeRO-3 and FSDP, for each micro-batch
+    tensor, context, expert, weights, data, pipeline  messages that are not hidden; weights: of
+               ZeRO-3 and FSDP, for each micro-batch
     bubble     time without work for a pipeline rank: filling, draining, and uneven stages
     optimizer  its step
     rest       loader, norms
@@ -72,8 +72,9 @@ def exposed(messages, work, hidden, c):
 
 
 def tensor_exposed(seconds, plan, work, c):
-    """Return the seconds of a layer's tensor messages that are left; "tensor backward" hides those
-    of inputs' gradients behind the products of weights' gradients (Megatron-LM since 2022).
+    """Return the seconds of a layer's tensor messages that are left; "tensor backward" hides the
+    messages of inputs' gradients behind the products of weights' gradients (Megatron-LM since
+    2022).
     """
     if "tensor backward" not in plan.hides:
         return exposed(seconds, sum(work.products), "tensor" in plan.hides, c)
@@ -141,7 +142,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
 
     A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
-    optimizer  with gradients once a step, beside the work of one micro-batch
+    optimizer  with gradients once a step, as far as one micro-batch's work does not hide them
     lab        13
     """
     c, M, P = constants, plan.micro_batches, plan.pp
@@ -167,6 +168,6 @@ def update_seconds(model, plan, machine, beside, c=CONSTANTS):
     traffic, hidden = volumes(model, plan, machine), "data" in plan.hides
     gradients, weights = (sum(exchange_seconds(exchanges, machine, c) for exchanges in kinds)
                           for kinds in (traffic.gradients, traffic.weights))
-    data = (exposed(gradients, beside * (2 / 3), hidden, c)  # beside backward
+    data = (exposed(gradients, beside * (2 / 3), hidden, c)  # during backward
             + exposed(weights, beside * (1 / 3), hidden, c))  # and forward
     return data, optimizer_seconds(sum(traffic.parameters), plan, machine)

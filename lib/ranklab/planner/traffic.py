@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
     """Messages of a group, `count` times.
 
     at_once  True: they use different links, and the longest counts; False: one after the other
-    latency  seconds that come on top
+    latency  additional seconds
     """
 
     messages: tuple
@@ -140,7 +140,7 @@ def expert_exchanges(model, plan, placement):
 
 
 def gather_exchanges(numbers, plan, placement):
-    """Return the Exchanges of so many sharded weights (ZeRO-3, FSDP) for each micro-batch.
+    """Return the Exchanges of this many sharded weights (ZeRO-3, FSDP) for each micro-batch.
 
     They are gathered for forward and for backward; gradients are reduced, over the shards and over
     the copies of the shards (HSDP).

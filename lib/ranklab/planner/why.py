@@ -53,8 +53,8 @@ def why(plan, step, machine, most=3):
 def assumptions(model, plan, machine):
     """Return [(what the seconds of a step take for granted, the seconds without it)].
 
-    Messages beside computing, of the axes that have more than one rank; attention's kernels for
-    H100 and later; and both together, if there are two or more.
+    Messages hidden behind computing, of the axes that have more than one rank; attention's kernels
+    for H100 and later; and both together, if there are two or more.
     """
     ranks = {"data": plan.copies, "tensor": plan.tp, "context": plan.cp, "pipeline": plan.pp}
     messages = HIDDEN[plan.tool]

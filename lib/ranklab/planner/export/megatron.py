@@ -1,8 +1,8 @@
-"""megatron_arguments: a Plan as options of Megatron-LM, each with a word about it.
+"""megatron_arguments: a Plan as options of Megatron-LM, each with a short comment.
 
-Names are those of megatron/training/arguments.py and of the dataclasses from which it makes options
-in Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
-TransformerConfig took 89 such texts on a CPU, with Transformer Engine pretended; none was run.
+Names follow megatron/training/arguments.py and the dataclasses from which it makes options, in
+Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
+TransformerConfig took 89 such texts on a CPU, with Transformer Engine mocked; none was run.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ranklab.planner.plan import Plan
 
-PRECISIONS = {  # beside --bf16
+PRECISIONS = {  # in addition to --bf16
     "bf16": "", "fp8": "--fp8-format hybrid --fp8-recipe delayed",
     "fp8-rowwise": "--fp8-format hybrid --fp8-recipe tensorwise",
     "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8", "nvfp4": "--fp4-format e2m1"}
@@ -86,19 +86,19 @@ def expert_options(model, plan):
          plan.fused_experts),
         ("--moe-grouped-gemm", "one product for all", True),
         ("--moe-permute-fusion", "sorting is fused", plan.fused),
-        ("--overlap-moe-expert-parallel-comm", "beside another micro-batch",
+        ("--overlap-moe-expert-parallel-comm", "during another micro-batch",
          "expert" in plan.hides and plan.ep > 1),
     ]  # fmt: skip
 
 
 def layout_options(plan):
-    """Return the same for which rank has what."""
+    """Return the same for the layout of the ranks."""
     copies = plan.copies // plan.sharders
     return [
         (f"--tensor-model-parallel-size {plan.tp}", "ranks that share each layer", True),
         ("--sequence-parallel", "between them, each has its tokens",
          plan.sequence_parallel and plan.tp > 1),
-        (f"--context-parallel-size {plan.cp} --cp-comm-type p2p", "a ring, beside attention",
+        (f"--context-parallel-size {plan.cp} --cp-comm-type p2p", "a ring, during attention",
          plan.cp > 1),
         (f"--pipeline-model-parallel-size {plan.pp}", "what is left is data parallel", True),
         ("--use-tp-pp-dp-mapping", "data ranks lie furthest apart", plan.outermost == "data"),
@@ -130,12 +130,12 @@ def work_options(model, plan):
         (f"--recompute-method block --recompute-num-layers {round(plan.recomputed * layers)}",
          "of a stage's", full and some),
         ("--recompute-granularity selective", "attention's core", plan.recompute == "selective"),
-        ("--bf16", "weights, too, beside float32 masters", True),
+        ("--bf16", "weights as well, with float32 masters", True),
         (PRECISIONS[plan.precision], "products", plan.precision != "bf16"),
         ("--grad-reduce-in-bf16", "gradients are added up in bf16", plan.gradient_bytes == 2),
         (f"--attention-backend {BACKENDS[plan.attention]}", "its kernels", True),
-        ("--overlap-grad-reduce", "beside backward", "data" in hides and plan.copies > 1),
-        ("--overlap-param-gather", "beside forward",
+        ("--overlap-grad-reduce", "during backward", "data" in hides and plan.copies > 1),
+        ("--overlap-param-gather", "during forward",
          "data" in hides and plan.copies > 1 and plan.zero > 0),
         ("--tp-comm-overlap", "products and messages in pieces",
          "tensor" in hides and plan.tp > 1 and plan.sequence_parallel),
@@ -156,19 +156,19 @@ def stage_text(model, plan):
 
 
 def megatron_differs(model, plan):
-    """Return sentences about what these options do not say of the plan."""
+    """Return sentences about what these options do not express of the plan."""
     return [sentence for sentence, holds in [
         ("Its LayerNorms have biases.", not model.gated),
         (f"It has 1F1B and interleaving, not {plan.schedule}.",
          plan.schedule not in ("1f1b", "interleaved")),
-        ("Beside expert ranks it wants sequence parallelism between tensor ranks.",
+        ("With expert ranks it wants sequence parallelism between tensor ranks.",
          plan.ep > 1 and plan.tp > 1 and not plan.sequence_parallel),
         ("Its guide to FSDP (megatron_fsdp.md) names no pipeline.", plan.zero > 1 and plan.pp > 1),
         ("It recomputes --recompute-modules, and in all blocks.", plan.recompute == "operators"
          or plan.recompute == "selective" and plan.recomputed < 1),
-        ("It hides messages between stages where they are interleaved alone.",
+        ("It hides messages between stages only where they are interleaved.",
          "pipeline" in plan.hides and plan.pp > 1 and plan.virtual == 1),
-        ("It hides messages between tensor ranks with --sequence-parallel alone.",
+        ("It hides messages between tensor ranks only with --sequence-parallel.",
          "tensor" in plan.hides and plan.tp > 1 and not plan.sequence_parallel),
         ("It scales FP8 by tensors, blocks or MX groups, not by rows.",
          plan.precision == "fp8-rowwise"),

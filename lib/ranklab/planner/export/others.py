@@ -107,9 +107,9 @@ def torchtitan_settings(model, plan):
 
 
 def torchtitan_differs(model, plan):
-    """Return sentences about what the config does not say of the plan."""
+    """Return sentences about what the config does not express of the plan."""
     return [sentence for sentence, holds in [
-        ("Models have fixed shapes, and none is this one: debugmodel stands in its place.",
+        ("Models have fixed shapes, and none is this one: debugmodel takes its place.",
          flavor_of(model) is None),
         ("It has no ZeRO-1: fully_shard shards optimizer, gradients and weights.", plan.zero == 1),
         ("Without sharding it has no ranks but data ranks.",
@@ -124,9 +124,9 @@ def torchtitan_differs(model, plan):
          plan.tp > 1 and not plan.sequence_parallel),
         ("Flash attention keeps no scores: nothing is recomputed.", plan.recompute == "selective"),
         ("All blocks are recomputed, not some.", plan.recompute != "none" and plan.recomputed < 1),
-        ("Gradients are reduced in float32 alone.", plan.gradient_bytes == 2),
-        ("fully_shard sends beside computing.", "data" not in plan.hides and plan.zero > 0),
-        ("Weights and gradients are on the host, too.", plan.offload),
+        ("Gradients are reduced only in float32.", plan.gradient_bytes == 2),
+        ("fully_shard hides its messages.", "data" not in plan.hides and plan.zero > 0),
+        ("Weights and gradients are also on the host.", plan.offload),
     ] if holds] + unsaid(
         plan, "graphs", "attention", "attended", "precision", "fused_experts", "frozen",
         "outermost")
@@ -161,7 +161,7 @@ def deepspeed_differs(plan):
         (f"The model must call deepspeed.checkpointing.checkpoint for {plan.recomputed:.0%} of its "
          "blocks.",
          plan.recompute == "full"),
-        ("overlap_comm hides the traffic of data ranks alone.", bool({*plan.hides} - {"data"})),
+        ("overlap_comm hides only the traffic of data ranks.", bool({*plan.hides} - {"data"})),
         (f"It shards over all {plan.copies} ranks, not {plan.sharders}.",
          plan.zero > 0 and plan.sharders < plan.copies),
     ] if holds] + unsaid(
