@@ -296,7 +296,7 @@ ZeroStage2 = check(ZeroStage2)
 # ### 4.5 Stage 3: the forward
 # > difficulty 3/5 · importance 5/5 · 10 minutes · about 3 lines
 #
-# *After this you can train a model whose parameters no rank holds as a whole.*
+# *After this you can run a model whose parameters no rank holds as a whole.*
 #
 # In stage 3 a rank holds only its shard of the parameters, too. So before a layer computes, its parameters must be gathered, and afterwards they are
 # freed. Two things make this fast enough. Parameters are gathered in **units**, so that a transformer block takes one all-gather and not twelve. And
@@ -345,6 +345,8 @@ ZeroInference = check(ZeroInference)
 # %% [markdown]
 # ### 4.6 Stage 3: the backward
 # > difficulty 4/5 · importance 5/5 · 15 minutes · about 5 lines
+#
+# *After this you can say when a sharded gradient travels, and which messages overlap with computing.*
 #
 # The gradient of a layer needs its weights, and forward has freed them. So backward gathers each unit again, and the units come in the opposite
 # order. After a unit's backward its gradients are complete: they are reduce-scattered to their owners, and the unit is freed.
