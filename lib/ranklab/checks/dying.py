@@ -12,11 +12,14 @@ NAMES = [name for name in ("fsync", "fdatasync", "replace", "rename") if hasattr
 
 @contextlib.contextmanager
 def watched(before):
-    """Call before(name, *args), inside the block, before each os.fsync, os.replace and the like."""
+    """Call before(name, ...), inside the block, before each os.fsync, os.replace and the like.
+
+    It has the arguments of the call.
+    """
     kept = {name: getattr(os, name) for name in NAMES}
 
     def told(name, *args, **more):
-        before(name, *args, *more.values())
+        before(name, *args, **more)
         return kept[name](*args, **more)
 
     try:

@@ -69,7 +69,7 @@ def read_log(name):
 
 
 def nccl_lines(text):
-    """Return a Line for each line that NCCL itself printed, in order, whatever stands before it.
+    """Return a Line for each line that NCCL itself printed, in order, whatever precedes it.
 
     Lines of several ranks are mixed, but the lines of one process keep their order.
     """

@@ -41,7 +41,7 @@ def parse(text):
 
 
 def quantile(q, values):
-    """Compute a quantile, linear between the two nearest values; infinite for q outside of 0 .. 1.
+    """Compute a quantile, linear between the two nearest values; infinite for q outside 0 .. 1.
     """
     if not 0 <= q <= 1:
         return math.copysign(math.inf, q - 0.5)

@@ -121,7 +121,7 @@ class Session:
         statements, lab = statements_of(info.raw_cell), self.lab()
         place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
         own = {name for one in statements for name in one.binds | one.checks}
-        # A cell of the learner's own stands below the last one, most likely.
+        # A cell of the learner's own most likely comes after the last one.
         until = self.last + 1 if place is None else place
         names = self.missing(needs(statements), place, own)
         if said := names and self.supply(names, until):
@@ -169,7 +169,7 @@ class Session:
             own = {name: records[name].get("cell", "") for name in self.exercises
                    if is_passed(name, records)}
             kept = to_bind(names, lab.statements(until, own), self._is_there)
-        # An exercise that stands below, or whose lab is not at hand
+        # An exercise that comes later, or whose lab is not at hand
         bound = {name for one in kept for name in one.binds}
         kept += [Statement(frozenset({name}), answers=name)
                  for name in names & self.exercises.keys() - bound]
@@ -214,7 +214,7 @@ def _next(asked, records):
 
 
 def _heading(lab, asked):
-    """The title under which an exercise or prediction stands."""
+    """The heading of an exercise or prediction."""
     number = lab and lab.find(asked.name)
     return asked.section if number is None else lab.cells[number].headings[-1]
 
@@ -226,7 +226,7 @@ def _link(title):
 
 
 def _plain(text):
-    """Markdown of ours without marks and links."""
+    """Our own Markdown without marks and links."""
     return re.sub(r"\[(.*?)\]\(<.*?>\)", r"\1", text).replace("`", "").replace("**", "")
 
 

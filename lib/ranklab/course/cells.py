@@ -219,7 +219,7 @@ class Lab:
         return None
 
     def section(self, number):
-        """Return the cells from `number` on that stand under the same heading."""
+        """Return the cells from `number` on, under the same heading."""
         end = number
         while end < len(self.cells) and self.cells[end].headings == self.cells[number].headings:
             end += 1

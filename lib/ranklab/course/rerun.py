@@ -1,8 +1,8 @@
 """A submitted notebook, run again from top to bottom in a fresh kernel, where `check` judges anew.
 
 First come the notebook's cells. Then each exercise that has not passed is defined once more and
-checked: its cell may have failed, or its helpers may stand below it. A cell that ends the kernel or
-takes too long is left out, and the others run again.
+checked: its cell may have failed, or its helpers may be defined below it. A cell that ends the
+kernel or takes too long is left out, and the others run again.
 """
 
 import contextlib

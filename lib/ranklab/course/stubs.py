@@ -19,7 +19,8 @@ def contract(source):
 def advice(source, name):
     """Return what the stub of `name` advises, one line for each part that is missing.
 
-    source: of a whole lab; a class's parts are its methods, and their names stand in front
+    source: of a whole lab; a class's parts are its methods, and each line begins with the name of
+    one
     """
     tree, found = ast.parse(source), []
     for match in ADVICE.finditer(source):

@@ -117,7 +117,7 @@ def _tree(source):
     """The cell's syntax tree, magics and shell lines left out; empty where it is no Python."""
     try:
         tree = ast.parse(re.sub(r"^([ \t]*)[%!?].*", r"\1pass", source, flags=re.M))
-        bound_names(ast.unparse(tree))  # a `yield` outside of a function is found only here
+        bound_names(ast.unparse(tree))  # a `yield` outside a function is found only here
         return tree
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])

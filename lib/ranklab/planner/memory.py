@@ -94,7 +94,7 @@ def fits(model, plan, machine, tool=None, constants=CONSTANTS):
 
 
 def numbers_of(model, plan, rank):
-    """Return (parameters outside of experts, parameters of experts) on a GPU of this pipeline rank.
+    """Return (parameters outside experts, parameters of experts) on a GPU of this pipeline rank.
     """
     layers = plan.stages(model.layers)[rank]
     dense = model.dense_of(layers, rank == 0)

@@ -71,7 +71,7 @@ def volumes(model, plan, machine):
 
 
 def parameters_per_gpu(model, plan):
-    """Return (parameters outside of experts, of experts) on the fullest GPU of the first stage."""
+    """Return (parameters outside experts, of experts) on the fullest GPU of the first stage."""
     layers = max(plan.stages(model.layers))
     dense = model.dense_of(layers, True)
     sparse = layers - dense if model.experts else 0

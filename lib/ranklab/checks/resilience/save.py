@@ -100,20 +100,20 @@ def _order(atomic_save):
     """The order of the calls, so that a power failure does no harm either."""
     path, calls = _fresh(atomic_save), []
 
-    def note(name, first, *more):
-        is_name = name in ("replace", "rename")
-        found = os.stat(getattr(first, "fileno", lambda: first)())
-        calls.append((found.st_ino, found.st_size, Path(first).parent.resolve() if is_name
-                      else None))
+    def note(name, *args, src_dir_fd=None, **more):
+        first = (*args, *more.values())[0]
+        status = os.stat(getattr(first, "fileno", lambda: first)(), dir_fd=src_dir_fd)
+        parent = None
+        if name in ("replace", "rename"):
+            parent = os.stat(Path(first).parent, dir_fd=src_dir_fd).st_ino
+        calls.append((status.st_ino, status.st_size, parent))
 
     with watched(note):
         atomic_save(NEW, path)
     node, size, folder = path.stat().st_ino, path.stat().st_size, path.parent.stat().st_ino
     renamed = next((i for i, call in enumerate(calls) if call[2] and call[0] == node), None)
     expect(renamed is not None, "no os.replace brings the file to `path`", SEEN)
-    place = calls[renamed][2]
-    expect(place == path.parent.resolve(), f"the file is renamed from another folder, {place.name}",
-           SAME_FOLDER)
+    expect(calls[renamed][2] == folder, "the file is renamed from another folder", SAME_FOLDER)
     synced = [(i, call[1]) for i, call in enumerate(calls) if call[0] == node and not call[2]]
     early = [nbytes for i, nbytes in synced if i < renamed]
     expect(synced, "the file is never synced", SYNC)
@@ -128,7 +128,7 @@ def _order(atomic_save):
 def _killed(atomic_save):
     """Killed before each call, after each of some numbers of bytes, and while it pickles."""
     path, calls = _fresh(atomic_save), []
-    with watched(lambda name, *_: calls.append(name)):
+    with watched(lambda name, *_, **__: calls.append(name)):
         atomic_save(NEW, path)
     size = path.stat().st_size
     ways = {f"after {most:,} bytes": (partial(atomic_save, NEW), most)
@@ -149,7 +149,7 @@ def _killed(atomic_save):
 
 def _until(atomic_save, number, path):
     left = iter(range(number))
-    with watched(lambda *_: next(left, None) is None and die()):
+    with watched(lambda *_, **__: next(left, None) is None and die()):
         atomic_save(NEW, path)
 
 
