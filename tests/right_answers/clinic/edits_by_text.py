@@ -134,16 +134,6 @@ RIGHT = {
         "                p.grad /= R\n",
         "",
     )),
-    # Each rank has every R-th image, and shuffles those by itself.
-    "own_shard": edited(no_faster, (
-        "    sampler = DistributedSampler(data, R, rank, seed=seed)\n"
-        "    loader = DataLoader(data, batch // R, sampler=sampler)\n",
-        "    share = -(-len(x) // R)\n"
-        "    shard = Subset(data, [at % len(x) for at in range(rank, R * share, R)])\n"
-        "    loader = DataLoader(shard, batch // R, shuffle=True)\n",
-        "        sampler.set_epoch(epoch)\n",
-        "",
-    )),
     # Before each dropout a seed of its own, by step and place.
     "reseeded": edited(wide_layer, (
         "    shared, own = dropout_seeds(seed, row, column, tensor)\n"
@@ -369,27 +359,25 @@ RIGHT = {
         "                               Path(disk, str(done)))\n",
         '                               Path(disk, f"state{done // every % 2}"))\n',
     )),
-    # One file holds the last two states, and a vote chooses the step.
-    "history": edited(split_digits, (
+    # A file for each save; ranks gather who has which, and intersect.
+    "every_file": edited(split_digits, (
         "            newest = max([int(path.name) for path in Path(disk).iterdir()], "
         "default=0)\n"
         "            start = torch.tensor(newest, device=device())\n"
-        "            dist.all_reduce(start, dist.ReduceOp.MIN, group=group)  # what all have\n"
-        "            if start > 0:\n"
+        "            dist.all_reduce(start, dist.ReduceOp.MIN, group=group)  # what all have\n",
+        "            steps_here = torch.zeros(steps + 1, dtype=torch.int64, device=device())\n"
+        '            for path in Path(disk).glob("state-*"):\n'
+        '                steps_here[int(path.name.partition("-")[2])] = 1\n'
+        "            steps_here[0] = 1\n"
+        "            everywhere = torch.empty(ranks, steps + 1, dtype=torch.int64, "
+        "device=device())\n"
+        "            dist.all_gather(list(everywhere), steps_here, group=group)\n"
+        "            start = everywhere.all(dim=0).nonzero().max()\n",
         "                state = torch.load(Path(disk, str(start.item())), "
         "map_location=device())\n",
-        "            kept = [state]\n"
-        '            if Path(disk, "state").exists():\n'
-        '                kept = torch.load(Path(disk, "state"), map_location=device())\n'
-        '            start = torch.tensor(kept[-1]["step"], device=device())\n'
-        "            dist.all_reduce(start, dist.ReduceOp.MIN, group=group)\n"
-        '            kept = [each for each in kept if each["step"] <= start]\n'
-        "            state = kept[-1]\n",
-        '                    torch.save({"step": done, "rows": rows, "momentum": momentum},\n'
+        '                state = torch.load(Path(disk, f"state-{int(start)}"), '
+        "map_location=device())\n",
         "                               Path(disk, str(done)))\n",
-        '                    kept = [kept[-1], {"step": done, "rows": rows, "momentum": '
-        "momentum}]\n"
-        '                    torch.save(kept, Path(disk, "new"))\n'
-        '                    os.replace(Path(disk, "new"), Path(disk, "state"))\n',
+        '                               Path(disk, f"state-{done}"))\n',
     )),
 }
