@@ -774,7 +774,7 @@ missing = {"nothing is left out": found[4][:1]} | project.run(
 print(project.table(missing))
 
 # %%
-plots.held_out_errors(missing, "Most of these mistakes look like a slightly weaker model")
+plots.held_out_errors(missing, "Most of these mistakes just look like a weaker model")
 
 # %% [markdown]
 # No run raised an error. Without `mean` the ranks apply the sum, and you notice it at once: 90% wrong is guessing. Without
