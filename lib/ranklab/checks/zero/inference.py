@@ -56,7 +56,8 @@ INFERENCE = Proof(
         Slip("enter() starts gathering the next unit: self.prefetch(self.place_in_order(unit) + "
              "1).", (NEXT, "self.place_in_order(unit)"), (NEXT, NEXT.replace(" + 1", ""))),
         Slip("Each forward of a unit has one place: call self.place_in_order(unit) once.",
-             (NEXT, f"self.place_in_order(unit)\n        {NEXT}")),
+             (NEXT, "self.prefetch(max(self.place_in_order(unit), self.place_in_order(unit)) + 1)"
+              )),
         Slip("Without places nobody knows which unit comes next: self.place_in_order(unit) is this "
              "unit's.", (NEXT, "pass"), (NEXT, "self.prefetch(self.position + 1)")),
         Slip("The next unit travels while this one computes: self.prefetch() starts its gather, "
@@ -64,8 +65,9 @@ INFERENCE = Proof(
              (NEXT, "place = self.place_in_order(unit) + 1\n        if place < len(self.order):\n"
               "            self.order[place].end_gather()")),
         Slip("Prefetch one unit, the next: otherwise more than two are whole.",
-             (NEXT, f"{NEXT}\n        self.prefetch(self.position + 1)"),
-             (NEXT, f"{NEXT}\n        for place in range(len(self.order)):\n"
+             (NEXT, "place = self.place_in_order(unit)\n        self.prefetch(place + 1)\n        "
+              "self.prefetch(place + 2)"),
+             (NEXT, "self.place_in_order(unit)\n        for place in range(len(self.order)):\n"
               "            self.prefetch(place)")),
     ), hints=(
         "From when to when does a unit need its weights in a forward?",
