@@ -14,8 +14,8 @@ from ranklab import launch
 from ranklab.basics.flat import pack
 from ranklab.data.images import digits
 from ranklab.resilience import (
-    Probe, Run, atomic_save, elastic_batch, find_straggler, health_check, loss_spike,
-    recompute_step, resume_exact, silent_corruption,
+    Documents, PackedStream, Probe, Run, atomic_save, elastic_batch, find_straggler, health_check,
+    loss_spike, recompute_step, resume_exact, silent_corruption,
 )
 
 pytestmark = pytest.mark.timeout(120)
@@ -91,6 +91,34 @@ def test_an_elastic_batch_trains_alike_on_any_number_of_ranks(data):
     right, = launch(trained, 23, 5, ranks=1)
     for weights in (w for ranks in (2, 3, 4) for w in launch(trained, 3, 1, ranks=ranks)):
         torch.testing.assert_close(weights, right, rtol=1e-9, atol=1e-12)
+
+
+def read_windows(steps, state=None):
+    """(the windows of the steps, the state, the documents that were read) on this rank"""
+    lengths = torch.randint(0, 90, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    documents = Documents(torch.arange(sum(lengths)).split(lengths))
+    stream = PackedStream(documents, 17, 12, 5, dist.get_rank(), dist.get_world_size())
+    if state:
+        stream.load_state_dict(state)
+    return [stream.next() for _ in range(steps)], stream.state_dict(), documents.read
+
+
+def test_a_packed_stream_goes_on_over_other_ranks_and_reads_nothing_again():
+    lives, state = [], None
+    for ranks, steps in ((4, 5), (3, 6), (5, 4)):
+        lives.append(launch(read_windows, steps, state, ranks=ranks))
+        (state, *others), = zip(*(own[1:2] for own in lives[-1]))
+        assert others == [state] * (ranks - 1)
+    (windows, last, _), = launch(read_windows, 15, ranks=1)
+    assert state == last == {"step": 15}
+    shares = [step for life in lives for step in zip(*(own[0] for own in life))]
+    assert [sorted(row for part in step for row in part.tolist()) for step in shares] == [
+        sorted(step.tolist()) for step in windows]
+    assert {max(map(len, step)) - min(map(len, step)) for step in shares} == {0, 1}
+    total = sum(len(window) for step in windows for window in step)
+    counts = torch.cat(windows).flatten().bincount()
+    assert counts.sum() == total and counts.max() - counts.min() == 1  # the second epoch has begun
+    assert all(len(own[2]) <= 17 * len(own[0]) for own in lives[1])  # of 60, in each step
 
 
 class Faulty(Probe):

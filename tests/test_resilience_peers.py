@@ -8,6 +8,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+from ranklab.peers import hugging_face
+
 pytestmark = pytest.mark.timeout(150)
 TORCHFT = (r"group (\d): steps (\d+) to (\d+), (\d+) of them alone, the longest ([\d.]+) s; "
            r"sum of weights (\S+)")
@@ -41,3 +43,13 @@ def test_ft_launcher_names_the_stopped_rank_and_starts_all_again():
     assert restarts == "restarts 1, began at step 4"
     found, usual = re.findall(r"[\d.]+", losses)
     assert found == usual
+
+
+@pytest.mark.parametrize("after, size, lost, twice", [(4, 3, 0, 0), (3, 4, 0, 0), (3, 3, 0, 9),
+                                                      (6, 3, 18, 0)])
+def test_accelerate_skips_batches_of_each_process(after, size, lost, twice):
+    """So the place is another one where the ranks change, and a rank's batch does not."""
+    samples = hugging_face.samples_of_resumed_ranks(72, 4, after, 3, (3, size))
+    if not hugging_face.are_here():
+        pytest.skip(hugging_face.NOT_HERE)
+    assert (72 - len({*samples}), len(samples) - len({*samples})) == (lost, twice)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Resilience: keep the run alive
 #
-# > 150 minutes, 120 more with Further, 40 with its bugs · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 150 more with Further, 40 with its bugs · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -336,6 +336,139 @@ find_straggler = check(find_straggler)
 # %% [markdown]
 # ### Further
 #
+# #### `PackedStream`
+# > difficulty 4/5 · importance 5/5 · 30 minutes · about 25 lines
+#
+# The loader of 4.4 serves one process, and keeps the order of a whole epoch. A language model reads differently. Documents are shuffled, joined and cut into **windows** of T + 1 tokens, wherever that falls, so most windows begin in the middle of a document. Where does such a run go on when it has lost a node? In torchtitan a sample that waited for room in the next window was skipped at each resume, because it lived in no saved state (pytorch/torchtitan#3008). With another number of data ranks it refused to resume at all (#816).
+#
+# **Predict.** 64 ranks take 15 windows each in a step, 960 together. After 1,000 steps the run goes on with 48 ranks, which take 20 each. Each rank has saved how many windows it has taken, 15,000, and each of the 48 now skips as many. What percentage of the windows trained on so far comes a second time?
+
+# %%
+check(resilience_windows_again=...)
+
+# %% [markdown]
+# Nothing fails then, so nobody notices. **Your target:** a step has the same windows on any number of ranks, undisturbed or resumed, and the state has at most 100 bytes. The check counts the tokens over all ranks, and the documents that you read: a resume must not read again what was read before.
+#
+# You are given `Documents` (`documents.lengths` costs nothing, `documents[i]` reads a document) and lab 00's `shard_range`. First think about the whole stream, which has no ranks in it: which tokens are in window number k? You may write methods of your own, and import what you need where the dots are.
+
+# %%
+from ranklab.ranks import shard_range
+from ranklab.resilience import Documents
+
+
+### BEGIN SOLUTION
+from bisect import bisect_right
+from itertools import accumulate
+
+
+### END SOLUTION
+class PackedStream:
+    """Windows of one endless stream of documents, dealt out to any number of ranks.
+
+    The stream is epoch 0, epoch 1, ... one after the other. An epoch is all documents, joined in
+    the order torch.randperm(len(documents), generator=...), seeded with seed + epoch. Window k has
+    the tokens k * window to (k + 1) * window of the stream: it may hold the end of one document,
+    or of one epoch, and the beginning of the next. So each epoch has each token once.
+    Step s has the windows s * batch to (s + 1) * batch, whatever the number of ranks. The ranks'
+    shares differ by one window at most; ranks are at most `batch`.
+    documents: Documents; some may be empty, some longer than many windows.
+    window: the tokens of a window, T + 1. batch: the windows of a step, over all ranks.
+    Cost: nothing is sent. A rank reads a document once for each of its windows that needs it, or
+        less often, and no other documents, after a resume too. Random numbers of torch, NumPy and
+        Python stay as they are.
+    """
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
+        self.rank, self.ranks, self.step = rank, ranks, 0
+
+    def next(self):
+        """Return this rank's windows of the next step: (number of them, window), int64."""
+        raise NotImplementedError("exercise PackedStream, first part: about 20 lines")
+
+    def state_dict(self):
+        """Return what load_state_dict needs; change nothing.
+
+        JSON can hold it, in at most 100 bytes. It is the same on all ranks, which write it once.
+        """
+        raise NotImplementedError("exercise PackedStream, second part: about 1 line")
+
+    def load_state_dict(self, state):
+        """Go on after the step in which `state` was taken, by any number of ranks.
+
+        Documents, window, batch and seed are as they were. This stream may have moved before.
+        """
+        raise NotImplementedError("exercise PackedStream, third part: about 1 line")
+
+
+# %%
+PackedStream = check(PackedStream)
+
+# %% [markdown]
+# Now real ranks read: four of them for eight steps, and then three go on from the state of rank 0. Each token is another number here, so you can count what is lost and what comes twice. A second stream is compared with yours. Its state is a rank's own count, as in the prediction:
+
+# %%
+class OwnCount(resilience.PackedStream):
+    """The library's stream, with a state that counts the windows of one rank."""
+
+    def state_dict(self):
+        return {"windows of this rank": self.step * self.batch // self.ranks}
+
+    def load_state_dict(self, state):
+        self.step = state["windows of this rank"] * self.ranks // self.batch
+
+
+lengths = torch.randint(0, 90, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def read(kind, steps, state=None):
+    """[each step's windows as tuples], the state, how many documents were read; on this rank."""
+    documents = Documents(torch.arange(sum(lengths)).split(lengths))
+    stream = kind(documents, 16, 12, rank=dist.get_rank(), ranks=dist.get_world_size())
+    if state:
+        stream.load_state_dict(state)
+    steps = [[tuple(row) for row in stream.next().tolist()] for _ in range(steps)]
+    return steps, stream.state_dict(), len(documents.read)
+
+
+# %% tags=["nbval-check-output"]
+lives = {"undisturbed": [launch(read, PackedStream, 12, ranks=4)]}
+for name, kind in {"yours": PackedStream, "own count": OwnCount}.items():
+    first = launch(read, kind, 8, ranks=4)
+    lives[name] = [first, launch(read, kind, 4, first[0][1], ranks=3)]
+for name, of_reader in lives.items():
+    tokens = Counter(token for ranks in of_reader for steps, *_ in ranks for windows in steps
+                     for window in windows for token in window)
+    print(f"{name:11} {len(tokens):,} tokens, {sum(n > 1 for n in tokens.values())} of them twice; "
+          f"in its last life rank 0 read {of_reader[-1][0][2]} of {len(lengths)} documents")
+print("the state of yours:", lives["yours"][0][0][1])
+
+# %%
+(steps, *_), = launch(read, resilience.PackedStream, 12, ranks=1)
+plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in of_reader]
+                     for name, of_reader in lives.items()},
+                    [window for windows in steps for window in windows], batch=12)
+
+# %% [markdown]
+# Look at the last row. The rank's own count begins 24 windows too early, which is 25% of those trained on, while yours goes on where it was: a window's number is the same on four and on three ranks.
+#
+# **The real thing.** transformers' `Trainer` resumes by Accelerate's `skip_first_batches`: each process leaves out as many of its own batches as steps were done (`trainer.py` of transformers 5.23). That is right on the same number of ranks, and on another one if you change the batch of each rank so that the global batch stays the same. If the batch of a rank stays, samples come twice or never (huggingface/transformers#40245). Here Accelerate's own sampler and `skip_first_batches` deal out 72 samples, and go on after three steps:
+
+# %% tags=["nbval-check-output"]
+from ranklab.peers import hugging_face
+
+for before, after, size in ((4, 3, 4), (4, 3, 3), (3, 4, 3)):
+    seen = hugging_face.samples_of_resumed_ranks(72, before, after, steps=3, batches=(3, size))
+    if seen:
+        print(f"{before} ranks of 3, then {after} ranks of {size}: {72 - len({*seen})} samples are "
+              f"lost, {len(seen) - len({*seen})} come twice")
+    else:
+        print(hugging_face.NOT_HERE)
+
+# %% [markdown]
+# Loaders made for pretraining save a global place, as yours does. Megatron-LM counts the samples consumed over all ranks, and finds each of them by three indices: of documents, of samples, and of the shuffle (its `data_samplers.py` and `gpt_dataset.py`). The state of MosaicML's StreamingDataset is four numbers: the epoch, the sample in it, the seed, and the number of nodes that the order was made for. litData learned in 2026 to go on with other ranks or workers, and its pull request asks you to keep the global batch (Lightning-AI/litData#878). Between your stream and theirs lie workers that read ahead, shards too large to jump around in, and mixtures of sources. Each of them adds a number to the state.
+
+# %% [markdown]
 # #### `health_check`
 # > difficulty 4/5 · importance 4/5 · 30 minutes · about 20 lines
 #

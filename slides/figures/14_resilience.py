@@ -1,4 +1,6 @@
 """The figures of the deck 14_resilience.md."""
+import torch
+
 from ranklab import launch
 from ranklab.clinic.run_state import CASES
 from ranklab.formulas.resilience import GPU_HOURS
@@ -7,6 +9,7 @@ from ranklab.resilience import goodput, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import run_policy
 from ranklab.resilience.gaps import random_gaps, simulate
 from ranklab.resilience.policy import daly_policy, oracle
+from ranklab.resilience.stream import Documents, PackedStream
 from ranklab.resilience.traces import DAY, HOUR, REGIMES, make_trace
 
 
@@ -41,3 +44,20 @@ def _losses(disease, **settings):
     program, = (case.broken() for case in CASES if case.disease == disease)
     losses = launch(lambda: program(**settings), ranks=4)[0]["losses"]
     return [round(loss, 3) for loss in losses]  # further digits are the CPU's
+
+
+def windows():
+    def read(ranks, first, steps):
+        lives = []
+        for rank in range(ranks):
+            documents = Documents(torch.arange(2000).split(40))
+            stream = PackedStream(documents, 12, 12, rank=rank, ranks=ranks)
+            stream.load_state_dict({"step": first})
+            lives.append([[*map(tuple, stream.next().tolist())] for _ in range(steps)])
+        return lives
+
+    own = 8 * 12 // 4 * 3 // 12  # the step that three ranks take for the ninth
+    lives = {"undisturbed": [read(4, 0, 12)], "the step": [read(4, 0, 8), read(3, 8, 4)],
+             "own count": [read(4, 0, 8), read(3, own, 4)]}
+    whole = [window for windows in read(1, 0, 12)[0] for window in windows]
+    return plots.windows_taken(lives, whole, 12, title=""), 8.2, 3.0

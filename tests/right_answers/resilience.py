@@ -345,3 +345,123 @@ def loss_spike__by_quartiles(losses, window=64, limit=6.0, patience=3):
         return "go on"
     last = losses[-patience:]
     return "roll back" if len(last) == patience and all(map(is_bad, last)) else "skip"
+
+
+class PackedStream__walks_along_the_lengths:
+    """The state is the tokens that are used up; documents are passed one by one, unread."""
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.docs, self.T, self.B, self.seed = documents, window, batch, seed
+        self.rank, self.ranks, self.used = rank, ranks, 0
+
+    def pieces(self, place):
+        """Yield (document, first token, place in the stream) from `place` on, without an end."""
+        epoch, skip = divmod(place, sum(self.docs.lengths))
+        while True:
+            generator = torch.Generator()
+            generator.manual_seed(self.seed + epoch)
+            for i in torch.randperm(len(self.docs), generator=generator):
+                n = self.docs.lengths[i]
+                if skip < n:
+                    yield int(i), skip, place
+                    place += n - skip
+                skip = max(0, skip - n)
+            epoch += 1
+
+    def next(self):
+        rows = torch.full((self.B, self.T), -1)
+        flat, mine = rows.view(-1), [k for k in range(self.B) if k % self.ranks == self.rank]
+        for i, first, place in self.pieces(self.used):
+            begin = place - self.used
+            if begin >= len(flat):
+                break
+            stop = min(begin + self.docs.lengths[i] - first, len(flat))
+            if any(begin < (k + 1) * self.T and k * self.T < stop for k in mine):
+                flat[begin:stop] = self.docs[i][first:first + stop - begin]
+        self.used += len(flat)
+        return rows[mine]
+
+    def state_dict(self):
+        return {"tokens": self.used}
+
+    def load_state_dict(self, state):
+        self.used = state["tokens"]
+
+
+class PackedStream__every_token_looked_up:
+    """Which document and which of its tokens: for all places of a share at once, by NumPy."""
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
+        self.shares, self.rank = np.array_split(np.arange(batch), ranks), rank
+        self.lengths, self.state = np.array(documents.lengths), [0, 0]  # epoch, its token
+
+    def next(self):
+        total = self.lengths.sum()
+        whole = np.arange(self.batch * self.window) + self.state[1]
+        places = whole.reshape(self.batch, -1)[self.shares[self.rank]]
+        tokens = np.empty_like(places)
+        for later in np.unique(places // total):
+            random = torch.Generator().manual_seed(int(self.state[0] + later) + self.seed)
+            order = torch.randperm(len(self.lengths), generator=random).numpy()
+            ends = self.lengths[order].cumsum()
+            here = places // total == later
+            at = places[here] - later * total
+            of = np.searchsorted(ends, at, side="right")
+            values = np.empty_like(at)
+            for place in np.unique(of):
+                text = self.documents[int(order[place])].numpy()
+                begin = ends[place] - len(text)
+                values[of == place] = text[at[of == place] - begin]
+            tokens[here] = values
+        epochs, self.state[1] = divmod(int(whole[-1]) + 1, int(total))
+        self.state[0] += epochs
+        return torch.from_numpy(tokens)
+
+    def state_dict(self):
+        return {"epoch": self.state[0], "token": self.state[1]}
+
+    def load_state_dict(self, state):
+        self.state = [state["epoch"], state["token"]]
+
+
+class PackedStream__two_cursors:
+    """A cursor (epoch, document, token) that moves on; a rank reads where its windows are."""
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
+        self.rank, self.ranks = rank, ranks
+        self.load_state_dict({"cursor": [0, 0, 0]})
+
+    def load_state_dict(self, state):
+        self.epoch, self.place, self.token = state["cursor"]
+        self.reorder()
+
+    def state_dict(self):
+        return {"cursor": [self.epoch, self.place, self.token]}
+
+    def reorder(self):
+        random = torch.Generator().manual_seed(self.seed + self.epoch)
+        self.order = torch.randperm(len(self.documents), generator=random)
+
+    def next(self):
+        own = [self.walk(number * self.ranks // self.batch == self.rank)
+               for number in range(self.batch)]
+        return torch.stack([row for row in own if row is not None])
+
+    def walk(self, is_own):
+        """Move the cursor by a window; its tokens where it is this rank's."""
+        parts, missing = [], self.window
+        while missing:
+            number = int(self.order[self.place])
+            count = min(missing, self.documents.lengths[number] - self.token)
+            if is_own and count:
+                parts.append(self.documents[number][self.token:self.token + count])
+            missing -= count
+            self.token += count
+            if self.token == self.documents.lengths[number]:
+                self.place, self.token = self.place + 1, 0
+            if self.place == len(self.order):
+                self.epoch, self.place = self.epoch + 1, 0
+                self.reorder()
+        return torch.cat(parts) if is_own else None

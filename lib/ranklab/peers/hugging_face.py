@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils.data import BatchSampler, DataLoader
 
 from ranklab.engine import device, launch
 from ranklab.fsdp.block import FullyShardedBlock
@@ -42,6 +43,29 @@ def losses_on_ranks(train, steps):
     if not are_here():
         return []
     return launch(train, steps, ranks=RANKS, timeout=120, preload=("transformers.trainer",))[0]
+
+
+def samples_of_resumed_ranks(samples, before, after, steps, batches):
+    """Return the numbers of all samples of an epoch that `before` ranks began and `after` finish.
+
+    Accelerate deals them out, in order, and skips as Trainer does when it resumes.
+    steps: done before the resume. batches: samples of a rank in a step, before and after it.
+    Returns: [] where transformers or accelerate is missing.
+    """
+    if not are_here():
+        return []
+    with warnings.catch_warnings(action="ignore"):  # tqdm's, in a notebook without widgets
+        from accelerate.data_loader import BatchSamplerShard, skip_first_batches  # seconds
+
+    def loader(rank, ranks, size):
+        whole = BatchSampler(range(samples), size, drop_last=False)
+        return DataLoader(range(samples), batch_sampler=BatchSamplerShard(whole, ranks, rank))
+
+    first = [batch for rank in range(before)
+             for batch in [*loader(rank, before, batches[0])][:steps]]
+    rest = [batch for rank in range(after)
+            for batch in skip_first_batches(loader(rank, after, batches[1]), steps)]
+    return torch.cat(first + rest).tolist()
 
 
 def assert_sharded(model, ranks):

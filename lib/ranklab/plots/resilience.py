@@ -119,6 +119,47 @@ def number(function, *arguments):
 
 
 @styled
+def windows_taken(lives, stream, batch, title="A rank's own count is another place on three ranks"):
+    """Draw a row for each life of a reader: its windows in the order of the stream, by rank.
+
+    lives: {reader: [for each life the steps of each rank, lists of windows]}
+    stream: all windows in order; batch: those of a step
+    """
+    number = {window: k for k, window in enumerate(stream)}
+    fig, ax = figure(8.2, 0.42 * sum(map(len, lives.values())) + 1.5)
+    names = []
+    for name, of_reader in lives.items():
+        taken = set()
+        for life in of_reader:
+            row = len(names)
+            names.append(f"{name}, {len(life)} ranks")
+            owned = [{number[window] for windows in steps for window in windows} for steps in life]
+            for rank, at in enumerate(owned):
+                bars(ax, *zip(*((row, size) for _, size in runs(at))), rank, barh=True,
+                     left=[first for first, _ in runs(at)], linewidth=0.3)
+            for first, size in runs(taken & set().union(*owned)):
+                ax.barh(row, size, left=first, height=1, facecolor="none", edgecolor=INK)
+            taken.update(*owned)
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(title=title, xlabel="number of the window in the stream",
+           xticks=range(0, len(stream) + 1, 2 * batch), xlim=(0, len(stream)))
+    ranks = max(len(life) for of_reader in lives.values() for life in of_reader)
+    ax.legend(handles=[Patch(**look(rank), label=f"rank {rank}") for rank in range(ranks)]
+              + [Patch(facecolor="white", edgecolor=INK, label="a second time")],
+              loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+def runs(numbers):
+    """Return [(first, how many)] of the runs of consecutive numbers."""
+    firsts = sorted(n for n in numbers if n - 1 not in numbers)
+    return [(n, next(i for i in range(1, len(numbers) + 1) if n + i not in numbers))
+            for n in firsts]
+
+
+@styled
 def policies(scores, title=None):
     """Draw groups of bars: the score of each policy in each regime of failures.
 

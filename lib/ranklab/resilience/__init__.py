@@ -4,6 +4,7 @@
                    what share is useful work, are in formulas/resilience.py
     save.py        atomic_save: a file that is the old one or the new one, whenever it is killed
     resume.py      resume_exact: all that a run must keep to go on bit for bit
+    stream.py      PackedStream: shuffled, packed documents, resumed on any number of ranks
     elastic.py     elastic_batch: the same batch on any number of ranks
     straggler.py   find_straggler: the slow ranks, from each rank's seconds
     health.py      health_check: wrong and slow ranks, slow links
@@ -27,10 +28,12 @@ from ranklab.resilience.resume import Loader, Run, resume_exact
 from ranklab.resilience.save import atomic_save
 from ranklab.resilience.spike import loss_spike
 from ranklab.resilience.straggler import find_straggler
+from ranklab.resilience.stream import Documents, PackedStream
 from ranklab.resilience.traces import REGIMES, make_trace
 
 __all__ = [
-    "Decision", "Health", "Job", "Loader", "Neighbour", "Probe", "REGIMES", "Run", "State",
+    "Decision", "Documents", "Health", "Job", "Loader", "Neighbour", "PackedStream", "Probe",
+    "REGIMES", "Run", "State",
     "atomic_save", "daly_policy", "elastic_batch", "find_straggler", "goodput", "health_check",
     "loss_spike", "make_trace", "optimal_interval", "oracle", "random_gaps", "recompute_step",
     "recovery_policy", "resume_exact", "run_policy", "silent_corruption", "simulate",

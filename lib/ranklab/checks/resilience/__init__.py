@@ -5,6 +5,7 @@
     resume.py      resume_exact
     elastic.py     elastic_batch
     straggler.py   find_straggler
+    stream.py      PackedStream
     health.py      health_check
     corruption.py  silent_corruption
     spike.py       loss_spike
@@ -22,6 +23,7 @@ from ranklab.checks.resilience.resume import RESUME
 from ranklab.checks.resilience.save import SAVE
 from ranklab.checks.resilience.spike import SPIKE
 from ranklab.checks.resilience.straggler import STRAGGLER
+from ranklab.checks.resilience.stream import STREAM
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -33,6 +35,7 @@ EXERCISES = (
     RESUME,
     ELASTIC,
     STRAGGLER,
+    STREAM,
     HEALTH,
     CORRUPTION,
     SPIKE,

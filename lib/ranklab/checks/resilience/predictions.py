@@ -5,6 +5,7 @@ import math
 from ranklab.checks.exercise import Prediction
 from ranklab.formulas.resilience import GPU_HOURS, goodput, optimal_interval
 from ranklab.resilience.neighbour import lost_together
+from ranklab.resilience.stream import windows_again
 from ranklab.resilience.traces import HOUR
 
 LLAMA = GPU_HOURS / 16384  # hours between failures
@@ -41,6 +42,17 @@ PREDICTIONS = (
         mistakes={100 / 1.05: "that counts only checkpoints, or only restarts: each costs about 5%",
                   100 - 100 * SHARE: "that is what is lost"},
         why="5% for checkpoints, 5% for restarts, 5% lost work. Llama 3 had more than 90%.",
+    ),
+    Prediction(
+        "resilience_windows_again", unit="%", tolerance=0.02,
+        solution="100 * (1 - 15_000 * 48 / (15_000 * 64))",
+        answer=lambda: 100 * windows_again(15_000, 64, 48) / (15_000 * 64),
+        hint="How many windows do the 48 ranks skip together, and how many were trained on?",
+        mistakes={0: "the 48 ranks skip 15,000 each, and 64 ranks have taken 15,000 each",
+                  100 / 3: "that is a share of the windows that are skipped",
+                  75: "that is the share that is skipped, and does not come again"},
+        why="48 ranks skip 720,000 windows, and 960,000 were trained on: 240,000 come again. From "
+            "48 to 64 ranks as many would never come.",
     ),
     Prediction(
         "resilience_neighbour_lost", unit="%", tolerance=0.02, solution="100 * 2 / 127",

@@ -1,0 +1,371 @@
+"""PackedStream: each step's windows against one long text, while the number of ranks changes."""
+
+import json
+import random
+from collections import Counter
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
+from ranklab.engine.report import count_ranks
+from ranklab.resilience.stream import Documents, PackedStream
+
+STATE_BYTES = 100
+MANY = (7, 0, 31, 12, 3, 18, 1, 25, 9, 14, 0, 40, 5, 22, 11, 2, 16, 8, 27, 6)  # 257 tokens
+FEW = (5, 3, 6)  # fewer tokens than a window: it holds more than two epochs
+FORM, SAME, LEFT_ALONE = "a 2-D int64 tensor", "the same on all ranks", "as before"
+ROWS, SHARES, KIND, READ = ("the windows of all ranks", "the difference of shares",
+                            "what next() returns", "documents read for")
+STATE, STATES, BYTES, RANDOM = ("what JSON makes of the state", "the states of the ranks",
+                                "the bytes of the state", "the libraries' random states")
+
+
+class Life(NamedTuple):
+    """So many steps on so many ranks. `before`: steps that its streams do before they load."""
+
+    ranks: int
+    steps: int
+    before: int = 0
+
+
+class Run(NamedTuple):
+    """Lives, each of which goes on from the state of the one before."""
+
+    lives: tuple
+    lengths: tuple = MANY
+    window: int = 10
+    batch: int = 5
+    seed: int = 0
+
+    def __str__(self):
+        first, *rest = self.lives
+        lives = [f"{first.steps} steps on {count_ranks(first.ranks)}",
+                 *(f"{life.steps} on {life.ranks}" for life in rest)]
+        return f"batch {self.batch}, seed {self.seed}, {', then '.join(lives)}"
+
+    def documents(self):
+        """Return Documents in which each token is another number."""
+        ends = [0, *accumulate(self.lengths)]
+        return Documents([torch.arange(*pair) for pair in pairwise(ends)])
+
+
+def _see(fn, run):
+    before = _random_states()
+    torch.manual_seed(4321)  # so that who draws from these shows the same every time
+    np.random.seed(4321)
+    random.seed(4321)
+    try:
+        yield from _lives(fn, run)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(torch.tensor(before[2], dtype=torch.uint8))
+
+
+def _lives(fn, run):
+    state, step = None, 0
+    for life in run.lives:
+        owned = [run.documents() for _ in range(life.ranks)]
+        before = _random_states()
+        streams = [fn(documents, run.window, run.batch, seed=run.seed, rank=rank, ranks=life.ranks)
+                   for rank, documents in enumerate(owned)]
+        for _ in range(life.before):
+            [stream.next() for stream in streams]
+        for documents in owned:
+            documents.read.clear()
+        if state is not None:
+            [stream.load_state_dict(json.loads(state)) for stream in streams]
+        for _ in range(life.steps):
+            parts = [stream.next() for stream in streams]
+            states = [_text(stream.state_dict()) for stream in streams]
+            state = states[0]
+            yield _windows(parts, run, step, life) | {
+                f"{READ} step {step}": _read(owned, run, step),
+                STATE: Must("a text" if None not in states else "an error", "a text"),
+                STATES: Must(SAME if len({*states}) == 1 else "not the same", SAME),
+                BYTES: AtMost(max(len(text or "") for text in states), STATE_BYTES),
+                RANDOM: Must(LEFT_ALONE if _random_states() == before else "moved", LEFT_ALONE)}
+            step += 1
+
+
+def _windows(parts, run, step, life):
+    """Return {name: value} of what the ranks get in a step."""
+    kinds = {FORM if isinstance(part, torch.Tensor) and part.dim() == 2
+             and part.dtype == torch.int64 else _kind(part) for part in parts}
+    rows = sorted(row for part in parts for row in _rows(part))
+    sizes = [len(_rows(part)) for part in parts]
+    return {f"{ROWS}, step {step}": Told(rows, _in_words(_of_this_epoch(run, step))),
+            KIND: Must(" and ".join(sorted(kinds)), FORM),
+            SHARES: AtMost(max(sizes) - min(sizes), 1, f"the ranks have {sizes} windows, which "
+                           "differ by {:g}, not by {:g} at most")}
+
+
+def _kind(part):
+    if not isinstance(part, torch.Tensor):
+        return f"a {type(part).__name__}"
+    return f"a {part.dim()}-D {str(part.dtype).removeprefix('torch.')} tensor"
+
+
+def _rows(part):
+    try:
+        return [[int(token) for token in row] for row in part]
+    except (TypeError, ValueError):
+        return []
+
+
+def _in_words(earlier):
+    """Return what says which tokens a step lacks, and which it should not have."""
+    def tell(got, due):
+        got, due = (Counter(token for row in rows for token in row) for rows in (got, due))
+        lost, more = (sorted((one - other).elements()) for one, other in ((due, got), (got, due)))
+        if not lost and not more:
+            return "of the right tokens, but cut or joined in another way"
+        again = [token for token in more if token in earlier]
+        return f"of other tokens: {_some(lost)} are missing, {_some(more)} are too many" + (
+            f", of which {len(again)} have come in this epoch before" * bool(again))
+
+    return tell
+
+
+def _of_this_epoch(run, step):
+    """Return the tokens between the beginning of the epoch and that of the step."""
+    epoch, offset = divmod(step * run.batch * run.window, sum(run.lengths))
+    ends = [0, *accumulate(run.lengths)]
+    text = [token for i in _order(run, epoch) for token in range(ends[i], ends[i + 1])]
+    return {*text[:offset]}
+
+
+def _some(tokens):
+    text = ", ".join(map(str, tokens[:4])) + ", ..." * (len(tokens) > 4)
+    return f"{len(tokens)} ({text})" if tokens else "0"
+
+
+def _read(owned, run, step):
+    """Return how many documents all ranks read since the last step, and how many are enough."""
+    count = sum(len(documents.read) for documents in owned)
+    for documents in owned:
+        documents.read.clear()
+    return AtMost(count, sum(_needed(run, number) for number in range(
+        step * run.batch, (step + 1) * run.batch)), "{:g} documents are read; {:g} are enough")
+
+
+def _needed(run, number):
+    """Return in how many documents a window lies."""
+    total, places = sum(run.lengths), range(number * run.window, (number + 1) * run.window)
+    owners = []
+    for place in places:
+        epoch, offset = divmod(place, total)
+        ends = accumulate(run.lengths[i] for i in _order(run, epoch))
+        owner = epoch, next(i for i, end in enumerate(ends) if end > offset)
+        if owner not in owners:
+            owners.append(owner)
+    return len(owners)
+
+
+def _order(run, epoch):
+    generator = torch.Generator().manual_seed(run.seed + epoch)
+    return torch.randperm(len(run.lengths), generator=generator).tolist()
+
+
+def _text(state):
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError):
+        return None
+
+
+def _random_states():
+    numpys = np.random.get_state()
+    return (random.getstate(), (numpys[0], numpys[1].tolist(), *numpys[2:]),
+            torch.get_rng_state().tolist())
+
+
+class OneLongText:
+    """Join all that has been needed so far, and cut it: right, and far too expensive."""
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
+        self.rank, self.ranks, self.step = rank, ranks, 0
+
+    def next(self):
+        stop, epoch, text = (self.step + 1) * self.batch * self.window, 0, []
+        while len(text) < stop:
+            random = torch.Generator().manual_seed(self.seed + epoch)
+            for number in torch.randperm(len(self.documents), generator=random).tolist():
+                text += self.documents[number].tolist()
+            epoch += 1
+        rows = torch.tensor(text[:stop]).view(-1, self.window)[self.step * self.batch:]
+        self.step += 1
+        return rows[self.rank::self.ranks]
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+SEED, DRAWN = "(self.seed + epoch)", "generator=random"
+STEP, BACK = '{"step": self.step}', 'self.step = state["step"]'
+ROWS_OF, FIRST = "shard_range(self.batch, self.rank, self.ranks)", "self.step * self.batch"
+AT = "at, stop, pieces = number * self.window, (number + 1) * self.window, []"
+EPOCH, CACHED = "divmod(at, self.total)", "if epoch not in self.cached:"
+CUT = "[offset - ends[place]:][:stop - at]"
+PER_EPOCH = "(self.total // self.window or 1)"
+
+
+class Buffered:
+    """What a generator with a buffer is: the buffer is not saved, and all read everything."""
+
+    def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
+        self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
+        self.rank, self.ranks, self.number, self.buffer = rank, ranks, 0, []
+
+    def next(self):
+        rows = []
+        while len(rows) < self.batch:
+            while len(self.buffer) < self.window:
+                epoch, place = divmod(self.number, len(self.documents))
+                random = torch.Generator().manual_seed(self.seed + epoch)
+                order = torch.randperm(len(self.documents), generator=random).tolist()
+                self.buffer += self.documents[order[place]].tolist()
+                self.number += 1
+            rows.append(self.buffer[:self.window])
+            self.buffer = self.buffer[self.window:]
+        return torch.tensor(rows)[self.rank::self.ranks]
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number, self.buffer = state["number"], []
+
+
+LIVES = tuple(Life(*each) for each in ((4, 3), (3, 2), (5, 4), (1, 2, 7), (2, 5, 1)))
+RUNS = (Run((Life(4, 14),)), Run((Life(3, 6),), seed=7, batch=3, window=13),
+        Run((Life(2, 4),), FEW, 33, 2, 3))
+RESUMED = (Run(LIVES), Run(LIVES, seed=3, batch=7, window=13),
+           Run((Life(2, 2), Life(3, 3, 2)), FEW, 33, 3, 3))
+WINDOWS = tuple(f"{ROWS}, step {step}" for step in range(20))
+READS = tuple(f"{READ} step {step}" for step in range(20))
+STREAM = Proof(
+    PackedStream,
+    Stage({"each step has its windows, in every epoch each token once, in another order": WINDOWS,
+           "all ranks have a share, which differ by one window at most": (SHARES, KIND),
+           "a rank reads only documents that its windows need": READS,
+           "the state is small, and the same on all ranks; random numbers are left alone":
+           (STATE, STATES, BYTES, RANDOM)},
+          _see, RUNS, oracle=OneLongText),
+    Stage({"4, 3, 5, 1 and 2 ranks go on from each other's state: no token is lost, none comes "
+           "twice": WINDOWS,
+           "a resume reads nothing again": READS,
+           "the next state is right, too": (STATE, STATES, BYTES, RANDOM, SHARES, KIND)},
+          _see, RESUMED, oracle=OneLongText,
+          note="Undisturbed it was right. Here the number of ranks changes, and a stream that has "
+               "already moved is put back."),
+    mistakes=(
+        # the stream
+        Slip("Each epoch has an order of its own, shuffled with seed + epoch: here the order of an "
+             "older epoch comes again.", (SEED, "(self.seed)"),
+             (CACHED, "if not self.cached:", "self.cached = {epoch: (order, ends)}\n        return "
+              "self.cached[epoch]",
+              "self.cached = {0: (order, ends)}\n        return self.cached[0]")),
+        Slip("Another seed gives another order: seed the shuffle with seed + epoch.",
+             (SEED, "(epoch)")),
+        Slip("All ranks share one stream: the shuffle must not depend on the rank.",
+             (SEED, "(self.seed + epoch + self.rank)")),
+        Slip("The global random numbers are another on each rank and after each restart: give "
+             "torch.randperm a torch.Generator of its own.", (f", {DRAWN}", "")),
+        Slip("torch.manual_seed seeds the random numbers that dropout draws: use a "
+             "torch.Generator of your own.",
+             ("torch.Generator().manual_seed", "torch.manual_seed")),
+        Slip("The documents must be shuffled.",
+             (f"torch.randperm(len(self.documents), {DRAWN}).tolist()",
+              "[*range(len(self.documents))]")),
+        Slip("The rest of an epoch, less than a window, is lost: let the window go on in the next "
+             "epoch.",
+             (AT, f"epoch, number = divmod(number, {PER_EPOCH})\n        "
+              f"{AT.replace('number * ', 'epoch * self.total + number * ')}\n        "
+              "stop = at + self.window")),
+        Slip("A window that crosses the end of an epoch goes on in the next epoch's order.",
+             (EPOCH, "(number * self.window // self.total, at % self.total)")),
+        Slip("Windows do not overlap: window k begins at token k * window.",
+             (AT, AT.replace("* self.window", "* (self.window - 1)").replace(
+                 "(number + 1) * (self.window - 1)", "number * (self.window - 1) + self.window"))),
+        Slip("Cut a document where the window ends; the rest belongs to the next window.",
+             (CUT, "[offset - ends[place]:]")),
+        Slip("Begin inside of the document, where the last window has ended.",
+             (CUT, "[:stop - at]")),
+        # who has which windows
+        Slip("Every rank has all windows. Each takes its share: lab 00's shard_range.",
+             (ROWS_OF, "range(self.batch)")),
+        Slip("`batch` counts the windows of all ranks together, so that a step stays what it is on "
+             "another number of ranks.",
+             (ROWS_OF, "range(self.rank * self.batch, (self.rank + 1) * self.batch)",
+              FIRST, f"{FIRST} * self.ranks")),
+        Slip("Where ranks do not divide the batch, the first ones take one window more: else "
+             "windows are lost.",
+             (ROWS_OF, "[self.rank + self.ranks * i for i in range(self.batch // self.ranks)]")),
+        Slip("Ranks' shares may differ by one window at most: all wait for the fullest rank.",
+             (ROWS_OF, "range(self.rank, self.rank + 1) if self.rank < self.ranks - 1 else "
+              "range(self.rank, self.batch)")),
+        Slip("Return one tensor, (windows, window): torch.stack.",
+             ("torch.stack([self._window(first + row) for row in rows])",
+              "[self._window(first + row) for row in rows]")),
+        # the state
+        Slip("This counts the windows of one rank, and another number of ranks reads them as "
+             "another place. Save what is true of the whole run: the step.",
+             (STEP, f'{{"windows": self.step * (self.batch // self.ranks or 1)}}',
+              BACK, 'self.step = state["windows"] * self.ranks // self.batch')),
+        Slip("A state with a rank's number in it has no place for ranks that are new. Save what is "
+             "the same on all ranks.",
+             (STEP, '{"rank": self.rank, "step": self.step}'),
+             (STEP, '{str(self.rank): self.step}', BACK,
+              'self.step = state.get(str(self.rank), 0)')),
+        Slip("The buffer is lost at a resume, and its tokens with it. The place of each window "
+             "follows from its number: no buffer is needed.", Buffered),
+        Slip("It begins the epoch again: the place inside of the epoch belongs to the state.",
+             (BACK, 'self.step = state["step"] * self.batch * self.window // self.total * '
+              'self.total // (self.batch * self.window)')),
+        Slip("It begins at the start again: load_state_dict must set the place.",
+             (BACK, "pass")),
+        Slip("The step that was done last comes again: save the number of the next one.",
+             (STEP, '{"step": self.step - 1}')),
+        Slip("A step is left out: save the number of the next one.",
+             (STEP, '{"step": self.step + 1}')),
+        Slip("Set the place, do not add to it: this stream may have moved before.",
+             (BACK, 'self.step += state["step"]')),
+        Slip("JSON must hold the state: an int, not a tensor.",
+             (STEP, '{"step": torch.tensor(self.step)}')),
+        Slip("The state grows with the data. The order follows from seed and epoch, so it need not "
+             "be saved.",
+             (STEP, '{"step": self.step, "order": self._epoch(self.step * self.batch * '
+              'self.window // self.total)[0] * 9}')),
+        Slip("Saving changes nothing: state_dict() may be called at any time.",
+             ("        return " + STEP, f"        state = {STEP}\n        self.step += 1\n"
+              "        return state")),
+        # what is read
+        Slip("A resume may not read what was read before: go to the place, do not repeat the "
+             "steps.",
+             (BACK, 'self.step = 0\n        for _ in range(state["step"]):\n            '
+              'self.next()')),
+        Slip("This reads all documents. Their lengths are known without reading: find the "
+             "documents of a window by where they end, and read those.",
+             ("            ends =", "            [self.documents[i] for i in order]\n"
+              "            ends =")),
+    ), hints=(
+        "Number the windows of all epochs: 0, 1, 2, ... Which tokens of the endless stream does "
+        "window k have? What of this depends on the number of ranks?",
+        "Only the step is saved. Step s has the windows s * batch to (s + 1) * batch, and a rank "
+        "takes its shard_range of them. A place in the stream is (epoch, offset) = divmod(place, "
+        "tokens of an epoch), and the documents' ends in that epoch's order say which document it "
+        "is in.",
+        "ends = list(itertools.accumulate(lengths in the epoch's order)); i = "
+        "bisect.bisect_right(ends, offset); documents[order[i]][offset - ends[i]:][:tokens that "
+        "the window still needs]; and again, until the window is full",
+    ))
