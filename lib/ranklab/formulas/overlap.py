@@ -50,7 +50,7 @@ def micro_batches_for(stages, idle, virtual=1):
 
 
 def cheapest_tensor_parallel(width, gpus, tokens):
-    """Return the tensor ranks at which a step sends least, with the rest of the GPUs sharded (FSDP).
+    """Return the tensor ranks at which a step sends least; the other axis shards (FSDP).
 
     Each layer and step: gathers and reduce-scatters of 3 * 2 * 12 width^2 / tp bytes, and four
     all-reduces of x, 4 * 2 * 2 * width tokens * tp / gpus.

@@ -103,6 +103,6 @@ PREDICTIONS = (
             "lambda tokens, flops, bandwidth: flops / bandwidth":
                 "that many tokens each rank needs; how many ranks does the batch feed?",
         },
-        why="P has cancelled out: the batch limits data parallelism, and not the size of the model.",
+        why="P has cancelled out: the batch limits data parallelism, not the size of the model.",
     ),
 )

@@ -32,8 +32,8 @@ PREDICTIONS = (
         mistakes={60 * LLAMA: "that is the time between failures", math.sqrt(60 * LLAMA): "a "
                   "failure loses half an interval on average: there is a 2 under the root",
                   60 * LLAMA / 2: "then half of all failures lose everything since the last one"},
-        why=f"Young's formula gives {YOUNG:.1f} minutes; Daly's, which comes next, {DALY:.1f}. Both "
-            "will do: the curve is flat there.",
+        why=f"Young's formula gives {YOUNG:.1f} minutes; Daly's, which comes next, {DALY:.1f}. "
+            "Both will do: the curve is flat there.",
     ),
     Prediction(
         "resilience_goodput", unit="%", tolerance=0.02, answer=lambda: 100 * SHARE,

@@ -67,7 +67,7 @@ PREDICTIONS = (
         "largest_tensor_parallel", {"width": (1e3, 3e4), "flops": (1e13, 1e15),
                                     "bandwidth": (1e10, 1e12)}, largest_tensor_parallel,
         solution="lambda width, flops, bandwidth: 3 * width * bandwidth / flops",
-        hint="In one layer's forward: how many FLOPs does each of R ranks compute for T tokens, and "
+        hint="In a layer's forward: how many FLOPs does each of R ranks compute for T tokens, and "
              "how many bytes does it send in two all-reduces?",
         step="2 * 12 * width**2 * T / R / flops = 2 * 2 * 2 * T * width / bandwidth. What is R?",
         mistakes={
