@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 Data parallel: DDP from nothing
 #
-# > 130 minutes, 60 more with Further, 70 with its bugs · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5, 8.1 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes, 68 more with Further, 70 with its bugs · difficulty 3/5 · **spine**: 4.1, 4.3 to 4.5, 8.1 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

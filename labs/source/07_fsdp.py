@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 FSDP: sharding as PyTorch does it
 #
-# > 130 minutes, 20 more with Further, 10 with its bug · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
+# > 130 minutes, 30 more with Further, 10 with its bug · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; 4 x 24 GB for 7B
 
 # %% [markdown]
 # ## 1. Story

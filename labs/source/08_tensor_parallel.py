@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Tensor parallelism: split the layer
 #
-# > 120 minutes, 22 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; best with NVLink between them
+# > 120 minutes, 30 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL; best with NVLink between them
 
 # %% [markdown]
 # ## 1. Story

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 Pipeline parallelism: split the depth
 #
-# > 130 minutes, 28 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 130 minutes, 33 more with Further, 15 with its bug · difficulty 4/5 · **spine**: 4.1 to 4.3 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story

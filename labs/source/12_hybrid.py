@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 3D parallelism: all of it on one model
 #
-# > 140 minutes · difficulty 5/5 · **spine**: 4.1, 4.2, section 7 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 140 minutes, 10 more with Further · difficulty 5/5 · **spine**: 4.1, 4.2, section 7 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
