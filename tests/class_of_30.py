@@ -124,7 +124,7 @@ class Lab:
 
 
 def as_handed_out(cells):
-    """The solution's cells without those that it adds before a check: a fixed program, its looks."""
+    """The solution's cells without what it adds before a check: a fixed program, its looks."""
     is_added, left = False, []
     for cell in cells:
         if cell.source == build.MENDED:
