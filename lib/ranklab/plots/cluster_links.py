@@ -16,14 +16,14 @@ def rings(log, title=None):
     fig, ax = figure(min(9.0, 2.2 + 0.55 * size), 1.2 + 0.62 * max(1, len(shown)))
     nodes = sorted(log.hosts.values())
     node_of = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
-    leaving = set()
+    leaving = []
     for row, channel in enumerate(shown):
         ring = log.rings[channel]
         for place, rank in enumerate(ring):
             after = ring[(place + 1) % len(ring)]
             via = log.links.get((channel, rank, after), "")
             crosses = node_of.get(rank) != node_of.get(after)
-            leaving |= {rank} if crosses else set()
+            leaving += [rank] * crosses
             ax.annotate("", (place + 0.72, row), (place + 0.28, row), arrowprops={
                 "arrowstyle": "->", "color": TONES[1] if crosses else INK,
                 "linewidth": 2.2 if crosses else 1.0, "linestyle": "-" if via else ":"})
@@ -32,7 +32,9 @@ def rings(log, title=None):
                     bbox={"boxstyle": "round,pad=0.25", "edgecolor": INK, "linewidth": 0.8,
                           "facecolor": "white" if even else FAINT})
     if title is None:
-        title = f"{len(shown)} rings of NCCL leave the nodes by {len(leaving)} ranks"
+        by = len(set(leaving))
+        title = f"{len(shown)} rings leave a node {len(leaving)} times, " + (
+            "each time by another rank" if by == len(leaving) else f"by {by} ranks")
     ax.set(xlim=(-0.6, size), ylim=(max(1, len(shown)) - 0.4, -0.6), title=title,
            xlabel=f"order of the ranks in the ring; {len(nodes)} nodes, white and grey by turns\n"
            "thick arrows go to another node, the last one back to the first rank")
