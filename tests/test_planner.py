@@ -10,7 +10,7 @@ import pytest
 from ranklab.formulas.pipeline_parallel import flush_bubble
 from ranklab.hybrid import Job, Layout, layout_memory
 from ranklab.models.gpt import GPTConfig
-from ranklab.planner import published
+from ranklab.planner import published, rough
 from ranklab.planner.compute import waves
 from ranklab.planner.constants import CONSTANTS, Constants, bounds
 from ranklab.planner.fit import MEMORY, fit_one
@@ -23,7 +23,7 @@ from ranklab.planner.plan import Plan, Span
 from ranklab.planner.published import all_runs
 from ranklab.planner.score import quantile, score, step_ratio
 from ranklab.planner.step import bubble_part, step_time
-from ranklab.projects.planner import report
+from ranklab.projects.planner import report, rough_errors
 from ranklab.projects.planner.__main__ import project as command
 
 GPT_22B = Model(48, 6144, 64, 24576, 51200, tied=True)
@@ -379,3 +379,12 @@ def test_the_command_refuses_what_is_no_file(capsys):
             command.main(argv)
         assert words in capsys.readouterr().err
     assert report.Options().runs()
+
+
+def test_a_rule_of_five_lines_is_off_by_twice_as_much():
+    jobs = rough.rough_jobs()
+    rule = rough.median_error(rough.rough_ratios(rough.rough_step_seconds))
+    library = rough.median_error([step_ratio(job) for job in jobs])
+    assert {job.plan.precision for job in jobs} == {"bf16"} and 2 * library < rule < 0.15
+    assert rough_errors(rough.rough_step_seconds).splitlines()[-1].split()[1:3] == [
+        str(len(jobs)), f"{rule:.0%}"]

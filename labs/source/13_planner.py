@@ -95,7 +95,7 @@ print(f"a GPU: {dgx.peak_flops / 1e12:.0f} TFLOP/s, {dgx.memory_bytes / 1e9:.1f}
 #
 # *After this you can turn an MFU and a price into dollars for a token, and compare two GPUs by it.*
 #
-# **Predict.** You train a 13B model (Llama 2's size) on sequences of 2,048 tokens. You can rent 40 GB A100s at 2.74 dollars an hour and reach 50% MFU, or A10Gs at 1.006 dollars an hour and reach 35%. An A100 has 312 TFLOP/s, and an A10G has 70. How many times as much does a token cost on the A10Gs?
+# **Predict.** You train a 13B model (Llama 2's size) on sequences of 2,048 tokens. You can rent 40 GB A100s at 2.74 dollars an hour and reach an MFU of 50% (the part of the peak that the model's own FLOPs use, lab 01), or A10Gs at 1.006 dollars an hour and reach 35%. An A100 has 312 TFLOP/s, and an A10G has 70. How many times as much does a token cost on the A10Gs?
 
 # %%
 check(planner_a10_times=...)
@@ -144,7 +144,7 @@ for cards in ("h100-dgx", "a100-40gb-dgx", "a10-pcie", "l4-pcie"):
 check(planner_gpu_hours=...)
 
 # %% [markdown]
-# Most plans begin like this. Now write the rule for one step of any plan. Three things count. All GPUs share the FLOPs of the batch, and blocks that recompute run their forward twice. A busy GPU reaches a part of its peak, the *efficiency*: choose one number for all runs. And a pipeline waits: P stages with M micro-batches and v virtual stages add (P - 1) / (v M) of the busy time (lab 09).
+# Most plans begin like this. Now write the rule for one step of any plan. Three things count. All GPUs share the FLOPs of the batch, and blocks that recompute run their forward twice. A busy GPU reaches a part of its peak, the *efficiency*: choose one number for all runs. (The MFU is lower: it counts the waiting, and not the second forward.) And a pipeline waits: P stages with M micro-batches and v virtual stages add (P - 1) / (v M) of the busy time (lab 09).
 #
 # The check then compares your rule with all published runs of dense models in bf16. Change the efficiency until half of the runs are within 15%.
 
