@@ -34,22 +34,22 @@ def diagnosed(*words):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", FEWER)
 def test_a_solved_project_has_none_of_the_diseases(name):
-    code, said = diagnosed(f"ranklab.projects.{name}", *FEWER[name].split())
-    seen = re.findall(r"(\d+) ranks, \d+ steps .*: (.*)", said)
-    assert code == 0 and seen and {word for _, word in seen} == {
-        "none of the known diseases is seen"}, said
-    assert max(int(ranks) for ranks, _ in seen) > 1
+    code, printed = diagnosed(f"ranklab.projects.{name}", *FEWER[name].split())
+    runs = re.findall(r"(\d+) ranks, \d+ steps .*: (.*)", printed)
+    assert code == 0 and runs and {word for _, word in runs} == {
+        "none of the known diseases is seen"}, printed
+    assert max(int(ranks) for ranks, _ in runs) > 1
 
 
 @pytest.mark.parametrize("piece", [
     pytest.param(piece, marks=[pytest.mark.sweep] * (piece != "mean")) for piece in WITHOUT])
 def test_what_was_left_out_of_a_project_is_named(piece):
-    code, said = diagnosed("ranklab.projects.data_parallel", "--without", piece, "--epochs", "1")
-    assert code == 1 and f"\n  {WITHOUT[piece]}\n" in said, said
+    code, printed = diagnosed("ranklab.projects.data_parallel", "--without", piece, "--epochs", "1")
+    assert code == 1 and f"\n  {WITHOUT[piece]}\n" in printed, printed
 
 
 def test_each_project_is_here_and_one_process_is_no_run_of_ranks():
     stems = {stem.partition("_")[2] for stem in labs.written()}
     assert stems == BY_ITSELF | FEWER.keys()
-    code, said = diagnosed("ranklab.projects.baseline", "--steps", "1")
-    assert code == 2 and "no ranks were observed: no process that it started" in said, said
+    code, printed = diagnosed("ranklab.projects.baseline", "--steps", "1")
+    assert code == 2 and "no ranks were observed: no process that it started" in printed, printed

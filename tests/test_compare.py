@@ -11,12 +11,12 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp_path):
-    found, run = [], compare.compare
+    rows, run = [], compare.compare
     monkeypatch.setattr(compare, "compare",
-                        lambda *given, **more: found.extend(run(*given, **more)) or found)
+                        lambda *arguments, **more: rows.extend(run(*arguments, **more)) or rows)
     plot = tmp_path / "compare.svg"
     assert main(["compare", "--layouts", "2x1x1", "2x2x1,sp,zero", "--plot", str(plot)]) == 0
-    alone, data, mesh = found
+    alone, data, mesh = rows
     assert data["loss"] == pytest.approx(alone["loss"], abs=1e-5)
     assert mesh["loss"] == pytest.approx(alone["loss"], abs=1e-5)
     whole = alone["held"]["parameters"]
@@ -27,9 +27,9 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
     assert data["sent"] == {"data": whole + 16, "tensor": 0, "pipeline": 0}
     assert mesh["sent"]["tensor"] and mesh["messages"] > data["messages"] > 0
     assert mesh["held"]["optimizer_state"] < 2 * mesh["held"]["parameters"] * 0.51
-    said = capsys.readouterr().out
-    assert "KB: 1000 bytes, at the peak of a step, of the rank that has most" in said
-    assert "2 x 2 x 1 sp zero" in said and max(map(len, said.splitlines())) <= 100
+    printed = capsys.readouterr().out
+    assert "KB: 1000 bytes, at the peak of a step, of the rank that has most" in printed
+    assert "2 x 2 x 1 sp zero" in printed and max(map(len, printed.splitlines())) <= 100
     assert "2 x 2 x 1 sp zero" in plot.read_text()
 
 
@@ -38,9 +38,9 @@ def test_losses_agree_and_costs_are_those_of_the_layout(monkeypatch, capsys, tmp
 def test_experts_are_spread_and_losses_agree(layouts, capsys):
     words = layouts.split()
     assert main(["compare", "--experts", "4", "--layouts", *words]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert "expert" in said[1]
-    losses = [float(line[22:28]) for line in said[2:3 + len(words)]]
+    lines = capsys.readouterr().out.splitlines()
+    assert "expert" in lines[1]
+    losses = [float(line[22:28]) for line in lines[2:3 + len(words)]]
     assert losses == pytest.approx([losses[0]] * (1 + len(words)), abs=1e-4)
 
 
@@ -52,14 +52,14 @@ def test_the_default_is_every_layout():
         compare.every_layout(11)
 
 
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, sentence", [
     ("2x2", "'2x2' is no layout: write dp x tp x pp as 2x2x2"),
     ("2x2x2,fsdp", "'fsdp' is not one of sp, zero, full, recompute, "),
     ("0x1x1", "dp=0 must be at least 1"),
     ("1x3x1", "tp=3 must divide the 8 heads"),
     ("1x1x1,ep=2", "ep=2 shares out experts, and this GPT has none"),
 ])
-def test_what_is_no_layout_is_a_sentence(text, said, capsys):
+def test_what_is_no_layout_is_a_sentence(text, sentence, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["compare", "--layouts", text])
-    assert capsys.readouterr().err.startswith(f"ranklab compare: {said}")
+    assert capsys.readouterr().err.startswith(f"ranklab compare: {sentence}")

@@ -32,21 +32,21 @@ def test_a_missing_piece_shows_and_a_learners_own_function_is_run_and_named():
 
     two = Config(epochs=2)
     configs = {"whole": two} | {name: replace(two, without=(name,)) for name in PIECES}
-    found = project.run(configs, 4)
-    found |= project.run({"own": two}, 4, sampler=own_sampler)
-    seen = {name: run for name, (run,) in found.items()}
-    whole = seen["whole"]
+    results = project.run(configs, 4)
+    results |= project.run({"own": two}, 4, sampler=own_sampler)
+    runs = {name: run for name, (run,) in results.items()}
+    whole = runs["whole"]
     assert all(whole.agree) and whole.spread == 0 and whole.accuracy == whole.worst
     for name in ("broadcast", "average"):  # replicas that differ from the first epoch on
-        assert not any(seen[name].agree) and seen[name].spread > 0.1
+        assert not any(runs[name].agree) and runs[name].spread > 0.1
     for name in ("mean", "shard", "epoch", "buffers"):
-        assert all(seen[name].agree), name  # weights alike on all ranks, and yet it is wrong
-        assert (seen[name].spread > 0) == (name == "buffers")
-        assert (seen[name].loss == whole.loss) == (name == "buffers")  # training reads none
+        assert all(runs[name].agree), name  # weights alike on all ranks, and yet it is wrong
+        assert (runs[name].spread > 0) == (name == "buffers")
+        assert (runs[name].loss == whole.loss) == (name == "buffers")  # training reads none
     # rank 0 alone with its own images, or four ranks that all have these images
-    assert seen["average"].accuracy == seen["shard"].accuracy
-    assert seen["own"].loss == seen["epoch"].loss
-    text = project.table({"own": found["own"]})
+    assert runs["average"].accuracy == runs["shard"].accuracy
+    assert runs["own"].loss == runs["epoch"].loss
+    text = project.table({"own": results["own"]})
     assert text.endswith("Yours: sampler. The library's: replica, scale, agree.")
 
 
@@ -78,6 +78,6 @@ def test_cifar_files_train(tmp_path, capsys):
         "--data", "cifar10", "--folder", str(tmp_path), "--epochs", "2", "--batch", "24",
         "--base-batch", "24", "--width", "4", "--warmup", "1", "--seeds", "1",
         "--precision", "bf16", "--ranks", "2"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("speed-up") == 1 and "2 ranks" in said
-    assert "2 of 2" in said and "seed 0" in said  # in agreement; the progress bar
+    printed = capsys.readouterr().out
+    assert printed.count("speed-up") == 1 and "2 ranks" in printed
+    assert "2 of 2" in printed and "seed 0" in printed  # in agreement; the progress bar

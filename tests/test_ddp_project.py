@@ -24,14 +24,14 @@ TINY = replace(project.LAPTOP, model="resnet18", width=4, images=44, held_out=7,
                epochs=3, warmup_epochs=1, log_every=1)
 
 
-def trainer(**changes):
+def tiny_trainer(**changes):
     return new_trainer(replace(TINY, **changes))
 
 
-def state(mine):
+def state(trainer):
     """All that a step changes, as one list of tensors."""
-    momenta = [s["momentum_buffer"] for s in mine.optimizer.state.values()]
-    return [x.detach().cpu().clone() for x in (*mine.model.state_dict().values(), *momenta)]
+    momenta = [s["momentum_buffer"] for s in trainer.optimizer.state.values()]
+    return [x.detach().cpu().clone() for x in (*trainer.model.state_dict().values(), *momenta)]
 
 
 def assert_same(left, right):
@@ -39,54 +39,54 @@ def assert_same(left, right):
 
 
 def _three_steps(total):
-    mine = trainer(norm="group", batch_per_rank=total // dist.get_world_size())
-    return mine.fit(until=3).loss, [p.detach() for p in mine.model.parameters()]
+    trainer = tiny_trainer(norm="group", batch_per_rank=total // dist.get_world_size())
+    return trainer.fit(until=3).loss, [p.detach() for p in trainer.model.parameters()]
 
 
 def test_ranks_equal_one_process():
     """Eight images a step on 1 and 4 ranks. Group norm: batch norm sees a rank's images only."""
     (losses, weights), = launch(_three_steps, 8, ranks=1)
     assert losses[-1] != losses[0]
-    seen = launch(_three_steps, 8, ranks=4)
-    for of_rank, mine in seen:
+    by_rank = launch(_three_steps, 8, ranks=4)
+    for of_rank, rank_weights in by_rank:
         assert of_rank == pytest.approx(losses, rel=1e-5)
-        for a, b in zip(mine, weights, strict=True):
+        for a, b in zip(rank_weights, weights, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-        assert_same(mine, seen[0][1])
+        assert_same(rank_weights, by_rank[0][1])
 
 
 def _scores(sizes):
-    found = []
+    scores = []
     for held_out in sizes:
-        mine = trainer(held_out=held_out, batch_per_rank=2)
-        mine.fit(until=2)
-        for buffer in mine.model.buffers():  # as after steps on different images
+        trainer = tiny_trainer(held_out=held_out, batch_per_rank=2)
+        trainer.fit(until=2)
+        for buffer in trainer.model.buffers():  # as after steps on different images
             if buffer.is_floating_point():
                 buffer += 0.1 * dist.get_rank()
-        found.append(mine.evaluate())
-        assert mine.model.training
-    return found, mine.model.state_dict()
+        scores.append(trainer.evaluate())
+        assert trainer.model.training
+    return scores, trainer.model.state_dict()
 
 
 def test_each_held_out_image_counts_once(sizes=(1, 7)):
     """7 images for 3 ranks of 2: one rank has a batch more. One image: two ranks have none."""
-    seen = launch(_scores, sizes, ranks=3)
+    by_rank = launch(_scores, sizes, ranks=3)
     model = ResNet(TINY.shape(TINY.classes)).eval()  # rank 0's last one, in one process
-    model.load_state_dict(seen[0][1])
+    model.load_state_dict(by_rank[0][1])
     images = open_data(TINY)[1]
     pixels, labels = zip(*(images[0, i] for i in range(7)))
     right = model(Normalise()(torch.stack(pixels))).argmax(1) == torch.tensor(labels)
-    assert [found[1] for found, _ in seen] == [right.sum().item() / 7] * 3
-    assert all(found[0] in (0, 1) for found, _ in seen)
+    assert [scores[1] for scores, _ in by_rank] == [right.sum().item() / 7] * 3
+    assert all(scores[0] in (0, 1) for scores, _ in by_rank)
 
 
 def _interrupted(path):
     """Straight to step 8; and stopped at step 3 in the middle of an epoch, then gone on."""
-    straight, first = trainer(workers=1), trainer(workers=1, checkpoint=path)
+    straight, first = tiny_trainer(workers=1), tiny_trainer(workers=1, checkpoint=path)
     straight.fit(until=8)
     first.fit(until=3)
     dist.barrier()  # in life the first run has ended long before
-    second = trainer(workers=1, checkpoint=path)
+    second = tiny_trainer(workers=1, checkpoint=path)
     torch.manual_seed(dist.get_rank())
     second.resume()
     assert second.steps_done == 3 and first.steps_per_epoch == 5
@@ -102,18 +102,18 @@ def test_a_resumed_run_is_bit_equal(tmp_path):
 
 
 def _terminated(path):
-    mine = trainer(checkpoint=path, log_every=3)
-    step = mine.step
+    trainer = tiny_trainer(checkpoint=path, log_every=3)
+    step = trainer.step
 
     def step_and_be_told():
         loss = step()
-        if mine.steps_done == 4 and dist.get_rank() == 1:
+        if trainer.steps_done == 4 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return loss
 
-    mine.step = step_and_be_told
-    mine.fit()
-    return mine.steps_done, mine.stopped
+    trainer.step = step_and_be_told
+    trainer.fit()
+    return trainer.steps_done, trainer.stopped
 
 
 def test_a_sigterm_to_one_rank_ends_all_after_the_same_step(tmp_path):
@@ -122,10 +122,10 @@ def test_a_sigterm_to_one_rank_ends_all_after_the_same_step(tmp_path):
 
 def test_the_project_runs_a_learners_hook_and_reports():
     changes = {"model": "resnet18", "images": 512, "held_out": 96, "epochs": 2, "lr": 0.4}
-    found = project.run(ranks=2, timeout=100, **changes, compress=True,
-                        half=lambda group, bucket: compress_fp16_hook(group, bucket))
-    assert found["top1"] > 0.3 and found["history"].loss[-1] < found["history"].loss[0]
-    text = project.report(found)
+    results = project.run(ranks=2, timeout=100, **changes, compress=True,
+                          half=lambda group, bucket: compress_fp16_hook(group, bucket))
+    assert results["top1"] > 0.3 and results["history"].loss[-1] < results["history"].loss[0]
+    text = project.report(results)
     assert "Yours: compress_fp16_hook." in text
     assert "16 of 16 steps of 64 images: 2 ranks with 32 each" in text
     assert re.search(r"top-1 \d+.\d% of 96 images", text)
@@ -157,8 +157,9 @@ def test_scaling_measures_both_kinds_in_one_run():
 
 def test_a_trace_of_all_ranks_is_written_and_judged(tmp_path):
     path = tmp_path / "trace.json"
-    said = project.profile(TINY, path, ranks=2, steps=2)
-    assert re.match(r"[a-z-]+: loader-bound \d+%, communication-bound \d+%, straggler \d+%", said)
+    verdict = project.profile(TINY, path, ranks=2, steps=2)
+    assert re.match(r"[a-z-]+: loader-bound \d+%, communication-bound \d+%, straggler \d+%",
+                    verdict)
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert any("gloo:" in event["name"] for event in events)

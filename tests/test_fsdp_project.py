@@ -43,7 +43,7 @@ def _one(until=None, resume=False, **changes):
         return str(error)
 
 
-def found(ranks, *changes, **how):
+def results_of(ranks, *changes, **how):
     """[what rank 0 finds] with each of these changes."""
     return launch(_all, changes, ranks=ranks, timeout=170, preload=PRELOAD, **how)[0]
 
@@ -52,10 +52,10 @@ def test_the_same_on_any_ranks_by_either_engine_and_after_a_resume(tmp_path):
     saved = {"checkpoint": str(tmp_path)}
     cases = [{}, {"engine": "fsdp2"}, {"recompute": True, "offload": True, "micro_batch": 6},
              {"most_bytes": 45_000}]
-    [one] = found(1, {})
-    *seen, refused, half = found(2, *cases, {"most_bytes": 9}, saved | {"until": 1})
-    hybrid, = found(4, {"shard_ranks": 2})
-    for change, each in zip([*cases, {"shard_ranks": 2}], [*seen, hybrid], strict=True):
+    [one] = results_of(1, {})
+    *results, refused, half = results_of(2, *cases, {"most_bytes": 9}, saved | {"until": 1})
+    hybrid, = results_of(4, {"shard_ranks": 2})
+    for change, each in zip([*cases, {"shard_ranks": 2}], [*results, hybrid], strict=True):
         assert each["history"].loss == pytest.approx(one["history"].loss, abs=2e-4), change
         for step, score in each["scores"].items():
             assert score == pytest.approx(one["scores"][step], abs=1e-3), change
@@ -63,10 +63,10 @@ def test_the_same_on_any_ranks_by_either_engine_and_after_a_resume(tmp_path):
         [held], _, sent = each["costs"]
         counted = [held.parameters, held.gradients, held.optimizer_state, sent]
         config = dataclasses.replace(SMALL, **change)
-        said = predicted_costs(each["numbers"], config, 4 if config.shard_ranks else 2)
-        assert counted == pytest.approx(said, rel=0.02)
+        predicted = predicted_costs(each["numbers"], config, 4 if config.shard_ranks else 2)
+        assert counted == pytest.approx(predicted, rel=0.02)
     assert "most_bytes=9 is too little" in refused
-    again, = found(3, saved | {"resume": True, "engine": "fsdp2"})
+    again, = results_of(3, saved | {"resume": True, "engine": "fsdp2"})
     assert again["scores"][1] == pytest.approx(half["scores"][1], abs=1e-4)
     assert again["scores"][3] == pytest.approx(one["scores"][3], abs=1e-3)
 
@@ -88,11 +88,11 @@ def test_pretrained_in_bf16_offloaded_and_saved_for_transformers_under_a_gpus_ru
     (broken / "config.json").write_text(json.dumps({"model_type": "llama", **SHAPE}))
     (broken / "model.safetensors").write_bytes(b"half")
     change = {"precision": "bf16", "offload": True, "save": tuned}
-    theirs, ours, again, refused = found(
+    fsdp2, ours, again, refused = results_of(
         2, change | {"engine": "fsdp2"}, change | {"pretrain": 2, "recompute": True},
         {"model": tuned, "steps": 1}, {"model": str(broken)}, rehearse="gpu")
     assert "model.safetensors has no whole" in refused
-    for each in (theirs, ours):
+    for each in (fsdp2, ours):
         assert each["scores"][3].loss < each["scores"][0].loss - 0.1
     assert again["scores"][0] == pytest.approx(ours["scores"][3], abs=0.02)  # computed in bf16
     [loss] = launch(_loss_by_transformers, tuned, ranks=1, preload=PRELOAD)

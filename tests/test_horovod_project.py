@@ -49,9 +49,9 @@ def test_losses_bytes_and_accuracy_are_those_of_one_process_with_a_learners_comp
     assert plain["losses"] == pytest.approx(small["losses"], rel=1e-2)
     assert all(one["runs"]["none"]["losses"] == plain["losses"] for one in of_4)
     assert plain["accuracy"] == alone[0]["runs"]["none"]["accuracy"]
-    for seen, share in ((plain, 1.5), (small, 0.75)):
-        assert seen["predicted_bytes"] == share * sum(plain["sizes"])
-        assert seen["sent_bytes"] == pytest.approx(seen["predicted_bytes"], abs=8)
+    for run, share in ((plain, 1.5), (small, 0.75)):
+        assert run["predicted_bytes"] == share * sum(plain["sizes"])
+        assert run["sent_bytes"] == pytest.approx(run["predicted_bytes"], abs=8)
     text = training.report({**of_4[0], "config": SMALL, "tokens": tokens, "authors": "Yours."})
     assert "23 held out, 2 classes" in text and "4, on 4 nodes\nYours." in text
     assert re.search(r"BERT, compression fp16 +\d+\.\d% +0\.0\d +0\.0\d", text)
@@ -114,8 +114,9 @@ def test_every_moment_counts_once_also_in_our_own_file(tmp_path, capsys):
         shares([])
     hvd.timeline([tuple(phase) for phase in TWO_STEPS], tmp_path / "trace.json")
     assert command.project.main(["--read", str(tmp_path / "trace.json")]) == 0
-    said = capsys.readouterr().out
-    assert "18.00 s, 2 all-reduces of 4 gradients" in said and "bottleneck: all-reduce, 33%" in said
+    printed = capsys.readouterr().out
+    assert "18.00 s, 2 all-reduces of 4 gradients" in printed
+    assert "bottleneck: all-reduce, 33%" in printed
 
 
 @pytest.mark.parametrize("ending", ["]", "", ",\n"])
@@ -144,11 +145,11 @@ def test_one_step_has_the_same_loss_by_other_tools(name, monkeypatch):
     if name == "tf_mirrored_step" and not find_spec("tensorflow"):
         pytest.skip("needs tensorflow")
     launcher = ["mpirun", "-n", "4"] * (name == "mpi_step")
-    said = subprocess.run([*launcher, sys.executable, f"labs/jobs/{name}.py"], text=True,
+    printed = subprocess.run([*launcher, sys.executable, f"labs/jobs/{name}.py"], text=True,
                           env={"OMP_NUM_THREADS": "1", **os.environ, **mpi.OPEN_MPI},
                           capture_output=True, timeout=120).stdout
-    losses = [float(number) for number in re.findall(r"\d+\.\d{5}", said)]
-    assert losses == pytest.approx(launch(torch_step.step, ranks=4)[0], abs=2e-5), said
+    losses = [float(number) for number in re.findall(r"\d+\.\d{5}", printed)]
+    assert losses == pytest.approx(launch(torch_step.step, ranks=4)[0], abs=2e-5), printed
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch, capsys):

@@ -28,15 +28,15 @@ FEW = {"steps": 3, "batch": 8, "micro_batches": 4, "eval_batch": 8, "log_every":
 @pytest.mark.parametrize("name, ranks", [("1f1b", 3), ("interleaved", 2), ("zb-v", 2)])
 def test_equal_to_one_process_with_counts_as_predicted(name, ranks):
     # The pipeline's model is made on meta, that of one process on the CPU: the same weights.
-    found = project.run(ranks=ranks, schedule=schedule_of(name), **FEW)
-    first, shape = found["ranks"][0], found["shape"]
+    results = project.run(ranks=ranks, schedule=schedule_of(name), **FEW)
+    first, shape = results["ranks"][0], results["shape"]
     assert first["loss"] == pytest.approx(first["alone"], abs=1e-4)
-    for seen in found["ranks"]:
+    for rank in results["ranks"]:
         for counts in ("messages", "bytes", "activations"):
-            counted, said = seen[counts]
-            assert counted == said > 0
+            counted, predicted = rank[counts]
+            assert counted == predicted > 0
     twice = 0 if name == "zb-v" else shape.vocab_size * shape.n_embd  # a V has both ends on rank 0
-    numbers = [seen["parameters"] for seen in found["ranks"]]
+    numbers = [rank["parameters"] for rank in results["ranks"]]
     assert sum(numbers) == count_parameters(shape) + twice
 
 
@@ -65,16 +65,16 @@ def _asleep(plan, slow_stage, longer):
 def test_an_emulated_run_shows_the_bubble_and_the_slow_stage(slow_stage):
     plan, off = one_f_one_b_schedule(4, 8), []
     times = [2 if stage == slow_stage else 1 for stage in range(4)]
-    said = bubble_fraction(simulate(plan, times, [2 * time for time in times]))
-    assert slow_stage == 2 or said == pytest.approx(flush_bubble(4, 8))
+    predicted = bubble_fraction(simulate(plan, times, [2 * time for time in times]))
+    assert slow_stage == 2 or predicted == pytest.approx(flush_bubble(4, 8))
     for longer in (1, 2, 4, 8, 16):  # a busy machine wakes a sleeping rank late: that matters less
         spans = launch(_asleep, plan, slow_stage, longer, ranks=4, timeout=120)
         busy, (measured, *_) = monitor(sum(spans, []), plan)
         assert slow_stage == -1 or busy.index(max(busy)) == slow_stage
-        off.append(abs(measured - said))
+        off.append(abs(measured - predicted))
         if off[-1] < 0.05:
             return
-    raise AssertionError(f"bubble {said:.3f}; measured it is off by {off}")
+    raise AssertionError(f"bubble {predicted:.3f}; measured it is off by {off}")
 
 
 # --- torch's pipelining ---------------------------------------------------------------------------
@@ -87,9 +87,9 @@ def _by_both():
 @pytest.mark.sweep
 def test_torchs_pipelining_gives_the_same():
     for rank in launch(_by_both, ranks=4, timeout=170):
-        for name, (ours, theirs) in rank.items():
-            assert ours[0] == pytest.approx(theirs[0], abs=1e-5), name
-            assert ours[2] == theirs[2], name
+        for name, (ours, torchs) in rank.items():
+            assert ours[0] == pytest.approx(torchs[0], abs=1e-5), name
+            assert ours[2] == torchs[2], name
             for parameter, gradient in ours[1].items():
                 assert gradient.abs().max() > 0
-                torch.testing.assert_close(gradient, theirs[1][parameter], atol=1e-5, rtol=0)
+                torch.testing.assert_close(gradient, torchs[1][parameter], atol=1e-5, rtol=0)

@@ -24,9 +24,9 @@ A100, H100 = find_node("a100-dgx"), find_node("h100-dgx")
 
 def test_every_order_has_a_plan_that_keeps_all_constraints(capsys):
     assert not command.main(["orders"])
-    said = capsys.readouterr().out
-    assert said.count(" ok ") >= 12 and "FAIL" not in said
-    assert "10b   10B over two sites" in said and "RTX-4090: deepspeed" in said
+    printed = capsys.readouterr().out
+    assert printed.count(" ok ") >= 12 and "FAIL" not in printed
+    assert "10b   10B over two sites" in printed and "RTX-4090: deepspeed" in printed
 
 
 def test_grades_name_what_fails():
@@ -40,14 +40,14 @@ def test_grades_name_what_fails():
 
 
 def test_orders_run_the_functions_that_are_given():
-    asked = []
+    calls = []
 
     def search(*args, **named):
-        asked.append(args)
+        calls.append(args)
         return search_layouts(*args, **named)
 
     slower = project.run(only="10b", search=search, far=0.02e9)
-    assert len(asked) == 1 and asked[0][1].far == 0.02e9
+    assert len(calls) == 1 and calls[0][1].far == 0.02e9
     assert "links of islands" in slower
     tight = project.run(only="130b", memory=lambda *_: dataclasses.replace(
         memory_per_gpu(*_), weights=1e12))
@@ -61,8 +61,8 @@ def test_errors_are_those_of_the_functions_that_are_given():
     assert len(lines) == 5 and "kept back" in lines[3]
     doubled = project.errors(step=lambda *args: dataclasses.replace(
         step_time(*args), rest=step_time(*args).total)).splitlines()
-    kept = [float(re.findall(r"([\d.]+)%", each[3])[0]) for each in (lines, doubled)]
-    assert kept[1] > 80 > 10 > kept[0]
+    errors = [float(re.findall(r"([\d.]+)%", each[3])[0]) for each in (lines, doubled)]
+    assert errors[1] > 80 > 10 > errors[0]
     assert lines[2] == doubled[2]  # memory is as it was
 
 
@@ -75,8 +75,8 @@ def test_what_was_trained_fits():
 def test_the_number_of_published_step_times_is_said_alike():
     number = len(project.predicted())
     for path in ("README.md", "labs/source/13_planner.py", "slides/13_planner.md"):
-        said = re.findall(r"(\d+) published (?:step times|runs)", (ROOT / path).read_text())
-        assert str(number) in said, path
+        numbers = re.findall(r"(\d+) published (?:step times|runs)", (ROOT / path).read_text())
+        assert str(number) in numbers, path
 
 
 # --- models, nodes, layouts -----------------------------------------------------------------------
@@ -112,22 +112,23 @@ def test_every_layout_can_run_and_has_its_batch():
             ("llama-70b", H100, 64, 8192, 256), ("mixtral-8x7b", H100, 16, 8192, 64),
             ("llama2-7b", find_node("rtx4090-pcie"), 4, 2048, 64)):
         for tool in ADVISED:
-            found = [*layouts(MODELS[name], node, gpus, sequence, batch, tool)]
-            assert found
-            for plan in found:
+            plans = [*layouts(MODELS[name], node, gpus, sequence, batch, tool)]
+            assert plans
+            for plan in plans:
                 refuse(plan, MODELS[name], node, gpus, sequence, batch)
     assert NODES["gb200-nvl72"][1] == 72
 
 
 def test_the_search_is_sorted_and_fits():
-    found = search_layouts(MODELS["llama-8b"], H100, 16, 8192, 64)
-    times = [each.step.total for each in found]
+    candidates = search_layouts(MODELS["llama-8b"], H100, 16, 8192, 64)
+    times = [each.step.total for each in candidates]
     assert times == sorted(times)
-    assert all(each.memory.total <= 0.9 * H100.memory_bytes for each in found)
+    assert all(each.memory.total <= 0.9 * H100.memory_bytes for each in candidates)
     whole = search_layouts(MODELS["llama-8b"], H100, 16, 8192, 64, reserve=0)
-    assert len(whole) > len(found) and any(
+    assert len(whole) > len(candidates) and any(
         each.memory.total > 0.9 * H100.memory_bytes for each in whole)
-    assert sum(share for _, share in shares(found[0].plan, found[0].step, H100)) == pytest.approx(1)
+    best = candidates[0]
+    assert sum(share for _, share in shares(best.plan, best.step, H100)) == pytest.approx(1)
     with pytest.raises(ValueError, match=r"no layout fits in the 85 GB .*10% .* needs [\d.]+ GB"):
         search_layouts(MODELS["gpt3-175b"], A100, 8, 2048, 64)
 
@@ -152,5 +153,5 @@ def test_a_measured_node_is_a_machine(tmp_path, capsys):
     assert node.node == 2 and node.bf16 > 0 and 1e7 < node.link < 1e12
     assert search_layouts(model_of_size(5e7), node, 2, 128, 8, ("torchtitan",))
     ranklab_plan(["--params", "5e7", "--gpus", "2", "--on", str(path)])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no price is known (--price), no power of a GPU is known" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no price is known (--price), no power of a GPU is known" in printed

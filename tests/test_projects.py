@@ -146,6 +146,6 @@ def test_a_learners_parts_run_as_on_gpus_and_are_named(stem, monkeypatch, tmp_pa
     own = {name: recorded(part, called / name) for name, part in parts.items()}
     project, results = run(stem, **{"ranks": 8 if "context" in stem else 2} | arguments | own)
     assert {path.name for path in called.iterdir()} == own.keys()
-    said = project.report(results)
+    report = project.report(results)
     for words in expected:
-        assert words in said
+        assert words in report

@@ -43,10 +43,10 @@ def reports(tmp_path_factory, text):
     alpaca = folder / "alpaca.json"
     alpaca.write_text(json.dumps([{"instruction": "Add", "input": f"{n} + 1", "output": str(n + 1)}
                                   for n in range(40)]))
-    given = {name: (words.format(text=text, alpaca=alpaca).split(), str(folder / name))
-             for name, (words, _) in RUNS.items()}
+    commands = {name: (words.format(text=text, alpaca=alpaca).split(), str(folder / name))
+                for name, (words, _) in RUNS.items()}
     (folder / "all.py").write_text(SCRIPT)
-    torchrun(folder / "all.py", json.dumps(given), ranks=len(RANKS))
+    torchrun(folder / "all.py", json.dumps(commands), ranks=len(RANKS))
     return {name: [(folder / f"{name}.{rank}").read_text() for rank in RANKS] for name in RUNS}
 
 

@@ -241,6 +241,7 @@ def test_it_is_refused(name, arguments, said, there, tmp_path, monkeypatch, caps
     ("baseline", "", "WORLD_SIZE=2: this is the baseline of one device"),
     ("data_parallel", "--ranks 4", "--ranks is for python alone"),
     ("zero", "--ranks 3", "--ranks is for python alone"),
+    ("resilience", "", "run it by python, not by torchrun"),
 ])
 def test_it_is_refused_in_a_job(name, arguments, said, monkeypatch, capsys):
     for variable, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():

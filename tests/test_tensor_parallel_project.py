@@ -68,10 +68,10 @@ def test_dtensor_has_our_losses_and_gathers_no_logits(every_method, text):
     _, _, tensor, sequence, dtensor = every_method["rows"]
     by_tokens, = project.run(ranks=2, method="dtensor", path=text, sequence_parallel=True,
                              **FEW)["rows"]
-    for ours, theirs in ((tensor, dtensor), (sequence, by_tokens)):
-        assert theirs.history.loss == pytest.approx(ours.history.loss, abs=1e-5)
+    for ours, torchs in ((tensor, dtensor), (sequence, by_tokens)):
+        assert torchs.history.loss == pytest.approx(ours.history.loss, abs=1e-5)
         # Its loss has a message more, and it adds up norms' gradients more often.
-        assert ours.counted[2] <= theirs.counted[2] < 1.02 * ours.counted[2]
+        assert ours.counted[2] <= torchs.counted[2] < 1.02 * ours.counted[2]
 
 
 def mlp(split):
@@ -94,10 +94,10 @@ def test_megatrons_linears_are_equal_to_ours():
             parallel_linears)]
 
     alone, = launch(mlp, lambda up, down: (up, down), ranks=1)
-    for ours, theirs in launch(both, ranks=2, rehearse="gpu", timeout=150):
-        for got in (ours, theirs):
+    for ours, megatrons in launch(both, ranks=2, rehearse="gpu", timeout=150):
+        for got in (ours, megatrons):
             torch.testing.assert_close(got[:2], alone[:2], rtol=1e-5, atol=1e-6)
-        assert theirs[2:] == ours[2:] == ({"all_reduce": 2}, 2 * 2 * 1 * 120 * 4 // 2)
+        assert megatrons[2:] == ours[2:] == ({"all_reduce": 2}, 2 * 2 * 1 * 120 * 4 // 2)
 
 
 # --- formulas and links ---------------------------------------------------------------------------

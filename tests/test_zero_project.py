@@ -26,33 +26,33 @@ def small_model(monkeypatch):
 @pytest.mark.usefixtures("small_model")
 def test_every_stage_trains_alike_and_holds_and_sends_what_the_formulas_say(text):
     """Each of four ranks has other parameters in its shards: some no norm at all."""
-    found = project.run(ranks=4, path=text, steps=3, **{**SMALL, "micro_batch": 2})
-    losses = [row.held_out for row in found["rows"]]
+    results = project.run(ranks=4, path=text, steps=3, **{**SMALL, "micro_batch": 2})
+    losses = [row.held_out for row in results["rows"]]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
-    assert [row.steps for row in found["rows"]] == [3] * 4
-    for row in found["rows"]:
+    assert [row.steps for row in results["rows"]] == [3] * 4
+    for row in results["rows"]:
         # padding makes R divide; Adam counts its steps, 4 bytes for each tensor; clipping adds
         # squares up: one number from each rank
-        counted, said = row.costs._replace(peak=0), row.predicted._replace(peak=0)
-        assert counted == pytest.approx(said, abs=500)
-        assert all(seen >= least for seen, least in zip(counted, said, strict=True))
-    peaks = [row.costs.peak for row in found["rows"]]
+        counted, predicted = row.costs._replace(peak=0), row.predicted._replace(peak=0)
+        assert counted == pytest.approx(predicted, abs=500)
+        assert all(number >= least for number, least in zip(counted, predicted, strict=True))
+    peaks = [row.costs.peak for row in results["rows"]]
     assert peaks == sorted(peaks, reverse=True)
-    text = project.report(found)
-    assert all(f"{row.costs.sent:,}" in text for row in found["rows"])
+    text = project.report(results)
+    assert all(f"{row.costs.sent:,}" in text for row in results["rows"])
 
 
 @pytest.mark.usefixtures("small_model")
 def test_what_is_offloaded_is_not_on_the_device(text, tmp_path):
     how = {"ranks": 2, "path": text, "steps": 3, "precision": "bf16", **SMALL}
     here, = project.run(numbers=(2,), **how)["rows"]
-    found = project.run(numbers=(1, 2, 3), offload=str(tmp_path), **how)
-    for row in found["rows"]:
+    results = project.run(numbers=(1, 2, 3), offload=str(tmp_path), **how)
+    for row in results["rows"]:
         assert row.costs._replace(peak=0) == pytest.approx(row.predicted._replace(peak=0), abs=500)
         assert row.costs.optimizer_state == 0 < row.costs.offloaded
         assert row.held_out == pytest.approx(here.held_out, rel=1e-4)
-    assert found["rows"][1].costs.peak < here.costs.peak
-    assert f"Offloaded to {tmp_path}" in project.report(found)
+    assert results["rows"][1].costs.peak < here.costs.peak
+    assert f"Offloaded to {tmp_path}" in project.report(results)
 
 
 @pytest.mark.usefixtures("small_model")
@@ -67,10 +67,10 @@ def test_a_learners_class_and_formula_are_used(text, tmp_path):
             open(called, "w").close()
             super().step_ends()
 
-    found = project.run(numbers=(2,), stages={**STAGES, 2: Mine}, zero_memory=half, ranks=2,
-                        path=text, steps=1, **SMALL)
-    assert (tmp_path / "called").exists() and found["rows"][0].predicted.gradients == 7
-    assert "Yours: ZeroStage2, zero_memory." in project.report(found)
+    results = project.run(numbers=(2,), stages={**STAGES, 2: Mine}, zero_memory=half, ranks=2,
+                          path=text, steps=1, **SMALL)
+    assert (tmp_path / "called").exists() and results["rows"][0].predicted.gradients == 7
+    assert "Yours: ZeroStage2, zero_memory." in project.report(results)
 
 
 def test_a_deepspeed_config_becomes_the_projects(tmp_path):
@@ -80,12 +80,12 @@ def test_a_deepspeed_config_becomes_the_projects(tmp_path):
     assert options.stages() == (2,) and config.offload == "cpu"
     assert (config.batch, config.micro_batch, config.precision) == (64, 4, "bf16")
     assert (config.lr, config.betas, config.clip) == (0.5, (0.9, 0.95), 1.0)
-    for broken, said in (({"fp16": {"enabled": True}}, "take bf16"),
-                         ({"zero_optimization": {"offload_param": {"device": "cpu"}}},
-                          "offload_param is not for"),
-                         ({"optimizer": {"type": "Lion"}}, "must be 'AdamW'")):
+    for broken, sentence in (({"fp16": {"enabled": True}}, "take bf16"),
+                             ({"zero_optimization": {"offload_param": {"device": "cpu"}}},
+                              "offload_param is not for"),
+                             ({"optimizer": {"type": "Lion"}}, "must be 'AdamW'")):
         path.write_text(json.dumps(broken))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=sentence):
             read_config(path)
 
 

@@ -15,8 +15,8 @@ from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.trainer.text import TextTrainer
 
 # A GPT as large ones are. Its vocabulary is GPT-2's 50257, padded to a multiple of 128: odd sizes
-# leave tensor cores idle, and 8 divides it. The byte text uses 256 of them, but a token costs what
-# it costs in published runs.
+# leave tensor cores idle. The byte text uses 256 of them; a token costs what it costs in published
+# runs.
 large_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
 
 

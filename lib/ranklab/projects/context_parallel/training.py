@@ -68,7 +68,7 @@ class Outcome:
     shape: GPTConfig
     config: Config
     authors: str
-    ranks: list  # of each rank: {"saved": bytes, "sent": bytes a step, "predicted": bytes}
+    ranks: tuple  # of each rank: {"saved": bytes, "sent": bytes a step, "predicted": bytes}
     steps: int
     losses: dict  # {name: held-out nats}
     by_position: dict  # {name: [(position, held-out nats)]}, in parts of a rank's budget
@@ -90,8 +90,8 @@ def run(size="laptop", ranks=None, path=None, **arguments):
     columns = columns_of(config.method, ranks)
     if shape.n_head % columns:
         raise ValueError(f"{columns} ranks that trade heads must divide n_head={shape.n_head}")
-    results = session.launch(_work, shape, config, text, parts, columns)
-    return Outcome(shape, config, authors(parts), results, **results[0].pop("first"))
+    costs, outcomes = zip(*session.launch(_work, shape, config, text, parts, columns))
+    return Outcome(shape, config, authors(parts), costs, **outcomes[0])
 
 
 def columns_of(method, ranks):
@@ -102,25 +102,25 @@ def columns_of(method, ranks):
 
 
 def _work(session, shape, config, text, parts, columns):
-    """Train the model on each rank, and measure it."""
+    """Train the model on each rank, and measure it.
+
+    Returns: (costs of this rank, the last fields of an Outcome: rank 0 has all of them)
+    """
     mesh = build_mesh({"ring": dist.get_world_size() // columns, "ulysses": columns})
     tokens = TokenShard(mesh.group("ring"), mesh.group("ulysses") if columns > 1 else None,
                         end=END[0] if config.documents else None, **parts)
     trainer = session.train(new_model(shape), text, config, ContextParallel(tokens=tokens))
     steps, saved_short = trainer.steps_done, 0
-    result = {"saved": saved_bytes(trainer), "predicted": predicted_bytes(mesh, shape, config),
-              "sent": sent_in_a_step(trainer, "send", "all_to_all")}  # without gradients
+    costs = {"saved": saved_bytes(trainer), "predicted": predicted_bytes(mesh, shape, config),
+             "sent": sent_in_a_step(trainer, "send", "all_to_all")}  # without gradients
     curves = {"long": by_position(trainer, tokens, trainer.held_out_batch())}
     if config.compare and dist.get_rank() == 0:
         short = train_on_windows(shape, text, config)
         saved_short = saved_bytes(short)
         curves["short windows"] = by_position(short, None, windows(text, shape, config))
-    if dist.get_rank() == 0:
-        result["first"] = {
-            "steps": steps, "saved_short": saved_short,
-            "by_position": {name: parts_of(curve) for name, curve in curves.items()},
-            "losses": {name: curve.mean().item() for name, curve in curves.items()}}
-    return result
+    return costs, {"steps": steps, "saved_short": saved_short,
+                   "by_position": {name: parts_of(curve) for name, curve in curves.items()},
+                   "losses": {name: curve.mean().item() for name, curve in curves.items()}}
 
 
 def train_on_windows(shape, text, config):

@@ -78,7 +78,7 @@ class Outcome:
     shape: MoEConfig
     config: Config
     authors: str
-    ranks: list  # of each rank: {"sent": bytes of rows and counts in a step, "predicted": bytes}
+    ranks: tuple  # of each rank: {"sent": bytes of rows and counts in a step, "predicted": bytes}
     steps: int
     losses: dict  # {name: held-out nats}
     loads: list  # [(step, [the load of each expert, divided by the mean, of each layer])]
@@ -103,28 +103,30 @@ def run(size="laptop", ranks=None, path=None, **arguments):
     if ranks % spread or config.n_expert % spread:
         raise ValueError(f"ep={spread} must divide the {ranks} ranks and "
                          f"n_expert={config.n_expert}")
-    results = session.launch(_work, dense, config, text, parts, spread)
-    return Outcome(shape, config, authors(parts), results, **results[0].pop("first"))
+    costs, outcomes = zip(*session.launch(_work, dense, config, text, parts, spread))
+    return Outcome(shape, config, authors(parts), costs, **outcomes[0])
 
 
 def _work(session, dense, config, text, parts, spread):
-    """Train and measure the model with experts on each rank; then train the dense one."""
+    """Train and measure the model with experts on each rank; then train the dense one.
+
+    Returns: (costs of this rank, the last fields of an Outcome)
+    """
     mesh = build_mesh({"data": dist.get_world_size() // spread, "expert": spread},
                       joined=[("data", "expert")])
     parallel = ExpertParallel(mesh.group(("data", "expert")), mesh.group("expert"),
                               mesh.group("data"), parts["average"])
     trainer = ExpertTrainer(config.shape(dense), text, config, parallel, parts, session.progress)
     session.fit(trainer)
-    first = {"steps": trainer.steps_done, "loads": trainer.loads,
-             "losses": {"experts": trainer.evaluate()}}
-    result = counted(trainer, mesh.group("expert"))
+    steps, losses = trainer.steps_done, {"experts": trainer.evaluate()}
+    costs, loads = counted(trainer, mesh.group("expert")), trainer.loads
     dropped = parallel.total(torch.stack([(layer.seen["chosen"] < 0).float().mean()
                                           for layer in layers_of(trainer.model)]).mean())
-    first["dropped"] = dropped.item() / parallel.ranks
     if config.compare:
         trainer = trained_alone(new_model(dense), text, config, DataParallel(), session.progress)
-        first["losses"]["dense"] = trainer.evaluate()
-    return result | ({"first": first} if dist.get_rank() == 0 else {})
+        losses["dense"] = trainer.evaluate()
+    return costs, {"steps": steps, "losses": losses, "loads": loads,
+                   "dropped": dropped.item() / parallel.ranks}
 
 
 class ExpertTrainer(TextTrainer):
