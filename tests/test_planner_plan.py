@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from ranklab.cli import main
+from ranklab.formulas.muon import muon_cost
 from ranklab.planner import published
 from ranklab.planner.catalog import MODELS, find_node, of_config
 from ranklab.planner.cost import bill, price_of
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
+from ranklab.planner.muon import matrices, muon_change
 from ranklab.planner.offers import affordable, offers
 from ranklab.planner.plan import Plan
 from ranklab.planner.request import Request, nearest, plain
@@ -259,3 +261,22 @@ def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
     held = re.search(r"^held +([\d,]+) +([\d,]+)$", said, re.M).groups()
     formula, counted = (float(each.replace(",", "")) for each in held)
     assert counted == pytest.approx(formula, rel=0.15) and "ranklab.sh" in said
+
+
+def test_muon_saves_a_moment_and_adds_two_parts(capsys):
+    model, plan = MODELS["llama-8b"], Plan(dp=16, zero=1)
+    shapes = matrices(model)
+    assert sum(m * n for m, n in shapes) == model.block
+    change = muon_change(model, plan, H100)
+    assert change.saved_bytes == 4 * model.layers * model.block / 16
+    flops = muon_cost(shapes * model.layers, 16).flops
+    assert 0.5 * H100.bf16 < flops / change.computing < H100.bf16
+    assert change.sending > 0
+    whole = muon_change(model, dataclasses.replace(plan, zero=0), H100)  # each copy does all of it
+    assert whole.saved_bytes == 16 * change.saved_bytes and whole.sending == 0
+    assert whole.computing > 10 * change.computing
+    table = said(capsys, *SMALL, "--optimizer", "muon")
+    assert "Muon for the matrices of the blocks" in table
+    assert max(map(len, table.splitlines())) <= 100
+    assert "experts" in refused(capsys, "--model", "mixtral-8x7b", "--gpus", "64", "--on",
+                                "h100-dgx", "--optimizer", "muon")

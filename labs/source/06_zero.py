@@ -521,7 +521,8 @@ for ranks in (8, 64, 512):
               f"{nbytes / 1e9:5.2f} GB more to send")
 
 # %% [markdown]
-# There are 128 matrices. So on 512 GPUs 384 of them wait for the owners, and the share of Newton-Schulz grows with R again.
+# There are 128 matrices. So on 512 GPUs most of them wait for the owners, and the share of Newton-Schulz grows with R again. `ranklab plan --optimizer
+# muon` adds up the same for a whole plan.
 
 # %% [markdown]
 # ### Further

@@ -15,6 +15,7 @@ From top to bottom; each file reads only those above it:
                   jobs and layouts as Model and Plan, and back
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
     why.py        where a step's time goes, and what it takes for granted
+    muon.py       what Muon changes in a plan that was found with AdamW
 
 Those are the idea. Then:
     catalog.py    models and nodes by name
