@@ -18,14 +18,14 @@ begin("00_ranks")
 check(hang_dollars=...)
 
 # %% [markdown]
-# (Replace `...` by your number and run the cell again. `hint("hang_dollars")` helps. You may skip any exercise of this
-# course, and need not run its cells: later cells then use the library's answer in place of yours. When the kernel has
-# restarted, run the first cell of code and then, in a new cell, `catch_up()`: it brings back your answers that passed, and
-# says where to go on. `status()` shows what you passed and what comes next.)
+# (Replace `...` with your number and run the cell again. `hint("hang_dollars")` helps. You may skip any exercise in this
+# course without running its cells: later cells then use the library's answer instead of yours. After a restart of the
+# kernel, run the first code cell and then, in a new cell, `catch_up()`: it brings back the answers that passed, and says
+# where to go on. `status()` shows what you passed and what comes next.)
 #
-# When a program waits forever, we say that it **hangs**. This lab teaches you to find out which rank is to blame, and
-# that saves the ten minutes. But first you need the two things that everything in this course is made of: **ranks**,
-# which are processes that all run the same program, and **messages** between them. A machine in a cluster is called a
+# When a program waits forever, we say that it **hangs**. This lab teaches you to find the rank that caused it, and that
+# saves the ten minutes. But first you need the two things that everything in this course is made of: **ranks**, which
+# are processes that all run the same program, and **messages** between them. A machine in a cluster is called a
 # **node**. It usually has eight GPUs and runs eight ranks.
 #
 # You need nothing but Python and a little PyTorch.
@@ -73,12 +73,12 @@ launch(hello, ranks=4, nodes=2)
 # ranks differ only in what they read from `RANK`. `launch` puts a rank's number in front of what that rank prints. (With
 # `nodes=2` it only *numbers* the ranks as if they were on two machines.)
 #
-# Your functions and variables travel to the ranks by themselves. Only what a rank returns comes back. If a rank changes
-# a variable, your notebook doesn't see it.
+# Your functions and variables travel to the ranks by themselves, but only what a rank returns comes back: if a rank
+# changes a variable, your notebook doesn't see it.
 #
 # A **backend** carries the messages. If each rank has a GPU of its own, the backend is NCCL, NVIDIA's library for its
-# GPUs. Otherwise it is gloo, which works on the CPU. `device()` gives a rank its own device. No cell of this course names
-# a backend, so your code runs on both. (You have one GPU? Section 9 says how all ranks can share it.)
+# GPUs. Otherwise it is gloo, which works on the CPU. `device()` gives a rank its own device. No cell in this course names
+# a backend, so your code runs on both. (If you have a single GPU, section 9 says how all ranks can share it.)
 
 # %% [markdown]
 # ## 4. Build it
@@ -93,8 +93,8 @@ launch(hello, ranks=4, nodes=2)
 # *After this you can say which part of any work belongs to which rank, without asking anyone.*
 #
 # The first thing a rank needs is its part of the work, its **shard**. Asking another rank would cost messages, so each
-# rank finds its shard **alone**. All ranks compute the same split from `n`, their `rank` and the number of ranks, `size`
-# (the *world size*).
+# rank works out its shard **alone**. All ranks compute the same split from `n`, their `rank` and the number of ranks,
+# `size` (the *world size*).
 #
 # **Predict.** 8 ranks share 1 000 003 documents. How many documents are in the largest part?
 
@@ -128,10 +128,10 @@ plots.shards(shard_range, n=50)
 # *After this you can order sends and receives so that a ring of any size never hangs.*
 #
 # Now a message. `dist.send(x, group_dst=r)` gives `x` to rank `r`, and may wait until `r` takes it.
-# `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. Both take a `group`: the ranks that
-# take part, or `None` for all of them. A group counts its ranks from 0 again, and `group_dst` and `group_src` are
-# such numbers. (`dst` and `src` would be numbers in the whole job.) Pass `group=group` on, because the check tries a smaller
-# group too.
+# `dist.recv(x, group_src=r)` waits for what rank `r` sends, and writes it into `x`. Both take a `group`: the ranks that take
+# part, or `None` for all of them. A group numbers its own ranks from 0, and `group_dst` and `group_src` are numbers in the
+# group. (`dst` and `src` would be numbers in the whole job.) Pass `group=group` on, because the check tries a smaller group
+# too.
 #
 # The ranks form a ring. Each rank hands its `x` to the next rank and returns what it got from the rank before it; the
 # last rank hands its `x` to rank 0. The obvious code is below. **First run it as it is**, and read what the check reports.
@@ -164,7 +164,7 @@ ring_shift = check(ring_shift)
 plots.who_waits({rank: (rank + 1) % 4 for rank in range(4)}, ranks=4)
 
 # %% [markdown]
-# A circle of arrows is a **deadlock**. There are two cures. You can **break the circle**: one rank receives first. Or you
+# A circle of arrows is a **deadlock**. There are two cures. You can **break the circle**: one rank receives first. Or
 # **don't wait yet**: start the send and the receive, and then wait for both. The second cure is faster, because all links
 # are busy at the same time. In PyTorch:
 #
@@ -229,10 +229,10 @@ check(calls_it_made=...)
 # %% [markdown]
 # **On GPUs the stack can point at the wrong line.** With gloo, `all_reduce` returns when it is done, so each rank's stack
 # shows the call that it waits in. With NCCL, `all_reduce` only puts work into the GPU's queue and returns. Python goes on
-# until it needs an answer from the GPU, at a `.item()` or a `synchronize()`, perhaps some steps later. The stack shows
-# that line. So on GPUs you compare what each rank was *doing on its GPU*. NCCL has a watchdog, a thread that looks for
-# calls that take too long, and after ten minutes it prints what it found. This is from a real job (issue 1409 of
-# NVIDIA/nccl, shortened):
+# until it needs an answer from the GPU, at a `.item()` or a `synchronize()`, perhaps some steps later, and the stack
+# shows that line. So on GPUs you compare what each rank was *doing on its GPU*. torch's NCCL backend has a watchdog, a
+# thread that looks for calls that take too long, and after ten minutes it prints what it found. This is from a real job
+# (issue 1409 of NVIDIA/nccl, shortened):
 #
 # ```text
 # [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST,
@@ -242,7 +242,8 @@ check(calls_it_made=...)
 # ```
 #
 # `SeqNum` counts the collectives of a group. Call number 80078 is a broadcast on rank 7 and an all-reduce on rank 3, so
-# one of them took another branch. Look for the rank with another `OpType`, another size, or a lower `SeqNum`.
+# one of them took a different branch. Look for the rank with a different `OpType`, a different size, or a lower
+# `SeqNum`.
 
 # %% [markdown]
 # ### 4.4 Decide together
@@ -255,7 +256,7 @@ check(calls_it_made=...)
 #
 # The rule is: **all ranks must make the same calls, in the same order.** A branch that depends on a rank's own data
 # breaks it. So first turn the data into a decision that all ranks share, and branch on that. (You will need this again in
-# labs 06 and 07. There each rank holds a part of the gradients, and one rank sees an overflow that the others don't.)
+# labs 06 and 07, where each rank holds a part of the gradients, and one rank sees an overflow that the others don't.)
 #
 # `dist.all_reduce(x, op, group=group)` sums by default; `dist.ReduceOp` has others: MIN, MAX, PRODUCT.
 
@@ -274,8 +275,8 @@ def all_ranks_finite(loss, group=None):
 all_ranks_finite = check(all_ranks_finite)
 
 # %% [markdown]
-# Here is the loop, fixed with your function. It counts its steps. One bad document now makes all ranks skip one step of
-# five.
+# Here is the loop, fixed with your function; it also counts its steps. One bad document now makes all ranks skip one
+# step in five.
 
 # %% tags=["nbval-check-output"]
 def train_together(documents):
@@ -366,9 +367,9 @@ first = min(start for start, _ in spans)
 plots.time_held([end - first for _, end in spans], "Only one rank works at a time")
 
 # %% [markdown]
-# You see a staircase. Each rank waits until the token has visited all ranks before it, and rank 0 waits until the token
-# comes home. Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can build from
-# eight ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
+# You see a staircase. Each rank waits until the token has visited all ranks before it, and rank 0 waits until the token is
+# back. Only one rank works at any moment. A ring with *one* message in flight is the slowest thing you can build from eight
+# ranks. In lab 02 every rank sends at every step, and the same ring becomes the fastest.
 
 # %% [markdown]
 # #### `roll_call`: who is missing?
@@ -419,7 +420,7 @@ def roll_call(store, rank, ranks, seconds):
 roll_call = check(roll_call)
 
 # %% [markdown]
-# Now your roll call with five ranks. Rank 0 does not come, and rank 3 comes after the time is up. Each rank prints its
+# Now your roll call with five ranks. Rank 0 never calls, and rank 3 calls after the time is up. Each rank prints its
 # list.
 
 # %% tags=["nbval-check-output"]
@@ -436,9 +437,9 @@ def come(absent, late, seconds=1):
 _ = launch(come, 0, 3, ranks=5)
 
 # %% [markdown]
-# Rank 3 is alive, and yet it is on its own list. That is right. The others have gone on without it, so if rank 3 believed
-# that it takes part, it would wait for them forever. A launcher that lets ranks come and go must do the same: first all
-# agree on which ranks take part (lab 14).
+# Rank 3 is alive, and yet it is on its own list of missing ranks. Rightly so: the others have gone on without it, and if
+# rank 3 believed that it took part, it would wait for them forever. A launcher that lets ranks come and go must do the
+# same: first all agree on which ranks take part (lab 14).
 
 # %% [markdown]
 # ## 5. The real thing
@@ -468,23 +469,23 @@ output = torchrun(script, ranks=2)
 print(output)
 
 # %% [markdown]
-# `launch` gives two ranks the same sum. (torchrun does not sort what the ranks print. Their lines may even run together.)
+# `launch` gives two ranks the same sum. (torchrun does not sort what the ranks print, and their lines may even run together.)
 
 # %%
 assert output.count("the sum is 1") == 2
 assert launch(hello, ranks=2) == [1, 1]
 
 # %% [markdown]
-# If torchrun (or Slurm's `srun`) has already started the ranks, `launch` starts none and just runs the function. So one
-# script works with `python`, `torchrun` and `sbatch`. Every project of this course is such a script.
+# If torchrun (or Slurm's `srun`) has already started the ranks, `launch` starts none and just runs the function. So the
+# same script works with `python`, `torchrun` and `sbatch`. Every project of this course is such a script.
 
 # %% [markdown]
 # ## 6. Project
 #
 # **You get a new cluster. What do you run first?** A program that tells you which ranks are there, whether their sums are
 # right, and which ranks are slow. Here it is, with your `roll_call` and `ring_shift`, on four ranks numbered as two nodes.
-# `compute` is the time that the rank takes for a fixed matrix product. `link in` is the time that 2 MB take from the rank
-# before it. If a rank computes 1.5 times as long as the median rank, the program names it.
+# `compute` is the time that the rank takes for a fixed matrix product, and `link in` is how long 2 MB take to arrive from
+# the rank before it. If a rank computes 1.5 times as long as the median rank, the program names it.
 
 # %%
 from ranklab.projects import ranks as project
@@ -495,8 +496,8 @@ print(found["table"])
 print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
 
 # %% [markdown]
-# One slow GPU slows down all 1024, because every step waits for it. The project can play such faults: `slow=2` makes
-# rank 2 sleep in each product, and `missing=3` keeps rank 3 alive but silent:
+# One slow GPU slows down all 1024, because every step waits for it. The project can simulate such faults: `slow=2`
+# makes rank 2 sleep in each product, and `missing=3` keeps rank 3 alive but silent:
 
 # %% tags=["nbval-check-output"]
 from ranklab.engine import RankError
@@ -623,23 +624,23 @@ questions("00_ranks")
 # ```
 #
 # Expect 20 to 40 microseconds for a small all-reduce inside a node, and a few times that across nodes. These are usual
-# values, and we did not measure them: this lab has not been run on several GPUs yet.
+# values that we have not measured: this lab has not been run on several GPUs yet.
 #
 # **With a single GPU** the ranks can share it, and then NCCL's rules are real: tensors on the GPU only, calls that return
-# before they are done, a communicator for each group. Its speed is not. Before the first launch:
+# before they are done, a communicator for each group. The speed is not. Before the first launch:
 #
 # ```python
 # os.environ["RANKLAB_SHARE_GPU"] = "1"   # or launch(..., share_gpu=True); `ranklab doctor` says whether this NCCL can
 # ```
 #
-# It needs NCCL 2.30.3, in which it is experimental: if the GPU is too small for all ranks, NCCL hangs. Each rank gets an
-# equal part of the memory. (We have not run it yet: no GPU was at hand.)
+# Sharing needs NCCL 2.30.3, where it is experimental: if the GPU is too small for all ranks, NCCL hangs. Each rank gets
+# an equal part of the memory. (We have not run it yet: no GPU was at hand.)
 
 # %% [markdown]
 # ## 10. Take with you
 #
 # 1. Every rank runs one program and differs in `RANK` alone. All must make the same calls in the same order, or the run hangs.
-# 2. In a hang look for the rank that is different: 7 of 8 wait in one line, and the eighth is in another one, or in no call at all.
+# 2. In a hang, look for the rank that is different: 7 of 8 wait on the same line, and the eighth is on another one, or in no call at all.
 # 3. 8 ranks that share 9 equal jobs are 4.5 times as fast as one, not 8: everybody waits for the rank with two.
 #
 # **What we left out**

@@ -11,7 +11,7 @@
 # best it does 989 TFLOP/s in bf16, and well-tuned code gets about 40% of that. A common rule says that training costs
 # 6 FLOPs for each parameter and token. How many days will it take?
 #
-# (The data sheet of the H100 prints 1,979 TFLOP/s, with a star. That number holds for sparse matrices only.)
+# (The data sheet of the H100 prints 1,979 TFLOP/s, with an asterisk. That number holds for sparse matrices only.)
 
 # %%
 from ranklab import answer, begin, catch_up, check, device, hint, launch, questions, status
@@ -21,7 +21,7 @@ begin("01_baseline")
 check(days_on_one_gpu=...)
 
 # %% [markdown]
-# (Replace `...` by your number; `hint("days_on_one_gpu")` helps.)
+# (Replace `...` with your number; `hint("days_on_one_gpu")` helps.)
 #
 # You can answer such questions before you run anything. In this lab you **predict what a training step computes and what
 # it keeps in memory, and then count both, to the byte.** If you can't do that for one GPU, you can't judge eight.
@@ -154,7 +154,7 @@ transformer_flops = check(transformer_flops)
 
 # %% [markdown]
 # The check compared your count with torch's own `FlopCounterMode`, FLOP for FLOP. Now use it for a model that is too large
-# to run here. How much of GPT-2 medium's work does the rule of 6 see when the context grows?
+# to run here. How much of GPT-2 medium's work does the rule of 6 see as the context grows?
 
 # %% tags=["nbval-check-output"]
 for seq in (256, 1024, 4096, 16384):
@@ -169,8 +169,8 @@ for seq in (256, 1024, 4096, 16384):
 # thirds of the work.
 #
 # You count other models in the same way. Grouped-query attention (GQA) has fewer heads for k and v, so their two matrices
-# shrink, but q @ k and probability @ v do not. In a mixture of experts (MoE) each token visits only a few experts, so the
-# rule takes the *active* parameters, not all of them.
+# shrink, but q @ k and probability @ v do not. In a mixture of experts (MoE) each token uses only a few experts, so the
+# rule counts the *active* parameters, not all of them.
 #
 # How well do you use the hardware? People answer with one number. **Model FLOPs utilisation** (MFU) is the FLOPs that the
 # *model* needs, divided by the FLOPs that the devices could have done in that time. If you compute something twice to save
@@ -247,7 +247,7 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 #
 # The rest of the memory goes to activations: what forward keeps because backward will need it. The rules are few. A linear
 # layer and a GELU keep their input. A norm keeps its input and two numbers for each token, a mean and a deviation.
-# Attention keeps q, k, v and its output. An addition keeps nothing. If two operations keep the same tensor, it is there
+# Attention keeps q, k, v and its output. An addition keeps nothing. If two operations keep the same tensor, it is stored
 # only once. So a block keeps:
 #
 # | per token, in a block | numbers |
@@ -262,8 +262,8 @@ for name, n in (("350M", 354e6), ("1.5B", 1.5e9), ("7B", 7e9), ("70B", 70e9)):
 # | input of GELU | 4 C |
 # | output of GELU, which is the input of `down` | 4 C |
 #
-# To keep it simple, we let all numbers be bf16, 2 bytes each. (`autocast` in section 5 is finer: it leaves norms, residual
-# stream and loss in float32.)
+# To keep it simple, we let all numbers be bf16, 2 bytes each. (`autocast` in section 5 is more selective: it leaves norms,
+# residual stream and loss in float32.)
 #
 # **Predict.** GPT-2 medium (C = 1024, 24 layers) runs on 8 sequences of 1024 tokens, in bf16, with flash attention. How
 # many GB do all blocks keep? Leave out the rows that are smaller than C.
@@ -295,7 +295,7 @@ plots.activations(
 # %% [markdown]
 # Plain attention pays for a T x T matrix in each head. **Flash attention** never writes this matrix. It keeps a log-sum for
 # each row, and in backward it computes the matrix again, piece by piece, high up in the pyramid. The right bar shows what
-# your function of 4.5 will keep until backward starts. The peak is higher, because backward needs one whole block at a
+# your function from 4.5 will keep until backward starts. The peak is higher, because backward needs one whole block at a
 # time.
 
 # %% [markdown]
@@ -452,8 +452,8 @@ plots.live_bytes({"all kept": live_activations(GPT(deep), *batch),
 # keeps it alive.
 #
 # You may call `model.token(inputs)`, (B, T) -> (B, T, C); each of `model.blocks.values()` and `model.norm`, (B, T, C) ->
-# (B, T, C); `model.loss(model.head, hidden, targets, "sum")`, the sum of the losses of what you pass; and your functions of
-# 4.4 and 4.5.
+# (B, T, C); `model.loss(model.head, hidden, targets, "sum")`, the sum of the losses of what you pass; and your functions
+# from 4.4 and 4.5.
 #
 # **Predict.** The vocabulary has 50304 entries. How many MB do the logits of one row of 1024 tokens take, in float32?
 
@@ -469,7 +469,7 @@ def frugal_gradients(model, inputs, targets):
             gradient. Afterwards the model is as it was
     memory  the peak is at most twice this bound: what one row keeps for backward if each block
             keeps only its input, plus what a single block keeps. The peak counts all that
-            lives beside parameters, gradients and buffers
+            lives apart from parameters, gradients and buffers
     cost    at most 1.5 times the FLOPs of the plain step
     """
     raise NotImplementedError("exercise 4.6: about 20 lines")
@@ -519,7 +519,7 @@ for name, step in steps.items():
 # #### `mfu`
 # > difficulty 1/5 · importance 5/5 · 5 minutes · about 2 lines
 #
-# Turn your prediction of 4.1 into a function.
+# Turn your prediction from 4.1 into a function.
 
 # %%
 def mfu(config, tokens_per_second, peak_flops, devices=1):
@@ -545,14 +545,14 @@ used = mfu(GPTConfig(), 12 * 64 / seconds, here.fp32_flops)
 print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and backward: {used:.0%}")
 
 # %% [markdown]
-# This is well below 100%, although no message was sent. The matrices are small, and the time of norms, GELU and softmax
-# counts as no work at all. A whole run gets even less.
+# This is well below 100%, although no message was sent. The matrices are small, and the time spent in norms, GELU and
+# softmax counts as no work at all. A whole run gets even less.
 
 # %% [markdown]
 # #### `activation_bytes`
 # > difficulty 3/5 · importance 4/5 · 18 minutes · about 7 lines
 #
-# Write the table of 4.3 as a formula that is right to the byte. `ends_bytes(config, batch, seq, element)` counts embedding,
+# Write the table in 4.3 as a formula that is right to the byte. `ends_bytes(config, batch, seq, element)` counts embedding,
 # head and loss for you. All numbers have `element` bytes, except the log-sums.
 
 # %%
@@ -604,8 +604,8 @@ for x in (1e-8, 1e-3, 1.001, 1e5):
 # %% [markdown]
 # The cure for fp16 is to multiply the *loss* by a large scale, so that all gradients grow, and to divide the gradients by it
 # before the step. How large a scale? You find it by trying: if a gradient overflows, **skip** the step and **halve** the
-# scale; after `interval` clean steps in a row, **double** it. (bf16 needs none of this, which is why most training changed
-# to it.)
+# scale; after `interval` clean steps in a row, **double** it. (bf16 needs none of this, which is why most training has
+# switched to it.)
 #
 # A third format hides in float32 code. **TF32** has float32's range and fp16's precision, and runs on the tensor cores. If
 # you call `torch.set_float32_matmul_precision("high")`, float32 products use it. They are then several times faster on an
@@ -651,7 +651,7 @@ plots.scale_history(scales, skipped, large)
 
 # %% [markdown]
 # **Streams.** With a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. This has
-# two consequences. If you stop the time without `synchronize`, you measure how fast you can queue. And a
+# two consequences. If you stop the clock without `synchronize`, you measure how fast you can queue. And a
 # `print(loss.item())` in each step makes Python wait for the GPU, and then the GPU waits for Python. In this cell a thread
 # plays the GPU, with CUDA's names and rules.
 
@@ -670,7 +670,7 @@ done = time.perf_counter() - start
 print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
 
 # %% [markdown]
-# Two streams run side by side, unless one waits for an **event** of the other. In this way lab 03 hides communication
+# Two streams run side by side, unless one waits for an **event** of the other. This is how lab 03 hides communication
 # behind computation. Backward begins with the last layer, so the gradients of layer 2 travel while layer 1 computes:
 
 # %%
@@ -743,9 +743,9 @@ assert all(torch.equal(a, b) for a, b in zip(mine_grads, torch_grads))
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
 # weights, norms and losses in float32. So the weights are float32, the gradients too, and there is no separate master copy:
-# 4 + 4 + 8 = 16 bytes again. On top come 2 bytes for the 16-bit copy of each weight. `autocast` keeps it from its first use
-# to the end of the `with`, and the graph keeps it until backward. `GradScaler` is your `scale_loss` from Further, and the
-# check there compares the two step by step.
+# 4 + 4 + 8 = 16 bytes again. On top of that come 2 bytes for the 16-bit copy of each weight. `autocast` keeps it from its
+# first use to the end of the `with`, and the graph keeps it until backward. `GradScaler` is your `scale_loss` from Further,
+# and the check there compares the two step by step.
 
 # %% tags=["nbval-check-output"]
 model = GPT(GPTConfig())
@@ -830,7 +830,7 @@ print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
 
 # %% [markdown]
-# What about the bytes? In the table of section 6 only the optimizer differs, because Adam keeps a step counter of 4 bytes
+# What about the bytes? In the table in section 6 only the optimizer differs, because Adam keeps a step counter of 4 bytes
 # for each of its tensors. Everything else is equal, to the byte.
 
 # %%
@@ -839,8 +839,8 @@ for name, (predicted, counted) in found["memory"].items():
     assert counted - predicted == (4 * tensors if name == "optimizer state" else 0), name
 
 # %% [markdown]
-# Here the clock can show that small matrices reach a small part of the peak. It can't tell you anything about a GPU. There
-# the peak is ten thousand times higher, and the time goes into waiting: for memory, for Python and for other GPUs. So this
+# Here the clock can show that small matrices reach a small part of the peak. It can't tell you anything about a GPU, where
+# the peak is ten thousand times higher and the time goes into waiting: for memory, for Python and for other GPUs. So this
 # course counts bytes and FLOPs exactly, prints times, and asserts no time.
 
 # %% [markdown]
@@ -867,7 +867,7 @@ questions("01_baseline")
 #
 # What speed can you expect? llm-foundry's published table for the H100 (989 TFLOP/s dense, contexts up to 2048) has 35% to
 # 40% MFU for 760M parameters and 41% to 43% for 1.3B. Small models reach less, because their matrices are small. We have
-# not measured them yet. If you get less than 30%, look first for a wait in the loop (`.item()`, `print`), then for small
+# not measured this yet. If you get less than 30%, look first for a wait in the loop (`.item()`, `print`), then for small
 # micro-batches, then for a context or vocabulary with an odd size.
 
 # %% [markdown]
