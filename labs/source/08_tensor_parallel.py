@@ -816,7 +816,7 @@ change = {"ranks": 2}
 print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
 
 # %% [markdown]
-# With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R of each x is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
+# With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
 
 # %% [markdown]
 # ## 7. Measure
@@ -854,7 +854,7 @@ for R in (1, 2, 4):
 check(tp_fit_ms=...)
 
 # %% [markdown]
-# So eight cards are nearly as fast as NVLink. Now take a model with 32 of these layers and a vocabulary of 128,256, and compute its step by lab 02's alpha + n beta. The step is the computing divided by tp, plus all messages, with nothing hidden. "1 a node" is a machine with one GPU and one card.
+# So eight cards are nearly as fast as NVLink. Now take a model with 32 of these layers and a vocabulary of 128,256, and compute its step with lab 02's alpha + n beta. The step is the computing divided by tp, plus all messages, with nothing hidden. "1 a node" is a machine with one GPU and one card.
 
 # %%
 from ranklab.projects.tensor_parallel import links

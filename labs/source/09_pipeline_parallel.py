@@ -223,7 +223,7 @@ for P in (2, 4, 8):
 #
 # Why do all forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has gone through the P - 1 - s stages after it and come back, so it does that many forwards as a **warm-up**. Then it does *one forward and one backward* in turn, and at the end the backwards that are left (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
 #
-# **Predict.** 8 stages, 64 micro-batches. Of how many micro-batches does rank 0 hold the activations, at most?
+# **Predict.** 8 stages, 64 micro-batches. How many micro-batches' activations does rank 0 hold, at most?
 
 # %%
 check(pp_in_flight=...)
@@ -901,10 +901,10 @@ questions("09_pipeline_parallel")
 #
 # - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.sends` keeps a tensor until it is delivered.
-# - **Where the ranks are.** The messages are small compared with tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). With tp=8 all eight ranks of a stage have the same output. So Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
+# - **Where the ranks are.** The messages are small compared with tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). Because with tp=8 all eight ranks of a stage have the same output, Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
 # - **Shapes.** A receive must know its shape. Here every rank has the inputs, and reads it off them. If lengths differ and other ranks cannot know them, the shape travels first (Megatron's `variable_seq_lengths`).
 # - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion-parameter run had 3,072 sequences in a batch and 6 pipelines, so 512 sequences for each. With micro-batches of one sequence, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it loses 63/1087 = 5.8%.
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion-parameter benchmark had 3,072 sequences in a batch and 6 pipelines, so 512 sequences for each. With micro-batches of one sequence, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it loses 63/1087 = 5.8%.
 # - **The loss is on one rank**, the last stage's. To log it, or to stop on `nan`, the others need a message.
 #
 # What to expect (from papers, not measured by us): interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), and zero bubble gave up to 23% over 1F1B with about the same memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
