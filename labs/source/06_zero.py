@@ -37,7 +37,7 @@ begin("06_zero")
 check(data_parallel_limit=...)
 
 # %% [markdown]
-# This lab builds on lab 01 (where memory goes), lab 02 (reduce-scatter, all-gather) and lab 03 (buckets, hooks). In the end DeepSpeed trains the same
+# This lab builds on lab 01 (where memory goes), lab 02 (reduce-scatter, all-gather) and lab 03 (buckets, hooks). At the end DeepSpeed trains the same
 # model from the same weights, and gets the same losses as your classes.
 
 # %% [markdown]
@@ -61,8 +61,8 @@ check(zero_75_total=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Adam updates each number independently of all others. So one rank can step half of the numbers, and another rank the other half. Each needs
-# gradients for its own half only. An all-gather puts the halves together:
+# Because Adam updates each number independently of all others, one rank can step half of the numbers, and another rank the other half. Each needs
+# gradients only for its own half. An all-gather puts the halves together:
 
 # %% tags=["nbval-check-output"]
 def whole(gradient):
@@ -101,9 +101,9 @@ for rank, (weight, numbers) in enumerate(launch(in_parts, gradient, ranks=2)):
 #
 # *After this you can cut any model's parameters into equal shards, whatever their sizes.*
 #
-# Parameters come in all sizes, so giving each rank some whole parameters would not balance. ZeRO lays all of them one after the other into one flat
-# tensor, adds zeros until R divides its length, and cuts it into R equal **shards**. A parameter may start in one shard and end in the next. The
-# optimizer doesn't mind, because it treats each number on its own.
+# Parameters come in all sizes, so giving each rank some whole parameters would not balance. ZeRO lays them end to end in one flat tensor, pads it
+# with zeros until R divides its length, and cuts it into R equal **shards**. A parameter may start in one shard and end in the next. The optimizer
+# doesn't mind, because it treats each number on its own.
 #
 # **Predict.** Three tensors have 10, 3 and 4 numbers, and there are 4 ranks. How many numbers does each shard have?
 
@@ -178,17 +178,17 @@ for stage in range(4):
 # Stage 1 pulls the two apart. It reduce-scatters the gradients in backward, **then takes the step on a shard**, and then all-gathers the parameters
 # instead of the gradients. You write two methods: what a full bucket sends in backward, and what is left to do after the optimizer's step.
 #
-# `ShardedBucket` is the bucket of lab 03, but its parameters are in one flat tensor, too:
+# `ShardedBucket` is the bucket of lab 03, except that its parameters also lie in one flat tensor:
 #
 # | | |
 # |---|---|
-# | `bucket.flat` | the gradients, with zeros at the end so that R divides its length |
+# | `bucket.flat` | the gradients, flat, with zeros at the end so that R divides the length |
 # | `bucket.weights`, `bucket.shard` | one tensor with all parameters of the bucket (each parameter is a view of it); the part that this rank owns (a view too) |
 # | `bucket.shard_grad` | you set it: the tensor that holds the mean gradient of the shard when backward ends |
 # | `bucket.update_shard()` | copies the numbers that the optimizer has stepped into the shard |
 # | `bucket.group` | the ranks that share the bucket |
 #
-# The collectives are those of lab 02: `dist.reduce_scatter_single(mine, whole, group=..., async_op=True)`, which returns a handle, and
+# You know the collectives from lab 02: `dist.reduce_scatter_single(mine, whole, group=..., async_op=True)`, which returns a handle, and
 # `dist.all_gather_single(whole, mine, group=...)`.
 #
 # **Predict.** A model has 100 MB of gradients and 100 MB of parameters, and 4 ranks use rings. How many MB does each rank send in a step of stage 1?
@@ -298,9 +298,9 @@ ZeroStage2 = check(ZeroStage2)
 #
 # *After this you can run a model whose parameters no rank holds as a whole.*
 #
-# In stage 3 a rank holds only its shard of the parameters, too. So before a layer computes, its parameters must be gathered, and afterwards they are
-# freed. Two things make this fast enough. Parameters are gathered in **units**, so that a transformer block takes one all-gather and not twelve. And
-# the next unit is **prefetched**: it travels while the current one computes.
+# In stage 3 a rank holds only its shard of the parameters as well, so before a layer computes, its parameters must be gathered, and afterwards they
+# are freed. Two things make this fast enough. Parameters are gathered in **units**, so that a transformer block takes one all-gather instead of
+# twelve. And the next unit is **prefetched**: it travels while the current one computes.
 #
 # Compare a step of stage 1 with a step of stage 3 that has four units (a sketch, not a measurement):
 
@@ -348,13 +348,13 @@ ZeroInference = check(ZeroInference)
 #
 # *After this you can say when a sharded gradient travels, and which messages overlap with computing.*
 #
-# The gradient of a layer needs its weights, and forward has freed them. So backward gathers each unit again, and the units come in the opposite
-# order. After a unit's backward its gradients are complete: they are reduce-scattered to their owners, and the unit is freed.
+# Backward needs a layer's weights, but forward has freed them, so it gathers each unit again, in the opposite order. After a unit's backward its
+# gradients are complete: they are reduce-scattered to their owners, and the unit is freed.
 #
-# `enter` and `leave` are given. They are those of 4.5, and also register hooks, which call two more methods: `backward_of` before a unit's backward,
-# with the unit's place in the forward, and `backward_done` after it. (`in_backward()` is True where a checkpoint runs a forward once more. Further
-# says why that matters.) You write the two, with the methods of 4.5 and one more: `self.reduce(unit)` starts to send the unit's gradients to their
-# owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False.
+# `enter` and `leave` are given. They do what yours do in 4.5, and register hooks, which call two more methods: `backward_of` before a unit's
+# backward, with the unit's place in the forward, and `backward_done` after it. (`in_backward()` is True where a checkpoint runs a forward once more;
+# Further says why that matters.) You write these two, with the methods of 4.5 and one more: `self.reduce(unit)` starts to send the unit's gradients
+# to their owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False.
 #
 # **Predict.** A model has 100 MB of parameters, all in units, and there are 4 ranks. A step of stage 3 is two all-gathers and a reduce-scatter. How
 # many MB does each rank send?
@@ -406,7 +406,7 @@ class ZeroStage3(ShardedModel):
 ZeroStage3 = check(ZeroStage3)
 
 # %% [markdown]
-# How does memory develop over one step? We count it after every operation, on four ranks. The model has eight layers of 64 x 64, and the optimizer is
+# How does memory change over one step? We count it after every operation, on four ranks. The model has eight layers of 64 x 64, and the optimizer is
 # Adam. The curves come from your classes:
 
 # %%
@@ -434,7 +434,7 @@ curves = {f"stage {stage}": launch(memory_over_a_step, stage, ranks=4)[0] for st
 plots.memory_curves(curves)
 
 # %% [markdown]
-# Follow the orange area, the gradients. In stage 1 they pile up during backward, in stage 2 each is freed when it has been reduced, and in stage 3 the blue parameters are sharded as well: a layer is whole (purple) only while it computes.
+# Follow the orange area, the gradients. In stage 1 they pile up during backward, in stage 2 each bucket is freed when it has been reduced, and in stage 3 the blue parameters are sharded as well: a layer is whole (purple) only while it computes.
 
 # %%
 for name, curve in curves.items():
@@ -450,12 +450,13 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 #
 # *After this you can shard an optimizer that needs whole matrices, and say what that costs.*
 #
-# Adam treats each number on its own, so ZeRO may cut anywhere. Muon may not be cut. It replaces the momentum of a weight matrix, U S Vᵀ, by roughly
-# U Vᵀ, whose rows are orthogonal. Moonlight and Kimi K2 were trained with it (torchtitan issue 2494). `newton_schulz(matrix)` is given: five steps of
-# matrix products in bfloat16. It needs **all rows**. If each rank orthogonalises its own, nothing crashes, but it is another optimizer, and it changes
-# with R. DeepSpeed's stages 1 and 2 once had such an error: with `reduce_scatter`, a matrix that lay in two shards was stepped wrongly (issue 7807).
+# Adam treats each number on its own, so ZeRO may cut anywhere. With Muon it may not. Muon replaces the momentum of a weight matrix, U S Vᵀ, by
+# roughly U Vᵀ, whose rows are orthogonal. Moonlight and Kimi K2 were trained with it (torchtitan issue 2494). `newton_schulz(matrix)` is given: five
+# steps of matrix products in bfloat16. It needs **all rows**. If each rank orthogonalises its own rows, nothing crashes, but you have another
+# optimizer, and a different one for each R. DeepSpeed's stages 1 and 2 once had such an error: with `reduce_scatter`, a matrix that lay in two shards
+# was stepped wrongly (issue 7807).
 #
-# For m x n with m <= n this takes 5 (4 m² n + 2 m³) FLOPs, which `newton_schulz_flops` counts. Training takes 6 FLOPs for each parameter and token.
+# For an m x n matrix with m <= n this takes 5 (4 m² n + 2 m³) FLOPs, which `newton_schulz_flops` counts. Training takes 6 FLOPs for each parameter and token.
 #
 # **Predict.** All matrices are 4096 x 4096. A batch has 4 million tokens (2²²), and 64 GPUs share it. For Muon each GPU gathers all matrices and
 # orthogonalises all of them. By how many percent does its computing grow?
@@ -469,7 +470,7 @@ from ranklab.zero import (
 check(muon_percent=...)
 
 # %% [markdown]
-# **Predict.** Gradients, parameters and what Muon gathers have 16 bits. How many times the bytes of AdamW in stage 1 does each GPU send in such a step?
+# **Predict.** Gradients, parameters and the matrices that Muon gathers have 16 bits. How many times the bytes of AdamW in stage 1 does each GPU send in such a step?
 
 # %%
 check(muon_bytes=...)
@@ -487,8 +488,8 @@ plots.muon_exchange([(6, 4), (8, 8), (5, 8)], ranks=3)
 # |---|---|
 # | `shard_range(m, r, R)` | the rows of rank r, of a matrix with m rows (lab 00) |
 # | `newton_schulz(matrix)`, `newton_schulz_flops(m, n)` | the orthogonalised matrix, in bfloat16; what it costs |
-# | `muon_owners(shapes, R)` | a list with an owner for each matrix: one rule of many, and any other is right as well |
-# | `exchange_matrices(to_ranks, shapes, group)` | sends the matrices in the list `to_ranks[r]` to rank r, in bfloat16; returns for each rank the list of those that came from it, of the shapes in the list `shapes[r]` |
+# | `muon_owners(shapes, R)` | a list with the owner of each matrix, by one rule of many; any other is right as well |
+# | `exchange_matrices(to_ranks, shapes, group)` | sends the matrices in the list `to_ranks[r]` to rank r, in bfloat16; returns for each rank the list of matrices that came from it, with the shapes in the list `shapes[r]` |
 
 # %%
 def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
@@ -508,8 +509,8 @@ def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None
 sharded_muon_step = check(sharded_muon_step)
 
 # %% [markdown]
-# The last two lines of the check are your score. "All on each" is what you predicted above. With one large matrix owners do not balance, because a
-# matrix is not shared. What does it mean at full size? Here are 32 blocks as wide as Llama-2-7B, with the MLP of GPT:
+# The last two lines of the check are your score. "All on each" is what you predicted above. One large matrix makes the owners' work uneven, because a
+# matrix is not shared. What does that mean at full size? Here are 32 blocks as wide as Llama-2-7B, with a GPT's MLP:
 
 # %% tags=["nbval-check-output"]
 shapes, tokens = [(12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)] * 32, 2**22
@@ -521,7 +522,7 @@ for ranks in (8, 64, 512):
               f"{nbytes / 1e9:5.2f} GB more to send")
 
 # %% [markdown]
-# There are 128 matrices. So on 512 GPUs most of them wait for the owners, and the share of Newton-Schulz grows with R again. `ranklab plan --optimizer
+# There are 128 matrices, so on 512 GPUs 384 GPUs wait for the owners, and the share of Newton-Schulz grows with R again. `ranklab plan --optimizer
 # muon` adds up the same for a whole plan.
 
 # %% [markdown]
@@ -531,7 +532,7 @@ for ranks in (8, 64, 512):
 # configuration file, and which units of stage 3 to keep.
 
 # %% [markdown]
-# **A checkpoint in stage 3** (lab 01) runs a unit's forward once more, inside the backward, and so calls `enter` and `leave` again. There the unit
+# **A checkpoint in stage 3** (lab 01) runs a unit's forward once more, inside the backward, and so calls `enter` and `leave` again. Then the unit
 # must be gathered, but it must not get a new place in the order, and `leave` must do nothing: `free()` would take the weights away from the backward
 # that follows at once, and new hooks would gather the wrong unit, because `self.position` still stands where the forward ended. That is why both ask
 # `in_backward()` in 4.6. (The outputs of a reentrant checkpoint have no hooks, so its backward prefetches nothing.)
@@ -568,7 +569,7 @@ zero_traffic = check(zero_traffic)
 # You have two tools. `bucket.set_master(tensor)` tells a bucket which tensor the optimizer steps instead of the shard. Call it before
 # `model.make_optimizer(new_optimizer, groups)`. To make such a tensor, call `CpuMemory().copy(tensor)`: the copy is in float32 and *pinned*, which
 # means it can be transferred while the GPU computes. `Files(folder).copy(tensor)` makes a copy in a file instead. Both places have
-# `take_state(optimizer)`. Call it after each step, because it moves the state that the optimizer has made.
+# `take_state(optimizer)`, which moves the optimizer's state there. Call it after each step.
 
 # %%
 from ranklab.zero import CpuMemory, Files
@@ -636,17 +637,17 @@ deepspeed_config = check(deepspeed_config)
 # #### `units_to_keep`
 # > difficulty 4/5 · importance 2/5 · 20 minutes · about 10 lines · open: no recipe
 #
-# Stage 3 frees each unit after its forward, and gathers it again for backward. If a unit stays whole, you save that second message. But you can spend
-# the memory in another way, too: gather a unit early, several units ahead, and its message is hidden while those units compute. You have a few GB for
-# both. **Which units should stay whole?**
+# Stage 3 frees each unit after its forward, and gathers it again for backward. If a unit stays whole, you save that second message. But the memory
+# has another use: gather a unit early, several units ahead, and its message is hidden while those units compute. You have a few GB for both. **Which
+# units should stay whole?**
 #
-# DeepSpeed has three settings for this, for the whole model. `stage3_max_reuse_distance` says within how many parameters a unit must be used again so
-# that it isn't freed, `stage3_prefetch_bucket_size` how far ahead to gather, and `stage3_max_live_parameters` how many parameters may be whole before
-# it stops gathering ahead. FSDP2 lets you set `reshard_after_forward` on each block. Here you choose for each unit.
+# DeepSpeed has three settings for this, for the whole model. A unit isn't freed if it is used again within `stage3_max_reuse_distance` parameters;
+# `stage3_prefetch_bucket_size` says how far ahead to gather, and `stage3_max_live_parameters` how many parameters may be whole before gathering ahead
+# stops. FSDP2 lets you set `reshard_after_forward` on each block. Here you choose for each unit.
 #
-# A `Step` is a model of one micro-batch, without processes. It has the `nbytes` of each unit and the seconds of its forward, `compute` (backward
-# takes twice as long). It has a `limit` on the bytes that may be whole or on their way. A message of n bytes takes `alpha + beta n`.
-# `step.seconds(kept)` is the time of the whole step if the units in `kept` stay whole. Units are gathered as soon as there is room:
+# A `Step` is a model of one micro-batch, without processes. It has the `nbytes` of each unit, the seconds of its forward, `compute` (backward takes
+# twice as long), and a `limit` on the bytes that may be whole or on their way. A message of n bytes takes `alpha + beta n`. `step.seconds(kept)` is
+# the time of the whole step if the units in `kept` stay whole. Units are gathered as soon as there is room:
 
 # %% tags=["nbval-check-output"]
 from itertools import combinations
@@ -675,12 +676,12 @@ units_to_keep = check(units_to_keep)
 # The last lines of the check are your score on published model shapes, with times by formula. Each model has ten blocks, and in each block the
 # attention and the MLP are units. "The last that fit" is the choice of `stage3_max_reuse_distance`: it keeps the units that are used again soonest.
 # The bound is the time that the device or the link needs if it never waits for memory. No choice is faster than the bound, and even the best one may
-# be slower. Look at the sizes: choosing well gains about 1% here, while keeping no unit at all costs 5 to 29%.
+# be slower. Less is at stake than it seems: choosing well gains about 1% here, while keeping no unit at all costs 5 to 29%.
 
 # %% [markdown]
-# Take ten blocks of Mixtral 8x7B, and 8,192 tokens on each GPU, which compute for 0.48 s. Each node has eight cards of 100 or of 400 Gbit/s. How
-# much time do you save with more GB for whole parameters, and with your choice of units? (An all-reduce over 248 nodes with eight cards of 400 Gbit/s
-# each reaches about 350 GB/s, NVIDIA/nccl-tests issue 283; 87 GB/s is a quarter of that.)
+# Take ten blocks of Mixtral 8x7B, and 8,192 tokens on each GPU, which takes 0.48 s to compute them. Each node has eight cards of 100 or of 400
+# Gbit/s. How much time do you save with more GB for whole parameters, and with your choice of units? (An all-reduce over 248 nodes with eight cards
+# of 400 Gbit/s each reaches about 350 GB/s, NVIDIA/nccl-tests issue 283; 87 GB/s is a quarter of that.)
 
 # %% tags=["nbval-check-output"]
 mixtral = published_steps()["Mixtral 8x7B, 12 GB"]
@@ -702,8 +703,8 @@ for gb in (4, 6, 9, 12, 18, 24):
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed is the library of the paper's authors. Here it trains the same GPT for five steps on two ranks, from the same weights, on the same tokens,
-# and with the same optimizer. (DeepSpeed's own Adam is in C++, and compiles for minutes when you first use it. So we give it torch's AdamW.)
+# DeepSpeed comes from the authors of the paper. Here it trains the same GPT for five steps on two ranks, from the same weights, on the same tokens,
+# and with the same optimizer. (DeepSpeed's own Adam is C++ that takes minutes to compile at first use, so we give it torch's AdamW.)
 
 # %%
 from ranklab.models import GPT, GPTConfig
@@ -752,8 +753,8 @@ for stage, losses in ours.items():
 # The losses are the same, because sharding changes where numbers are kept, but never the numbers themselves.
 #
 # The traffic may differ. By default DeepSpeed's stages 1 and 2 all-reduce the gradients (`use_multi_rank_bucket_allreduce`), which is 1.5 times the
-# paper's traffic. And its stage 3 keeps parameters of up to 100,000 numbers whole from step to step (`stage3_param_persistence_threshold`), because
-# small messages cost their latency. Here we set both as in the paper.
+# paper's traffic. And its stage 3 keeps parameters of up to 100,000 numbers whole from step to step (`stage3_param_persistence_threshold`), because a
+# small message is mostly latency. Here we set both as in the paper.
 #
 # DeepSpeed also reads your configuration. It would refuse a batch size that is not the product of its three factors:
 
@@ -764,8 +765,8 @@ print(json.dumps(config, indent=1))
 print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps of accumulation")
 
 # %% [markdown]
-# And Muon? torch has one for whole matrices. Here it trains the blocks of the GPT in one process, and your function does it on four ranks that hold
-# rows, with rows of the momentum. (To keep it short all ranks see the same batch, and gather the weights after each step.)
+# And Muon? torch has one for whole matrices. Here it trains the GPT's blocks in one process, and your function does the same on four ranks, each with
+# some rows of the weights and of the momentum. (To keep it short all ranks see the same batch, and gather the weights after each step.)
 
 # %%
 def muon_losses(step=None):
@@ -800,20 +801,20 @@ print("yours, rows on 4 ranks     ", *(f"{loss:.4f}" for loss in in_rows))
 assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(alone, in_rows))
 
 # %% [markdown]
-# All three ways have code. Moonlight's Distributed Muon is stage 1: each rank gathers the matrices of which it has a part, in bfloat16, and keeps
-# that part of the result (arXiv 2502.16982, 2.3). torchtitan's `DistributedMuon` sends matrices to owners and back, by packed all-to-alls that overlap
-# with computing (pull request 4060). For Megatron-LM pull request 6683 proposes the same, with the longest first as in `muon_owners`, and its author measures 139 ms
-# for a step that takes 264 ms where every rank computes all. And where a rank owns whole matrices from the start, backward reduces gradients to the
-# owner, and the step sends nothing (torchtitan pull request 3502). Whatever the sharding: compare it with one process, because a right layout does
-# not prove a right update (Megatron-LM issue 5961).
+# Real code does it in three ways. Moonlight's Distributed Muon is stage 1: each rank gathers the matrices of which it has a part, in bfloat16, and
+# keeps that part of the result (arXiv 2502.16982, 2.3). torchtitan's `DistributedMuon` sends matrices to owners and back, by packed all-to-alls that
+# overlap with computing (pull request 4060). Pull request 6683 of Megatron-LM proposes the same, with the longest first as in `muon_owners`, and its
+# author measures 139 ms for a step that takes 264 ms if every rank computes everything. And where a rank owns whole matrices from the start, backward
+# reduces gradients to the owner, and the step sends nothing (torchtitan pull request 3502). Whatever the sharding: compare it with one process,
+# because a right layout does not prove a right update (Megatron-LM issue 5961).
 
 # %% [markdown]
 # ## 6. Project
 #
 # **GPT-2 with 1.3 billion parameters** should train on four GPUs of 24 GB. With data parallelism its states take 20.8 GB, and the 3.2 GB that are
 # left are too little for activations. So which stage do you take? The project trains a GPT on real text in each stage, with your classes or with
-# DeepSpeed, and puts your `zero_memory` beside the counted bytes. `--size 1.3b` is the full size. Here we run a small one with the same code, on two
-# ranks and for 40 steps.
+# DeepSpeed, and compares your `zero_memory` with the counted bytes. `--size 1.3b` is the full size. Here we run a small one with the same code, on
+# two ranks and for 40 steps.
 
 # %%
 from ranklab.projects import zero as project
@@ -829,7 +830,7 @@ assert max(scores) - min(scores) < 0.02
 # learning rate this grows to about 0.005. The counts are a few bytes above the formulas, because of Adam's step counters (4 bytes a tensor) and one
 # number that all ranks need for clipping. The peak includes activations, which ZeRO does not shard.
 #
-# **Your turn.** Change one thing below. Before you run it, write down which columns change, and by which factor. You could take `recompute=True`,
+# **Your turn.** Change one thing below. Before you run it, write down which columns change, and by what factor. Try `recompute=True`,
 # `offload="cpu"`, `engine="deepspeed"`, or other `numbers` and `ranks`. The cell starts with `micro_batch=4`, so each rank has two micro-batches.
 # Which of the two stages sends more now?
 
@@ -843,7 +844,7 @@ print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12,
 # %% [markdown]
 # ## 7. Measure
 #
-# The table shows predictions beside counts, for the eight layers of 4.6 on four ranks: the bytes that rank 0 holds after a backward, and the bytes
+# The table compares predictions with counts, for the eight layers of 4.6 on four ranks: the bytes that rank 0 holds after a backward, and the bytes
 # that it sends in a step. With Adam in float32 a parameter takes 4 bytes, its gradient 4, and the two moments 8. Counts are exact, so the cell
 # asserts them.
 
@@ -877,7 +878,7 @@ for stage in (1, 2, 3):
     assert predicted == counted
 
 # %% [markdown]
-# The clock can't compare the stages here, because the ranks share two cores and their memory, and nothing hides behind anything.
+# The clock can't compare the stages here, because the ranks share cores and memory, and nothing hides behind anything.
 
 # %% [markdown]
 # ## 8. Bug of the lab
@@ -954,7 +955,7 @@ for ranks in (1, 4):
 check(clinic_flat_model_cause=...)
 
 # %% [markdown]
-# **Fixed.** Norms, losses and weights must be those of one process that clips by torch's own `clip_grad_norm_`. A gradient that is short enough stays as it is.
+# **Fixed.** Norms, losses and weights must match one process that clips with torch's own `clip_grad_norm_`. A gradient that is short enough stays as it is.
 
 # %%
 flat_model = check(flat_model)
@@ -1030,7 +1031,7 @@ for ranks in (1, 4):
 check(clinic_gathered_model_cause=...)
 
 # %% [markdown]
-# **Fixed.** All weights, all losses and all held-out losses must be those of one process. The gather may stay asynchronous, with work that doesn't need it in between, but `coming` must be waited for.
+# **Fixed.** All weights, all losses and all held-out losses must match one process. The gather may stay asynchronous, with work that doesn't need it in between, but `coming` must be waited for.
 
 # %%
 gathered_model = check(gathered_model)
@@ -1063,8 +1064,8 @@ questions("06_zero")
 # %% [markdown]
 # ## 11. Take with you
 #
-# 1. Of Adam's 16 bytes for each parameter 12 belong to the optimizer: stage 1 alone brings 13 billion on 8 GPUs from 208 GB to 71.5 GB each.
-# 2. The step goes between reduce-scatter and all-gather, so with one micro-batch stages 1 and 2 send what DDP sends. Stage 3 gathers twice: 1.5 times.
+# 1. Of Adam's 16 bytes a parameter, 12 belong to the optimizer: stage 1 alone takes 13 billion parameters on 8 GPUs from 208 GB to 71.5 GB each.
+# 2. The step goes between reduce-scatter and all-gather, so with one micro-batch stages 1 and 2 send what DDP sends. Stage 3 gathers twice, so it sends 1.5 times as much.
 # 3. Take the lowest of the three stages that fits. ZeRO shards states, and neither activations nor computing.
 #
 # **What we left out**
@@ -1076,15 +1077,15 @@ questions("06_zero")
 # - **Making the model.** Before stage 3 can shard it, each process holds all of it. `deepspeed.zero.Init()` shards each parameter as it is made.
 #   `from_pretrained` of transformers does this by itself, but only if it knows about stage 3, so make `TrainingArguments(deepspeed=...)` before the
 #   model (modeling_utils.py, `is_deepspeed_zero3_enabled`).
-# - **DeepSpeed's checkpoints** hold the shards of each rank. DeepSpeed copies `zero_to_fp32.py` beside them, which puts the float32 weights together
-#   without DeepSpeed. `ds_to_universal.py` makes a checkpoint, with the optimizer's state, that a different number of ranks can load.
+# - **DeepSpeed's checkpoints** hold the shards of each rank. DeepSpeed copies `zero_to_fp32.py` next to them, a script that puts the float32 weights
+#   together without DeepSpeed. `ds_to_universal.py` makes a checkpoint, with the optimizer's state, that a different number of ranks can load.
 # - **Activations**: ZeRO shards states, not activations. Checkpointing (lab 01) makes them smaller; tensor parallelism (lab 08) shards them.
 # - **ZeRO++** (Wang et al., arXiv 2306.10209): it gathers weights quantized to 8 bits, keeps a second copy of the shards inside each node so that
 #   backward's gather stays there, and sends 4-bit gradients. That leaves a quarter of the traffic between nodes.
-# - **ZeRO-Infinity** (arXiv 2104.07857): the parameters, too, live in CPU memory or on NVMe, and are gathered from there. For the optimizer, the
-#   `Files` of `offload_optimizer` do the same.
-# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other and never go on. Mixtures
-#   of experts (lab 11) get their own groups.
+# - **ZeRO-Infinity** (arXiv 2104.07857): the parameters also live in CPU memory or on NVMe, and are gathered from there. For the optimizer, `Files`
+#   in `offload_optimizer` does the same.
+# - **A unit that only some ranks use.** All ranks must gather the same units in the same order, or they wait for each other forever. Mixtures of
+#   experts (lab 11) get groups of their own.
 #
 # Next: [07_fsdp](07_fsdp.ipynb): stage 3 in torch itself, with each parameter cut along its first dimension.
 #

@@ -37,10 +37,10 @@ begin("07_fsdp")
 check(fsdp_7b_gb=...)
 
 # %% [markdown]
-# So sharding alone is not enough. In section 7 you will see what is: keep the rows in CPU memory (*offload*), and use a few GB of the GPU for the
-# part that is computed right now.
+# So sharding alone is not enough. Section 7 adds what is missing: keep the rows in CPU memory (*offload*), and use a few GB of the GPU for the part
+# that is being computed.
 #
-# This lab builds on lab 02 (all-gather, reduce-scatter), lab 03 (hooks) and lab 06 (stage 3). In the end torch's own FSDP2 trains the same model,
+# This lab builds on lab 02 (all-gather, reduce-scatter), lab 03 (hooks) and lab 06 (stage 3). At the end torch's own FSDP2 trains the same model,
 # with the same losses, the same rows and the same number of messages as yours.
 
 # %% [markdown]
@@ -98,7 +98,7 @@ for rank, rows in enumerate(launch(step_in_rows, weight.detach(), x, ranks=2)):
 #
 # *After this you can say which rows of a parameter are on which rank in FSDP2.*
 #
-# torch cuts a parameter like `torch.chunk`: each of R ranks takes n/R rows, rounded up, until none are left. So each rank knows which rows another
+# torch cuts a parameter as `torch.chunk` does: each of R ranks takes n/R rows, rounded up, until none are left. So each rank knows which rows another
 # rank has, without asking. A bias is cut like a matrix, and its rows are single numbers.
 #
 # **Predict.** A weight has 10 rows, and there are 4 ranks. How many rows does the last rank get?
@@ -126,8 +126,8 @@ def shard_parameter(parameter, group=None):
 shard_parameter = check(shard_parameter)
 
 # %% [markdown]
-# Here your function cuts a small MLP over four ranks. Crossed cells exist on no rank. They only travel, as zeros, because the parts of all ranks in a
-# message must be equally long:
+# Here your function cuts a small MLP over four ranks. Crossed cells exist on no rank. They only travel, as zeros, because in a message every rank's
+# part must have the same length:
 
 # %%
 def how_many_rows():
@@ -151,7 +151,7 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # | given by `ShardedModule` | |
 # |---|---|
 # | `self.parameters`, `self.trained` | the block's parameters, in order; only those that are not frozen |
-# | `p.padded_shard()` | this rank's rows of parameter `p`, ready to travel: flat, with zeros at the end, in the type used for computing. It has `p.numbers` numbers, as many on all ranks |
+# | `p.padded_shard()` | this rank's rows of parameter `p`, ready to travel: flat, with zeros at the end, in the type used for computing. It has `p.numbers` numbers, the same on every rank |
 # | `p.fill(parts)` | puts the whole `p` into its module. `parts` has the shape (R, `p.numbers`) and may be a view: row r is what rank r sent of `p` |
 # | `p.padded_gradient()` | the whole gradient of `p`, ready to travel, (R, `p.numbers`): row r is for rank r. It is zeros if this rank has no gradient. If no rank has one, `p` gets none |
 # | `p.whole.grad` | the whole gradient itself. Set it to None once it is in the message, so that its memory is freed and the next backward doesn't add to it |
@@ -163,11 +163,11 @@ plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
 # | `self.is_whole` | True while the parameters are whole. `reshard()` sets it back |
 # | `self.reduction` | `(mine, handle)` of a reduce-scatter on its way. `end_reduction()` waits for it, and sets this back to None |
 #
-# The collectives are those of lab 02, both asynchronous: `dist.all_gather_single(whole, mine, group=..., async_op=True)`, and
+# You know the collectives from lab 02. Here both are asynchronous: `dist.all_gather_single(whole, mine, group=..., async_op=True)`, and
 # `dist.reduce_scatter_single(mine, whole, ...)` with a flat `whole`. The gradients must become means over ranks, not sums.
 #
-# There is a trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. The rows of rank 0 come first, of all parameters,
-# then the rows of rank 1.
+# There is a trap: in a gathered message the parts lie **rank by rank**, not parameter by parameter. First come rank 0's rows of all parameters, then
+# rank 1's.
 #
 # **Predict.** A model has 100 MB of parameters in float32, all in blocks, and there are 4 ranks. Blocks are freed after forward, and gathered again
 # for backward. How many MB does each rank send in a step?
@@ -284,7 +284,7 @@ found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in na
 memory_curves({name: curve for name, (curve, _) in found.items()})
 
 # %% [markdown]
-# Look at the purple areas: the parameters that were gathered come and go on the left, and pile up until backward on the right. Here are the most bytes of whole parameters at one time, and what each of the two ways sent:
+# Look at the purple areas: the parameters that were gathered come and go on the left, and pile up until backward on the right. Here are the peak bytes of whole parameters, and what each of the two ways sent:
 
 # %% tags=["nbval-check-output"]
 print(f"{'':26}  bytes at once    all-gathers   reduce-scatters   bytes sent")
@@ -304,12 +304,11 @@ for name, (curve, traffic) in found.items():
 #
 # *After this you can clip gradients that are sharded by the norm of all of them.*
 #
-# Gradient clipping takes all gradients of a model as one vector, and scales it down if its norm is above the norm that you allow. As in torch, the
-# factor is `max_norm / (norm + 1e-6)`, at most 1. But no rank has that vector: each rank has some rows. Norms of parts don't add up, but their
-# squares do.
+# Gradient clipping takes all gradients of a model as one vector, and scales it down if its norm is above a maximum. As in torch, the factor is
+# `max_norm / (norm + 1e-6)`, at most 1. But no rank has that vector: each rank has some rows. Norms of parts don't add up, but their squares do.
 #
-# **Predict.** There are 7 billion gradients on 4 ranks. The sum is kept in float64, because it has so many terms. How many bytes does the message
-# have that the ranks all-reduce?
+# **Predict.** There are 7 billion gradients on 4 ranks. The sum is kept in float64, because it has so many terms. How large is the message that the
+# ranks all-reduce, in bytes?
 
 # %%
 check(fsdp_norm_bytes=...)
@@ -370,7 +369,7 @@ for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
 # | `whole_bytes(model, blocks)` | the bytes of parameters that are whole at the worst moment of a step, without gradients. There are two such moments, and the larger counts: when the largest block arrives (the root, the block and its message), and when the root arrives (the root and its message) |
 # | `parameter_bytes(module)` | the bytes of all its parameters, each counted once |
 # | `can_be_a_block(model, module)` | True if the module has its own forward, and shares no parameter with modules outside (also for a module without parameters) |
-# | `outermost(modules)` | the modules that are inside no other one of the list |
+# | `outermost(modules)` | the modules that are inside no other module of the list |
 # | `without_needless(model, blocks, most_bytes)` | `blocks` without those that the root has room for |
 
 # %%
@@ -443,7 +442,7 @@ def masked_loss(logits, labels, count=None, group=None):
 masked_loss = check(masked_loss)
 
 # %% [markdown]
-# Three ranks have 9, 1 and no answer tokens. The table shows the usual mean beside your loss:
+# Three ranks have 9, 1 and no answer tokens. The table compares the usual mean with your loss:
 
 # %% tags=["nbval-check-output"]
 logits = torch.randn(3, 1, 12, 7, generator=torch.Generator().manual_seed(3))
@@ -518,7 +517,7 @@ plots.hybrid(groups, per_node=3)
 # #### `full_state_dict`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# To save a model, one rank must have all of it: rank 0, in CPU memory. It can't all be on the GPU at the same time, because it would not fit there.
+# To save a model, one rank must have all of it: rank 0, in CPU memory, because the GPU has no room for all of it at once.
 # `gather_rows(parameter, group)` gathers one parameter from its shards, and returns it whole on the CPU of rank 0, and None on all others.
 # `sharded_modules(model)` returns the blocks, each with its `parameters` and its `group`.
 
@@ -579,14 +578,14 @@ for place, gpus_per_node, inside in (("shards in a node of 8, over NVLink", 8, 3
 # Inside the node, forward: `2 * P * T / flops = 2 * P / inside`, so T = `flops / inside`. Backward has twice the FLOPs and twice the bytes, so it gives the same T. Between nodes: `4 * P * T / flops = 2 * 2 * (P / gpus_per_node) / between`, so T = `flops / (gpus_per_node * between)`. Both links are busy at once, so the larger T counts.
 # </details>
 #
-# > **Take away.** With 8 GPUs a node, `max(400e12 / 370e9, 400e12 / (8 * 50e9))` = 1,081 tokens hide everything. When shards lie over all nodes, each gather goes through the card, and it takes 8,000.
+# > **Take away.** With 8 GPUs a node, `max(400e12 / 370e9, 400e12 / (8 * 50e9))` = 1,081 tokens hide everything. If the shards are spread over all nodes, each gather goes through the card, and it takes 8,000 tokens.
 
 # %% [markdown]
 # ## 5. The real thing
 #
 # torch's own FSDP2 is the function `fully_shard`. You call it like yours: on each block, then on the model. Now train the same GPT for five steps
-# with yours, with FSDP2, and with DeepSpeed's stage 3 from lab 06, from the same weights, on the same tokens, and with the same AdamW. We take three
-# ranks, so that the rows are uneven:
+# with your class, with FSDP2, and with DeepSpeed's stage 3 from lab 06: same weights at the start, same tokens, same AdamW. We take three ranks, so
+# that the rows are uneven:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -675,7 +674,7 @@ for tool, (losses, calls, rows) in found.items():
 # | `HYBRID_SHARD` | a mesh (lab 12) of two axes, (copies, shards) | `hybrid_shard_groups` | stage 3 inside a node: MiCS |
 # | `_HYBRID_SHARD_ZERO2` | the same mesh, and `False` | the same groups, and `False` | no name |
 #
-# Often a library calls FSDP for you, so check whether it really did. Here we ask Accelerate for FSDP. On GPUs it shards, and the cell prints the
+# Often a library calls FSDP for you, so check whether it really does. Here we ask Accelerate for FSDP. On GPUs it shards, and the cell prints the
 # losses. On a CPU it trains with plain DDP and says nothing. One assertion on the model finds that out:
 
 # %%
@@ -724,9 +723,9 @@ if found:  # None where transformers is not installed
             print(f"{name:40} {file.get_slice(name).get_shape()}")
 
 # %% [markdown]
-# **Your turn.** Change one thing below. Before you run it, write down which numbers change, and by which factor. You could take `recompute`,
-# `precision="bf16"`, `most_bytes=300_000`, `ranks=4` (alone or with `shard_ranks=2`), or `engine="fsdp2"`, which shards and gathers without your
-# block. The cell starts with `micro_batch=8`: above, a rank had one micro-batch of 16 examples, and now it has two of 8. What will a step send?
+# **Your turn.** Change one thing below. Before you run it, write down which numbers change, and by what factor. Try `recompute`, `precision="bf16"`,
+# `most_bytes=300_000`, `ranks=4` (alone or with `shard_ranks=2`), or `engine="fsdp2"`, which shards and gathers without your block. The cell starts
+# with `micro_batch=8`: above, a rank had one micro-batch of 16 examples, and now it has two of 8. What will a step send?
 
 # %%
 change = {"micro_batch": 8}
@@ -734,13 +733,13 @@ few = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
 print(project.report(project.run(**mine, **(few | change))))
 
 # %% [markdown]
-# Each micro-batch gathers the parameters and reduces the gradients. So a step sends twice the bytes, and the peak is lower.
+# Because each micro-batch gathers the parameters and reduces the gradients, a step sends twice the bytes. Its peak is lower.
 
 # %% [markdown]
 # ## 7. Measure
 #
-# The table shows predictions beside counts on rank 0, for 1 to 4 ranks. Rank 0 has the most rows, ceil(n/R) of each parameter. In float32 with Adam a
-# number takes 16 bytes: the number itself, its gradient and two moments. If R does not divide the rows, zeros travel too. Counts are exact, so the
+# The table compares predictions with counts on rank 0, for 1 to 4 ranks. Rank 0 has the most rows, ceil(n/R) of each parameter. In float32 with Adam
+# a number takes 16 bytes: the number itself, its gradient and two moments. If R does not divide the rows, zeros travel too. Counts are exact, so the
 # cell asserts them.
 
 # %%
@@ -772,7 +771,7 @@ for R in (1, 2, 3, 4):
     assert predicted == found
 
 # %% [markdown]
-# And the 7B model on four GPUs of 24 GB? We have no such GPUs, but we can use the same formula, and add what exists for a while: whole parameters,
+# And the 7B model on four GPUs of 24 GB? We have no such GPUs, but we can use the same formula, and add the temporary tensors: whole parameters,
 # messages, activations. (A test compares it with a count, and they agree within 2%: one process plays a rank of four, and the Llama of transformers
 # runs in our FSDP on tensors without memory.) These are the bytes at the peak, for one text of 1,024 tokens on each GPU, with bf16 and checkpointing:
 
@@ -789,7 +788,7 @@ for offload in (False, True):
 
 # %% [markdown]
 # Llama-2-7B has 6.74 billion parameters, so the states take 27 GB on each GPU at the optimizer's step. Without offload the peak comes before that
-# step: in backward at block 2, when all gradients but the last have arrived. With offload rows, gradients and moments are not on the GPU. Then the
+# step: in backward at block 2, when all gradients but the last have arrived. With offload, rows, gradients and moments are not on the GPU, and the
 # peak comes at block 32, the first in backward, because the inputs of all other blocks are still kept. That is why the second row shows more
 # activations. (This column includes messages.)
 #
@@ -867,7 +866,7 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 check(clinic_moved_gpt_cause=...)
 
 # %% [markdown]
-# **Fixed.** All weights must be those of one process, the two blocks and the rest must still be sharded, and the optimizer must have the model's parameters and no others.
+# **Fixed.** All weights must match one process, the two blocks and the rest must still be sharded, and the optimizer must have the model's parameters and no others.
 
 # %%
 moved_gpt = check(moved_gpt)

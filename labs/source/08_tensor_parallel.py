@@ -40,7 +40,7 @@ from ranklab.plots import tensor_parallel as plots
 plots.regions()
 
 # %% [markdown]
-# The first matrix is cut by **columns**: each rank takes the whole x and computes some of the outputs. The second is cut by **rows**: each rank takes the inputs that it has, and computes one term of a *sum*. Nothing is sent between the two, because GELU needs each number alone, and attention needs each head alone.
+# The first matrix is cut by **columns**: each rank takes the whole x and computes some of the outputs. The second is cut by **rows**: each rank takes the inputs that it has, and computes one term of a *sum*. Nothing is sent between the two, because GELU looks at each number alone, and attention at each head alone.
 #
 # The stretch between the two cuts is a **region**: inside it, each rank has only its part. **f** is the function through which x enters the region, and **g** is the one through which y leaves. **tp**, the tensor-parallel size, is the number of ranks that share a layer. The code calls it R.
 
@@ -185,9 +185,9 @@ for name, pair in tries.items():
 #
 # The paper writes y = x A. torch keeps A transposed: the weight of `nn.Linear(in, out)` is (out, in). So a **column of A is a row of `weight`**. The bias has one number for each output, so it is cut in the same place.
 #
-# `split_parameter(parameter, dim, group, parts)` is given. It returns this rank's even part along `dim`, as a parameter that knows where it was cut, because clipping and checkpoints will ask. If there is no bias, `None` stays `None`.
+# `split_parameter(parameter, dim, group, parts)` is given. It returns this rank's equal part along `dim`, as a parameter that knows where it was cut, because clipping and checkpoints will ask. If there is no bias, `None` stays `None`.
 #
-# What is `parts`? Some models keep several matrices in one. GPT-2 does so with q, k and v, and `parts` lists how many outputs each of them has, such as (4, 4, 4). Then each is cut by itself. Cut as one matrix, rank 0 of two would get all of q and half of k. A gated MLP that keeps its gate and its up in one matrix has the same trap: rank 0 of two would get the gate alone.
+# What is `parts`? Some models keep several matrices in one. GPT-2 does so with q, k and v, and `parts` lists how many outputs each of them has, such as (4, 4, 4). Then each is cut by itself. Cut as one matrix, rank 0 of two would get all of q and half of k. A gated MLP that fuses its gate and up matrices has the same trap: rank 0 of two would get the gate alone.
 
 # %%
 from ranklab.tensor_parallel import split_parameter
@@ -341,7 +341,7 @@ timeline(launch(profiled, OverlappedColumnLinear, ranks=2),
 #
 # *After this you can cut attention by heads, and say what limits the number of ranks.*
 #
-# A head needs nothing from another head, so each rank takes some of the heads: q, k and v are cut by columns, `out` by rows. The attention module reads the number of its heads off the outputs of q, k and v, so you replace these four children and nothing else. There are two traps:
+# A head needs nothing from another head, so each rank takes some of the heads: q, k and v are cut by columns, `out` by rows. The attention module reads the number of its heads off the outputs of q, k and v, so you replace these four submodules and nothing else. There are two traps:
 #
 # - x should enter **once** for q, k and v together. If each of the three lets x enter, backward has three all-reduces instead of one.
 # - With *grouped queries*, several query heads share a key head: Llama 3 405B has 128 query heads and 8 key heads. A rank needs the key heads of **its** query heads. If there are more ranks than key heads, several ranks hold the same key head.
@@ -383,7 +383,7 @@ def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce
 parallel_attention = check(parallel_attention)
 
 # %% [markdown]
-# Which heads does your function give to each rank? Eight query heads on four ranks, first with eight key heads, then with two:
+# Which heads does your function give to each rank? Here are eight query heads on four ranks, first with eight key heads, then with two:
 
 # %% tags=["nbval-check-output"]
 from ranklab.models import GPT, Attention, GPTConfig
@@ -439,7 +439,7 @@ for name, of in plan_of.items():
     print(f"{name:14} {forward} + {backward} all-reduces, {sent:,} bytes sent")
 
 # %% [markdown]
-# > **Take away.** A layer has four all-reduces of its activations, two in forward and two in backward, so each rank sends 4 x 2 (R-1)/R x B T C numbers for it: 470 MB for 8 sequences of 1,024 tokens, C = 4,096, bf16 and R = 8. In forward nothing hides them, unless products are cut into pieces (section 9). So tensor ranks share a node.
+# > **Take away.** A layer has four all-reduces of its activations, two in forward and two in backward, so each rank sends 4 x 2 (R-1)/R x B T C numbers for it: 470 MB for 8 sequences of 1,024 tokens, C = 4,096, bf16 and R = 8. In forward nothing hides them, unless products are cut into pieces (section 10). So tensor ranks share a node.
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [09_pipeline_parallel](09_pipeline_parallel.ipynb); the rest of this lab is extra.
@@ -450,9 +450,9 @@ for name, of in plan_of.items():
 #
 # *After this you can compute a loss over a sharded vocabulary without gathering the logits.*
 #
-# The model's last matrix, `head`, makes the logits. It is a column layer, so each rank has the logits of *its* part of the vocabulary. If you gathered them, every rank would hold the largest tensor of the model. But the loss of a target needs very little of it: the log of a sum over all logits' exponentials, and the one logit of the target.
+# The model's last matrix, `head`, makes the logits. It is a column layer, so each rank has the logits of *its* part of the vocabulary. If you gathered them, every rank would hold the largest tensor of the model. But the loss of a target needs very little of it: the log of the sum of all exponentials, and the one logit of the target.
 #
-# This exercise is **scored**. The check prints what your loss costs for each target, in bytes and in collectives, beside Megatron's (three all-reduces of 4 bytes) and beside gathering. You pass with at most 16 bytes in at most 3 collectives in forward, and nothing in backward.
+# This exercise is **scored**. The check prints what your loss costs for each target, in bytes and in collectives, next to Megatron's (three all-reduces of 4 bytes) and to gathering. You pass with at most 16 bytes in at most 3 collectives in forward, and nothing in backward.
 #
 # **Predict.** 8,192 targets, a vocabulary of 128,256, and Megatron's three all-reduces. How many KB are all-reduced in all? (The logits in bf16 are 2.1 GB.)
 
@@ -481,7 +481,7 @@ def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
 vocab_parallel_cross_entropy = check(vocab_parallel_cross_entropy)
 
 # %% [markdown]
-# How much does your loss send, compared with the shortest code that gathers? 64 targets, four ranks, and a growing vocabulary:
+# How much does your loss send, compared with the shortest code that gathers? Take 64 targets, four ranks, and a growing vocabulary:
 
 # %%
 def gathered_loss(logits, targets, vocab_size):
@@ -511,7 +511,7 @@ for V, (sent, gathered) in zip(sizes, found):
 # %% [markdown]
 # ### Further
 #
-# Three more exercises. They are checked too, but they are not part of the 120 minutes: the embedding, norms on a rank's own tokens, and dropout.
+# Three more exercises, all checked, that are not part of the 120 minutes: the embedding, norms on a rank's own tokens, and dropout.
 
 # %% [markdown]
 # #### `vocab_parallel_embedding`
@@ -534,7 +534,7 @@ def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=redu
 vocab_parallel_embedding = check(vocab_parallel_embedding)
 
 # %% [markdown]
-# Three ranks look up five tokens: 0, 7, 3, 3, 5. What does each rank bring to the sum? (Row t of the embedding holds t + 1.)
+# Three ranks look up five tokens: 0, 7, 3, 3, 5. What does each rank contribute to the sum? (Row t of the embedding holds t + 1.)
 
 # %% tags=["nbval-check-output"]
 def brought():
@@ -630,7 +630,7 @@ for sequence in (False, True):
 # #### `dropout_seeds`
 # > difficulty 3/5 · importance 3/5 · 6 minutes · about 2 lines
 #
-# All ranks of a tensor group hold the same x, so they must drop the same numbers of it, otherwise it is no longer the same x. What a rank has for itself, such as its heads, needs a mask of its own. So each rank needs two seeds. And with data parallelism, each copy of the model has other rows and needs other seeds.
+# All ranks of a tensor group hold the same x, so they must drop the same numbers, or x is no longer the same. What only one rank has, such as its heads, needs a mask of its own. So each rank needs two seeds. And with data parallelism, each copy of the model has different rows and needs different seeds.
 
 # %%
 from ranklab.tensor_parallel import SPREAD
@@ -797,7 +797,7 @@ else:
 # %% [markdown]
 # ## 6. Project
 #
-# **GPT-2, split by hand and split by tensors.** When a GPT is too large for one GPU, most people first put some of its layers on the next one. It works, but one GPU computes while the others wait. This is `naive` in the table. In the other rows all ranks work in every layer, on your functions. Each model learns the source of Python's library, and all must end with the same held-out loss.
+# **GPT-2, split by hand and split by tensors.** When a GPT is too large for one GPU, most people first put some of its layers on the next one. It works, but one GPU computes while the others wait. This is `naive` in the table. In the other rows all ranks work in every layer, on your functions. Each model trains on the source of Python's library, and all must end with the same held-out loss.
 
 # %%
 from ranklab.projects import tensor_parallel as project
@@ -816,7 +816,7 @@ change = {"ranks": 2}
 print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
 
 # %% [markdown]
-# With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R of each x is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
+# With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
 
 # %% [markdown]
 # ## 7. Measure
@@ -846,7 +846,7 @@ for R in (1, 2, 4):
 #
 # With more ranks, each computes less but sends nearly the same bytes. Take the layer of 4.4. Its matrix products take 20 ms on one H100 at half its peak, and 2.5 ms on eight. Its messages add 1.04 ms: 469.8 MB over NVLink's 450 GB/s. What happens with sixteen ranks, on two nodes?
 #
-# A ring enters and leaves a node **once** (nccl issue 687). NCCL runs a ring through each network card of the node, and their bytes/s add up (nccl issue 412).
+# A ring enters and leaves a node **once** (nccl issue 687). NCCL runs a ring through each network card of the node, and the cards' bytes/s add up (nccl issue 412).
 #
 # **Predict.** tp=16 on two whole nodes, each with eight cards of 50 GB/s. Each rank sends 2 * 15/16 of x, four times: 503.3 MB. How many ms do these bytes take?
 
@@ -854,7 +854,7 @@ for R in (1, 2, 4):
 check(tp_fit_ms=...)
 
 # %% [markdown]
-# So eight cards are nearly as fast as NVLink. Now take a model with 32 of these layers and a vocabulary of 128,256, and compute its step by lab 02's alpha + n beta. The step is the computing divided by tp, plus all messages, with nothing hidden. "1 a node" is a machine with one GPU and one card.
+# So eight cards are nearly as fast as NVLink. Now take a model with 32 of these layers and a vocabulary of 128,256, and compute its step with lab 02's alpha + n beta. The step is the computing divided by tp, plus all messages, with nothing hidden. "1 a node" is a machine with one GPU and one card.
 
 # %%
 from ranklab.projects.tensor_parallel import links
@@ -882,7 +882,7 @@ for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_fl
     print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
 # %% [markdown]
-# By a ring, 32 ranks are slower than 16, because faster GPUs and links do not shorten the steps. By the switch they need 31 ms instead of 39: again a fifth less for twice the GPUs. The latency is gone, but the bytes stay. And the model promises them the full 900 GB/s. On all 72 GPUs of such a rack, a bus bandwidth of 835 GB/s was measured with messages of 4 GB, and 586 with 512 MB (coreweave/nccl-tests, pull request 43). An all-reduce of this model has 67 MB.
+# With a ring, 32 ranks are slower than 16, because faster GPUs and links do not shorten the steps. With the switch they need 31 ms instead of 39: again a fifth less for twice the GPUs. The latency is gone, but the bytes stay. And the model promises them the full 900 GB/s. On all 72 GPUs of such a rack, a bus bandwidth of 835 GB/s was measured with messages of 4 GB, and 586 with 512 MB (coreweave/nccl-tests, pull request 43). An all-reduce of this model has 67 MB.
 #
 # On nodes of eight, the model is kind to sixteen ranks. It leaves out:
 #
@@ -891,7 +891,7 @@ for name, times in links.curves(shape, 8, links.RACK, ranks, links.GB200.peak_fl
 # - **Other traffic.** The gradients of the data-parallel copies use the same cards.
 # - **Heads.** tp must divide their number.
 #
-# Data parallelism can hide its messages behind backward. Here, the sum in forward has nothing to hide behind, unless you cut a product into pieces (section 10). So tp usually stops at eight, where NVLink stops on most machines.
+# Data parallelism can hide its messages behind backward, but here the sum in forward has nothing to hide behind, unless you cut a product into pieces (section 10). So tp usually stops at eight, where NVLink stops on most machines.
 
 # %% [markdown]
 # ## 8. Bug of the lab
@@ -998,7 +998,7 @@ questions("08_tensor_parallel")
 # What Megatron does beyond this lab:
 #
 # - **Fused kernels**: bias and GELU in one kernel, softmax with its mask, cross entropy in one pass over the logits.
-# - **Messages inside a product** (*user buffers*; in torch *async tensor parallelism*): a matrix product is cut into pieces, and while one piece is computed, another one travels. So messages can hide in forward, too.
+# - **Messages inside a product** (*user buffers*; in torch *async tensor parallelism*): a matrix product is cut into pieces, and while one piece is computed, another one travels. So messages can hide in forward as well.
 # - **Gathering again**: with sequence parallelism our library keeps what it has gathered. Megatron keeps only a rank's own tokens, and gathers once more in backward (arXiv 2205.05198, section 4.2.2). That makes five halves of an all-reduce for each region instead of four, so 25% more bytes.
 # - **Sums in the switch** make the all-reduce faster, but not its two halves (nccl issue 1506: 470 GB/s against 350 by a ring). So on such machines sequence parallelism costs some time. It is usual all the same, because it saves memory.
 # - `CUDA_DEVICE_MAX_CONNECTIONS=1` in its scripts: kernels start in the order of their calls, so a message begins before the product that is meant to hide it.
@@ -1011,12 +1011,12 @@ questions("08_tensor_parallel")
 #
 # 1. Columns, then rows: one region with `f` before it and `g` after it. Four all-reduces of x in each layer, and all that follows waits for them.
 # 2. Never gather logits: the loss needs three numbers for each target, and not a vocabulary of 128,000.
-# 3. Sequence parallelism sends the same bytes and keeps 1/tp of what stands around the region. What all ranks hold must stay equal on all.
+# 3. Sequence parallelism sends the same bytes and keeps 1/tp of the activations outside the regions. What all ranks hold must stay equal on all.
 #
 # **What we left out**
 #
 # - **Two and more dimensions** (2D, 2.5D, 3D tensor parallelism): the matrices are cut both ways. It is rarely used.
-# - **Long sequences.** The attention scores of a head stay on one rank. Lab 10 cuts the sequence inside attention, too.
+# - **Long sequences.** The attention scores of a head stay on one rank. Lab 10 cuts the sequence inside attention as well.
 # - **Experts** (lab 11): a rank gets whole small layers, not a part of each layer.
 # - **Inference.** Serving uses the same two layers, forward only, to answer sooner. Its messages are tiny, so latency is what counts.
 #

@@ -223,7 +223,7 @@ for P in (2, 4, 8):
 #
 # Why do all forwards first? The last stage can do B0 right after F0. Stage s must wait until micro-batch 0 has gone through the P - 1 - s stages after it and come back, so it does that many forwards as a **warm-up**. Then it does *one forward and one backward* in turn, and at the end the backwards that are left (Narayanan et al. 2021, arXiv 2006.09503: PipeDream-Flush).
 #
-# **Predict.** 8 stages, 64 micro-batches. The activations of how many micro-batches does rank 0 hold at most?
+# **Predict.** 8 stages, 64 micro-batches. How many micro-batches' activations does rank 0 hold, at most?
 
 # %%
 check(pp_in_flight=...)
@@ -245,7 +245,7 @@ def one_f_one_b_schedule(stages, micro_batches):
 one_f_one_b_schedule = check(one_f_one_b_schedule)
 
 # %% [markdown]
-# Your schedule, with as many stages and micro-batches as GPipe's above:
+# Your schedule, for the same stages and micro-batches as GPipe's above:
 
 # %%
 plots.timeline(simulate(one_f_one_b_schedule(4, 8)), "1F1B, 4 stages, 8 micro-batches")
@@ -420,7 +420,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 #
 # The bubble is the time in which the pipeline fills and drains, and thin stages fill it sooner. So give each rank V thin (or *virtual*) stages that are not neighbours: rank r of P has stages r, r + P, r + 2P, ... A micro-batch then goes round all ranks V times. Megatron's trillion parameters ran like this: node r had layers r and r + 64.
 #
-# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on, and then the next P follow. In backward the last stage comes first. The warm-up is (V - 1) P forwards, plus 2 for each rank after this one, but never more than there are. Then comes one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2, when 1F1B has 1? If messages took no time, 1 would give the same bubble and hold less. But if a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% with 1, and 6.6% with 2.
+# Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on, and then the next P follow. In backward the last stage comes first. The warm-up is (V - 1) P forwards, plus 2 for each rank after this one, but never more than there are. Then comes one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2 for each later rank, when 1F1B adds only 1? If messages took no time, 1 would give the same bubble and hold fewer activations. But if a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% with 1, and 6.6% with 2.
 #
 # **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (The forward of a thin stage takes a quarter of the time.)
 
@@ -491,7 +491,7 @@ zero_bubble_schedule = check(zero_bubble_schedule)
 plots.timeline(simulate(zero_bubble_schedule(4, 8)), "Your schedule", ranks=range(4))
 
 # %% [markdown]
-# See how many of the white corners your pale boxes fill. Here is your score beside published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, for all stages of a rank together:
+# See how many of the white corners your pale boxes fill. Here is your score next to published schedules (ZB-H1 and ZB-V: Qi et al. 2023, arXiv 2401.10241; DualPipeV after DeepSeek-V3, arXiv 2412.19437). *Held* is in micro-batches, for all stages of a rank together:
 
 # %% tags=["nbval-check-output"]
 zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
@@ -518,13 +518,13 @@ plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("Z
 # %% [markdown]
 # ### Further
 #
-# Three more exercises. They are checked too, but they are not part of the 130 minutes: stages of equal cost, memory, and PipeDream.
+# Three more exercises, all checked, that are not part of the 130 minutes: stages of equal cost, memory, and PipeDream.
 
 # %% [markdown]
 # #### `split_stages`
 # > difficulty 3/5 · importance 4/5 · 12 minutes · about 7 lines
 #
-# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, while a head with a large vocabulary costs as much as several blocks. Memory is unequal, too, because under 1F1B the first stage holds P micro-batches and the last one holds one. This is why Llama 3 405B has 126 layers instead of 128: its last stage has one less because of the head's work, and its first stage has one less because of memory (arXiv 2407.21783, 3.3.2).
+# The slowest stage sets the pace of all. And layers are not equal: an embedding is a look-up, while a head with a large vocabulary costs as much as several blocks. Memory is uneven as well, because under 1F1B the first stage holds P micro-batches and the last one holds one. This is why Llama 3 405B has 126 layers instead of 128: its last stage has one less because of the head's work, and its first stage has one less because of memory (arXiv 2407.21783, 3.3.2).
 
 # %%
 def split_stages(costs, stages):
@@ -612,7 +612,7 @@ for stash in (True, False):
         print(f"  rank {rank}      ", *(f"{both:>6}" for both in versions))
 
 # %% [markdown]
-# With a stash the gradient is right, but for a mix of old weights: those of rank 0 are up to three updates behind, and those of the last rank are new. Without a stash, backward meets activations from other weights, and the result is the gradient of nothing. How much does it matter on real text, with an update after each micro-batch?
+# With a stash the gradient is right, but for a mix of old weights: rank 0's are up to three updates behind, and the last rank's are new. Without a stash, backward combines new weights with activations from old ones, and the result is the gradient of nothing. How much does it matter on real text, with an update after each micro-batch?
 
 # %%
 from ranklab.data import python_text
@@ -680,15 +680,15 @@ for stages_of_rank in (1, 4):
 # %% [markdown]
 # <details><summary>The derivation</summary>
 #
-# `idle = (stages - 1) / (virtual * M + stages - 1)`. Turn both sides over: `virtual * M / (stages - 1) + 1 = 1 / idle`. So `M = (stages - 1) * (1 - idle) / (virtual * idle)`.
+# `idle = (stages - 1) / (virtual * M + stages - 1)`. Take reciprocals: `virtual * M / (stages - 1) + 1 = 1 / idle`. So `M = (stages - 1) * (1 - idle) / (virtual * idle)`.
 # </details>
 #
-# > **Take away.** For a bubble of 5%, each further stage asks for 19 micro-batches more: 285 on 16 ranks, and 71 with four stages on each.
+# > **Take away.** For a bubble of 5%, each further stage needs 19 more micro-batches: 285 on 16 ranks, and 71 with four stages on each.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# torch's own tool is `torch.distributed.pipelining`: you make a `PipelineStage` for each stage, and choose a schedule by name. We cut the same GPT in the same places, and run two steps of SGD on four ranks with 8 micro-batches, by torch and by our executor:
+# torch's own tool is `torch.distributed.pipelining`: you make a `PipelineStage` for each stage, and choose a schedule by name. We cut the same GPT in the same places, and run two steps of SGD on four ranks with 8 micro-batches, with torch and with our executor:
 
 # %% tags=["nbval-check-output"]
 from ranklab.projects.pipeline_parallel import peers
@@ -700,7 +700,7 @@ for name in ("1f1b", "interleaved", "zb-v"):
               "  messages that each rank sends in a step:", *messages)
 
 # %% [markdown]
-# The order of actions is the same, too. torch shows its own through a private function, which may change. Here is rank 0 of 4, with two stages a rank:
+# Even the order of actions is the same. torch shows its own through a private function, which may change. Here is rank 0 of 4, with two stages a rank:
 
 # %%
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -814,7 +814,7 @@ from ranklab.pipeline_parallel import keep_layers
 # ### 8.1 Good in training, bad in the file
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 5 lines
 #
-# > In four stages the training loss goes down as it should. We save the stages, merge the files and evaluate. Embedding and head share one matrix, so the file has it once, from the first stage. On the rows that it was trained on, the merged model's loss is higher by 1 than the loss in the training log. A run on one rank has no such gap.
+# > In four stages the training loss goes down as it should. We save the stages, merge the files and evaluate. Embedding and head share one matrix, so the file has it once, from the first stage. On the rows that it was trained on, the merged model's loss is 1 higher than in the training log. A run on one rank has no such gap.
 
 # %%
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
@@ -850,7 +850,7 @@ def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** Compare the stages' weights with those of one rank, after 0 steps and after 1.
+# **Look.** Compare the stages' weights with one rank's, after 0 steps and after 1.
 
 # %%
 stages, [alone] = launch(staged_gpt, 1, ranks=4), launch(staged_gpt, 1, ranks=1)
@@ -875,7 +875,7 @@ for name, weight in {n: w for stage in stages for n, w in stage["weights"].items
 check(clinic_staged_gpt_cause=...)
 
 # %% [markdown]
-# **Fixed.** With one to four stages, the weights must be those that one process trains.
+# **Fixed.** With one to four stages, the weights must match one process.
 
 # %%
 staged_gpt = check(staged_gpt)
@@ -901,20 +901,20 @@ questions("09_pipeline_parallel")
 #
 # - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.sends` keeps a tensor until it is delivered.
-# - **Where the ranks are.** The messages are small beside tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). With tp=8 all eight ranks of a stage have the same output. So Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
+# - **Where the ranks are.** The messages are small compared with tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). Because with tp=8 all eight ranks of a stage have the same output, Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
 # - **Shapes.** A receive must know its shape. Here every rank has the inputs, and reads it off them. If lengths differ and other ranks cannot know them, the shape travels first (Megatron's `variable_seq_lengths`).
 # - **FSDP inside a stage** would gather weights for each micro-batch and reduce gradients M times. torch's `PipelineStage` reduces once, at the last backward, and does not reshard after the others.
-# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion had 3,072 sequences in a batch and 6 pipelines, so 512 sequences for each. With micro-batches of one sequence, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it loses 63/1087 = 5.8%.
+# - **Sizes.** The bubble wants many micro-batches, the GPU wants large ones, and the batch is limited. Megatron-LM's trillion-parameter benchmark had 3,072 sequences in a batch and 6 pipelines, so 512 sequences for each. With micro-batches of one sequence, 1F1B would lose 63/575 = 11%. Interleaved (section 5.1 of the paper), with V = 2, it loses 63/1087 = 5.8%.
 # - **The loss is on one rank**, the last stage's. To log it, or to stop on `nan`, the others need a message.
 #
-# What to expect (from papers, not measured by us): interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), and zero bubble gave up to 23% over 1F1B with about its memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
+# What to expect (from papers, not measured by us): interleaving gave Megatron-LM 10% and more (arXiv 2104.04473), and zero bubble gave up to 23% over 1F1B with about the same memory (arXiv 2401.10241). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 11. Take with you
 #
 # 1. The bubble is (P-1)/(M+P-1): four stages idle 27% of the time with 8 micro-batches, and 4% with 64.
 # 2. 1F1B keeps P micro-batches where GPipe keeps all M, so a large M fits; with V thin stages on each rank the bubble is about V times smaller.
-# 3. No rank waits for W. ZB-H1 fills two thirds of the bubble with it, and pays with what it keeps until then.
+# 3. No rank waits for W. ZB-H1 fills two thirds of the bubble with it, and pays with the activations kept until then.
 #
 # **What we left out**
 #

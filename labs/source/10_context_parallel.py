@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Llama 3 was trained on sequences of 8,192 tokens, and at the end on sequences of 131,072 (arXiv 2407.21783). The weights stayed the same, but the activations of *one* sequence became sixteen times as many. And a batch of one sequence cannot be divided over data-parallel ranks. So sixteen ranks shared each sequence (its Table 4: cp 16, beside tp 8 and 16 pipeline stages).
+# Llama 3 was trained on sequences of 8,192 tokens, and at the end on sequences of 131,072 (arXiv 2407.21783). The weights stayed the same, but the activations of *one* sequence grew sixteenfold. And because a batch of one sequence cannot be divided over data-parallel ranks, sixteen ranks shared each sequence (its Table 4: cp 16, with tp 8 and 16 pipeline stages).
 #
-# Most of a transformer does not mind. Norms, matrices and the loss look at one token at a time, so each rank can work on its own tokens and needs no other rank. **Attention does mind**, because a query meets the keys of all tokens before it. And causal attention is uneven: the last token has 131,072 keys to look at, and the first one has one.
+# Most of a transformer does not mind. Norms, matrices and the loss look at one token at a time, so each rank can work on its own tokens and needs no other rank. **Attention does mind**, because a query looks at the keys of all tokens before it. And causal attention is uneven: the last token has 131,072 keys to look at, and the first has one.
 #
 # In this lab you build attention over tokens that are on other ranks, in two ways. Keys and values go round a **ring** (lab 02), or ranks trade tokens for heads (**Ulysses**). You need labs 00 to 03, and it helps to have read an attention layer once.
 
@@ -27,7 +27,7 @@ begin("10_context_parallel")
 # %% [markdown]
 # ## 2. Picture
 #
-# A sequence of eight parts on four ranks. Each cell is a block of scores: its colour is the rank that has the queries, which computes the block, and its number is the rank that has the keys. The bars count each rank's cells (a cell on the diagonal counts as a whole one), and the dashed line is the mean.
+# Here is a sequence of eight parts on four ranks. Each cell is a block of scores: its colour is the rank that has the queries, which computes the block, and its number is the rank that has the keys. The bars count each rank's cells (a cell on the diagonal counts as a whole one), and the dashed line is the mean.
 
 # %%
 from ranklab import context_parallel
@@ -37,7 +37,7 @@ plots.masks({"consecutive parts": context_parallel.contiguous_shard(8, 4),
              "zigzag": context_parallel.zigzag_shard(8, 4)})
 
 # %% [markdown]
-# In the upper plan all ranks wait for rank 3. In the lower one each rank has as much work, with the same number of tokens. You will write the lower one.
+# In the upper plan all ranks wait for rank 3. In the lower one every rank has the same work and the same number of tokens. You will write the lower one.
 #
 # **Predict.** A long sequence is cut into four consecutive parts, one for each of four ranks. How many times the mean does the last rank compute? (A block on the diagonal counts as half.)
 
@@ -98,7 +98,7 @@ from ranklab.ranks import shard_range
 #
 # *After this you can say how many bytes attention keeps, with and without a fused kernel.*
 #
-# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, also for hidden keys. With 131,072 tokens in bf16, how many TB is that, for one layer of one sequence?
+# **Predict.** Llama 3 8B has 32 heads. Plain attention keeps a probability for each head, each query and each key, even for hidden keys. With 131,072 tokens in bf16, how many TB is that, for one layer of one sequence?
 
 # %%
 check(cp_scores_tb=...)
@@ -134,7 +134,7 @@ plots.by_length(lengths, {
 }, budget=80e9)
 
 # %% [markdown]
-# When the sequence doubles, plain attention keeps four times as much, and flash keeps twice as much. At 2^20 tokens flash needs 21.6 GB for one layer. That is still too much, because there are 32 layers, each with an MLP beside it. So we divide by R.
+# When the sequence doubles, plain attention keeps four times as much, and flash keeps twice as much. At 2^20 tokens flash needs 21.6 GB for one layer. That is still too much, because there are 32 layers, each with an MLP as well. So we divide by R.
 
 # %% [markdown]
 # ### 4.2 Online softmax: two results become one
@@ -142,7 +142,7 @@ plots.by_length(lengths, {
 #
 # *After this you can merge two partial softmax results without overflow, also when one is empty.*
 #
-# Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask a whole block can lie in its future. Make new tensors: the check looks whether the four that you got are unchanged.
+# Do section 3 again, now for tensors and for any scores. There are two dangers: exp(89) is infinite in float32, and a row may have seen no key at all so far, because with a mask a whole block can lie in its future. Make new tensors: the check makes sure that the four inputs are unchanged.
 
 # %%
 def online_softmax_merge(out, lse, other, other_lse):
@@ -201,7 +201,7 @@ ring_attention = check(ring_attention)
 #
 # *After this you can send the gradients of keys home around the same ring.*
 #
-# A query's gradient stays on its rank. But a key was seen by the queries of *many* ranks, and each of them knows a part of its gradient. So the blocks go round once more, and each block takes along the sum of the gradients that it has collected so far. A rank can compute its part from one block alone, because exp(score - lse) with the final lse is the probability among *all* keys.
+# A query's gradient stays on its rank. But a key was seen by the queries of *many* ranks, and each rank knows a part of the key's gradient. So the blocks go round once more, and each block takes along the sum of the gradients that it has collected so far. A rank can compute its part from one block alone, because exp(score - lse) with the final lse is the probability among *all* keys.
 #
 # `block_gradients(grad_out, q, k, v, out, lse, visible)` returns (dq, dk, dv) of one block. They are float32, whatever the type of k, because many parts are added up. (Transformer Engine sends them in the type of k: fewer bytes, more rounding.)
 
@@ -315,7 +315,7 @@ print("one process:", launch(loss_of, ranks=1)[0], "  four ranks:", launch(loss_
 #
 # No head needs another head, so ranks can trade. With an all-to-all (lab 02), a rank sends every other rank *that* rank's heads of its own tokens, and gets its own heads of all tokens. Then any attention will do, and the result goes back the same way (Jacobs et al. 2023, arXiv 2309.14509).
 #
-# `Trade.apply(x, cut, join, group)` is given. It cuts x into R parts along dim `cut`, sends part r to rank r, and joins what comes along dim `join`. Its gradient goes the other way.
+# `Trade.apply(x, cut, join, group)` is given. It cuts x into R parts along dim `cut`, sends part r to rank r, and joins the parts it receives along dim `join`. Its gradient goes the other way.
 #
 # **Predict.** With the numbers of 4.3 (and 32 query heads), how many MB does a rank send in forward, for q, k, v and the result?
 
@@ -345,7 +345,7 @@ ulysses_attention = check(ulysses_attention)
 # #### `shard_documents`
 # > difficulty 5/5 · importance 3/5 · 30 minutes · about 25 lines · open: no recipe
 #
-# Real batches are packed: documents of very different lengths stand in one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan. The check compares the scores of the fullest rank with the mean (at most 1.1 times), and prints for how many tokens the ranks must fetch keys from other ranks. `begins_of(lengths)` tells you for each token where its document begins.
+# Real batches are packed: documents of very different lengths share one sequence, and no token may look into another document. Then zigzag is no longer even, above all on more than two ranks. Find a plan in which no rank waits. There is no recipe, and no best plan. The check compares the scores of the fullest rank with the mean (at most 1.1 times), and prints for how many tokens the ranks must fetch keys from other ranks. `begins_of(lengths)` tells you for each token where its document begins.
 
 # %%
 def shard_documents(lengths, ranks):
@@ -396,7 +396,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
     print(f"{name:10}", line)
 
 # %% [markdown]
-# The Llama of transformers has grouped queries, and takes any function as its attention. It runs with yours on four ranks, beside the whole model in one process:
+# The Llama of transformers has grouped queries, and takes any function as its attention. Compare it on four ranks, with your attention, to the whole model in one process:
 
 # %% tags=["nbval-check-output"]
 from ranklab.peers.llama import context_llama
@@ -429,7 +429,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **A GPT on sequences that do not fit.** We limit a rank's memory (emulated, and counted): it can hold the activations of 16 tokens. Eight ranks together train on sequences of 128, with your functions. Is the long context worth anything? To find out, a model of the same size trains on as many tokens in windows of 16, and both read the same held-out text.
+# **A GPT on sequences that do not fit.** We limit a rank's memory (emulated, and counted): it can hold the activations of 16 tokens. Eight ranks together train on sequences of 128, with your functions. Is the long context worth anything? To find out, a model of the same size trains on the same number of tokens in windows of 16, and both read the same held-out text.
 
 # %%
 from ranklab.projects import context_parallel as project
@@ -442,7 +442,7 @@ print(project.report(found))
 plots.by_position(found.by_position)
 
 # %% [markdown]
-# In the first part of a sequence both models see as many tokens before, so that gap is not due to the context. Only what the gap grows by in later parts is. Here that is little: the model is small, and 80 steps are few.
+# In the first part of a sequence both models have the same number of earlier tokens to look at, so the gap there is not due to the context. Only its growth in later parts is. Here it grows little: the model is small, and 80 steps are few.
 #
 # **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `method="ulysses"`; `method="both"`; `ranks=4`; a `shard` of your own; `documents=True`, so that no token sees past the beginning of its file.
 
@@ -479,7 +479,7 @@ for R in (2, 4, 8):
 # %% [markdown]
 # The ring's bytes level off, because all keys pass through each rank, whatever R is. With Ulysses a rank sends less when there are more ranks. So why use the ring? Its messages hide behind the computing, and it goes on where Ulysses ends: at the key heads (8 in Llama 3 8B), or with copies of them at the query heads (32).
 #
-# And the time? We compute it by lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more, the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next rank in another node. A step of the ring takes as long as its computing or its message, whichever is longer.
+# And the time? We compute it with lab 02's alpha + n beta, for one layer of Llama 3 8B and 131,072 tokens on H100s at half their peak. Up to 8 ranks share a node's NVLink, 450 GB/s each. With 16 or more, the ring's messages from node to node go through **one** card of 50 GB/s, because only one rank of a node has its next rank in another node. A step of the ring takes as long as its computing or its message, whichever is longer.
 
 # %%
 from ranklab.context_parallel import layer_seconds
@@ -512,20 +512,20 @@ questions("10_context_parallel")
 # What changes there:
 #
 # - **Kernels.** `block_attention` is written to be read: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and they also return `lse`, which is all that a ring needs.
-# - **Ring or all-gather.** Llama 3 first gathered all keys and values, and then computed. With grouped queries they are small beside the queries, masks of documents are easier, and the gather takes little time beside attention, which grows with the square (arXiv 2407.21783, section 3.3.2). Llama 3 used zigzag's parts, too.
+# - **Ring or all-gather.** Llama 3 first gathered all keys and values, and then computed. With grouped queries they are small compared with the queries, masks of documents are easier, and the gather takes little time next to attention, which grows with the square (arXiv 2407.21783, section 3.3.2). Llama 3 also cut in zigzag.
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
-# - **Out of memory, and not by attention.** Take Llama 3 70B with 131,072 tokens and cp 8, so 16,384 tokens on a rank. Attention keeps 0.6 GB a layer. But while a checkpointed layer is computed again, the three wide tensors of its MLP (gate, up, product) are 2.8 GB. The inputs of all 80 layers are 21.5 GB. The logits are 8.4 GB in float32, and so is their gradient. The MLP and the loss look at one token at a time, so they can be computed in pieces of the sequence, one after the other. DeepSpeed has `TiledMLP` and `TiledFusedLogitsLoss` for that, and Arctic Long Sequence Training (ALST, arXiv 2506.13996) adds them to Ulysses and moves the layers' inputs to the CPU. The Trainer of transformers (5.23) takes DeepSpeed's Ulysses by `ParallelismConfig(sp_size=8, sp_backend="deepspeed")`, but not the tiles: the docstring of `TiledMLP` shows how to patch a model, and a comment in its backward says that DDP and FSDP need more. `use_liger_kernel=True` is another way to a loss without logits. Tensor parallelism divides the logits as well (lab 08).
-# - **Packed documents.** Fast kernels take the documents' borders, `cu_seqlens`, instead of a mask: flash-attn's varlen functions, torch's `varlen_attn`, the `thd` format of Transformer Engine. With cp, Transformer Engine cuts each document in zigzag, so each must be padded to a multiple of 2 R tokens. And a short document pays for messages that it does not need. So Megatron-LM has `--hybrid-context-parallel`: a document gets as many ranks as `--max-seqlen-per-dp-cp-rank` demands, rounded up to a power of two (but there are no pipeline stages then). It is not the `a2a+p2p` that an older page of Megatron-Bridge called "hybrid".
-# - **The other axes.** Context ranks hold the same weights, so gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` shows cp beside the axes of lab 12. The sequence parallelism of lab 08 is something else: it divides tokens between the matrices, and gathers them before each.
+# - **Out of memory, but not because of attention.** Take Llama 3 70B with 131,072 tokens and cp 8, so 16,384 tokens on a rank. Attention keeps 0.6 GB a layer. But while a checkpointed layer is computed again, the three wide tensors of its MLP (gate, up, product) are 2.8 GB. The inputs of all 80 layers are 21.5 GB. The logits are 8.4 GB in float32, and so is their gradient. The MLP and the loss look at one token at a time, so they can be computed in pieces of the sequence, one after the other. DeepSpeed has `TiledMLP` and `TiledFusedLogitsLoss` for that, and Arctic Long Sequence Training (ALST, arXiv 2506.13996) adds them to Ulysses and moves the layers' inputs to the CPU. The Trainer of transformers (5.23) takes DeepSpeed's Ulysses by `ParallelismConfig(sp_size=8, sp_backend="deepspeed")`, but not the tiles: the docstring of `TiledMLP` shows how to patch a model, and a comment in its backward says that DDP and FSDP need more. `use_liger_kernel=True` is another way to a loss without logits. Tensor parallelism divides the logits as well (lab 08).
+# - **Packed documents.** Fast kernels take the documents' borders, `cu_seqlens`, instead of a mask: flash-attn's varlen functions, torch's `varlen_attn`, the `thd` format of Transformer Engine. With cp, Transformer Engine cuts each document in zigzag, so each must be padded to a multiple of 2 R tokens. And a short document pays for messages that it does not need. So Megatron-LM has `--hybrid-context-parallel`: a document gets as many ranks as `--max-seqlen-per-dp-cp-rank` demands, rounded up to a power of two (but not together with pipeline stages). It is not the `a2a+p2p` that an older page of Megatron-Bridge called "hybrid".
+# - **The other axes.** Context ranks hold the same weights, so gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` shows cp together with the axes of lab 12. The sequence parallelism of lab 08 is something else: it divides tokens between the matrices, and gathers them before each.
 #
-# What to expect (published, not measured by us): Llama 3 405B with sequences of 131,072 and cp 16 reached 380 TFLOP/s a GPU, 38% MFU. With 8,192 tokens and cp 1, on as many GPUs, it was 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
+# What to expect (published, not measured by us): Llama 3 405B with sequences of 131,072 and cp 16 reached 380 TFLOP/s a GPU, 38% MFU. With 8,192 tokens and cp 1, on the same number of GPUs, it was 400 and 41% (Table 4). This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. Take with you
 #
 # 1. Only attention needs other tokens. With `lse`, one number for each query and head, it can look at the keys in parts.
 # 2. A ring sends k and v R-1 times and hides them if a rank has enough tokens. Ulysses sends less, and ends at the heads: 8 key heads, 8 ranks.
-# 3. Causal work is uneven: cut into four runs of tokens, the last rank has 7 times the first one's work. In zigzag all have the same.
+# 3. Causal work is uneven: with four runs of tokens, the last rank has 7 times the first one's work. In zigzag all have the same.
 #
 # **What we left out**
 #

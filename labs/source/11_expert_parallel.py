@@ -6,7 +6,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In the labs so far, each token went through each weight, and a model with twice the weights cost twice the FLOPs. A **mixture of experts** breaks that link. Each block has several MLPs, the *experts*, and a small matrix, the *router*, sends each token to the best k of them. Mixtral has 8 experts in each of 32 layers, and a token meets two. DeepSeek-V3 has 671 billion parameters, and a token meets 37 billion of them (arXiv 2412.19437).
+# In the labs so far, each token went through each weight, and a model with twice the weights cost twice the FLOPs. A **mixture of experts** breaks that link. Each block has several MLPs, the *experts*, and a small matrix, the *router*, sends each token to the best k of them. Mixtral has 8 experts in each of 32 layers, and a token goes to two. DeepSeek-V3 has 671 billion parameters, and a token uses 37 billion of them (arXiv 2412.19437).
 #
 # So FLOPs are cheap, but memory is not, because all experts must be somewhere. **Expert parallelism** puts them on different ranks, and *tokens travel* to the ranks that have their experts, and back. The router decides in each step which expert gets how many tokens. So before the router has run, no rank knows how large its messages will be.
 #
@@ -70,7 +70,7 @@ print(launch(two_experts, ranks=2))
 # %% [markdown]
 # ## 4. Build it
 #
-# Letters: B sequences of T tokens, N = B T tokens of a rank, C width, E experts, k experts of a token, R ranks. Rank r has experts r E/R to (r+1) E/R - 1. These are given:
+# Letters: B sequences of T tokens, N = B T tokens of a rank, C width, E experts, k experts per token, R ranks. Rank r has experts r E/R to (r+1) E/R - 1. These are given:
 
 # %%
 from ranklab.expert_parallel import AllToAll, Sent, chosen_together, expert_slots
@@ -118,7 +118,7 @@ top_k_route = check(top_k_route)
 check(moe_slots=...)
 
 # %% [markdown]
-# `expert_slots(T, n_experts, k, factor)` gives this number, rounded up. No choice in `chosen` is -1 yet.
+# `expert_slots(T, n_experts, k, factor)` gives this number, rounded up. No choice in `chosen` is -1 (dropped) yet.
 
 # %%
 def capacity(chosen, n_experts, factor):
@@ -136,7 +136,7 @@ def capacity(chosen, n_experts, factor):
 capacity = check(capacity)
 
 # %% [markdown]
-# How many choices does a skewed router lose? We make it like one expert more and more, and use your function:
+# How many choices does a skewed router lose? We make it prefer one expert more and more, and use your function:
 
 # %% tags=["nbval-check-output"]
 logits = torch.randn(8, 256, 8, generator=torch.Generator().manual_seed(0))
@@ -155,7 +155,7 @@ for liked in (0.0, 1.0, 2.0):
 #
 # *After this you can send each row to its expert's rank, when no rank knows how many rows will come.*
 #
-# First six tokens, a to f: two on each of three ranks, with one expert a rank and k = 1. This is what the library's function does with them:
+# Take six tokens, a to f: two on each of three ranks, with one expert a rank and k = 1. This is what the library's function does with them:
 
 # %% tags=["nbval-check-output"]
 def letters(x):
@@ -276,7 +276,7 @@ for ranks in (1, 2, 4):
 #
 # An expert that gets more tokens learns more, becomes better, and gets even more tokens. Left alone, a router often ends with a few experts that do everything. And all ranks wait for the one with the fullest expert.
 #
-# Switch adds a loss (arXiv 2101.03961). f_e is the part of all choices that fell on expert e. It is a count, so it has no gradient. P_e is the mean probability that the router gave to e, and it has one. E times the sum of f_e P_e is 1 for even loads, and more if large f meet large P. Its gradient lowers the probability of the experts that have too much.
+# Switch adds a loss (arXiv 2101.03961). f_e is the share of all choices that fell on expert e. It is a count, so it has no gradient. P_e is the mean probability that the router gave to e, and does have one. E times the sum of f_e P_e is 1 for even loads, and more if large f go with large P. Its gradient lowers the probability of the experts that have too much.
 #
 # The other way needs no loss. After each step a bias goes up a little for experts with too few tokens, and down for the others (arXiv 2408.15664). DeepSeek-V3 does that, together with a very small loss in each sequence (arXiv 2412.19437). `ep.balance_bias` is one line, `bias += rate * (loads.float().mean() - loads).sign()`. The loss is added here with a weight of 0.01, the same for each token.
 
@@ -307,7 +307,7 @@ load_balance_loss = check(load_balance_loss)
 #
 # Ranks with different experts also have different rows. So for the router, the norms and attention they are data-parallel ranks: *these* gradients are averaged over all ranks. But an expert is on a few ranks only. Take 8 ranks that dispatch in two halves of 4. Each half has all experts, a quarter of them on each rank. `own` joins the 2 ranks, one from each half, that have the same quarter; `group` is all 8.
 #
-# In backward an expert has met the tokens of its whole half, because their gradients came by the all-to-all. Summed over `own`, its gradient covers the tokens of all 8 ranks.
+# In backward an expert gets gradients from the tokens of its whole half, because the all-to-all brings them. Summed over `own`, its gradient covers the tokens of all 8 ranks.
 #
 # **Predict.** 8 ranks, each expert on 2 of them. Each rank's loss is the mean over its own tokens, and all ranks have equally many. Someone averages an expert's gradient over its 2 ranks. How many times too large is it?
 
@@ -368,9 +368,9 @@ plots.matrix(moe_traffic(counts, 2 * 4096))
 # #### `place_experts`
 # > difficulty 5/5 · importance 3/5 · 35 minutes · about 30 lines · open: no recipe
 #
-# Loads are never quite even. But you are free to choose where each expert stands, and an expert may even stand in several places, which then share its tokens. DeepSeek's balancer (EPLB) does that for serving, from the loads alone. You have a trace, so you also see which experts are chosen together. Find a plan. There is no recipe, and no best plan.
+# Loads are never quite even. But you are free to choose where to put each expert, and an expert may even have several copies, which then share its tokens. DeepSeek's balancer (EPLB) does that for serving, from the loads alone. You have a trace, so you also see which experts are chosen together. Find a plan. There is no recipe, and no best plan.
 #
-# The check counts two things. The fullest rank must have at most 1.1 times the mean load (if there are free slots). And the number of other nodes that a token must reach must be at most 0.95 times what it would be if experts were dealt out by load. A token crosses to a node once, and is passed on by NVLink there, as DeepEP does it. Tokens are on the ranks in turn. If an expert has copies, the one on the token's own node is taken. All slots are filled, and `per_node` divides the ranks. `chosen_together(chosen, n_experts)` gives (E, E): how many tokens chose both.
+# The check counts two things. The fullest rank must have at most 1.1 times the mean load (if there are free slots). And the number of other nodes that a token must reach must be at most 0.95 times what it would be if experts were dealt out by load. A token crosses to a node once, and is passed on by NVLink there, as in DeepEP. Tokens are dealt to the ranks in turn. If an expert has copies, the one on the token's own node is taken. All slots are filled, and `per_node` divides the ranks. `chosen_together(chosen, n_experts)` gives (E, E): how many tokens chose both.
 
 # %%
 def place_experts(chosen, n_experts, ranks, slots, per_node):
@@ -421,7 +421,7 @@ chunked_scan = check(chunked_scan)
 # %% [markdown]
 # ## 5. The real thing
 #
-# Here is DeepSpeed's MoE layer with the same router and experts, over four ranks. No token is dropped:
+# Here is DeepSpeed's MoE layer with the same router and experts, on four ranks. No token is dropped:
 
 # %%
 from ranklab.peers.experts import deepspeed_moe
@@ -454,7 +454,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
 # %% [markdown]
 # DeepSpeed gets the same values, but sends almost twice the bytes, because its all-to-all has equal parts. Each rank pads the rows for each expert to the largest number that any rank has for any expert (one all-reduce finds it). Yours sends only real rows, but needs to know the sizes. On GPUs that means a wait for the device in each layer.
 #
-# The Mixtral of transformers has its own router and experts. We replace its experts by those of this rank, with your functions around them. Below is the norm of one rank's logits, beside the whole model in one process:
+# The Mixtral of transformers has its own router and experts. We replace its experts with this rank's experts, inside your functions. Below is the norm of one rank's logits, and of the whole model's in one process:
 
 # %% tags=["nbval-check-output"]
 def mixtral():
@@ -483,7 +483,7 @@ if importlib.util.find_spec("transformers"):
 # %% [markdown]
 # ## 6. Project
 #
-# **Experts beside a dense model of equal FLOPs.** Two GPTs learn the same text, with your functions. One has an MLP of width 4 C in each block. The other has 16 experts of width 2 C, and a token meets two of them. So a token costs the same in both, except for the router. Experts are spread over all four ranks, and 100 steps take a quarter of a minute. Which model reads held-out text better?
+# **Experts against a dense model of equal FLOPs.** Two GPTs learn the same text, with your functions. One has an MLP of width 4 C in each block. The other has 16 experts of width 2 C, and a token goes to two of them, so a token costs the same in both, except for the router. Experts are spread over all four ranks, and 100 steps take a quarter of a minute. Which model reads held-out text better?
 
 # %%
 from ranklab.projects import expert_parallel as project
@@ -503,9 +503,9 @@ print(project.report(alone))
 plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %% [markdown]
-# A load of 8 is the most that is possible: then the expert is among the two of *every* token. This small model even reads a little better without balancing, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. The MoE guide of Megatron Core 0.9 to 0.15 warns that a dropless model may run out of memory in its first 100 to 300 steps.
+# A load of 8 is the most that is possible: then the expert is among the two of *every* token. You might expect balance to help, but this small model reads a little better without it, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. The MoE guide of Megatron Core 0.9 to 0.15 warns that a dropless model may run out of memory in its first 100 to 300 steps.
 #
-# **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `balance="bias"` (it moves slowly, so give it 200 steps); `factor=1.25`; `top_k=1` (then an expert is 4 C wide, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, an expert for all tokens.
+# **Your turn.** Change one thing, and first write down which numbers will change. Ideas: `balance="bias"` (it moves slowly, so give it 200 steps); `factor=1.25`; `top_k=1` (then an expert is 4 C wide, and the weights are Switch's: why?); `ep=2`, so that each expert is on two ranks; `shared_width=128`, a shared expert for all tokens.
 
 # %%
 for change in ({}, {"ep": 2}):
@@ -515,7 +515,7 @@ for change in ({}, {"ep": 2}):
 # %% [markdown]
 # ## 7. Measure
 #
-# What does each rank send in the rows of a layer, forward and backward, if one expert is liked by all? `moe_traffic` predicts it from the counts:
+# How many bytes of rows does each rank send for a layer, forward and backward, if one expert is popular? `moe_traffic` predicts it from the counts:
 
 # %%
 def counted(liked, N=64, C=16, E=8):
@@ -538,9 +538,9 @@ for liked in (0.0, 3.0):
     print(f"liked by {liked:.0f}: said {said}, counted {[nbytes for _, nbytes in seen]}")
 
 # %% [markdown]
-# The rank with the liked expert also sends the most, because what came must go back.
+# The rank with the popular expert also sends the most, because all rows that came must go back.
 #
-# And what does a hot expert cost in time? Take 64 ranks, and send a growing part of all rows to one of them. All ranks wait for it, for its computing and for its messages. We count here, and use no clock. Without a limit, the layer takes as many times the even time as that rank has times the mean load. With a capacity of 1.25 it takes at most 1.25 times the even time, and the rest is dropped.
+# And what does a hot expert cost in time? Take 64 ranks, and send a growing part of all rows to one of them. All ranks wait for it, for its computing and for its messages. We count here, and use no clock. Without a limit, if that rank has x times the mean load, the layer takes x times as long as with even loads. With a capacity of 1.25 it takes at most 1.25 times as long, and the rest is dropped.
 
 # %%
 shares = [1 / 64 * 1.15**n for n in range(21)]
@@ -568,18 +568,18 @@ questions("11_expert_parallel")
 # python -m ranklab.projects.hybrid --size mixtral --dry-run
 # ```
 #
-# The last command has Mixtral's size, and still runs on your laptop. One process poses as the first of 64 A100s (tensor 2 x pipeline 4 x expert 8 ranks, lab 12). It counts what that GPU holds, 58.8 GB, and what it sends along the expert axis in a step of 1,024 sequences, 243 GB if loads are even. All but 1% of that are rows, and the rest are gradients of what all ranks share. Without `--dry-run`, and under torchrun on 64 GPUs, it trains.
+# The last command has Mixtral's size, and still runs on your laptop. One process poses as the first of 64 A100s (tensor 2 x pipeline 4 x expert 8 ranks, lab 12). It counts what that GPU holds, 58.8 GB, and what it sends along the expert axis in a step of 1,024 sequences, 243 GB if loads are even. All but 1% of that are rows, and the rest are gradients of the weights that all ranks share. Without `--dry-run`, and under torchrun on 64 GPUs, it trains.
 #
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one kernel, and `ep.MoE` uses it where it can.
-# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured, on H800s, 43 GB/s a GPU with 2 nodes, 58 with 4 and 51 with 8 (DeepEP's first version). But this count has the rows for the GPU's own node, too, and no card carries those. With even loads they are 1/2, 1/4 and 1/8 of all. So 22, 44 and 45 GB/s went through each card of 50.
-# - **Hiding it.** The expert needs its rows now, so there is little to hide behind. An expert for all tokens can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, so that one computes while the other sends (DualPipe, lab 09). Megatron has `--overlap-moe-expert-parallel-comm`.
+# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured, on H800s, 43 GB/s a GPU with 2 nodes, 58 with 4 and 51 with 8 (DeepEP's first version). But this count includes the rows for the GPU's own node, which no card carries. With even loads they are 1/2, 1/4 and 1/8 of all. So 22, 44 and 45 GB/s went through each card of 50.
+# - **Hiding it.** The expert needs its rows now, so there is little to hide behind. A *shared expert*, which all tokens use, can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, so that one computes while the other sends (DualPipe, lab 09). Megatron has `--overlap-moe-expert-parallel-comm`.
 # - **The other axes.** Ranks with different experts take different rows, so they are a part of the data-parallel ranks. In lab 12's layouts `ep=2` multiplies the ranks: `1x1x1,ep=2` is two ranks, each with its own rows. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Which dispatcher?** In Megatron-LM `--moe-token-dispatcher-type` is `allgather` by default: each rank gets all tokens of the group, which suits few ranks, or a large k. `alltoall` is what you have built. `flex` calls a library, which `--moe-flex-dispatcher-backend` names: `deepep`, `hybridep` (NVIDIA's; fewer SMs), or `ncclep`. For NVLink across hosts Megatron's documentation names HybridEP alone. Both DeepEP and HybridEP must be installed, and want `--moe-router-dtype fp32`. Megatron-Bridge's guide starts with `alltoall`, and then compares.
-# - **In one rack.** EP 64 fits into the 72 GPUs of an NVL72. 4,096 tokens of DeepSeek-V3 are 940 MB of rows there and back, in bf16. By NVLink (900 GB/s) they take 1.0 ms, by a card of 50 GB/s 18.5. Megatron-Bridge's benchmark of DeepSeek-V3 on 256 GB200s has EP 64, 4 pipeline stages and tp 1.
+# - **In one rack.** EP 64 fits into the 72 GPUs of an NVL72. 4,096 tokens of DeepSeek-V3 are 940 MB of rows there and back, in bf16. Over NVLink (900 GB/s) they take 1.0 ms, over a card of 50 GB/s 18.5. Megatron-Bridge's benchmark of DeepSeek-V3 on 256 GB200s has EP 64, 4 pipeline stages and tp 1.
 # - **Folding.** Experts use the same GPUs as attention, but not the same groups. In a pipeline stage tp x cp x dp (attention) must equal etp x ep x edp (experts), and that is all (arXiv 2504.14960). With tp 4, cp 2 and dp 8, a stage has 64 GPUs, and `--expert-tensor-parallel-size 1` allows ep 64. The default of this flag is tp: then each expert is cut into 4, and ep is 16 at most. So in Megatron ep need not divide the data-parallel ranks. In this course it must.
-# - **A benchmark may hide the loads.** `--moe-router-force-load-balancing` replaces the router's logits by random numbers. Then, with 4,096 tokens on each of 64 ranks and 8 of 256 experts for each, the fullest rank has 1.6% more rows than the mean (simulated), and its time and memory show nothing of your router. Megatron-Bridge says in a footnote that all its MoE benchmarks are run so. `--moe-router-force-biased 1.0` makes loads uneven on purpose. Run both, and believe neither: then measure your own router, after its first thousand steps.
+# - **A benchmark may hide the loads.** `--moe-router-force-load-balancing` replaces the router's logits by random numbers. Then, with 4,096 tokens on each of 64 ranks and 8 of 256 experts for each, the fullest rank has 1.6% more rows than the mean (simulated), and its time and memory show nothing of your router. Megatron-Bridge says in a footnote that all its MoE benchmarks are run this way. `--moe-router-force-biased 1.0` makes loads uneven on purpose. Run both, and believe neither: then measure your own router, after its first thousand steps.
 # - **Number formats.** This lab's router and sums are float32. Megatron's router has the type of x unless you pass `--moe-router-dtype fp32`, as its guide advises, and with `alltoall` results travel and add up in bf16. Rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #
 # What to expect (published, not measured by us): 468 TFLOP/s a GPU for Mixtral 8x7B in bf16, 47% of an H100's peak (Megatron Core 0.9, by its MoE guide up to 0.15; nodes of 8 H100s). This lab has not been run on several GPUs yet.
@@ -587,7 +587,7 @@ questions("11_expert_parallel")
 # %% [markdown]
 # ## 10. Take with you
 #
-# 1. You pay FLOPs for what a token meets and memory for everything: of DeepSeek-V3's 671 billion parameters 37 billion.
+# 1. You pay FLOPs for the parameters a token uses and memory for all of them: in DeepSeek-V3, for 37 billion and for 671 billion.
 # 2. Tokens travel, k rows each, four times in a layer and step. The width of an expert decides whether bytes or FLOPs take longer.
 # 3. Everybody waits for the fullest rank. A loss or a bias evens the loads; a capacity of 1.25 times the mean bounds them, and drops tokens.
 #
