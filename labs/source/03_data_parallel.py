@@ -826,7 +826,7 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
 # %% [markdown]
 # ## 8. Bug of the lab
 #
-# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. You look, write down why before you open the list of causes, and fix the program in its own cell ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+# A bug of the lab is a program that breaks the idea of its lab and still runs. A colleague says what was seen, but not why. You look, write down why before you open the list of causes, and fix the program in its own cell ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
 #
 # Fixed means: the program has the numbers of one process, on any number of ranks that shares its data evenly, and in a group of some of them. The check tries other settings than the lab does. To look, print on each rank, compare the ranks, run the same on one rank, or count what is sent: `with Traffic() as traffic:`, then `traffic.table()`.
 

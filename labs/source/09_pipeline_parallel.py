@@ -802,7 +802,7 @@ for name, make in makes.items():
 # %% [markdown]
 # ## 8. Bug of the lab
 #
-# A bug of the lab is a program that breaks the idea of its lab and still runs, and a colleague who says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+# A bug of the lab is a program that breaks the idea of its lab and still runs. A colleague says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
 
 # %%
 import os

@@ -18,10 +18,10 @@ PREDICTIONS = (
         hint="What is there eight times, and what once?",
         mistakes={56.0: "only the experts are there eight times: attention and embeddings are "
                   "shared", LAYERS * E * EXPERT / 1e9: "that is the experts alone",
-                  (OUTSIDE + LAYERS * K * EXPERT) / 1e9: "that is what one token meets",
+                  (OUTSIDE + LAYERS * K * EXPERT) / 1e9: "that is what one token uses",
                   (OUTSIDE + LAYERS * E * EXPERT * 2 / 3) / 1e9: "an expert has three matrices: "
                   "its middle is a product of two"},
-        why="Eight times the experts, once the rest. A token meets 12.9 billion of them.",
+        why="Eight times the experts, once the rest. A token uses 12.9 billion of them.",
     ),
     Prediction(
         "moe_slots", solution="4096 * 2 / 8 * 1.25", unit="tokens", tolerance=0,

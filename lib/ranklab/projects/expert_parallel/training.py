@@ -184,7 +184,7 @@ def report(outcome):
     lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "
              f"{count_ranks(ranks)}, {shape.n_expert} experts over {config.ep or ranks}, "
              f"top {shape.top_k}", outcome.authors,
-             f"{parameters:,} numbers, of which a token meets {active:,}",
+             f"{parameters:,} numbers, of which a token uses {active:,}",
              "rank 0 sends rows and counts in one more step: counted {sent:,} bytes, "
              "said {predicted:,}".format(**outcome.ranks[0]),
              f"the fullest expert of each layer, beside the mean, balanced by {config.balance}: "

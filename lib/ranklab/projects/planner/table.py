@@ -30,7 +30,7 @@ def text(answer):
 
 def top(answer):
     model = answer["model"]
-    return fill(f"{model['name']}: {short(model['parameters'])} parameters, of which a token meets "
+    return fill(f"{model['name']}: {short(model['parameters'])} parameters, of which a token uses "
                 f"{short(model['active'])} in products. A step: {answer['batch']:,} sequences of "
                 f"{answer['sequence']:,} tokens.")
 
