@@ -82,10 +82,10 @@ def train(steps=100):
 launch(train, ranks=1);
 
 # %% [markdown]
-# A fresh model guesses nearly evenly among 256 bytes. The loss of such a guess is ln 256 = 5.5. (With the natural
-# logarithm, the unit of the loss is called a *nat*.) The loss of one batch jumps up and down, so trust the number on
-# held-out text. But is that number good? To find out, we need a rival. A **bigram model** counts which byte follows which, and
-# nothing else:
+# A fresh model guesses nearly evenly among 256 bytes, and the loss of such a guess is ln 256 = 5.5. (With the natural
+# logarithm, the unit of the loss is called a *nat*.) The loss of one batch jumps up and down, so trust the number on held-out
+# text. But is that number good? To find out, we need a rival. A **bigram model** counts which byte follows which, and nothing
+# else:
 
 # %%
 rival = bigram_loss(text.train, *held_out)
@@ -650,7 +650,7 @@ for step in range(100):
 plots.scale_history(scales, skipped, large)
 
 # %% [markdown]
-# **Streams.** With a GPU, Python does not compute. It puts kernels into a queue, a *stream*, and goes on at once. This has
+# **Streams.** With a GPU, Python does not compute: it puts kernels into a queue, a *stream*, and goes on at once. This has
 # two consequences. If you stop the clock without `synchronize`, you measure how fast you can queue. And a
 # `print(loss.item())` in each step makes Python wait for the GPU, and then the GPU waits for Python. In this cell a thread
 # plays the GPU, with CUDA's names and rules.

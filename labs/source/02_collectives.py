@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea is simple. All GPUs
-# send their gradient to one machine, the **parameter server**, which adds up and sends the sum back. You don't buy an extra
-# machine for this. One of the eight plays the server, beside its own work.
+# Eight GPUs have each computed a gradient of 100 MB, and every one of them needs the sum. The first idea is simple: all GPUs
+# send their gradients to one machine, the **parameter server**, which adds them up and sends the sum back. You don't buy an
+# extra machine for this. One of the eight plays the server, on top of its own work.
 #
 # How many megabytes does the server have to send in every step?
 #
@@ -50,7 +50,7 @@ plots.nine_verbs()
 # %% [markdown]
 # Look at **all-reduce**. Then look at **reduce-scatter**: it ends on the diagonal, where **all-gather** begins. One after
 # the other, the two do what all-reduce does. This is the most useful observation in this lab. You will build all-reduce in
-# this way (4.4). And ZeRO in lab 06 does the two halves at different times, so that each rank holds only a part of the
+# this way (4.4), and ZeRO in lab 06 does the two halves at different times, so that each rank holds only a part of the
 # gradients and of the optimizer's state, without sending a byte more.
 
 # %% [markdown]
@@ -77,7 +77,7 @@ def sum_on_rank_0(x):
 
 
 # %% [markdown]
-# Run it on four ranks, and count. `Traffic` counts every message that a rank sends inside of its `with`; `bytes_to` says how much went to which rank.
+# Run it on four ranks, and count. `Traffic` counts every message that a rank sends inside its `with`; `bytes_to` says how much went to which rank.
 
 # %%
 from ranklab.meter import Traffic
@@ -132,7 +132,7 @@ for name, sent in zip(NINE, zip(*launch(sent_by, NINE, ranks=4))):
 # ## 4. Build it
 #
 # You get one tool. `sendrecv(piece, to, into, source, group)` sends `piece` to rank `to`, and **at the same time** fills
-# `into` with what rank `source` sends. It is your `ring_shift` of lab 00 for any two partners, and it returns `into`. If
+# `into` with what rank `source` sends. It is your `ring_shift` from lab 00 for any two partners, and it returns `into`. If
 # `piece` is empty, nothing is sent; if `into` is empty, nothing is awaited. `to` and `source` are numbers *inside* `group`,
 # like `dist.get_rank(group)`. So pass `group` on, and your functions work on any part of the ranks.
 #
@@ -206,7 +206,7 @@ plots.tree([sent for sent, _ in tree])
 # partial sum travels round the ring to the right. Every rank adds its own share and passes the sum on. All R chunks travel
 # at the same time, so every link is busy in every step.
 #
-# Here is the way of chunk 0 alone, in column 0: its sum starts at rank 1 (circled), and has grown to 4 when it reaches rank
+# Here is the path of chunk 0 alone, in column 0: its sum starts at rank 1 (circled), and has grown to 4 when it reaches rank
 # 0. (`Watch` notes what each rank sends. `marked` makes numbers that show which ranks are in a sum.)
 
 # %%
@@ -237,7 +237,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Rank r ends with chunk r of the sum over ranks of `x`, in x's type; `x` itself is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank, too.
+    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank.
     A rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -299,7 +299,7 @@ ring_all_gather = check(ring_all_gather)
 # *After this you can say what a ring all-reduce sends: 2 (R-1)/R of the tensor on each rank.*
 #
 # Reduce-scatter leaves each rank with one finished chunk, and all-gather hands every chunk to everyone. Together they are
-# the algorithm that made data parallelism scale. NCCL still uses it for your gradients, beside a few others.
+# the algorithm that made data parallelism scale. NCCL still uses it for your gradients, among a few others.
 #
 # **Predict.** Four ranks all-reduce a gradient of 100 MB. How many megabytes does each rank send?
 
@@ -419,7 +419,7 @@ all_to_all_v = check(all_to_all_v)
 
 # %% [markdown]
 # Try your function with three tables of lengths. The pictures show how many MB each rank sends to each other rank. (A cell
-# of 8 B is a message that tells a length.)
+# of 8 B is a message that carries a length.)
 
 # %%
 LENGTHS = {"even": [[1, 1, 1, 1]] * 4, "skewed": [[3, 0, 0, 0]] * 4,
@@ -440,8 +440,8 @@ seen = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))
 plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in seen.items()})
 
 # %% [markdown]
-# How long does this take by the model, with the links of 4.5 and R - 1 messages for the lengths? The bound beside it counts
-# only the bytes into or out of the busiest rank.
+# How long does this take by the model, with the links from 4.5 and R - 1 messages for the lengths? The bound next to it
+# counts only the bytes into or out of the busiest rank.
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import all_to_all_v_time
@@ -454,7 +454,7 @@ for name, table in LENGTHS.items():
 
 # %% [markdown]
 # In `skewed`, rank 0 receives 9 MB, and no algorithm can help with that. Lab 11 will keep the load of the experts even
-# instead. The lengths take 30 us. If you can tell them in fewer messages, your score beats the library's.
+# instead. Exchanging the lengths takes 30 us. If you can do it in fewer messages, your score beats the library's.
 
 # %% [markdown]
 # ### Further
@@ -468,8 +468,8 @@ for name, table in LENGTHS.items():
 # > difficulty 3/5 · importance 5/5 · 15 minutes · about 3 lines
 #
 # A ring is as fast as its slowest link. Inside a node GPUs talk over NVLink, between nodes over a network. (A "node" here
-# is what NVLink joins. Usually that is one machine with eight GPUs. In a GB200 NVL72 rack it is 18 machines with 72.) This
-# is how fast the links are, in one direction and for each GPU:
+# is what NVLink joins. Usually that is one machine with eight GPUs; in a GB200 NVL72 rack it is 18 machines with 72 GPUs.)
+# This is how fast the links are, in one direction and for each GPU:
 #
 # | link | GB/s | |
 # |---|---|---|
@@ -483,9 +483,9 @@ for name, table in LENGTHS.items():
 # rank gets one L-th of its node's sum. Then **all-reduce across**, among the ranks that have the same part on the other
 # nodes. Then **all-gather inside**.
 #
-# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, and one of them leaves the node. With 100 MB on
-# two nodes of four ranks, that is 175 MB over the slow link. One rank of the node sends them all, and the others wait for it
-# in every step.
+# A flat ring sends 2(R-1)/R of the tensor through *every* one of its links, and one of those links leaves the node. With 100
+# MB on two nodes of four ranks, that is 175 MB over the slow link. One rank of the node sends all of it, and the others wait
+# for that rank in every step.
 #
 # **Predict.** Two nodes of four ranks all-reduce 100 MB hierarchically. How many megabytes leave each node, from all its
 # ranks together?
@@ -604,7 +604,7 @@ fit_alpha_beta = check(fit_alpha_beta)
 # #### `crossover_bytes`
 # > difficulty 3/5 · importance 4/5 · 10 minutes · about 5 lines
 #
-# **Predict.** There are eight ranks, alpha is 10 us, and a link has 100 GB/s. From how many megabytes on is the ring faster
+# **Predict.** There are eight ranks, alpha is 10 us, and a link has 100 GB/s. Above how many megabytes is the ring faster
 # than doubling?
 
 # %%
@@ -648,9 +648,9 @@ print("all ranks agree to the last bit, for the ring and for the hierarchical on
 
 # %% [markdown]
 # The numbers are the same up to the last bits, which depend on the *order* of additions. Two algorithms add in different
-# orders, so they differ. But in one run all ranks agree exactly, because each chunk is summed once and then copied. If each
-# rank added everything up in *its own* order, the ranks' copies of a model would drift apart. (In doubling each rank
-# adds for itself, but all add in the same order, because a + b and b + a have the same bits.)
+# orders, so their results differ. But in one run all ranks agree exactly, because each chunk is summed once and then
+# copied. If each rank added everything up in *its own* order, the ranks' copies of a model would drift apart. (In doubling
+# each rank adds for itself, but all add in the same order, because a + b and b + a have the same bits.)
 #
 # MPI had these verbs in 1994, and we still use its names. Here is mpi4py, in the columns of nccl-tests, NVIDIA's benchmark.
 # (The project below explains the columns.) The inputs are the same, and `#wrong` counts elements that are not what they
@@ -662,17 +662,17 @@ from ranklab.peers.mpi import mpirun
 print(mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K,1M"))
 
 # %% [markdown]
-# MPI's processes on one machine share memory. gloo goes through the kernel's network stack even to reach a neighbour.
-# Compare the rows of 1 KB here (2 ranks) with gloo's rows in the next table (4 ranks). (MPI's ranks wait in a loop that
-# uses a whole core. If other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes straight into
-# the other GPU's memory, if the machine allows it.
+# MPI's processes on one machine share memory, while gloo goes through the kernel's network stack even to reach a
+# neighbour. Compare the rows of 1 KB here (2 ranks) with gloo's rows in the next table (4 ranks). (MPI's ranks wait in a
+# loop that uses a whole core. If other programs want the same cores, a row can be far too slow.) On GPUs NCCL writes
+# straight into the other GPU's memory, if the machine allows it.
 
 # %% [markdown]
 # ## 6. Project
 #
-# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` is `algbw` times what the
-# busiest link carries of each byte (2(R-1)/R for all-reduce). Compare `busbw` with the table of links under Further. The
-# last line says whose functions ran.
+# **A benchmark for any cluster**, with nccl-tests' own columns. `algbw` is size / time. `busbw` is `algbw` times the
+# bytes that the busiest link carries for each byte of the tensor (2(R-1)/R for all-reduce). Compare `busbw` with the
+# table of links under Further. The last line says whose functions ran.
 
 # %%
 from ranklab.projects import collectives as project
@@ -709,8 +709,8 @@ plots.slow_link(ratios, slow.model(ratios), emulated,
 
 # %% [markdown]
 # By the model, the flat ring wins if all links are equal, because the hierarchical algorithm does the same work in two
-# layers. They meet at a factor of 2, and from there on the hierarchical algorithm wins. (Each point is the best of two. On a
-# busy laptop the points lie above their line, and near the crossing they can change places.) That factor of 2 is **the
+# layers. The lines cross at a factor of 2, and beyond it the hierarchical algorithm wins. (Each point is the best of two. On
+# a busy laptop the points lie above their line, and near the crossing they can change places.) That factor of 2 is **the
 # number of nodes**. For more nodes the model says:
 
 # %% tags=["nbval-check-output"]
@@ -720,8 +720,9 @@ for nodes in (2, 4, 8, 16, 32):
     print(f"{nodes:2} nodes of 8, outside 9 times slower: hierarchical {gain:.2f} times as fast")
 
 # %% [markdown]
-# With 16 nodes the hierarchical algorithm loses. On two nodes, a flat ring sends 1.875 times the tensor out of each node,
-# and the hierarchical algorithm 1.0 times. On 32 nodes both send nearly 2 times the tensor.
+# You might expect a hierarchy to gain with each node. It is the other way round: with 16 nodes it loses. On two nodes, a
+# flat ring sends 1.875 times the tensor out of each node, and the hierarchical algorithm 1.0 times. On 32 nodes both send
+# nearly 2 times the tensor.
 #
 # A good cluster also has more than one link for each node. If each of eight GPUs has a network card of 50 GB/s, a node has
 # 400 GB/s outside and 450 inside. That is a factor of only 1.1. NCCL then builds **several flat rings at once**, and each
@@ -731,7 +732,7 @@ for nodes in (2, 4, 8, 16, 32):
 # %% [markdown]
 # **Your turn.** Change one thing in the benchmark. First write down which algorithm wins at 1 KB and which at 1 MB, and by
 # what factor. Ideas: `"ranks": 2`, `"verbs": ("broadcast",)`, `"kind": "bfloat16"`, `"nodes": 2`. For `all_to_all` the table
-# has two algorithms beside gloo: `pairs` knows all lengths beforehand, and `any_lengths` is your `all_to_all_v`.
+# has two algorithms besides gloo: `pairs` knows all lengths beforehand, and `any_lengths` is your `all_to_all_v`.
 
 # %%
 change = {"verbs": ("all_to_all",)}
@@ -826,13 +827,13 @@ questions("02_collectives")
 #
 # Now the backend is NCCL, and `sendrecv` becomes one kernel for both directions, because it batches the send and the
 # receive. (Sent and received one by one, they would share one queue between two GPUs and deadlock.) NCCL itself chooses by
-# size among ring, tree and sums in the switch, like your crossover does.
+# size among ring, tree and sums in the switch, as your crossover does.
 #
 # `NCCL_DEBUG=INFO` prints what NCCL found. Lines such as `Channel 00/16 : 0 1 2 3 ...` are its rings, and lines with
 # `NET/IB` are its network cards. If the node has several cards, look for all of them. These settings matter most:
 #
 # - `NCCL_IB_HCA` names the InfiniBand cards that NCCL may use. A value left over from another machine is a common reason why
-#   it uses one of eight.
+#   it uses only one of eight.
 # - `NCCL_SOCKET_IFNAME` names the interface for the first contact, and for all traffic if there is no InfiniBand.
 # - `NCCL_ALGO=Ring` forces rings.
 #

@@ -15,8 +15,8 @@
 # costs time, and you get 10 times the speed, not 29. The rest of this lab is about that difference. The trick is to send
 # the gradients of the last layers *while* backward still computes the gradients of the first layers.
 #
-# ResNet-50 has 25.6 million parameters, here in float32. Four ranks use the ring of lab 02. How many megabytes does each
-# rank send in a step?
+# ResNet-50 has 25.6 million parameters, here in float32. Four ranks use the ring from lab 02. How many megabytes does
+# each rank send in a step?
 
 # %%
 import contextlib
@@ -35,7 +35,7 @@ begin("03_data_parallel")
 check(step_megabytes=...)
 
 # %% [markdown]
-# You need the all-reduce of lab 02. At the end of this lab you compare your own class with torch's
+# You need the all-reduce from lab 02. At the end of this lab you compare your own class with torch's
 # `DistributedDataParallel`.
 
 # %% [markdown]
@@ -48,8 +48,8 @@ plots.replicas()
 
 # %% [markdown]
 # Look at what does *not* travel: no activations and no optimizer state. The weights travel once, at the start. The replicas
-# start equal, and in every step they apply the same averaged gradient. So they stay equal, to the last bit, because an
-# all-reduce by a ring gives all ranks the same bits.
+# start equal and apply the same averaged gradient in every step. So they stay equal to the last bit, because a ring
+# all-reduce gives all ranks the same bits.
 
 # %% [markdown]
 # ## 3. Smallest working code
@@ -103,8 +103,8 @@ for name, tensor in model.state_dict().items():
 # `running_var` in the list above. They are not parameters, and no optimizer touches them, but they are part of the model's
 # state. Such tensors are called **buffers**, and they must be equal too.
 #
-# Many language models use one tensor as the embedding and as the last layer. Such parameters are **tied**: one tensor with
-# two names. Send it once.
+# Many language models use one tensor both as the embedding and as the last layer. Such parameters are **tied**: one tensor
+# with two names. Send it once.
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
@@ -206,12 +206,12 @@ average_gradients = check(average_gradients)
 #
 # So far every gradient travels alone. Put small gradients together into **buckets** of about `bucket_cap_bytes`. Backward
 # starts at the *end* of the model, so the first bucket to fill up holds the last parameters. A bucket is one flat tensor, so
-# it can hold only one type on one device, and for each type and device one bucket is open. We use torch's rule: a parameter
-# goes into the open bucket, and when the bucket reaches the cap, it is closed.
+# it can hold only one type on one device, and there is one open bucket for each type and device. We use torch's rule: a
+# parameter goes into the open bucket, and when the bucket reaches the cap, it is closed.
 #
 # **Predict.** A model has 20 layers, each with a weight of 4 MB and a bias of 4 KB. The cap is 25 MB, the same for all
 # buckets. How many messages does a step take? (torch's default closes the *first* bucket at 1 MiB, so that something travels
-# early. That makes one message more.)
+# early. That makes one more message.)
 
 # %%
 check(bucket_messages=...)
@@ -245,7 +245,7 @@ assign_buckets = check(assign_buckets)
 # earlier layers while the bucket travels. At the end of backward, wait for all buckets.
 #
 # There is a trap. Buckets may become *ready* in different orders on different ranks. But the backend pairs messages by their
-# order: the first all-reduce of one rank meets the first all-reduce of the others, whatever is in it. So all ranks must
+# order: the first all-reduce of one rank is matched with the first of the others, whatever is in it. So all ranks must
 # *launch* their buckets in the same order. If a bucket is ready too early, it waits until the buckets before it are sent.
 #
 # And some models do not use every parameter in every step. Then a parameter gets no gradient, its hook is never called, and
@@ -264,7 +264,7 @@ print(inspect.getsource(Bucket))
 
 # %% [markdown]
 # Gradients are *views* of the bucket. So after `gather()` you only average `bucket.flat`, and `parameter.grad` is averaged
-# too. You copy nothing back.
+# with it. You copy nothing back.
 #
 # | given by `Replica` | |
 # |---|---|
@@ -279,7 +279,7 @@ class OverlappedDataParallel(Replica):
 
     As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
     with the earlier layers. All ranks send their buckets in the same order, whatever the order in
-    which they become ready: the first message of one rank meets the first of the others.
+    which they become ready: the first message of one rank is matched with the first of the others.
     """
 
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
@@ -325,9 +325,9 @@ OverlappedDataParallel = check(OverlappedDataParallel)
 
 # %% [markdown]
 # Does it overlap? Below is a profile of your class (lab 04 reads such profiles). Two ranks train six wide layers, first with
-# six buckets of 1 MB, then with a single bucket. If communication has no computation beside it, it is **exposed**: it costs
-# time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only at *when
-# number 1 begins*: before the computation ends, or after it.
+# six buckets of 1 MB, then with a single bucket. Communication is **exposed** while nothing is computed at the same time:
+# then it costs time. On two cores the ranks take turns, so much of what is exposed is waiting for the other rank. Look only
+# at *when number 1 begins*: before the computation ends, or after it.
 
 # %%
 from ranklab.meter import Timeline
@@ -433,11 +433,11 @@ plots.bucket_plans({name: bucket_times(plan, ready, nbytes, *link)
 # If a replica drifts away, you get no error. The loss looks plausible, and after a week the model is bad. To compare
 # replicas, each rank computes a **hash** of its weights, a few bytes long, and only the hashes travel.
 #
-# Don't take the sum of the weights as a hash. If two numbers change places, the sum stays the same, and it rounds.
+# Don't take the sum of the weights as a hash. A sum stays the same if two numbers change places, and it rounds.
 # `hashlib.blake2b` sees every bit. How can one all-reduce tell whether R hashes are equal? They are equal if the largest is
 # the smallest, and MAX of (h, -h) gives you both.
 #
-# **Predict.** Take ResNet-50 on 4 ranks again. The two int64 go by a ring. How many bytes does each rank send on average?
+# **Predict.** Take ResNet-50 on 4 ranks again. The two int64 travel by a ring. How many bytes does each rank send on average?
 
 # %%
 check(agree_bytes=...)
@@ -496,7 +496,7 @@ no_sync = check(no_sync)
 # #### `scale_learning_rate`
 # > difficulty 1/5 · importance 5/5 · 8 minutes · about 4 lines
 #
-# With k times the ranks the batch is k times as large, and an epoch has k times fewer steps. To get just as far, each step
+# With k times the ranks the batch is k times as large, and an epoch has 1/k of the steps. To get just as far, each step
 # must be k times as long. This is the **linear scaling rule**. It fails in the first steps, when the weights still change
 # fast. So you add a **warm-up**, which goes from the old learning rate up to the scaled one.
 #
@@ -658,7 +658,7 @@ for card, bytes_per_second in (("a card of 400 Gbit/s for each GPU", 50e9),
 # ## 5. The real thing
 #
 # Compare torch's `DistributedDataParallel` with yours: the same CNN, the same batches, five steps on four ranks. After the
-# first backward, torch sorts its buckets again by the order in which gradients became ready. In the second step rank 0
+# first backward, torch sorts its buckets again by the order in which gradients became ready, and in the second step rank 0
 # broadcasts that order. So we count bytes in the last step.
 
 # %%
@@ -693,7 +693,7 @@ def train(wrap, steps=5, batch=64, cap=2**14):
 
 
 # %% [markdown]
-# Each line has five losses of rank 0, and then what the last step sent. (The two broadcasts carry batch norm's six buffers,
+# Each line has rank 0's five losses, and then what the last step sent. (The two broadcasts carry batch norm's six buffers,
 # in one message for each type.)
 
 # %%
@@ -736,10 +736,10 @@ print(project.table(found))
 assert project.ranges_overlap(found)
 
 # %% [markdown]
-# "agree" counts the epochs after which `replicas_agree` said yes. It did after all of them. "differ by" is the largest
-# difference between two ranks in a weight or statistic. The seed changes the accuracy more than the number of ranks does.
-# But more ranks made it *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model
-# with a larger batch computes more for each byte:
+# "agree" counts the epochs after which `replicas_agree` said yes: all of them. "differ by" is the largest difference
+# between two ranks in a weight or statistic. The seed changes the accuracy more than the number of ranks does. But more
+# ranks made it *slower*: for 64 images of 8 x 8, the messages cost more time than the ranks save. A larger model with a
+# larger batch computes more for each byte:
 
 # %%
 wide = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
@@ -750,7 +750,7 @@ plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
 # %% [markdown]
 # On two cores, two ranks can be faster than one, but four gain almost nothing over two.
 #
-# **What happens with four times the batch?** In the same number of epochs you take four times fewer steps. With the old
+# **What happens with four times the batch?** In the same number of epochs you take a quarter of the steps, so with the old
 # learning rate the model does not get as far. If you multiply the rate by four from the first step on, it gets even worse,
 # because the first steps throw the model to a place from which it does not recover. With the warm-up it comes close to the
 # small batch. (From here on we use one seed, to save time. So a percent more or less means nothing, and neither do the last
@@ -764,8 +764,8 @@ rates |= project.run({"batch 64, lr 0.12": project.Config(base_batch=64),  # not
 print(project.table(rates | {"the same, warmed up": found[4][:1]}))
 
 # %% [markdown]
-# **What is each piece good for?** Leave out one at a time. "worst" is the accuracy of the worst replica. You would save rank
-# 0's.
+# **What is each piece good for?** Leave out one at a time. "worst" is the accuracy of the worst replica, but the one that
+# you would save is rank 0's.
 
 # %%
 names = "broadcast", "average", "mean", "shard", "buffers"
@@ -797,9 +797,9 @@ print(project.table({"4 ranks, 64 images": found[4][:1]} | changed))
 # %% [markdown]
 # ## 7. Measure
 #
-# Compare prediction and count for the CNN of part 4 on four ranks. The table shows the all-reduces of a step, and the bytes
-# that all four ranks send together, 2(R-1) times the gradient. (We count all ranks because a bias of 10 numbers does not
-# divide by 4, so one rank may send a few bytes more than another.) Counts are exact, so we assert them.
+# Compare prediction and count for the CNN from part 4 on four ranks. The table shows the all-reduces of a step, and the
+# bytes that all four ranks send together, 2(R-1) times the gradient. (We count all ranks because a bias of 10 numbers does
+# not divide by 4, so one rank may send a few bytes more than another.) Counts are exact, so we assert them.
 
 # %% tags=["nbval-check-output"]
 def one_step(cap):
@@ -828,7 +828,7 @@ for name, cap in (("one by one", 0), ("buckets of 4 KB", 2**12), ("buckets of 25
 #
 # A bug of the lab is a program that breaks the idea of its lab and still runs. A colleague says what was seen, but not why. You look, write down why before you open the list of causes, and fix the program in its own cell ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
 #
-# Fixed means: the program has the numbers of one process, on any number of ranks that shares its data evenly, and in a group of some of them. The check tries other settings than the lab does. To look, print on each rank, compare the ranks, run the same on one rank, or count what is sent: `with Traffic() as traffic:`, then `traffic.table()`.
+# Fixed means that the program gives the same numbers as one process, on any number of ranks that divides its data evenly, and in a group of only some ranks. The check tries other settings than the lab does. To look, print on each rank, compare the ranks, run the same on one rank, or count what is sent: `with Traffic() as traffic:`, then `traffic.table()`.
 
 # %%
 import argparse
@@ -919,8 +919,8 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
     """Train a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
 
     A step's gradient is the mean over `accumulate` micro-batches of all ranks; the last step may
-    have fewer. Returns the weights and the steps' losses, which are such means, too; the same on
-    every rank.
+    have fewer. Returns the weights and each step's loss, a mean over the same micro-batches; the
+    same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     text = torch.tensor(list(inspect.getsource(argparse).encode())).to(device())
@@ -1040,7 +1040,7 @@ check(clinic_saved_model_cause=...)
 saved_model = check(saved_model)
 
 # %% [markdown]
-# `replicas_agree(model)` before the first step costs 16 bytes. Suppose that nobody sets a seed. Ranks that torchrun starts then begin with different random numbers, because each process draws its own seed. Here you wouldn't notice: `launch` forks all its ranks from one process, so they happen to begin with the same ones.
+# `replicas_agree(model)` before the first step costs 16 bytes. Suppose nobody sets a seed. Ranks started by torchrun then begin with different random numbers, because each process draws its own seed. Here you wouldn't notice: `launch` forks all its ranks from one process, so they happen to begin with the same ones.
 
 # %% [markdown]
 # ### Further bugs
@@ -1049,7 +1049,7 @@ saved_model = check(saved_model)
 # #### Which score is right?
 # > difficulty 3/5 · importance 4/5 · 15 minutes · about 1 line
 #
-# > After the training each rank counts how many of the same 360 held-out images it has right: 315, 309, 310 and 311. Which one shall we publish? If we broadcast all model.parameters() from rank 0 before we count, nothing changes. And a single process that trains on the same images gets 322.
+# > After training, each rank counts how many of the same 360 held-out images it gets right: 315, 309, 310 and 311. Which one shall we publish? If we broadcast all model.parameters() from rank 0 before we count, nothing changes. And a single process that trains on the same images gets 322.
 
 # %%
 def two_scores(steps=20, lr=0.3, width=8, group=None):
@@ -1107,7 +1107,7 @@ check(clinic_two_scores_cause=...)
 two_scores = check(two_scores)
 
 # %% [markdown]
-# Unless you turn it off, DDP broadcasts rank 0's buffers before each forward. Then the ranks agree, but all of them evaluate with what rank 0 saw. For statistics of the whole batch you need SyncBatchNorm, or else a norm that doesn't look at the batch. torch's own SyncBatchNorm runs on GPUs only; the one of this lab's library, `convert_sync_batch_norm`, runs here as well.
+# Unless you turn it off, DDP broadcasts rank 0's buffers before each forward. Then the ranks agree, but all of them evaluate with what rank 0 saw. For statistics of the whole batch you need SyncBatchNorm, or else a norm that doesn't look at the batch. torch's own SyncBatchNorm runs on GPUs only; this lab's version, `convert_sync_batch_norm`, runs here as well.
 
 # %% [markdown]
 # #### Worse together
@@ -1195,9 +1195,9 @@ questions("03_data_parallel")
 # sbatch labs/jobs/data_parallel.sbatch
 # ```
 #
-# Now the backend is NCCL. Its all-reduces run on a stream of their own, beside the kernels of backward. This is real overlap,
-# while two cores only take turns. It is not free, because NCCL's kernels use some of the GPU's multiprocessors, and backward
-# has fewer of them meanwhile.
+# Now the backend is NCCL. Its all-reduces run on a stream of their own, at the same time as backward's kernels. This is real
+# overlap; two cores only take turns. It is not free, because NCCL's kernels use some of the GPU's multiprocessors, and
+# backward has fewer of them meanwhile.
 #
 # What can you expect? (We have not measured these numbers.) A ResNet-50 step takes about 100 ms on one A100, with batch 256
 # and mixed precision. The all-reduce of 102 MB over NVLink takes about 1 ms, all of it hidden. If each node has one 100 Gbit/s

@@ -170,7 +170,7 @@ plots.situations(dict(sorted(jobs.items())))
 
 # %% [markdown]
 # In which job does a rank wait for its data? In which one for another rank, and in which one for the network? ("Waits" in the picture: the main
-# thread stands still until a transfer is done.)
+# thread is blocked until a transfer is done.)
 #
 # There is a trap: **communication looks long in two of them**. When one rank is late, all *others* wait for it in their all-reduce, so their traces
 # look as if the network were slow. So ask the rank that communicates *least*. If even that rank waits for the network, the network is slow.
@@ -317,7 +317,7 @@ top_k_compress = check(top_k_compress)
 #
 # *After this you can design a gradient compression for a given number of bytes, and judge it by its loss.*
 #
-# Deep Gradient Compression (Lin et al. 2018) sends 0.1% of the entries. In our top-k each of them takes 8 bytes, and that is a lot for one number.
+# Deep Gradient Compression (Lin et al. 2018) sends 0.1% of the entries. In our top-k each of them takes 8 bytes, which is a lot for one number.
 # Write a hook that sends no more bytes than top-k 0.1%, but trains the model of section 6 to a lower loss.
 #
 # | given | |
@@ -352,7 +352,7 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
             one number or millions, and DDP makes new buckets in its second step. The check always
             uses the same numbers
     score   the training of section 6, seed 0, 50 steps on 2 ranks: the held-out loss must be 0.03
-            below that of top-k 0.1%
+            below the loss of top-k 0.1%
     """
     raise NotImplementedError("exercise 4.6: about 20 lines")
 
@@ -422,7 +422,7 @@ power_sgd = check(power_sgd)
 
 # %% [markdown]
 # Watch the warm start at work. We approximate one fixed matrix again and again, each time from the last Q, without error feedback. The first number
-# printed is the best that any matrix of rank 2 can do.
+# is the best that any matrix of rank 2 can do.
 
 # %% tags=["nbval-check-output"]
 def approach(steps=8, rank=2):
@@ -518,7 +518,7 @@ plots.loss_against_bytes(rows)
 
 # %% [markdown]
 # A hollow point is the same compression without error feedback. How much of this is noise? Seeds differ by 0.06 here. Over three seeds feedback wins
-# by 0.08 to 0.18; only for PowerSGD 4 the gain of 0.02 to 0.05 is within the noise. All of this is plain SGD. With AdamW we found top-k to be worse
+# by 0.08 to 0.18; only for PowerSGD 4 is the gain, 0.02 to 0.05, within the noise. All of this is plain SGD. With AdamW we found top-k to be worse
 # *with* feedback, because AdamW divides by the size of recent gradients, and a late gradient doesn't match that size.
 #
 # The table does *not* show time. A QR factorisation and a top-k take computing time, and only a slow network pays it back.
@@ -534,7 +534,7 @@ show(compare_hooks({name: hooks[name] for name in names}, **change))
 
 # %% [markdown]
 # **ResNet-50, from a laptop to several nodes.** On your laptop ResNet-50 has an eighth of its channels. It learns handwritten digits on two ranks,
-# from real JPEGs in ImageNet's folder layout, and its gradients travel through your `compress_fp16_hook`. On a cluster, the same project with
+# from real JPEGs in ImageNet's folder layout, and its gradients go through your `compress_fp16_hook`. On a cluster, the same project with
 # `--size full --data FOLDER` trains the full model on ImageNet, with DistributedSampler, loader processes, mixed precision, compile, warm-up and
 # cosine.
 
@@ -562,8 +562,8 @@ rest = project.run(ranks=2, resume=True, checkpoint=path, **quick)
 print(rest["top1"] == whole["top1"], rest["history"].loss[-1] == whole["history"].loss[-1])
 
 # %% [markdown]
-# This works because each random crop depends on (seed, epoch, image) only, and the sampler starts where the epoch was left. On three ranks or more
-# the last bits may differ, because DDP rearranges its buckets in its second step. So the first step after a restart adds in a different order.
+# This works because each random crop depends on (seed, epoch, image) only, and the sampler starts where the epoch stopped. On three ranks or more
+# the last bits may differ, because DDP rearranges its buckets in its second step, so the first step after a restart adds in a different order.
 #
 # What do more ranks bring? Your `scaling_efficiency` computes the last column:
 
@@ -577,8 +577,8 @@ plots.scaling(rows)
 # %% [markdown]
 # ## 7. Measure
 #
-# How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? The table puts the prediction beside the count. Counts are exact,
-# so the cell asserts that they are equal.
+# How many bytes does a rank send in a step, for a layer of 512 x 512 on four ranks? The table puts the prediction next to the count. Counts are
+# exact, so the cell asserts that they are equal.
 
 # %% tags=["nbval-check-output"]
 def sent_with(make):
@@ -605,7 +605,7 @@ for name, make, predicted in rows:
 # %% [markdown]
 # ## 8. Bug of the lab
 #
-# A bug of the lab is a program that breaks the idea of its lab and still runs. A colleague says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it has the numbers of one process, also on other numbers of ranks and in a group of some of them ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
+# A bug of the lab is a program that breaks the idea of its lab and still runs. A colleague says what was seen, but not why. Look, write down why before you open the list of causes, and fix the program in its own cell: then it gives the same numbers as one process, on other numbers of ranks as well, and in a group of only some ranks ([16_clinic](16_clinic.ipynb) has bugs that belong to no single lab, and tools that find them).
 
 # %%
 import argparse
@@ -623,11 +623,11 @@ from ranklab.models import GPT, GPTConfig
 
 # %%
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
-    """Train a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
+    """Train a small GPT on argparse's functions, `batch` in a step, and try it on the last 24.
 
     `micro` functions of about one length are worked through together, so that little is padded.
     Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
-    ranks. Returns the weights, the steps' losses and the held-out loss, which are such means, too;
+    ranks. Returns the weights, the steps' losses and the held-out loss, means over tokens as well;
     the same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -669,7 +669,7 @@ def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=N
 
 
 # %% [markdown]
-# **Look.** A step takes the same time on all ranks, so the time of a step doesn't show for which rank the others wait. Look at what each rank does before the first all-reduce.
+# **Look.** A step takes the same time on all ranks, so the time of a step doesn't show which rank the others wait for. Look at what each rank does before the first all-reduce.
 
 # %%
 look(train_on_functions)
@@ -719,8 +719,8 @@ questions("04_ddp")
 # gradients: DDP still sends float32, unless a hook changes that.
 #
 # What to expect, not measured by us: NVIDIA's ResNet-50 v1.5 for PyTorch (DeepLearningExamples, DGX A100 80 GB, mixed precision) reports 2,470
-# images/s on one GPU and 16,621 on eight, which is an efficiency of 84%. With TF32 it is 97%, because computing takes 2.6 times longer for the same
-# bytes and images. This lab has not been run on several GPUs yet.
+# images/s on one GPU and 16,621 on eight, which is an efficiency of 84%. With TF32 it is 97%, because computing takes 2.6 times as long for the
+# same bytes and images. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 11. Take with you

@@ -45,14 +45,14 @@ plots.opening()
 
 # %% [markdown]
 # Three ranks finish the same gradients in three different orders. If each rank started an all-reduce as soon as a gradient was ready, messages of two
-# different tensors would meet, and you would get a wrong sum or a deadlock. So the ranks **negotiate** first. Then they reduce only the gradients
-# that *all* of them have, in one buffer.
+# different tensors would be added up, and you would get a wrong sum or a deadlock. So the ranks **negotiate** first. Then they reduce only the
+# gradients that *all* of them have, in one buffer.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
 # The five lines are marked 1 to 5. `ranklab.horovod` has the same API as Horovod, so with `import horovod.torch as hvd` this script runs on the real
-# Horovod. (`make horovod` builds it, in some minutes of compiling.)
+# Horovod. (`make horovod` builds it, which takes some minutes.)
 
 # %%
 import ranklab.horovod as hvd
@@ -213,7 +213,7 @@ print("all right, all-reduces, 64 MB of fusion:", *launch(fifty, 64 * 2**20, ran
 #
 # With a low threshold you pay for many latencies. With a high one you wait: in our model of a step (`overlapped_time`) a buffer leaves when it is
 # full, or when backward is over. So the best threshold depends on the model and the network, and you have to measure it. But steps are noisy. Here
-# they vary by 5%, and one step in ten takes three times as long, because a rank was late.
+# they vary by 5%, and one step in ten takes three times as long because a rank is late.
 #
 # With `HOROVOD_AUTOTUNE=1` Horovod searches while it trains, by Bayesian optimisation: a Gaussian process guesses the time at thresholds that it has
 # not tried. Write your own search. The check tries it on 30 workloads, each a model on a network. In some the fastest threshold lies at the low end,
@@ -232,7 +232,7 @@ def tune_fusion(seconds_of, low, high, calls):
     low, high    both belong to the range; 1 <= low <= high
     calls        1 or more: here 300. With fewer, any threshold in the range will do
     seconds_of   measures one step, at a threshold in the range
-    score        how long a step takes without noise, beside the best in the range: at most 5%
+    score        how long a step takes without noise, against the best in the range: at most 5%
                  longer in 27 of 30 workloads, and nowhere more than 50%
     """
     raise NotImplementedError("exercise 4.3: about 12 lines")
@@ -271,8 +271,8 @@ for steps, chosen in seen:
 # This is line 3 of the five.
 #
 # `allreduce_async_` returns a *handle*, and `synchronize(handle)` waits until its tensor is reduced, and returns that tensor. They work in place, on
-# the tensor that you passed in; with fp16 that is the small copy and not `p.grad`. So call `small, ctx = compression.compress(p.grad)` before, and
-# `compression.decompress(reduced, ctx)` after. Here each step has one backward. (For more, Horovod has `backward_passes_per_step`.)
+# the tensor that you passed in; with fp16 that is the small copy and not `p.grad`. So call `small, ctx = compression.compress(p.grad)` before it,
+# and `compression.decompress(reduced, ctx)` after it. Here each step has one backward. (For more, Horovod has `backward_passes_per_step`.)
 
 # %%
 from ranklab.horovod import Average, Compression, allreduce_async_, synchronize
@@ -413,7 +413,7 @@ check(adasum_equal=...)
 # smaller and smaller part of the vector. At the end `gather_halves` puts the parts together again.
 #
 # There is one difficulty: the dot products need the *whole* vectors, and each rank only has a part. So in each round, all ranks that hold parts of
-# the same two vectors add up their dot products. In round 2 of four ranks, that is all four: each rank first adds what `rank ^ 1` has, then what
+# the same two vectors add up their dot products. With four ranks, in round 2, that is all four: each rank first adds what `rank ^ 1` has, then what
 # `rank ^ 2` has. (`^` is xor, as in lab 02.) `dot_products(a, b, tensor_of, len(sizes))` returns the rows a.b, a.a and b.b, of this rank's part only.
 # A vector of zeros has no angle, so give it the coefficient 1.
 
@@ -511,10 +511,10 @@ for how, weights in ends.items():
 # %% [markdown]
 # ## 6. Project
 #
-# **BERT classifies texts on four nodes.** The texts are functions of Python's own library, and their classes are the parts of its manual. Whole files
-# are held out. The four "nodes" are four ranks on this machine, numbered as if each had its own. Nothing is downloaded, so the BERT is small and
-# starts from random weights; with `--weights FOLDER` it takes real ones. You train it twice: without compression, and with your `compress_fp16`. The
-# columns "predicted" and "counted" are the megabytes that a rank sends in a step.
+# **BERT classifies texts on four nodes.** The texts are functions from Python's own library, and their classes are the parts of its manual. Whole
+# files are held out. The four "nodes" are four ranks on this machine, numbered as if each had its own. Nothing is downloaded, so the BERT is small
+# and starts from random weights; with `--weights FOLDER` it takes real ones. You train it twice: without compression, and with your `compress_fp16`.
+# The columns "predicted" and "counted" are the megabytes that a rank sends in a step.
 
 # %%
 from pathlib import Path
@@ -544,10 +544,10 @@ if found:
     display(plots.timeline(one_step(phases)))
 
 # %% [markdown]
-# Look at the grey bars, in which gradients wait until the last rank has them, and at the dark ones, in which they travel.
+# Look at the grey bars, where gradients wait until the last rank has them, and at the dark ones, where they travel.
 #
 # If all gradients of a step were ready at once, your `fuse_tensors` would put all of them into one buffer of 128 MB. In this run they became ready
-# one after the other, so it took more:
+# one after the other, so it took more buffers:
 
 # %%
 if found:
@@ -557,7 +557,7 @@ if found:
           "; measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
 
 # %% [markdown]
-# **Your turn.** Take the model of 4.3 with the gradients of this BERT: 16 ranks, a backward of 2 ms, and your function tunes the threshold. Change
+# **Your turn.** Take the model from 4.3 with this BERT's gradients: 16 ranks, a backward of 2 ms, and your function tunes the threshold. Change
 # one thing. Before you run it, write down whether the best threshold will rise or fall, and whether the step gets longer. You could take
 # `"alpha": 1e-6`, `"backward": 20e-3` or `"beta": 1e-10`.
 
@@ -637,7 +637,7 @@ questions("05_horovod")
 # %% [markdown]
 # ## 10. Take with you
 #
-# 1. Collectives have no names, so ranks must agree on an order. 512 ranks that send 300 names 5 times a second bring rank 0 58 MB/s, or with a cache a bit for each.
+# 1. Collectives have no names, so ranks must agree on an order. 300 names from each of 512 ranks, 5 times a second, are 58 MB/s at rank 0; with a cache, each name is a single bit.
 # 2. Each message pays a latency, so fuse, up to 128 MB in Horovod's last version. But what waits to be fused hides behind nothing.
 # 3. A long NEGOTIATE usually means one late rank, not a slow network: the ticks in the timeline say which.
 #

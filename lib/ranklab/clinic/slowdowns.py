@@ -20,8 +20,8 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
     """Train a small GPT on argparse's source, `micro_batches` of `batch` windows on each rank.
 
     A step's gradient is the mean over `accumulate` micro-batches of all ranks; the last step may
-    have fewer. Returns the weights and the steps' losses, which are such means, too; the same on
-    every rank.
+    have fewer. Returns the weights and each step's loss, a mean over the same micro-batches; the
+    same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     text = torch.tensor(list(inspect.getsource(argparse).encode())).to(device())
@@ -50,11 +50,11 @@ def train_large_batch(micro_batches=16, accumulate=8, batch=2, length=32, seed=0
 
 
 def train_on_functions(steps=2, batch=32, micro=2, longest=1024, seed=0, group=None):
-    """Train a small GPT on argparse's functions, `batch` in a step, and tries it on the last 24.
+    """Train a small GPT on argparse's functions, `batch` in a step, and try it on the last 24.
 
     `micro` functions of about one length are worked through together, so that little is padded.
     Each is cut to its first `longest` bytes. A step's gradient is the mean over the tokens of all
-    ranks. Returns the weights, the steps' losses and the held-out loss, which are such means, too;
+    ranks. Returns the weights, the steps' losses and the held-out loss, means over tokens as well;
     the same on every rank.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

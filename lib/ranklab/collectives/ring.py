@@ -15,7 +15,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Sum `x` over ranks, and leave chunk r of the sum on rank r; `x` itself is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank, too.
+    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank.
     Shape: any shape of n elements -> (n/R,).
     Cost: sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages.
     Paper: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
