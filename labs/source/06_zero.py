@@ -147,9 +147,9 @@ from ranklab.zero import States
 def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
     """The States that each rank holds between two steps, after backward and before zero_grad().
 
-    The bytes are those of one number. By default it is Adam in mixed precision: 16-bit parameters
-    and gradients; master weights and two moments in float32. Where `ranks` does not divide, this is
-    the fullest rank. Not here: activations, buckets on their way, units that are whole for a while.
+    The last three are bytes per parameter. By default this is Adam in mixed precision: 16-bit
+    parameters and gradients; master weights and two moments in float32. Where `ranks` does not
+    divide, this is the fullest rank. Not here: activations, buckets on their way, gathered units.
     stage  0 (data parallelism) to 3
     """
     if stage not in range(4):
@@ -203,9 +203,8 @@ check(stage1_sends=...)
 class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
 
-    After backward() the gradients of the optimizer that make_optimizer gives are the mean over
-    ranks, of the owned part; those of the module are gone. After step() all ranks have all
-    parameters.
+    After backward() the optimizer from make_optimizer has the mean gradients of the owned part, and
+    the module has no gradients. After step() all ranks have all parameters.
     cost   (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
            held: parameters and gradients whole, 1/R of the optimizer's state
     """
@@ -369,7 +368,7 @@ class ZeroStage3(ShardedModel):
     """`module`, of which each rank holds the R-th part, and each unit as a whole while it runs.
 
     A unit is gathered before its forward and freed after it; the same in backward, where its
-    gradients are reduced to shards and freed, too. While one unit computes the next is on its way.
+    gradients are reduced to shards and freed. While one unit computes, the next is on its way.
     Right also where a checkpoint runs a forward once more inside the backward.
     cost   a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
            of them; bytes held: 1/R of everything, and two units

@@ -430,8 +430,8 @@ def masked_loss(logits, labels, count=None, group=None):
     it. Added up in float32; what is given stays as it is. `group` is the ranks over which gradients
     are averaged, R its size.
     shape  logits (B, T, V), labels (B, T) -> ()
-    count  of labels that count in the whole batch, where it is known: with several micro-batches
-           that of all of them; None: that of these labels on all ranks
+    count  how many labels count in the whole batch (with several micro-batches: in all of them),
+           if this is known; None: count these labels on all ranks
     cost   one all-reduce of 8 bytes; nothing with `count`
     error  ValueError on every rank where no label of the batch counts
     """

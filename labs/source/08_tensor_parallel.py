@@ -640,8 +640,8 @@ def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
     """(shared, own): the seed for what all ranks of a tensor group hold, and the seed for the rest.
 
     shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
-    they have other rows. own differs on every rank. All seeds of a run differ, and so do those of
-    runs whose `seed` is the next number: their first seeds are SPREAD apart.
+    they have different rows. own differs on every rank. All seeds of a run differ, also from a run
+    whose `seed` is the next number: the first seeds of the two runs are SPREAD apart.
     cost  sends nothing
     """
     raise NotImplementedError("exercise dropout_seeds: about 2 lines")

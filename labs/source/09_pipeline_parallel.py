@@ -146,7 +146,7 @@ def gpipe_schedule(stages, micro_batches):
     """A schedule in which each rank does all its forwards, and then all its backwards.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
-    both in order of micro-batches: one process adds gradients up in this order, too.
+    both in order of micro-batches, as one process adds up gradients.
     error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)
@@ -472,12 +472,12 @@ plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 # %%
 def zero_bubble_schedule(stages, micro_batches):
     """A schedule of F, I and W, each exactly once for each stage and micro-batch, whose
-    bubble is not larger than that of 1F1B.
+    bubble is not larger than 1F1B's.
 
     A tuple with a tuple of Actions for each rank; rank s has stage s. The check tries many P and M,
     also M < P. pp.problems must find nothing, and no rank may hold more than min(P, M)
     micro-batches (pp.in_flight_activations). For the bubbles F, I and W take one unit each, and B
-    takes two. The check prints your bubble beside the published ones.
+    takes two. The check prints your bubble next to the published ones.
     error  ValueError for less than one stage or micro-batch
     """
     check_counts(stages=stages, micro_batches=micro_batches)

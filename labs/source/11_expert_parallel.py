@@ -454,7 +454,7 @@ for name, line in zip(("yours", "DeepSpeed"), found):
 # %% [markdown]
 # DeepSpeed gets the same values, but sends almost twice the bytes, because its all-to-all has equal parts. Each rank pads the rows for each expert to the largest number that any rank has for any expert (one all-reduce finds it). Yours sends only real rows, but needs to know the sizes. On GPUs that means a wait for the device in each layer.
 #
-# The Mixtral of transformers has its own router and experts. We replace its experts with this rank's experts, inside your functions. Below is the norm of one rank's logits, and of the whole model's in one process:
+# The Mixtral of transformers has its own router and experts. We replace its experts with this rank's, wrapped in your functions. Below is the norm of one rank's logits, and of the whole model's in one process:
 
 # %% tags=["nbval-check-output"]
 def mixtral():
