@@ -12,7 +12,7 @@
 #
 # The idea fits in a sentence: **every GPU holds a copy of the whole model (a replica) and works on its own part of the
 # batch, and all GPUs average their gradients before the step.** You will write it in a few lines. But then communication
-# costs time, and you get 10 times the speed, not 29. The rest of this lab is about that difference. The trick is to send
+# costs time, and you get nowhere near 29 times the speed. The rest of this lab is about that difference. The trick is to send
 # the gradients of the last layers *while* backward still computes the gradients of the first layers.
 #
 # ResNet-50 has 25.6 million parameters, here in float32. Four ranks use the ring from lab 02. How many megabytes does
