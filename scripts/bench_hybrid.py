@@ -11,7 +11,7 @@ from ranklab.hybrid import Hybrid, parse_layout
 from ranklab.peers.torch_hybrid import TorchHybrid
 from ranklab.projects.clock import in_turns
 from ranklab.projects.hybrid.config import LAPTOP, Config
-from ranklab.projects.hybrid.training import new_model
+from ranklab.projects.training import new_model
 from ranklab.trainer.text import TextTrainer
 
 LAYOUTS, ROUNDS, WARM_UP = ("2x2x2", "2x2x2,sp,full", "1x2x2", "2x1x2,virtual=2"), 10, 2

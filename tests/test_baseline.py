@@ -238,7 +238,7 @@ def test_large_sizes_are_what_their_names_say():
 
 
 def test_a_large_vocabulary_is_trained_on_bytes_too(monkeypatch):
-    small = project.LARGE(n_layer=1, n_head=1, n_embd=32, n_ctx=32)
+    small = project.large_gpt(n_layer=1, n_head=1, n_embd=32, n_ctx=32)
     monkeypatch.setitem(project.MODELS, "350m", small)
     found = project.run("350m", **SMALL, precision="bf16", lr=1e-2, warmup=1)
     assert found["shape"].vocab_size == 50304 and found["text"].vocab_size == 256
