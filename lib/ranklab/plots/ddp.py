@@ -136,12 +136,12 @@ def _lanes(ax, of_ranks):
 
 
 @styled
-def loss_against_bytes(rows, setting=None, noise=0.06):
+def loss_against_bytes(rows, setting=None, tolerance=0.03):
     """Draw held-out loss against the bytes that a rank sends in a step.
 
     `rows` are Quality of ddp.quality. A name with "..., no feedback" is drawn hollow, with a line
     to the same hook with feedback, whose name labels both. The title names the least that is sent
-    at a loss of at most `noise` above the first row. `setting`: of which model, on which ranks.
+    at a loss of at most `tolerance` above the first row. `setting`: of which model, on which ranks.
     """
     fig, ax = figure(7.4, 3.6)
     points = {row.name: (row.sent, row.loss) for row in rows}
@@ -158,7 +158,8 @@ def loss_against_bytes(rows, setting=None, noise=0.06):
                         fontsize=9)
     ax.plot([], [], "o", color=INK, markerfacecolor="white", label="no feedback")
     first = rows[0]
-    least = min((row for row in rows if row.loss <= first.loss + noise), key=lambda row: row.sent)
+    good = [row for row in rows if row.loss <= first.loss + tolerance]
+    least = min(good, key=lambda row: row.sent)
     title = f"{least.name} sends {first.sent / least.sent:,.0f} times less than {first.name}, at " \
             f"{least.loss - first.loss:+.3f} nats"
     ax.set(xscale="log", title=title,
