@@ -1,4 +1,4 @@
-"""The interview questions of a lab: those of the bank, answers folded away."""
+"""The interview questions that a lab shows, answers folded away."""
 from ranklab.interview.ask import draw
 from ranklab.interview.bank import load
 from ranklab.interview.text import plain, to_html

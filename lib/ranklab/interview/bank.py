@@ -4,7 +4,7 @@
       lab: 00_ranks                  # the lab that teaches it
       level: 2                       # 1 a first screening ... 5 a specialist's follow-up
       kind: number                   # number, choice, open, or design: a system-design question
-      in_lab: true                   # shown in the lab, too (3 to 8 a lab)
+      in_lab: true                   # also shown in the lab (3 to 8 a lab)
       uses: [ranks]                  # the ranklab modules that the expressions may call
       parameters:                    # drawn in order: list, range, expression over earlier ones
         n: {from: 1000, to: 2000}
