@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 3D parallelism: all of it on one model
 #
-# > 140 minutes, 10 more with Further · difficulty 5/5 · **spine**: 4.1, 4.2, section 7 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 140 minutes, 40 more with Further · difficulty 5/5 · **spine**: 4.1, 4.2, section 7 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -621,6 +621,111 @@ for name, each in machines.items():
 # %% [markdown]
 # ### Further
 #
+# #### `transfer_weights`
+# > difficulty 4/5 · importance 4/5 · 30 minutes · about 35 lines
+#
+# In reinforcement learning some GPUs train a model, and others generate text with it, in another layout. After each update the generators need the new weights, and a file would take too long. The plain way gathers whole tensors on one trainer and broadcasts them. vLLM's NCCL backend works so, and a trainer that shards must put full parameters together first (vllm-project/vllm#51520, after the RFC #46439). But two maps of boxes say which numbers a trainer and a generator share, and only those have to travel.
+#
+# **Predict.** 70 billion parameters in bf16 are 140 GB. 32 GPUs train, tensor 8 x FSDP 4, and 8 other GPUs generate, tensor 8. A broadcast brings 140 GB to each generator. How many GB does a generator receive if nothing travels in vain?
+
+# %%
+check(mesh_transfer_gb=...)
+
+# %% [markdown]
+# | given | |
+# |---|---|
+# | a `Piece`, as in 4.5 | in the map its `.tensor` is on `meta`: shape and type, no numbers |
+# | `intersect(one, other)` | whether two Pieces share numbers: the same name, and their boxes overlap |
+# | `overlap(piece, offset, tensor)` | what a Piece and a box share, as (view of the piece, view of the box); also on `meta` |
+# | `dist.P2POp(dist.isend, x, group=group, group_peer=r)`, `dist.batch_isend_irecv(ops)` | a message to rank r of the group (or from it, `dist.irecv`), and all of them at once |
+#
+# **Your target:** weights equal to the bit, no number that a generator receives twice, and replicas that send equal parts. You may write helpers of your own where the dots are.
+
+# %%
+from ranklab.checkpoint import overlap
+from ranklab.hybrid import intersect
+
+
+### BEGIN SOLUTION
+from ranklab.hybrid import routes
+
+
+### END SOLUTION
+def transfer_weights(pieces, held, wanted, group=None):
+    """Fill the generators' pieces with the trainers' weights; each number goes straight there.
+
+    Collective: all ranks of the group call it, trainers and generators.
+    pieces: this rank's Pieces. A trainer's are read, a generator's are filled in place.
+    held, wanted: the map, the same on all ranks: for each rank of the group the list of its Pieces,
+        with tensors on `meta`, shapes and types without numbers. held[r] is empty for a generator,
+        wanted[r] for a trainer; on rank r, pieces[i] is held[r][i] or wanted[r][i].
+        Boxes of two trainers are equal (replicas), or share no numbers.
+    Numbers travel in the generator's type; the trainer's may be wider.
+    Replicas share the sending: what a generator needs of a box, each of its k holders sends a k-th
+        of, rounded up to rows.
+    Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
+        trainer holds; it says the piece's name.
+    Cost: a generator receives each number of its pieces once, a trainer receives nothing.
+    """
+    rank = dist.get_rank(group)
+    raise NotImplementedError("exercise transfer_weights: about 35 lines, with a helper")
+
+
+# %%
+transfer_weights = check(transfer_weights)
+
+# %% [markdown]
+# Ranks 0 to 3 hold the GPT of 4.2 in tensor 2 x FSDP 2, and ranks 4 and 5 generate in tensor 2. The library's `broadcast_weights` sends whole tensors along a chain of generators, so that nobody sends one twice. What each rank must send and receive follows from the map. Look at ranks 0 and 4:
+
+# %%
+from ranklab.hybrid import broadcast_bytes, broadcast_weights, transfer_bytes
+
+
+def weights_of(layout):
+    return [piece for piece in pieces_of(new_trainer(layout)) if piece.kind == "weight"]
+
+
+def on_meta(ranks):
+    return [[piece._replace(tensor=piece.tensor.to("meta")) for piece in own] for own in ranks]
+
+
+def refit(way, ranks, held, wanted):
+    """This rank's pieces afterwards, what it sent and received, and to whom."""
+    own = ranks[dist.get_rank()]
+    pieces = [piece._replace(tensor=piece.tensor.to(device())) for piece in own]
+    with Traffic() as traffic:
+        way(pieces, held, wanted)
+    return ([piece._replace(tensor=piece.tensor.cpu()) for piece in pieces],
+            (traffic.sent_bytes, traffic.received_bytes), traffic.bytes_to)
+
+
+# %% tags=["nbval-check-output"]
+trainers = launch(weights_of, parse_layout("2x2x1,full"), ranks=4)
+generators = [[piece._replace(tensor=torch.full_like(piece.tensor, torch.nan)) for piece in own]
+              for own in launch(weights_of, parse_layout("1x2x1"), ranks=2)]
+held, wanted = on_meta(trainers) + [[], []], [[], [], [], []] + on_meta(generators)
+sent_to, right = {}, together(trainers)
+for name, way, formula in (("whole tensors", broadcast_weights, broadcast_bytes),
+                           ("shard to shard", transfer_weights, transfer_bytes)):
+    found = launch(refit, way, trainers + generators, held, wanted, ranks=6)
+    sent_to[name] = [to for _, _, to in found]
+    again = together([pieces for pieces, _, _ in found[4:]])
+    print(f"{name}: equal to the bit:", all(torch.equal(right[key], again[key]) for key in right))
+    for rank, (predicted, (_, counted, _)) in enumerate(zip(formula(held, wanted), found)):
+        print(f"  rank {rank} predicted to send {predicted[0]:7,} and receive {predicted[1]:7,} "
+              f"bytes, counted {counted[0]:7,} and {counted[1]:7,}")
+
+# %%
+from ranklab.plots.collectives import traffic_matrices
+
+traffic_matrices(sent_to)
+
+# %% [markdown]
+# Trainers 0 and 2 hold the rows of rank 4's half, trainers 1 and 3 those of rank 5's. The 416 bytes are norm layers: two trainers hold each row of them, and share the sending. Rank 4 now receives half of what it received by broadcast, and the busiest sender sends a quarter.
+#
+# In SkyRL a 235B model, about 470 GB, went from two nodes to two others in 64.7 s by NCCL broadcast, and in 3.5 s where each inference worker pulls the slices that it needs (NovaSky-AI/SkyRL#2090). There the transport is another one, too, RDMA through NIXL, so not all of the 18 times is due to fewer bytes. NCCL M2N does the same between two meshes in one call, and vLLM's #51520 builds on it. Three things are left out here: names and layouts that differ between trainer and engine (fused QKV), weights in 8 bits, and a generation that goes on meanwhile.
+
+# %% [markdown]
 # #### Derive: how many of the GPUs are tensor ranks?
 # > difficulty 4/5 · importance 5/5 · 10 minutes
 #

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from ranklab.baseline import checkpoint_blocks
+from ranklab.checkpoint import overlap
 from ranklab.engine import device
-from ranklab.hybrid import Layout
+from ranklab.hybrid import Layout, intersect
 from ranklab.hybrid.legal import divisors
 from ranklab.mesh import Mesh
 from ranklab.planner import memory_per_gpu, model_of, plan_of, step_time
@@ -188,3 +189,153 @@ def choose_layout__by_dims(job, gpus, machine):
     if best is None:
         raise ValueError(f"at least {least} bytes are needed")
     return best[2], best[1]
+
+
+def transfer_weights__all_to_all(pieces, held, wanted, group=None):
+    """One all-to-all: for each generator a flat vector of all that it gets from this rank."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    target = "cpu" if not pieces else pieces[0].tensor.device
+    plan = []  # (sender, receiver, index of the sender's piece, of the receiver's, slices, rows)
+    for receiver in range(R):
+        for j, want in enumerate(wanted[receiver]):
+            boxes, count = {}, 0
+            for sender in range(R):
+                for i, have in enumerate(held[sender]):
+                    boxes.setdefault((have.name, have.offset, have.tensor.shape), []).append(
+                        (sender, i))
+            for (name, offset, sizes), holders in boxes.items():
+                spans = [(max(a, b), min(a + n, b + m)) for a, n, b, m in
+                         zip(want.offset, want.tensor.shape, offset, sizes)]
+                if name != want.name or any(a >= b for a, b in spans):
+                    continue
+                count += math.prod(b - a for a, b in spans)
+                first, last = spans[0] if spans else (0, 1)
+                for k, (sender, i) in enumerate(holders):
+                    cut = [first + (last - first) * e // len(holders) for e in (k, k + 1)]
+                    if cut[0] < cut[1]:
+                        plan.append((sender, receiver, i, j, [tuple(cut), *spans[1:]]))
+            if count < want.tensor.numel():
+                raise ValueError(f"{want.name}: {count} of {want.tensor.numel()}")
+
+    def view(piece, spans):
+        if not piece.offset:
+            return piece.tensor.view(1)
+        return piece.tensor[tuple(slice(a - o, b - o) for (a, b), o in zip(spans, piece.offset))]
+
+    outgoing = [[] for _ in range(R)]
+    for sender, receiver, i, j, spans in plan:
+        if sender == rank:
+            dtype = wanted[receiver][j].tensor.dtype
+            outgoing[receiver].append(view(pieces[i], spans).to(dtype).reshape(-1))
+    incoming = [[(j, spans) for sender, receiver, i, j, spans in plan
+                 if (sender, receiver) == (source, rank)] for source in range(R)]
+    dtype = next(piece.tensor.dtype for want in wanted for piece in want)
+    sent = [sum(part.numel() for part in parts) for parts in outgoing]
+    received = [sum(math.prod(b - a for a, b in spans) for _, spans in parts)
+                for parts in incoming]
+    empty = torch.empty(0, dtype=dtype, device=target)
+    flat = torch.empty(sum(received), dtype=dtype, device=target)
+    dist.all_to_all_single(flat, torch.cat([empty, *itertools.chain(*outgoing)]), received, sent,
+                           group=group)
+    at = 0
+    for j, spans in itertools.chain(*incoming):
+        space = view(pieces[j], spans)
+        space.copy_(flat[at:at + space.numel()].view(space.shape))
+        at += space.numel()
+
+
+def transfer_weights__message_by_message(pieces, held, wanted, group=None):
+    """Blocking sends in the order of the map; what is shared is cut flat, not by rows."""
+    rank, todo = dist.get_rank(group), []
+    for receiver, want in ((r, want) for r, of_rank in enumerate(wanted) for want in of_rank):
+        missing = want.tensor.numel()
+        for sender, have in ((r, have) for r, of_rank in enumerate(held) for have in of_rank):
+            if not intersect(want, have):
+                continue
+            copies = [r for r, of_rank in enumerate(held) for other in of_rank
+                      if other[:1] + other[3:4] == have[:1] + have[3:4]
+                      and other.tensor.shape == have.tensor.shape]
+            todo.append((sender, receiver, want, have, copies.index(sender), len(copies)))
+            if copies[0] == sender:
+                missing -= overlap(want, have.offset, have.tensor)[0].numel()
+        if missing:
+            raise ValueError(f"nobody has {missing} numbers of {want.name}")
+    number = {id(piece): i for of_rank in (*held, *wanted) for i, piece in enumerate(of_rank)}
+    for sender, receiver, want, have, k, copies in todo:
+        if rank not in (sender, receiver):
+            continue
+        own = pieces[number[id(want if rank == receiver else have)]]
+        here, there = overlap(*((own, have.offset, have.tensor) if rank == receiver else
+                                (want, own.offset, own.tensor)))
+        n = here.numel()
+        part = slice(n * k // copies, n * (k + 1) // copies)
+        if part.start == part.stop:
+            continue
+        if rank == sender:
+            dist.send(there.to(want.tensor.dtype).reshape(-1)[part].contiguous(), group=group,
+                      group_dst=receiver)
+        else:
+            flat = here.flatten().clone()
+            numbers = torch.empty_like(flat[part])
+            dist.recv(numbers, group=group, group_src=sender)
+            flat[part] = numbers
+            here.copy_(flat.view(here.shape))
+
+
+def transfer_weights__by_a_table_of_holders(pieces, held, wanted, group=None):
+    """Which rank sends each number stands in a table of the whole tensor; one message a pair."""
+    rank, sends = dist.get_rank(group), {}
+    shapes = {piece.name: piece.shape for of_rank in (*held, *wanted) for piece in of_rank}
+    # For each number of a whole tensor: which rank's which piece; a column for each holder.
+    tables = {name: torch.full((len(held), max(1, math.prod(shape))), -1)
+              for name, shape in shapes.items()}
+    for sender, of_rank in enumerate(held):
+        for i, piece in enumerate(of_rank):
+            places(piece, tables[piece.name][sender], i)
+    for receiver, of_rank in enumerate(wanted):
+        for j, want in enumerate(of_rank):
+            here = places(want, torch.zeros(max(1, math.prod(want.shape))), 1).nonzero().flatten()
+            has = tables[want.name][:, here] >= 0
+            if not has.any(0).all():
+                raise ValueError(f"{want.name} is not held by any trainer")
+            kinds, of = torch.unique(torch.cat([has, tables[want.name][:, here]]), dim=1,
+                                     return_inverse=True)
+            for kind in range(kinds.shape[1]):
+                holders = kinds[:len(held), kind].nonzero().flatten().tolist()
+                for sender, part in zip(holders, here[of == kind].tensor_split(len(holders))):
+                    if len(part):
+                        i = int(tables[want.name][sender, part[0]])
+                        sends.setdefault((sender, receiver), []).append((i, j, part))
+    ops, got = [], []
+    for (sender, receiver), parts in sends.items():
+        if rank == sender:
+            dtype = wanted[receiver][0].tensor.dtype
+            flat = torch.cat([pieces[i].tensor.reshape(-1)[inner(pieces[i], part)].to(dtype)
+                              for i, _, part in parts])
+            ops.append(dist.P2POp(dist.isend, flat, group=group, group_peer=receiver))
+        if rank == receiver:
+            size = sum(len(part) for *_, part in parts)
+            flat = torch.empty(size, dtype=pieces[0].tensor.dtype, device=pieces[0].tensor.device)
+            ops.append(dist.P2POp(dist.irecv, flat, group=group, group_peer=sender))
+            got.append((flat, parts))
+    for work in dist.batch_isend_irecv(ops) if ops else []:
+        work.wait()
+    for flat, parts in got:
+        for numbers, (_, j, part) in zip(flat.split([len(part) for *_, part in parts]), parts):
+            filled = pieces[j].tensor.flatten().clone()
+            filled[inner(pieces[j], part)] = numbers
+            pieces[j].tensor.copy_(filled.view(pieces[j].tensor.shape))
+
+
+def places(piece, table, value):
+    """Write `value` where the piece lies in its flattened whole tensor."""
+    whole = table.view(piece.shape) if piece.shape else table
+    whole[tuple(slice(a, a + n) for a, n in zip(piece.offset, piece.tensor.shape))] = value
+    return table
+
+
+def inner(piece, at):
+    """Places in the whole tensor -> places in the flattened piece."""
+    table = torch.zeros(max(1, math.prod(piece.shape)), dtype=torch.long)
+    numbers = torch.arange(piece.tensor.numel()).view(piece.tensor.shape)
+    return places(piece, table, numbers if piece.shape else 0)[at]

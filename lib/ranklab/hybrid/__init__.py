@@ -12,6 +12,7 @@ Those four are the idea. Then:
     memory.py       layout_memory: what it holds, by formulas
     legal.py        legal: which layouts a job can have; planner/choose.py finds the fastest
     counted.py      counted_step, dry_run: what a step holds and sends, counted
+    transfer.py     transfer_weights: from trainers to generators in another layout, live
 
 Everything from labs 03 to 11 is imported, and not written again here.
 """
@@ -25,9 +26,15 @@ from ranklab.hybrid.memory import layout_memory
 from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.parts import PARTS
 from ranklab.hybrid.training import Hybrid
+from ranklab.hybrid.transfer import (
+    broadcast_bytes, broadcast_weights, intersect, refit_bytes, routes, transfer_bytes,
+    transfer_weights,
+)
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
-    "Hybrid", "Job", "Layout", "PARTS", "cheapest_tensor_parallel", "counted_step", "layout_memory",
-    "layout_traffic", "legal", "mesh_grad_norm", "parallelize", "parse_layout",
+    "Hybrid", "Job", "Layout", "PARTS", "broadcast_bytes", "broadcast_weights",
+    "cheapest_tensor_parallel", "counted_step", "intersect", "layout_memory", "layout_traffic",
+    "legal", "mesh_grad_norm", "parallelize", "parse_layout", "refit_bytes", "routes",
+    "transfer_bytes", "transfer_weights",
 ]

@@ -7,7 +7,8 @@ from ranklab.checks.hybrid.parallelize import PARALLELIZE
 from ranklab.checks.hybrid.predictions import PREDICTIONS
 from ranklab.checks.hybrid.reshard_checkpoint import RESHARD
 from ranklab.checks.hybrid.tied_embedding_sync import TIED
+from ranklab.checks.hybrid.transfer_weights import TRANSFER
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
-EXERCISES = BUILD_MESH, PARALLELIZE, TIED, MESH_NORM, RESHARD, LAYOUT
+EXERCISES = BUILD_MESH, PARALLELIZE, TIED, MESH_NORM, RESHARD, LAYOUT, TRANSFER

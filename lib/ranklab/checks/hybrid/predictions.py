@@ -6,7 +6,7 @@ from ranklab.baseline import model_state_bytes
 from ranklab.checks.exercise import Prediction
 from ranklab.checks.formula import Formula
 from ranklab.formulas.overlap import cheapest_tensor_parallel
-from ranklab.hybrid import Job, Layout
+from ranklab.hybrid import Job, Layout, refit_bytes
 from ranklab.mesh import Mesh
 from ranklab.models.gpt import GPTConfig
 
@@ -55,6 +55,16 @@ PREDICTIONS = (
                   6.25: "Adam's two moments are saved, too",
                   12.5: "weights and both moments: three numbers"},
         why="Each number is written once, because replicas write nothing.",
+    ),
+    Prediction(
+        "mesh_transfer_gb", solution="140 / 8", unit="GB", tolerance=0.02,
+        hint="Which part of each matrix does a generator hold?",
+        answer=lambda: refit_bytes(140, 8 * 4, 8)[1],
+        mistakes={140: "that is the whole model; a generator holds an eighth of it",
+                  140 / 32: "that is what a trainer holds, and sends",
+                  140 * 7 / 8: "its own eighth is the part that it needs"},
+        why="An eighth. Each trainer holds 140 / 32 = 4.4 GB and sends them once, so the busiest "
+            "rank is a generator.",
     ),
     Formula(
         "cheapest_tensor_parallel", {"width": (1e3, 3e4), "gpus": (8, 1e5), "tokens": (1e5, 1e8)},
