@@ -6,7 +6,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them, and each one alone fails:
+# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them, and each of them fails alone:
 #
 # - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice. With one sequence per GPU there is little work to hide that behind. The paper ran DeepSpeed's ZeRO-3 of 2021 that way, with 530 billion parameters on 2,240 GPUs, and reached 48 TFLOP/s per GPU; the three kinds together reached 159 (its table 2).
 # - **Tensor parallelism** (lab 08) is fast inside a node of 8 GPUs. Across nodes, every layer waits for the slow network several times.
@@ -122,7 +122,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 #
 # *After this you can place any rank on a mesh, and make the groups of its axes.*
 #
-# `Mesh` is given. It computes the place of each rank, which is only arithmetic. You make the process groups.
+# The given `Mesh` computes the place of each rank, which is only arithmetic. You make the process groups.
 #
 # | given | |
 # |---|---|
@@ -135,7 +135,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 
 # %%
 def build_mesh(axes, joined=()):
-    """The Mesh of all ranks of this job, with a process group for each axis.
+    """Make the Mesh of all ranks of this job, with a process group for each axis.
 
     `joined` has tuples of axes that get a group together: [("data", "tensor")]. Their names may
     come in any order. Every rank calls this with the same arguments, and makes all groups in the
@@ -201,7 +201,7 @@ from ranklab.tensor_parallel import TPConfig, parallel_gpt
 def parallelize(model, hybrid):
     """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
 
-    `model` is changed in place. Every step equals that of one process. No rank ever has
+    `model` is changed in place. Every step equals the same step of one process. No rank ever has
     memory for more than its own layers, and its own part of their matrices. (If data ranks shard
     parameters, they have that part first, and shard it at the end.) With layout.recompute, and only
     then, blocks run their forward again in backward. With layout.sequence_parallel a rank has only
@@ -301,7 +301,7 @@ for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
     print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
-# The last order raises no error. It sends twice the bytes for nothing, and the data ranks drift apart.
+# The last order raises no error, although it sends twice the bytes for nothing and the data ranks drift apart.
 #
 # **Order of the data.** A run that resumes in another layout must see the same rows. So a batch depends on the seed and the step number alone, and data rank r of R takes every R-th row, starting at row r. Below you see the last characters of the first rows of step 0, and which data rank gets each row:
 
@@ -328,11 +328,11 @@ check(mesh_tied_mb=...)
 
 # %%
 def tied_embedding_sync(copies, other, group=None):
-    """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
+    """Replace the gradient of each copy by the sum of its gradients here and on the rank `other`.
 
     Both ranks call it after all backwards of a step, and get the same bits. The sum has the type of
     the gradients, which may have any strides.
-    copies  parameters that the rank `other` of the group holds, too, in the same order; empty on a
+    copies  parameters that the rank `other` of the group also holds, in the same order; empty on a
             rank that has neither the embedding nor the head, whatever `other` is there
     cost    each of the two ranks sends one message for each copy: its own gradient, to a rank of
             the group. A rank without copies sends nothing, and waits for nobody
@@ -344,7 +344,7 @@ def tied_embedding_sync(copies, other, group=None):
 tied_embedding_sync = check(tied_embedding_sync)
 
 # %% [markdown]
-# Two stages train, first with your function and then with an empty one. Nothing crashes. Look at how far apart the two copies are after each step:
+# Two stages train, first with your function and then with an empty one. Neither run crashes, so look at how far apart the two copies are after each step:
 
 # %%
 def without(copies, other, group=None):
@@ -383,9 +383,9 @@ check(mesh_norm_factor=...)
 
 # %%
 def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once; the same on all ranks.
+    """Compute the norm of all gradients of the whole model, each number once, on all ranks.
 
-    It is a float32 tensor without dims. NaN or inf on one rank shows on all ranks. Squares are
+    It is a float32 tensor of 0 dims. NaN or inf on one rank shows on all ranks. Squares are
     added up in float64, where squares of float32 numbers neither overflow nor vanish. Gradients may
     be bf16, and do not change.
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
@@ -464,7 +464,7 @@ from ranklab.checkpoint import overlap
 
 ### END SOLUTION
 def reshard_checkpoint(pieces, saved):
-    """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
+    """Fill each of this rank's pieces from boxes that were saved in any layout.
 
     Nothing is sent. Tensors may have any number of dims, even none. `saved` does not change. A
     piece keeps its type, and boxes may have another type.
@@ -770,7 +770,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in every line, and that is the proof. The costs differ. One process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because the ranks share cores.
+# The loss is the same in every line, and that is the proof. Only the costs differ: one process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because these ranks share cores.
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [16_clinic](16_clinic.ipynb); the rest of this lab is extra.

@@ -283,7 +283,7 @@ from ranklab.planner.step import (
 def step_time(model, plan, machine, constants=CONSTANTS):
     """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
-    In each micro-batch a GPU computes its share of the layers; the last stage has the head, too.
+    In each micro-batch a GPU computes its share of the layers; the last stage also has the head.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     data, optimizer  once a step, beside the work of one micro-batch
     rest       constants.step_seconds
@@ -312,7 +312,7 @@ plots.steps({f"{name}: {memory[name]:.0f} GB": each for name, each in seconds.it
             f"{dgx.memory_bytes / 1e9:.0f}")
 
 # %% [markdown]
-# A GPU has 85 GB. Virtual stages make the bubble smaller, but they keep more micro-batches in flight. So a planner that looked only at time would choose a plan that does not fit. The first plan fits, with 3 GB to spare. Would you start it? For one published run in ten the planner's memory is off by more than 9%, so the search in 4.6 leaves a tenth of a GPU free, and this plan is out as well.
+# A GPU has 85 GB. Virtual stages make the bubble smaller but keep more micro-batches in flight, so a planner that looked only at time would choose a plan that does not fit. The first plan fits, with 3 GB to spare. Would you start it? For one published run in ten the planner's memory is off by more than 9%, so the search in 4.6 leaves a tenth of a GPU free, and this plan is out as well.
 #
 # Now for the truth: how far off are your two formulas on published runs? A quarter of the runs was kept back from the fit, chosen by a hash of their names. The constants were fitted on the rest:
 
@@ -502,7 +502,7 @@ print(project.run(**mine, only="10b", far=0.1e9))
 # %% [markdown]
 # ## 7. Measure
 #
-# The table compares predictions with measurements, for each source. Each row of a source is a published run. It is *usable* if it publishes a metric and doesn't contradict itself, and it is *used* if it says enough to be predicted. A pair is two layouts of one model on the same GPUs, whose times differ by more than 5%. The last column says how often the planner named the faster one. If you want to choose a layout, that number matters more than the error.
+# The table compares predictions with measurements, for each source. Each row of a source is a published run, which is *usable* if it publishes a metric and doesn't contradict itself, and *used* if it says enough to be predicted. A pair is two layouts of one model on the same GPUs, whose times differ by more than 5%. The last column says how often the planner named the faster one. If you want to choose a layout, that number matters more than the error.
 
 # %%
 print(project.scores())
@@ -531,7 +531,7 @@ questions("13_planner")
 #
 # `measure` finds out what *your* GPUs and links can do. It times matrix products, a copy, and all-reduces inside a node and between nodes, and writes a file for `--on node.json`. Before you rent a thousand GPUs, run 20 steps of the plan on a few, compare, and only then rent the rest.
 #
-# We have not run this lab on GPUs. Others have published the numbers, and each row names its source.
+# We have not run this lab on GPUs: others have published the numbers, and each row names its source.
 
 # %% [markdown]
 # ## 10. Take with you

@@ -58,7 +58,7 @@ check(resilience_hours_between_failures=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Two ranks count. Rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved. A "life" in the output is one start of the ranks.
+# Two ranks count until rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved. A "life" in the output is one start of the ranks.
 
 # %% tags=["nbval-check-output"]
 def count(path, until=6):
@@ -182,7 +182,7 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 #
 # *After this you can write a checkpoint that is whole or absent, whenever the process dies.*
 #
-# If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
+# If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help: a *rename* within one folder happens completely or not at all, and `os.fsync` waits until the bytes are on the disk.
 
 # %%
 def atomic_save(state, path):
@@ -215,7 +215,7 @@ atomic_save = check(atomic_save)
 #
 # A run that goes on *nearly* as before can hide a bug: a batch seen twice, dropout masks that repeat, a learning rate schedule that starts again. If you insist on equal bits, every difference is a mistake that you can find.
 #
-# `Run` is given. It is a small classifier with all the state that a real run has. Read what changes in a step:
+# The given `Run` is a small classifier with all the state that a real run has. Read what changes in a step:
 
 # %%
 import inspect
@@ -313,7 +313,7 @@ for ranks in (8, 7):
 #
 # *After this you can find the slow rank, though all steps take equally long.*
 #
-# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is, because they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
+# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it, and the step times don't show which rank it is: they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
@@ -514,7 +514,7 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 # #### `silent_corruption`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines
 #
-# The worst failure is a GPU that computes wrong numbers and says nothing. 6 of Llama 3's 419 interruptions were of this kind. With data parallelism you have a test: the weights of all ranks must be equal bit for bit. You can compare them without sending them.
+# The worst failure is a GPU that computes wrong numbers and says nothing, like 6 of Llama 3's 419 interruptions. With data parallelism you have a test: the weights of all ranks must be equal bit for bit. You can compare them without sending them.
 
 # %%
 def silent_corruption(parameters, group=None):
@@ -551,7 +551,7 @@ print(launch(turn_a_bit, ranks=4)[0])
 # #### `loss_spike`
 # > difficulty 3/5 · importance 3/5 · 20 minutes · about 10 lines
 #
-# The loss jumps. Often it recovers by itself, and sometimes the run is lost. PaLM's loss spiked about 20 times. Its authors went back about 100 steps and skipped 200 to 500 batches. When they trained on the same batches from another checkpoint, there was no spike (arXiv 2204.02311, section 5.1).
+# The loss jumps. Often it recovers by itself, and sometimes the run is lost. PaLM's loss spiked about 20 times. Its authors went back about 100 steps and skipped 200 to 500 batches; when they trained on the same batches from another checkpoint, there was no spike (arXiv 2204.02311, section 5.1).
 
 # %%
 def loss_spike(losses, window=64, limit=6.0, patience=3):
@@ -637,7 +637,7 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote the sta
 # %% [markdown]
 # Training waits only for the copy in memory, not for the disk. So is C of 4.1 just the copy? Almost. There is a price in memory, because there are two copies of the state. And while the thread writes, the steps are slower: the write takes bandwidth of the host's memory and cores of its CPU, and perhaps the network card that also carries the gradients. Measure the step time during a save, and add what is lost to C. We know of no 97% goodput that came from background saves alone.
 #
-# **A supervisor.** torchrun is torch elastic. When a rank dies, torchrun ends the others and starts all of them again. Saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
+# **A supervisor.** torchrun is torch elastic: when a rank dies, it ends the others and starts all of them again, while saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
 
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(torch_elastic.train, folder / "usual", ranks=2)[0],
@@ -651,16 +651,16 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
 # - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 with SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
-# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group paused for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits. No checkpoint is read, and the living group loses no step. But while it is alone, its batch is half as large.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group paused for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits, although no checkpoint was read and the living group lost no step. But while it is alone, its batch is half as large.
 
 # %% [markdown]
-# **How not to restart.** A restart that takes 12 minutes is made of many parts: the scheduler, containers, imports, CUDA, NCCL, reading the checkpoint. Each of these ways saves some of them. Four of them are in nvidia-resiliency-ext 0.7.0 (its guide, tag v0.7.0-main). We ran only `ft_launcher` of 0.4.1, because later wheels need glibc 2.39, and 0.7.0 needs Python 3.12 or 3.14.
+# **How not to restart.** A restart that takes 12 minutes is made of many parts: the scheduler, containers, imports, CUDA, NCCL, reading the checkpoint. Each of the following ways saves some parts. Four ways are in nvidia-resiliency-ext 0.7.0 (its guide, tag v0.7.0-main). We ran only `ft_launcher` of 0.4.1, because later wheels need glibc 2.39, and 0.7.0 needs Python 3.12 or 3.14.
 #
 # - *In-process restart.* `inprocess.Wrapper` calls your training function again in the same processes, on the ranks that are still healthy. So there is no new job, no interpreter, no imports and no CUDA context. In return the function must allow a second call and should load a checkpoint each time, and the timeout of NCCL's watchdog must be longer than the wrapper's own. A rank that hangs with Python's lock held is killed anyway, and by default the loss of rank 0's node ends the job.
 # - *Hot spares in the allocation.* `ft_launcher --nnodes=32:34` trains on 32 of 34 nodes, and the other two stand by. Your `recovery_policy` knows what they cost.
 # - *Local checkpoints.* `LocalCheckpointManager` saves each rank's part on its node's SSD or RAM disk, with copies on other ranks (`CliqueReplicationStrategy`), as Gemini does below. The shared file system then needs a save only now and then.
 # - *Straggler reports.* Its detector gives each rank a score from 0 to 1, against the fastest rank and against the rank's own best. Your `find_straggler` compares with the median.
-# - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out. Then 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
+# - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out, after which 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
 # - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree on the step after which they save. Otherwise one of them waits in a collective that the others have left. `ranklab/trainer/stop_signal.py` does that.
 #
 # **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one from each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.
@@ -910,7 +910,7 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# We ran seeds 1 to 100 with five faults each. All 100 runs ended as if undisturbed, and none of 754 checkpoints was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, except for the last edits of section 5. The job file trains a 70B model on 256 GPUs: torchrun starts the ranks again when one dies, Slurm requeues the job when a node is gone, and the job goes on from the last whole checkpoint. We have not run it, because we have no 256 GPUs.
+# We ran seeds 1 to 100 with five faults each. All 100 runs ended as if undisturbed, and none of 754 checkpoints was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, except for the last edits of section 5. The job file trains a 70B model on 256 GPUs: torchrun starts the ranks again when one dies, Slurm requeues the job when a node is gone, and the job goes on from the last whole checkpoint. We have not run it, for want of 256 GPUs.
 #
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says which collective it was (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and from there to the disk while training goes on. `health_check` runs before the job, and again on the nodes that failed.
 

@@ -6,7 +6,7 @@
 # %% [markdown]
 # ## 1. Story
 #
-# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
+# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, where the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB, which takes 9.6 seconds instead of 0.08.
 #
 # The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. The lab has two sittings. In the first you write a batch script that saves, requeues itself and goes on, derive NCCL's settings from a description of the nodes, and read NCCL's log with a function (4.1 to 4.3). In the second you write alert rules for a real Prometheus, the same job for Kubernetes, and compute what storage its checkpoints need (4.4 to 4.7). In the project a real Slurm on your machine loses a node, and the run goes on.
 #
@@ -255,7 +255,7 @@ for name, hcas in clusters.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# In the last cluster the description shows the missing driver, so all nodes take Ethernet. If the driver breaks after you have made the script, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
+# In the last cluster the description shows the missing driver, so all nodes take Ethernet. If the driver breaks after you have made the script, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426), but since 2.21 NCCL finds the index, and a number from another machine may be wrong.
 
 # %% [markdown]
 # ### 4.3 Read what NCCL did
@@ -357,7 +357,7 @@ for name in ("waiting_rank", "killed_rank", "no_infiniband"):
         print("   ", sentence)
 
 # %% [markdown]
-# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical. The loudest ranks are the neighbours of the dead one in the ring.
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical: the loudest ranks are the dead one's neighbours in the ring.
 
 # %% [markdown]
 # > **The first sitting ends here**: a job that comes back, on the right network, and a log that you can read. Look at section 7, where the bytes of a wrong network are counted, and at the questions of section 8. The **second sitting** (110 minutes: 4.4 to 4.7, sections 5 and 6) is about what happens while nobody looks: alerts, Kubernetes, storage. Of the first it needs only the job of 4.1.
@@ -491,7 +491,7 @@ if not promql.missing():
 #
 # Kubernetes knows no ranks. Three kinds of objects build on each other:
 #
-# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that. The others wait for the dead one, so all must start again together.
+# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that: the others wait for the dead one, so all must start again together.
 # - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs this whole name: without the set's name at the end it does not resolve.
 # - A *TrainJob* of Kubeflow Trainer says only how many nodes and ranks you want. Its controller makes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
 #
@@ -617,7 +617,7 @@ for sharded in (True, False):
         print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
 
 # %% [markdown]
-# A single writer costs minutes. If the file system has a limit, that writer's one file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+# A single writer costs minutes. At a restart its one file costs hours if the file system has a limit, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
 
 # %% [markdown]
 # ### Further
@@ -749,7 +749,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.watched_report(project.watched_run(folder, rule)))
 
 # %% [markdown]
-# The step time of every rank is the same, because all wait for rank 2. But the rule sees each rank's own time.
+# The step time of every rank is the same, because all wait for rank 2, but the rule sees each rank's own time.
 #
 # **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It runs lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and we pull the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
 #
@@ -775,7 +775,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## 7. Measure
 #
-# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). With the second way a flat ring sends more between nodes, while a hierarchical sum does not change. The table shows the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). Cyclically, a flat ring sends more between nodes, while a hierarchical sum does not change. The table shows the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce

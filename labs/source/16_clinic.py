@@ -140,7 +140,7 @@ def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** The report says where each rank waits. It doesn't say for whom.
+# **Look.** The report says where each rank waits, but not for whom.
 
 # %%
 look(train_with_owners)
@@ -170,7 +170,7 @@ train_with_owners = check(train_with_owners)
 #
 # *After this you can compare the calls of all ranks by a function, and name the first that differs.*
 #
-# A function can do what you did by eye in 4.1. It gets each rank's list of calls and finds the first place where the lists differ. `ranklab diagnose` will call yours for each group of a run.
+# A function can do what you did by eye in 4.1: it gets each rank's list of calls and finds the first place where they differ. `ranklab diagnose` will call yours for each group of a run.
 
 # %%
 def first_difference(calls):
@@ -573,7 +573,7 @@ own_limit = check(own_limit)
 # #### A detector: `steps_behind`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · after the bugs of lab 06
 #
-# The stale weights of "Faster, and it diverges", also in lab 06, leave a trace as well. In each step note the sum of the weights that the model used, and the sum of those that the optimizer held. The two lists are the same, but shifted.
+# The stale weights of "Faster, and it diverges", also in lab 06, leave a trace as well. In each step note the sum of the weights that the model used, and the sum of the weights that the optimizer held: the two lists are the same, but shifted.
 
 # %%
 def steps_behind(used, held, tolerance=1e-9):
@@ -663,7 +663,7 @@ validated_digits = check(validated_digits)
 #
 # > In step 5 the loss jumps from 2.0 to 13.9, and at the end it is 6.7, where 1.3 is usual. It happens in every run, always in this step. With a tenth of the learning rate the loss jumps to 18.5. On one rank the jump comes in step 21.
 #
-# `stored_shards()` returns a list of `Shard(content, sha256)`. A shard's `batch()` returns its images and labels. The program shows the rest.
+# `stored_shards()` returns a list of `Shard(content, sha256)`, and a shard's `batch()` returns its images and labels. The program shows the rest.
 
 # %%
 def stored_digits(group=None, steps=12, shards=None):
@@ -781,7 +781,7 @@ visits = [project.visit(CASE[name], form, **mine)
 print(project.report(visits))
 
 # %% [markdown]
-# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. The two that are missed are forms of `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
+# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. The two missed ones are forms of `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
 #
 # **Your turn.** Break a healthy program in your own way. First write down which disease will be named, and which number will be the evidence:
 
