@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them, and each one alone fails:
+# Take lab 09's GPT again: a trillion parameters on 3,072 A100s (Megatron-LM, arXiv 2104.04473). Its weights, gradients and Adam state take about 16 TB. You know three ways to share them, and each of them fails alone:
 #
-# - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice. With one sequence per GPU there is little work to hide that behind. The paper ran DeepSpeed's ZeRO-3 of 2021 that way, with 530 billion parameters on 2,240 GPUs. It reached 48 TFLOP/s per GPU, while the three kinds together reached 159 (its table 2).
+# - **Sharded data parallelism** (ZeRO-3, labs 06 and 07) gathers every layer twice. With one sequence per GPU there is little work to hide that behind. The paper ran DeepSpeed's ZeRO-3 of 2021 that way, with 530 billion parameters on 2,240 GPUs, and reached 48 TFLOP/s per GPU; the three kinds together reached 159 (its table 2).
 # - **Tensor parallelism** (lab 08) is fast inside a node of 8 GPUs. Across nodes, every layer waits for the slow network several times.
 # - **Pipeline parallelism** (lab 09) stops at 128 GPUs, because the model has 128 layers.
 #
@@ -61,7 +61,7 @@ who_talks_to_whom(Mesh({"pipeline": 2, "data": 2, "tensor": 2}), per_node=4)
 # | data | gradients (ZeRO-1: and parameters; FSDP: each layer) | once a step (FSDP: each micro-batch) | yes, the rest of the backward |
 # | tensor | activations | 4 times in each layer and micro-batch | hardly, because the next product needs them (lab 08) |
 #
-# How many bytes is that? The figure below shows what our formulas say for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. The bar of tensor is so long for two reasons: the course's trainer sends the gradients of activations in float32, and a block that is recomputed repeats the all-reduces of its forward.
+# How many bytes is that? The figure below shows what our formulas say for 100 billion parameters on 64 GPUs and a batch of 1,024 sequences of 2,048 tokens. The tensor bar is so long for two reasons: the course's trainer sends the gradients of activations in float32, and a recomputed block repeats the all-reduces of its forward.
 
 # %%
 from ranklab.hybrid import layout_traffic
@@ -83,7 +83,7 @@ check(mesh_next_rank=...)
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Start eight ranks. `divmod` turns a rank into coordinates. Each axis gets its groups, and then each rank sums its number once along each axis:
+# Start eight ranks. `divmod` turns a rank into coordinates. Each axis gets its groups, and then the ranks sum their numbers along each axis:
 
 # %% tags=["nbval-check-output"]
 def place_of(rank):
@@ -122,7 +122,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 #
 # *After this you can place any rank on a mesh, and make the groups of its axes.*
 #
-# `Mesh` is given. It computes the place of each rank, which is only arithmetic. You make the process groups.
+# The given `Mesh` computes the place of each rank, which is only arithmetic. You make the process groups.
 #
 # | given | |
 # |---|---|
@@ -135,7 +135,7 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 
 # %%
 def build_mesh(axes, joined=()):
-    """The Mesh of all ranks of this job, with a process group for each axis.
+    """Make the Mesh of all ranks of this job, with a process group for each axis.
 
     `joined` has tuples of axes that get a group together: [("data", "tensor")]. Their names may
     come in any order. Every rank calls this with the same arguments, and makes all groups in the
@@ -160,7 +160,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
     print(f"{order:22} inside a node of 8: {', '.join(of_64.axes_inside(8))}")
 
 # %% [markdown]
-# With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data for the outermost place. Pipeline messages are small. Data messages are large, but they are rare and can hide behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, and Llama 3 puts data there.
+# With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data for the outermost place. Pipeline messages are small; data messages are large, but rare, and they can hide behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, and Llama 3 puts data there.
 #
 # torch's own mesh is `init_device_mesh("cuda", (4, 2, 8), mesh_dim_names=("pipeline", "data", "tensor"))`, and `mesh["tensor"].get_group()` is one of its groups. DTensor, FSDP2 and section 5 take such a mesh. The number of groups matters at scale: Llama 3 on 16,384 GPUs has 1,024 + 128 + 2,048 = 3,200 of them. If each rank has told torch which GPU it uses, DeviceMesh makes all groups of an axis in one call, `split_group`. Otherwise it calls `new_group` for each, as you do (`device_mesh.py` of torch 2.13).
 
@@ -170,7 +170,7 @@ for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipel
 #
 # *After this you can apply six kinds of parallelism to one model in an order that works.*
 #
-# You get six calls from earlier labs, and each one changes a model in place. In a wrong order they fail at once, or they need memory for the whole model on each rank, or the run trains wrong numbers without any error. To find a right order, look at what each call holds on to and what it leaves behind:
+# You get six calls from earlier labs, and each one changes a model in place. In a wrong order they fail at once, or they need memory for the whole model on each rank, or the run trains wrongly without any error. To find a right order, look at what each call holds on to and what it leaves behind:
 #
 # | given, in alphabetical order | holds on to | leaves |
 # |---|---|---|
@@ -201,7 +201,7 @@ from ranklab.tensor_parallel import TPConfig, parallel_gpt
 def parallelize(model, hybrid):
     """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
 
-    `model` is changed in place. Every step equals that of one process. No rank ever has
+    `model` is changed in place. Every step equals the same step of one process. No rank ever has
     memory for more than its own layers, and its own part of their matrices. (If data ranks shard
     parameters, they have that part first, and shard it at the end.) With layout.recompute, and only
     then, blocks run their forward again in backward. With layout.sequence_parallel a rank has only
@@ -301,7 +301,7 @@ for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
     print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
 
 # %% [markdown]
-# The last order raises no error. It sends twice the bytes for nothing, and the data ranks drift apart.
+# The last order raises no error, although it sends twice the bytes for nothing and the data ranks drift apart.
 #
 # **Order of the data.** A run that resumes in another layout must see the same rows. So a batch depends on the seed and the step number alone, and data rank r of R takes every R-th row, starting at row r. Below you see the last characters of the first rows of step 0, and which data rank gets each row:
 
@@ -319,7 +319,7 @@ for number, row in enumerate(rows[:5]):
 #
 # *After this you can keep two copies of a tied matrix equal on two pipeline stages.*
 #
-# The embedding is on the first stage and the head is on the last, but both are one matrix (tied, as in lab 03). So each of the two stages has a copy, and computes a part of its gradient. Both stages need the sum, and it must be equal to the last bit, because otherwise the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
+# The embedding is on the first stage and the head is on the last, but both are one matrix (tied, as in lab 03). So each of the two stages has a copy, and computes a part of the gradient. Both stages need the sum, and it must be equal to the last bit, because otherwise the copies drift apart. `other` is a rank *of the group*: torch's send and receive take it as `group_dst=`, `group_src=` or `group_peer=`.
 #
 # **Predict.** The vocabulary is 50,304, the width 10,240, tensor 8, and gradients are in bf16. How many MB does a rank of the first stage send for the tied matrix in a step?
 
@@ -328,11 +328,11 @@ check(mesh_tied_mb=...)
 
 # %%
 def tied_embedding_sync(copies, other, group=None):
-    """Each of `copies` has in .grad the sum of its gradients here and on the rank `other`.
+    """Replace the gradient of each copy by the sum of its gradients here and on the rank `other`.
 
     Both ranks call it after all backwards of a step, and get the same bits. The sum has the type of
     the gradients, which may have any strides.
-    copies  parameters that the rank `other` of the group holds, too, in the same order; empty on a
+    copies  parameters that the rank `other` of the group also holds, in the same order; empty on a
             rank that has neither the embedding nor the head, whatever `other` is there
     cost    each of the two ranks sends one message for each copy: its own gradient, to a rank of
             the group. A rank without copies sends nothing, and waits for nobody
@@ -344,7 +344,7 @@ def tied_embedding_sync(copies, other, group=None):
 tied_embedding_sync = check(tied_embedding_sync)
 
 # %% [markdown]
-# Two stages train, first with your function and then with an empty one. Nothing crashes. Look at how far apart the two copies are after each step:
+# Two stages train, first with your function and then with an empty one. Neither run crashes, so look at how far apart the two copies are after each step:
 
 # %%
 def without(copies, other, group=None):
@@ -383,9 +383,9 @@ check(mesh_norm_factor=...)
 
 # %%
 def mesh_grad_norm(held, group=None):
-    """The norm of all gradients of the whole model, each number once; the same on all ranks.
+    """Compute the norm of all gradients of the whole model, each number once, on all ranks.
 
-    It is a float32 tensor without dims. NaN or inf on one rank shows on all ranks. Squares are
+    It is a float32 tensor of 0 dims. NaN or inf on one rank shows on all ranks. Squares are
     added up in float64, where squares of float32 numbers neither overflow nor vanish. Gradients may
     be bf16, and do not change.
     held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
@@ -464,7 +464,7 @@ from ranklab.checkpoint import overlap
 
 ### END SOLUTION
 def reshard_checkpoint(pieces, saved):
-    """Each of this rank's pieces has its numbers, from boxes that were saved in any layout.
+    """Fill each of this rank's pieces from boxes that were saved in any layout.
 
     Nothing is sent. Tensors may have any number of dims, even none. `saved` does not change. A
     piece keeps its type, and boxes may have another type.
@@ -548,7 +548,7 @@ plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kep
 #
 # *After this you can find a fast layout for a given job and cluster, by formulas alone.*
 #
-# Write a search that works for any `Job`, any number of GPUs and any `Machine`. You may write helpers of your own where the dots are. The planner of lab 13 tells you what a layout costs, by formulas for the course's own trainer:
+# Write a search that works for any `Job`, any number of GPUs and any `Machine`. You may write helpers of your own where the dots are. Lab 13's planner tells you what a layout costs, by formulas for the course's own trainer:
 #
 # | given | |
 # |---|---|
@@ -614,7 +614,7 @@ for name, each in machines.items():
     print(" " * 6, *parts)
 
 # %% [markdown]
-# On the fast network few stages are best, with four virtual stages on each rank, so the bubble is small. On the slow network tensor 2 x data 4 fill a node, so only pipeline stages talk across nodes, but the bubble grows to about a fifth of the step. With two racks, tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link. Virtual stages would cross it more often. The size of a micro-batch is a trade-off, too: 2 sequences make larger matrix products, closer to the GPU's best rate, while 1 sequence gives twice as many micro-batches and half the bubble.
+# On the fast network few stages are best, with four virtual stages on each rank, so the bubble is small. On the slow network tensor 2 x data 4 fill a node, so only pipeline stages talk across nodes, but the bubble grows to about a fifth of the step. With two racks, tensor 2 x data 16 fill a rack, and only the pipeline crosses the slow link; virtual stages would cross it more often. The size of a micro-batch is also a trade-off: 2 sequences make larger matrix products, closer to the GPU's best rate, while 1 sequence gives twice the micro-batches and half the bubble.
 #
 # All of this is a model, not a measurement. Lab 13 compares the planner with published runs of other tools, but no published run used the course's trainer. For our trainer the planner assumes that no message hides behind computing, that no kernel is fused, and that weights travel in bf16, although ours are float32.
 
@@ -749,7 +749,7 @@ for gpus, width, global_batch in ((1024, 8192, 4 * 2**20), (16384, 16384, 16 * 2
 # Weights: `3 * 2 * 12 * width**2 / tp`. Activations: `4 * 2 * 2 * width * tokens * tp / gpus`. A sum of `a / tp` and `b * tp` is smallest where its terms are equal: `72 * width**2 / tp = 16 * width * tokens * tp / gpus`. So `tp = sqrt(4.5 * width * gpus / tokens)`.
 # </details>
 #
-# > **Take away.** tp grows with the root of `gpus / tokens`: four times the GPUs for one batch want twice the tensor ranks. The second line has the numbers of Llama 3 405B (16,384 GPUs, width 16,384, 16 million tokens a batch): 8.5. Its team took 8, a whole node. The formula knows one kind of link, so that it comes so near is luck in part.
+# > **Take away.** tp grows with the root of `gpus / tokens`: four times the GPUs for one batch want twice the tensor ranks. The second line has the numbers of Llama 3 405B (16,384 GPUs, width 16,384, 16 million tokens a batch): 8.5. Its team took 8, a whole node. The formula knows only one kind of link, so it is partly luck that it comes so near.
 
 # %% [markdown]
 # ## 5. The real thing
@@ -784,7 +784,7 @@ losses = launch(by_deepspeed, "2x1x2,zero", ranks=4)[0]
 print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 
 # %% [markdown]
-# torch leaves the tied matrix to its user, so `tied_embedding_sync` sums its gradients in that run, too. And here is the layout that you chose, as options for Megatron-LM:
+# torch leaves the tied matrix to its user, so in that run `tied_embedding_sync` sums its gradients. And here is the layout that you chose, as options for Megatron-LM:
 
 # %%
 from ranklab.peers.megatron import megatron_command
@@ -833,7 +833,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # %% [markdown]
 # ## 7. Measure
 #
-# How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets travels, too.
+# How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets also travels.
 
 # %%
 from ranklab.hybrid import counted_step
@@ -854,7 +854,7 @@ for axis, nbytes in predicted.items():
     print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
 
 # %% [markdown]
-# **One GPT, six layouts, your parts.** Now everything that you have written trains one model. `passed_answers` takes your answers from the cells in which they passed, in this lab and in labs 03, 06, 08 and 09, and checks each of them once more (a quarter of a minute). The library's stands in for what has not passed.
+# **One GPT, six layouts, your parts.** Now everything that you have written trains one model. `passed_answers` takes your answers from the cells in which they passed, in this lab and in labs 03, 06, 08 and 09, and checks each of them once more (a quarter of a minute). The library's stand in for those that have not.
 
 # %%
 from ranklab.hybrid import PARTS
@@ -875,7 +875,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in every line, and that is the proof. The costs differ. One process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because the ranks share cores.
+# The loss is the same in every line, and that is the proof. Only the costs differ: one process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because these ranks share cores.
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [16_clinic](16_clinic.ipynb); the rest of this lab is extra.
@@ -920,7 +920,7 @@ questions("12_hybrid")
 #
 # - **Context and expert parallelism** are further axes of this mesh: `cp=2` and `ep=2` in a layout (labs 10 and 11). Llama 3's long context took tensor 8 x context 16 x pipeline 16 x data 8 (arXiv 2407.21783).
 # - **Overlap across axes.** Our `Hybrid` sends gradients when the pipeline is empty. Megatron-LM can start earlier and hide some of them behind the last backwards (`--overlap-grad-reduce`).
-# - **Gradients in bf16 or FP8**, only while they travel, would halve the bytes or do better. We sum them in float32, over micro-batches and over data ranks. Llama 3 does so, too (its section 3.3.2), because a long sum in bf16 loses its small terms.
+# - **Gradients in bf16 or FP8**, only while they travel, would at least halve the bytes. We sum them in float32, over micro-batches and over data ranks, as Llama 3 does (its section 3.3.2), because a long sum in bf16 loses its small terms.
 # - **Failures.** On thousands of GPUs, something fails every few hours. Lab 14 is about that.
 #
 # Next: [13_planner](13_planner.ipynb): from a layout to days, dollars and megawatts.

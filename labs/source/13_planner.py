@@ -8,7 +8,7 @@
 #
 # Llama 3 405B took 30.84 million GPU hours on up to 16,384 H100s (its model card; arXiv 2407.21783). At two dollars an hour, a layout that is 10% slower costs six million dollars more. At that size nobody finds the layout by trial and error. You compute it first.
 #
-# You already know all the parts: how many bytes the states take (lab 06), what each axis sends (labs 02 to 12), how many micro-batches are in flight and how large the bubble is (lab 09). In this lab you add them up to two numbers, the bytes on a GPU and the seconds of a step. Then you do what few planners do: you compare these numbers with 655 published step times, and see how far off they are.
+# You already know all the parts: how many bytes the states take (lab 06), what each axis sends (labs 02 to 12), how many micro-batches are in flight and how large the bubble is (lab 09). In this lab you add them up into two numbers, the bytes on a GPU and the seconds of a step. Then you do what few planners do: you compare these numbers with 655 published step times, and see how far off they are.
 #
 # The lab needs labs 06, 08, 09; 12 helps.
 
@@ -30,7 +30,7 @@ begin("13_planner")
 # %% [markdown]
 # ## 2. Picture
 #
-# Each mark is a published run. It shows the step time that its authors measured and the step time that the planner predicts. The runs range from one layer on 8 GPUs to Llama 3 on 16,384. Both axes are logarithmic, and inside the band a prediction is off by less than 20%.
+# Each mark is a published run, with the step time that its authors measured and the one that the planner predicts. The runs range from one layer on 8 GPUs to Llama 3 on 16,384. Both axes are logarithmic, and inside the band a prediction is off by less than 20%.
 
 # %%
 from ranklab.plots import planner as plots
@@ -44,7 +44,7 @@ plots.published(project.predicted())
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# The smallest planner measures a link once, and then predicts the time of another message. Two ranks all-reduce 4 MB. That gives the *bus bandwidth*, the bytes that each rank sends per second (lab 02). From it follows the time for 16 MB.
+# The smallest planner measures a link once, and then predicts the time of another message. Two ranks all-reduce 4 MB. That gives the *bus bandwidth*, the bytes that each rank sends per second (lab 02). The time for 16 MB follows from it.
 
 # %%
 import time
@@ -199,14 +199,14 @@ print(project.rough_errors(with_gradients))
 check(planner_states_gb=...)
 
 # %% [markdown]
-# An H100 is sold with "80 GB". Those are 80 GiB (85.9 GB), of which CUDA offers 79.1 GiB to a program: so says torch where memory runs out ("GPU 0 has a total capacity of 79.10 GiB"). The planner counts with that number, and with the same one of other GPUs.
+# An H100 is sold with "80 GB". That is 80 GiB (85.9 GB), of which CUDA offers 79.1 GiB to a program: torch prints it when memory runs out ("GPU 0 has a total capacity of 79.10 GiB"). The planner uses that number, and its counterpart on other GPUs.
 
 # %% [markdown]
 # In a real plan the stages are not quite even. The first stage has the embedding and the most micro-batches in flight. The last stage has the head and the logits. Which stage is fullest depends on the plan, so look at several stages.
 #
 # These functions are given. Each counts for one GPU:
 #
-# - `numbers_of(model, plan, rank)`: (parameters outside of experts, parameters of experts) of a pipeline rank. All data and context ranks have the same first kind. The second kind is on fewer GPUs: each expert is on `plan.copies * plan.tp // plan.ep` of them.
+# - `numbers_of(model, plan, rank)`: (parameters outside of experts, parameters of experts) of a pipeline rank. The first kind is the same on all data and context ranks. The second is on fewer GPUs: each expert is on `plan.copies * plan.tp // plan.ep` of them.
 # - `states(plan, tool, numbers, ranks)`: (weights, gradients, optimizer) in bytes, if the plan shards over `ranks` ranks. It ignores `plan.offload`. With `plan.offload` the optimizer is on the host and takes no memory of the GPU.
 # - `kept_bytes(model, plan, tool)`: what *one* layer keeps of *one* micro-batch until its backward. A fourth argument, `"none"`, gives the bytes without any recomputation.
 # - `in_flight(plan, rank)`: how many micro-batches wait on that rank at the worst moment (lab 09).
@@ -240,7 +240,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 memory_per_gpu = check(memory_per_gpu)
 
 # %% [markdown]
-# Try your function on three trainings that really ran, and so must have fit: Llama 3 405B on 80 GB (with FSDP beside tensor and pipeline ranks, as in torchtitan), GLM-130B on 40 GB, and BLOOM-176B on 80 GB.
+# Try your function on three runs that must have fit, because they ran: Llama 3 405B on 80 GB (FSDP with tensor and pipeline ranks, as in torchtitan), GLM-130B on 40 GB, and BLOOM-176B on 80 GB.
 
 # %% tags=["nbval-check-output"]
 for name, cards, each in project.TRAINED:
@@ -261,10 +261,10 @@ for name, cards, each in project.TRAINED:
 check(planner_bus_gb=...)
 
 # %% [markdown]
-# That is the bound of rings. If each node summed first, its cards would carry a little less, and the bus bandwidth could reach 423 GB/s; in switches that sum (SHARP) it could be higher still. Then it is no longer what a rank sends.
+# That is the bound for rings. If each node summed first, its cards would carry a little less, and the bus bandwidth could reach 423 GB/s; with switches that sum (SHARP) it could be higher still, but then it is no longer what a rank sends.
 
 # %% [markdown]
-# In each micro-batch a GPU computes its share of the layers. The time that it waits comes on top. These functions are given. They return seconds, without the messages that hide behind computing:
+# In each micro-batch a GPU computes its share of the layers, and the time that it waits comes on top. These functions are given; they return seconds, without the messages that hide behind computing:
 #
 # - `layer_seconds(model, plan, machine, c)`: {part: seconds} of **all** layers for **one** micro-batch. The parts are products, attention, other, recompute, and the messages along tensor, context, expert, weights.
 # - `head_seconds(model, plan, machine, c)`: the same for the head and the loss. The parts are products and other.
@@ -272,7 +272,7 @@ check(planner_bus_gb=...)
 # - `bubble_part(model, plan, machine, c)`: the bubble of a pipeline with even stages, as a part of its *whole* time. That time includes the bubble.
 # - `update_seconds(model, plan, machine, beside, c)`: (data, optimizer): the gradients' messages and the optimizer's work, once per step. `beside` is the same as above.
 #
-# Three things are left for you. First compute the *average* GPU: pp stages share the layers and the head. Then add the bubble. Then add what the average hides: all stages wait for the fullest one. `plan.stages(model.layers)` gives the number of layers of each stage, and the last stage also has the head. This waiting counts as bubble, too. A `Step` has the parts of layer_seconds under the same names, and pipeline, bubble, data, optimizer, rest.
+# Three things are left for you. First compute the *average* GPU: pp stages share the layers and the head. Then add the bubble. Then add what the average hides: all stages wait for the fullest one. `plan.stages(model.layers)` gives the number of layers of each stage, and the last stage also has the head. This waiting also counts as bubble. A `Step` has the parts of layer_seconds under the same names, and pipeline, bubble, data, optimizer, rest.
 
 # %%
 from ranklab.planner.step import (
@@ -283,7 +283,7 @@ from ranklab.planner.step import (
 def step_time(model, plan, machine, constants=CONSTANTS):
     """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
-    In each micro-batch a GPU computes its share of the layers; the last stage has the head, too.
+    In each micro-batch a GPU computes its share of the layers; the last stage also has the head.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     data, optimizer  once a step, beside the work of one micro-batch
     rest       constants.step_seconds
@@ -312,7 +312,7 @@ plots.steps({f"{name}: {memory[name]:.0f} GB": each for name, each in seconds.it
             f"{dgx.memory_bytes / 1e9:.0f}")
 
 # %% [markdown]
-# A GPU has 85 GB. Virtual stages make the bubble smaller, but they keep more micro-batches in flight. So a planner that looked only at time would choose a plan that does not fit. The first plan fits, with 3 GB to spare. Would you start it? For one published run in ten the planner's memory is off by more than 9%, so the search in 4.6 leaves a tenth of a GPU free, and this plan is out as well.
+# A GPU has 85 GB. Virtual stages make the bubble smaller but keep more micro-batches in flight, so a planner that looked only at time would choose a plan that does not fit. The first plan fits, with 3 GB to spare. Would you start it? For one published run in ten the planner's memory is off by more than 9%, so the search in 4.6 leaves a tenth of a GPU free, and this plan is out as well.
 #
 # Now for the truth: how far off are your two formulas on published runs? A quarter of the runs was kept back from the fit, chosen by a hash of their names. The constants were fitted on the rest:
 
@@ -320,7 +320,7 @@ plots.steps({f"{name}: {memory[name]:.0f} GB": each for name, each in seconds.it
 print(project.errors(memory_per_gpu, step_time))
 
 # %% [markdown]
-# No run is dropped because of its error. But it is still easy to fool yourself: if you look at all runs while you shape the model, you have fitted it to all of them, whatever the hash says. So there is a harder test. It leaves each *source* out of the fit in turn, because your cluster will be a new source, too. Then the median error over all runs is 9%, and 90% of them are below 23% (memory: 2% and 13%). `python -m ranklab.projects.planner fit` prints it, source by source, in a minute or two.
+# No run is dropped because of its error. But it is still easy to fool yourself: if you look at all runs while you shape the model, you have fitted it to all of them, whatever the hash says. So there is a harder test. It leaves each *source* out of the fit in turn, because your cluster will be a new source. Then the median error over all runs is 9%, and 90% of them are below 23% (memory: 2% and 13%). `python -m ranklab.projects.planner fit` prints it, source by source, in a minute or two.
 
 # %% [markdown]
 # ### 4.5 What more GPUs bring
@@ -368,7 +368,7 @@ plots.scaling({"the batch grows": scaling_curve(llama, small, dgx, counts, weak=
 #
 # *After this you can find the fastest layout that fits on a cluster that you have not seen before.*
 #
-# Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields the plans that the library tries: between a hundred and several thousand for each tool, in about a second. A loop over them passes the check. If you have half an hour more, beat the library, which doesn't look everywhere: a plan may recompute only some of its layers (`recomputed`), shard over a part of the ranks (`shard`), or use another ZeRO stage. In one of the check's cases there is a plan that is a tenth faster than the library's. The check prints your seconds beside the library's.
+# Find the fastest plan that fits. `layouts(model, machine, gpus, sequence, batch, tool)` yields the plans that the library tries: between a hundred and several thousand for each tool, in about a second. A loop over them passes the check. If you have half an hour more, beat the library, which doesn't look everywhere: a plan may recompute only some of its layers (`recomputed`), shard over a part of the ranks (`shard`), or use another ZeRO stage. In one of the check's cases there is a plan that is a tenth faster than the library's. The check prints your seconds next to the library's.
 #
 # Leave the fields that `usual(tool, machine)` gives as they are, because the tool decides them. You may choose dp, tp, pp, cp, ep, virtual (with `schedule="interleaved"`), micro_batch, micro_batches, zero, shard, recompute, recomputed, outermost and offload (DeepSpeed only). sequence_parallel needs tp above 1. `refuse(plan, ...)` raises a ValueError if the tool can't run the plan. Call it as often as you like.
 
@@ -424,7 +424,7 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # %% [markdown]
 # ## 5. The real thing
 #
-# DeepSpeed estimates states, too. For ZeRO-2 on 4 nodes of 8 GPUs its estimate and ours must be equal. Each GPU holds 2 bytes for every weight. The 32 GPUs share another 18 bytes per parameter: gradients in 16 bits, their sums and the weights in 32 bits, and two moments.
+# DeepSpeed also estimates states. For ZeRO-2 on 4 nodes of 8 GPUs its estimate and ours must be equal. Each GPU holds 2 bytes for every weight. The 32 GPUs share another 18 bytes per parameter: gradients in 16 bits, their sums and the weights in 32 bits, and two moments.
 
 # %%
 from ranklab.peers.deepspeed_zero import quiet_deepspeed
@@ -442,7 +442,7 @@ for stage, estimate in estimates.items():
     print(f"ZeRO-{stage}: DeepSpeed's estimate {estimate / 1e9:.2f} GB, ours {said / 1e9:.2f} GB")
 
 # %% [markdown]
-# For ZeRO-3 DeepSpeed counts 18 bytes per parameter: 2 for the weights, and 16 for their float32 copy, its gradient and two moments. Compared with ZeRO-2's list it leaves out the 2-byte gradients, with which there are 20 (`stage3.py` and `stage_1_and_2.py` of DeepSpeed 0.19.8). Read how an estimate is made before you believe it, and that includes ours.
+# For ZeRO-3 DeepSpeed counts 18 bytes per parameter: 2 for the weights, and 16 for their float32 copy, its gradient and two moments. Unlike its count for ZeRO-2, this one leaves out the 2-byte gradients; with them it is 20 (`stage3.py` and `stage_1_and_2.py` of DeepSpeed 0.19.8). Read how an estimate is made before you believe it, and that includes ours.
 
 # %% [markdown]
 # For the course's own trainer you can count instead of estimating. One process plays the first of 64 ranks. It runs the real code of lab 12 on fake tensors, in a fake process group.
@@ -460,7 +460,7 @@ for tool, words in (("megatron", megatron_arguments), ("deepspeed", deepspeed_js
     print(words(llama, search_layouts(llama, dgx, 256, 8192, 1024, tools=(tool,))[0].plan))
 
 # %% [markdown]
-# Before you start such a job, somebody asks three things. *Which margin?* A tenth of the memory: a plan takes at most 76.4 of the 84.9 GB. *Which assumptions are switched on?* Those of `usual`, and a run that lacks one is slower. Here is each for the fastest plan, with the seconds of a step without it:
+# Before you start such a job, somebody asks three things. *Which margin?* A tenth of the memory: a plan takes at most 76.4 of the 84.9 GB. *Which assumptions are switched on?* The ones in `usual`, and a run that lacks one is slower. For the fastest plan, here are the seconds of a step without each:
 
 # %%
 from ranklab.planner.why import assumptions
@@ -472,7 +472,7 @@ for what, seconds in assumptions(llama, best.plan, dgx):
     print(f"  {seconds:5.1f} s without {what}")
 
 # %% [markdown]
-# Be careful with 50% MFU: seven of the published runs of Megatron on H100s train a dense model in bf16, and those reach 41 to 48%. *And FP8?* The search plans bf16 alone. `replace(plan, precision="fp8")` tells you the seconds, because the planner knows the measured rate of FP8 products, and that Transformer Engine keeps their inputs in one byte; for the 196 published step times in FP8, MXFP8 or NVFP4 its median error is 7%. It does not know of weights that are gathered in FP8, of FP8 attention, or what the precision does to your loss.
+# Be careful with 50% MFU: seven of the published runs of Megatron on H100s train a dense model in bf16, and those reach 41 to 48%. *And FP8?* The search plans bf16 alone. `replace(plan, precision="fp8")` tells you the seconds, because the planner knows the measured rate of FP8 products, and that Transformer Engine keeps their inputs in one byte; for the 196 published step times in FP8, MXFP8 or NVFP4 its median error is 7%. It knows nothing of weights gathered in FP8, of FP8 attention, or of what the precision does to your loss.
 
 # %% [markdown]
 # ## 6. Project
@@ -502,7 +502,7 @@ print(project.run(**mine, only="10b", far=0.1e9))
 # %% [markdown]
 # ## 7. Measure
 #
-# The table compares predictions with measurements, for each source. Each row of a source is a published run. It is *usable* if it publishes a metric and doesn't contradict itself, and it is *used* if it says enough to be predicted. A pair is two layouts of one model on the same GPUs, whose times differ by more than 5%. The last column says how often the planner named the faster one. If you want to choose a layout, that number matters more than the error.
+# The table compares predictions with measurements, for each source. Each row of a source is a published run, which is *usable* if it publishes a metric and doesn't contradict itself, and *used* if it says enough to be predicted. A pair is two layouts of one model on the same GPUs, whose times differ by more than 5%. The last column says how often the planner named the faster one. If you want to choose a layout, that number matters more than the error.
 
 # %%
 print(project.scores())
@@ -531,7 +531,7 @@ questions("13_planner")
 #
 # `measure` finds out what *your* GPUs and links can do. It times matrix products, a copy, and all-reduces inside a node and between nodes, and writes a file for `--on node.json`. Before you rent a thousand GPUs, run 20 steps of the plan on a few, compare, and only then rent the rest.
 #
-# We have not run this lab on GPUs. Others have published the numbers, and each row names its source.
+# We have not run this lab on GPUs: others have published the numbers, and each row names its source.
 
 # %% [markdown]
 # ## 10. Take with you

@@ -53,12 +53,12 @@ plots.interruptions()
 check(resilience_hours_between_failures=...)
 
 # %% [markdown]
-# How sure is that number? Meta also measured its research clusters, over 150 million A100 hours (arXiv 2410.21680, HPCA 2025). A job of 1,024 GPUs failed every **7.9 hours** there, where Llama 3's rate gives 49.5: 6.3 times as often. For larger jobs that paper projects 1.8 hours on 16,384 GPUs and 14 minutes on 131,072, which is 1.7 times as often as by Llama 3's rate (3.1 hours and 23 minutes). A failure rate belongs to one cluster in one year, and to one definition of a failure. Whoever asks you for it should hear both numbers, and you should count your own from the first day.
+# How sure is that number? Meta also measured its research clusters, over 150 million A100 hours (arXiv 2410.21680, HPCA 2025). A job of 1,024 GPUs failed every **7.9 hours** there, where Llama 3's rate gives 49.5: 6.3 times as often. For larger jobs that paper projects 1.8 hours on 16,384 GPUs and 14 minutes on 131,072, which is 1.7 times as often as at Llama 3's rate (3.1 hours and 23 minutes). A failure rate belongs to one cluster in one year, and to one definition of a failure. Whoever asks you for it should hear both numbers, and you should count your own from the first day.
 
 # %% [markdown]
 # ## 3. Smallest working code
 #
-# Two ranks count. Rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved. A "life" in the output is one start of the ranks.
+# Two ranks count until rank 1 kills itself, with the signal that the kernel's out-of-memory killer sends. The launch fails and names the dead rank. A supervisor, here a plain loop, starts both ranks again from what rank 0 has saved. A "life" in the output is one start of the ranks.
 
 # %% tags=["nbval-check-output"]
 def count(path, until=6):
@@ -115,7 +115,7 @@ plots.two_costs(checkpoint=60, mean=mean)
 check(resilience_interval_minutes=...)
 
 # %% [markdown]
-# Young's formula is too long when a checkpoint takes a good part of the time between failures. Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C. For a plan the two are the same. If C is 2 M or more, nothing helps, and the interval is M.
+# Young's interval is too long when a checkpoint takes a good part of the time between failures, so Daly (2006) added more terms: with x = sqrt(C / 2M) the interval is sqrt(2 C M) (1 + x/3 + x²/9) - C. For planning, either will do. If C is 2 M or more, nothing helps, and the interval is M.
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
@@ -167,7 +167,7 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
 goodput = check(goodput)
 
 # %% [markdown]
-# Your functions beside a simulation that jumps from failure to failure. The run has 16,384 GPUs, and a checkpoint stops it for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops of the curves are flat, so twice the best interval costs little.
+# Here a simulation that jumps from failure to failure tests your functions. The run has 16,384 GPUs, and a checkpoint stops it for 20 seconds, for 2 minutes or for 10. The marks are your optimal intervals. The tops of the curves are flat, so twice the best interval costs little.
 
 # %%
 plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), mean,
@@ -182,7 +182,7 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 #
 # *After this you can write a checkpoint that is whole or absent, whenever the process dies.*
 #
-# If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help. A *rename* within one folder happens completely or not at all. And `os.fsync` waits until the bytes are on the disk.
+# If a process is killed while it writes, you have half a checkpoint, and the old one is gone. The power may also fail after the write but before the bytes are on the disk. Two tools help: a *rename* within one folder happens completely or not at all, and `os.fsync` waits until the bytes are on the disk.
 
 # %%
 def atomic_save(state, path):
@@ -215,7 +215,7 @@ atomic_save = check(atomic_save)
 #
 # A run that goes on *nearly* as before can hide a bug: a batch seen twice, dropout masks that repeat, a learning rate schedule that starts again. If you insist on equal bits, every difference is a mistake that you can find.
 #
-# `Run` is given. It is a small classifier with all the state that a real run has. Read what changes in a step:
+# The given `Run` is a small classifier with all the state that a real run has. Read what changes in a step:
 
 # %%
 import inspect
@@ -244,7 +244,7 @@ def resume_exact(run, saved=None):
 resume_exact = check(resume_exact)
 
 # %% [markdown]
-# Lab 01's `random_state()` covers only torch's generators, and `set_random_state` puts them back. Below, a run on handwritten digits is saved by your functions after 30 steps. Then the run goes on, and a second process goes on from the file:
+# Lab 01's `random_state()` covers only torch's generators, and `set_random_state` puts them back. Below, your functions save a run on handwritten digits after 30 steps. Then the run goes on, and a second process goes on from the file:
 
 # %% tags=["nbval-check-output"]
 from sklearn.datasets import load_digits
@@ -275,7 +275,7 @@ print("the same losses, bit for bit:", losses[0] == losses[1])
 #
 # *After this you can go on with fewer ranks, and keep the batch and its mean.*
 #
-# A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was, with the same global batch and the same mean. Then the learning rate and the loss curve stay the same, too. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
+# A node is gone, and there is no spare. The run can go on with 7 of 8 ranks if a step stays what it was, with the same global batch and the same mean. Then the learning rate and the loss curve also stay the same. You are given lab 00's `shard_range(n, rank, ranks)`, a rank's part of n positions.
 
 # %%
 from ranklab.ranks import shard_range
@@ -313,7 +313,7 @@ for ranks in (8, 7):
 #
 # *After this you can find the slow rank, though all steps take equally long.*
 #
-# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it. The step times don't show which rank it is, because they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
+# One GPU runs hot and is 20% slower. Then the whole run is 20% slower, because all others wait for it, and the step times don't show which rank it is: they are equal on all ranks. What differs is the time until a rank *reaches* the collective.
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
@@ -341,7 +341,7 @@ find_straggler = check(find_straggler)
 #
 # The loader of 4.4 serves one process, and keeps the order of a whole epoch. A language model reads differently. Documents are shuffled, joined and cut into **windows** of T + 1 tokens, wherever that falls, so most windows begin in the middle of a document. Where does such a run go on when it has lost a node? In torchtitan a sample that waited for room in the next window was skipped at each resume, because it lived in no saved state (pytorch/torchtitan#3008). With another number of data ranks it refused to resume at all (#816).
 #
-# **Predict.** 64 ranks take 15 windows each in a step, 960 together. After 1,000 steps the run goes on with 48 ranks, which take 20 each. Each rank has saved how many windows it has taken, 15,000, and each of the 48 now skips as many. What percentage of the windows trained on so far comes a second time?
+# **Predict.** 64 ranks take 15 windows each in a step, 960 together. After 1,000 steps the run goes on with 48 ranks, which take 20 each. Each rank has saved how many windows it has taken, 15,000, and each of the 48 now skips that many. What percentage of the windows trained on so far comes a second time?
 
 # %%
 check(resilience_windows_again=...)
@@ -405,7 +405,7 @@ class PackedStream:
 PackedStream = check(PackedStream)
 
 # %% [markdown]
-# Now real ranks read: four of them for eight steps, and then three go on from the state of rank 0. Each token is another number here, so you can count what is lost and what comes twice. A second stream is compared with yours. Its state is a rank's own count, as in the prediction:
+# Now real ranks read: four of them for eight steps, and then three go on from the state of rank 0. Each token is a different number here, so you can count what is lost and what comes twice. For comparison there is a second stream, whose state is a rank's own count, as in the prediction:
 
 # %%
 class OwnCount(resilience.PackedStream):
@@ -452,7 +452,7 @@ plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in of_reade
 # %% [markdown]
 # Look at the last row. The rank's own count begins 24 windows too early, which is 25% of those trained on, while yours goes on where it was: a window's number is the same on four and on three ranks.
 #
-# **The real thing.** transformers' `Trainer` resumes by Accelerate's `skip_first_batches`: each process leaves out as many of its own batches as steps were done (`trainer.py` of transformers 5.23). That is right on the same number of ranks, and on another one if you change the batch of each rank so that the global batch stays the same. If the batch of a rank stays, samples come twice or never (huggingface/transformers#40245). Here Accelerate's own sampler and `skip_first_batches` deal out 72 samples, and go on after three steps:
+# **The real thing.** transformers' `Trainer` resumes with Accelerate's `skip_first_batches`: each process skips one of its own batches for each step done (`trainer.py` of transformers 5.23). That is right on the same number of ranks, and on another one if you change the batch of each rank so that the global batch stays the same. If each rank's batch stays the same, samples come twice or never (huggingface/transformers#40245). Here Accelerate's own sampler and `skip_first_batches` deal out 72 samples, and go on after three steps:
 
 # %% tags=["nbval-check-output"]
 from ranklab.peers import hugging_face
@@ -466,7 +466,7 @@ for before, after, size in ((4, 3, 4), (4, 3, 3), (3, 4, 3)):
         print(hugging_face.NOT_HERE)
 
 # %% [markdown]
-# Loaders made for pretraining save a global place, as yours does. Megatron-LM counts the samples consumed over all ranks, and finds each of them by three indices: of documents, of samples, and of the shuffle (its `data_samplers.py` and `gpt_dataset.py`). The state of MosaicML's StreamingDataset is four numbers: the epoch, the sample in it, the seed, and the number of nodes that the order was made for. litData learned in 2026 to go on with other ranks or workers, and its pull request asks you to keep the global batch (Lightning-AI/litData#878). Between your stream and theirs lie workers that read ahead, shards too large to jump around in, and mixtures of sources. Each of them adds a number to the state.
+# Loaders made for pretraining save a global place, as yours does. Megatron-LM counts the samples consumed over all ranks, and finds each of them by three indices: of documents, of samples, and of the shuffle (its `data_samplers.py` and `gpt_dataset.py`). The state of MosaicML's StreamingDataset is four numbers: the epoch, the sample in it, the seed, and the number of nodes that the order was made for. litData learned in 2026 to go on with another number of ranks or workers, and its pull request asks you to keep the global batch (Lightning-AI/litData#878). Between your stream and theirs lie workers that read ahead, shards too large to jump around in, and mixtures of sources. Each of them adds a number to the state.
 
 # %% [markdown]
 # #### `health_check`
@@ -514,7 +514,7 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 # #### `silent_corruption`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 12 lines
 #
-# The worst failure is a GPU that computes wrong numbers and says nothing. 6 of Llama 3's 419 interruptions were of this kind. With data parallelism you have a test: the weights of all ranks must be equal bit for bit. You can compare them without sending them.
+# The worst failure is a GPU that computes wrong numbers and says nothing, like 6 of Llama 3's 419 interruptions. With data parallelism you have a test: the weights of all ranks must be equal bit for bit. You can compare them without sending them.
 
 # %%
 def silent_corruption(parameters, group=None):
@@ -551,7 +551,7 @@ print(launch(turn_a_bit, ranks=4)[0])
 # #### `loss_spike`
 # > difficulty 3/5 · importance 3/5 · 20 minutes · about 10 lines
 #
-# The loss jumps. Often it recovers by itself, and sometimes the run is lost. PaLM's loss spiked about 20 times. Its authors went back about 100 steps and skipped 200 to 500 batches. When they trained on the same batches from another checkpoint, there was no spike (arXiv 2204.02311, section 5.1).
+# The loss jumps. Often it recovers by itself, and sometimes the run is lost. PaLM's loss spiked about 20 times. Its authors went back about 100 steps and skipped 200 to 500 batches; when they trained on the same batches from another checkpoint, there was no spike (arXiv 2204.02311, section 5.1).
 
 # %%
 def loss_spike(losses, window=64, limit=6.0, patience=3):
@@ -582,7 +582,7 @@ loss_spike = check(loss_spike)
 #
 # A node fails. Do you wait for its repair, go on with fewer nodes, or take a spare that you have paid for all along? How often do you save when failures come in bursts, or more often than promised? There is no recipe, and no best policy.
 #
-# A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance, and the check wants a share of its score. It prints your score beside the oracle's, and beside that of a policy that uses Daly's interval and waits for every repair. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
+# A job runs in a simulation, with failures drawn from published rates. Your policy is called at the start and at each event. The score is useful work per node-second that you pay for. An oracle knows all failures in advance, and the check wants a share of its score. It prints your score next to the oracle's, and to the score of a policy that uses Daly's interval and waits for every repair. `help(State)`, `help(Decision)` and `help(Job)` say what you see and what you can decide.
 
 # %%
 from ranklab.resilience import (
@@ -618,12 +618,12 @@ for name, regime in REGIMES.items():
 plots.policies(scores)
 
 # %% [markdown]
-# Look at the regimes in which waiting for all nodes gets nearly nothing, and at how close you come to the oracle, which knows each failure in advance.
+# Look at the regimes in which waiting for all nodes gets nearly nothing, and at how close you come to the oracle.
 
 # %% [markdown]
 # ## 5. The real thing
 #
-# **Saving in the background.** torch's DCP (distributed checkpoint) saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training stands still. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
+# **Saving in the background.** torch's DCP (distributed checkpoint) saves the shards of an FSDP2 model and its AdamW on two ranks. `save` returns when everything is written, so training waits. `async_save` copies the state and returns, and a thread writes the copy. Here the thread is made to wait for three steps before it writes, so that the order of events is always the same:
 
 # %% tags=["nbval-check-output"]
 from ranklab.peers import torch_elastic
@@ -631,13 +631,13 @@ from ranklab.peers import torch_elastic
 found = launch(torch_elastic.async_beside_sync, folder / "dcp", ranks=2)[0]
 for way in ("sync", "async"):
     print(f"{way:5}", " -> ".join(found[way]))
-print(f"{found['state']:,} bytes of state on each rank; async_save wrote those of its call:",
+print(f"{found['state']:,} bytes of state on each rank; async_save wrote the state at its call:",
       found["as at the call"])
 
 # %% [markdown]
-# Training waits only for the copy in memory, not for the disk. So is C of 4.1 just the copy? Almost. There is a price in memory, because there are two copies of the state. And while the thread writes, the steps are slower: the write takes bandwidth of the host's memory and cores of its CPU, and perhaps the network card that also carries the gradients. Measure the step time during a save, and add what is lost to C. We know no report of 97% that came from background saves alone.
+# Training waits only for the copy in memory, not for the disk. So is C of 4.1 just the copy? Almost. There is a price in memory, because there are two copies of the state. And while the thread writes, the steps are slower: the write takes bandwidth of the host's memory and cores of its CPU, and perhaps the network card that also carries the gradients. Measure the step time during a save, and add what is lost to C. We know of no 97% goodput that came from background saves alone.
 #
-# **A supervisor.** torchrun is torch elastic. When a rank dies, torchrun ends the others and starts all of them again. Saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
+# **A supervisor.** torchrun is torch elastic: when a rank dies, it ends the others and starts all of them again, while saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
 
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(torch_elastic.train, folder / "usual", ranks=2)[0],
@@ -650,20 +650,20 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # %% [markdown]
 # torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 by SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
-# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group stood still for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits. No checkpoint is read, and the living group loses no step. But while it is alone, its batch is half as large.
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 with SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
+# - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group paused for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits, although no checkpoint was read and the living group lost no step. But while it is alone, its batch is half as large.
 
 # %% [markdown]
-# **How not to restart.** A restart that takes 12 minutes is made of many parts: the scheduler, containers, imports, CUDA, NCCL, reading the checkpoint. Each of these ways saves some of them. Four of them are in nvidia-resiliency-ext 0.7.0 (its guide, tag v0.7.0-main). We ran only `ft_launcher` of 0.4.1, because later wheels need glibc 2.39, and those of 0.7.0 Python 3.12 or 3.14.
+# **How not to restart.** A restart that takes 12 minutes is made of many parts: the scheduler, containers, imports, CUDA, NCCL, reading the checkpoint. Each of the following ways saves some parts. Four ways are in nvidia-resiliency-ext 0.7.0 (its guide, tag v0.7.0-main). We ran only `ft_launcher` of 0.4.1, because later wheels need glibc 2.39, and 0.7.0 needs Python 3.12 or 3.14.
 #
 # - *In-process restart.* `inprocess.Wrapper` calls your training function again in the same processes, on the ranks that are still healthy. So there is no new job, no interpreter, no imports and no CUDA context. In return the function must allow a second call and should load a checkpoint each time, and the timeout of NCCL's watchdog must be longer than the wrapper's own. A rank that hangs with Python's lock held is killed anyway, and by default the loss of rank 0's node ends the job.
 # - *Hot spares in the allocation.* `ft_launcher --nnodes=32:34` trains on 32 of 34 nodes, and the other two stand by. Your `recovery_policy` knows what they cost.
 # - *Local checkpoints.* `LocalCheckpointManager` saves each rank's part on its node's SSD or RAM disk, with copies on other ranks (`CliqueReplicationStrategy`), as Gemini does below. The shared file system then needs a save only now and then.
 # - *Straggler reports.* Its detector gives each rank a score from 0 to 1, against the fastest rank and against the rank's own best. Your `find_straggler` compares with the median.
-# - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out. Then 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
-# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree after which step they save. Otherwise one of them waits in a collective that the others have left. `ranklab/trainer/stop_signal.py` does that.
+# - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out, after which 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
+# - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree on the step after which they save. Otherwise one of them waits in a collective that the others have left. `ranklab/trainer/stop_signal.py` does that.
 #
-# **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one of each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.
+# **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one from each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.
 #
 # **Without a disk.** Gemini (SOSP 2023) keeps a copy of each rank's shard in the memory of a neighbour. Below, rank 2 of four plays the new process that takes a dead one's place: it has nothing, and gets its state from rank 3:
 
@@ -707,7 +707,7 @@ print(project.report([trial], find_straggler, goodput))
 plots.lives(trial.found, trial.config.steps)
 
 # %% [markdown]
-# The held-out loss is that of an undisturbed run, to a millionth. The bits differ, because another layout adds in another order. So compare with an undisturbed run that changes its layout at the same steps: weights and optimizer are equal bit for bit, and the faults have left no trace. One detail: some pipeline stages have more to do than others, so your `find_straggler` gets each rank's seconds divided by those of the undisturbed run.
+# The held-out loss equals an undisturbed run's, to a millionth. The bits differ, because another layout adds in another order. So compare with an undisturbed run that changes its layout at the same steps: weights and optimizer are equal bit for bit, and the faults have left no trace. Because some pipeline stages have more to do than others, your `find_straggler` gets each rank's seconds divided by those of the undisturbed run.
 #
 # **Your turn.** Change one thing: `seed`, more faults, `checkpoint_every=8`, or other layouts. First write down which numbers will change.
 
@@ -910,7 +910,7 @@ questions("14_resilience")
 # sbatch labs/jobs/resilience.sbatch
 # ```
 #
-# We ran seeds 1 to 100 with five faults each. All 100 runs ended as if undisturbed, and none of 754 checkpoints was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, except for the last edits of section 5. The job file trains a 70B model on 256 GPUs: torchrun starts the ranks again when one dies, Slurm requeues the job when a node is gone, and the job goes on from the last whole checkpoint. We have not run it, because we have no 256 GPUs.
+# We ran seeds 1 to 100 with five faults each. All 100 runs ended as if undisturbed, and none of 754 checkpoints was torn (`make soak`, half an hour on two busy cores). On one H200 (torch 2.11) every cell of this lab ran, except for the last edits of section 5. The job file trains a 70B model on 256 GPUs: torchrun starts the ranks again when one dies, Slurm requeues the job when a node is gone, and the job goes on from the last whole checkpoint. We have not run it, for want of 256 GPUs.
 #
 # What changes there: NCCL's watchdog ends a collective that hangs (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, and the timeout of the process group), and its flight recorder says which collective it was (`TORCH_FR_BUFFER_SIZE`; lab 15). Checkpoints go to host memory first, and from there to the disk while training goes on. `health_check` runs before the job, and again on the nodes that failed.
 

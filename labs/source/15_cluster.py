@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, and the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB. That takes 9.6 seconds instead of 0.08.
+# A model of 10B parameters trains on four nodes of eight H100s. Nothing fails, and the loss falls as it should. But a step takes 14 seconds, where the arithmetic says 5. After two days somebody starts it with `NCCL_DEBUG=INFO` and reads in the log: `NET/Socket`. The job's script has a line from a blog, `NCCL_IB_DISABLE=1`. So NCCL ignored eight InfiniBand cards of 400 Gb/s and took the one Ethernet card of 25 Gb/s. To sum 20 GB of gradients over four nodes, each node sends at least 30 GB, which takes 9.6 seconds instead of 0.08.
 #
-# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. The lab has two sittings. In the first you write a batch script that saves, requeues itself and goes on, derive NCCL's settings from a description of the nodes, and read NCCL's log by a function (4.1 to 4.3). In the second you write alert rules for a real Prometheus, the same job for Kubernetes, and compute what storage its checkpoints need (4.4 to 4.7). In the project a real Slurm on your machine loses a node, and the run goes on.
+# The code of this run was right, and its surroundings were wrong. A job also depends on what you tell the scheduler, on the network that NCCL picks, on the storage, and on whether anybody notices a problem. The lab has two sittings. In the first you write a batch script that saves, requeues itself and goes on, derive NCCL's settings from a description of the nodes, and read NCCL's log with a function (4.1 to 4.3). In the second you write alert rules for a real Prometheus, the same job for Kubernetes, and compute what storage its checkpoints need (4.4 to 4.7). In the project a real Slurm on your machine loses a node, and the run goes on.
 #
 # The lab needs labs 00 to 03; the project runs lab 12's training.
 
@@ -38,7 +38,7 @@ begin("15_cluster")
 # %% [markdown]
 # ## 2. Picture
 #
-# How many bytes can leave a node in a second over each of its networks, and how long the gradients of 10B parameters take over this network on four nodes:
+# How many bytes can leave a node in a second over each of its networks, and how long do the gradients of 10B parameters take over it on four nodes?
 
 # %%
 from ranklab.plots import cluster_links
@@ -114,7 +114,7 @@ check(cluster_starts=...)
 # | `--signal=TERM@300` | SIGTERM, 300 s before the end (up to a minute earlier) |
 # | `--signal=B:TERM@300` | nothing: only the batch shell gets it |
 # | `kill -TERM` of srun's process | SIGKILL at once: "srun: forcing job termination" |
-# | `scancel` | SIGTERM, and SIGKILL after KillWait; the script is ended, too, and requeues nothing |
+# | `scancel` | SIGTERM, and SIGKILL after KillWait; the script also ends, and requeues nothing |
 # | a node is lost | nothing: `--requeue` is for this, and Slurm itself requeues the job |
 # | `scontrol requeue` while they run | SIGTERM, and SIGKILL after KillWait |
 # | one host has saved and ended with 1, under `srun --kill-on-bad-exit=1` | on the other hosts SIGTERM, and SIGKILL after KillWait, in the middle of their save |
@@ -180,7 +180,7 @@ print(sbatch_script(job))
 #
 # *After this you can derive NCCL's settings from a description of the nodes.*
 #
-# A GPU node has several networks: a card of 400 Gb/s beside each GPU, other cards for storage, Ethernet for people and the scheduler, bridges for containers. (The cards speak InfiniBand, or RoCE, which is InfiniBand's protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
+# A GPU node has several networks: a card of 400 Gb/s for each GPU, other cards for storage, Ethernet for people and the scheduler, bridges for containers. (The cards speak InfiniBand, or RoCE, which is InfiniBand's protocol over Ethernet.) NCCL chooses among them, and often it chooses well. But it does not know that a card belongs to storage, and each node chooses for itself. And if a driver is missing one morning, NCCL falls back to TCP and says so only in its log.
 #
 # **Predict.** A node has eight cards of 400 Gb/s and an Ethernet interface of 25 Gb/s. NCCL falls back to sockets over that interface. How many times fewer bytes leave a node in a second?
 
@@ -255,7 +255,7 @@ for name, hcas in clusters.items():
         print(f"    {variable}={value}")
 
 # %% [markdown]
-# In the last cluster the description shows the missing driver, so all nodes take Ethernet. If the driver breaks after you have made the script, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426). Since 2.21 NCCL finds the index, and a number from another machine may be wrong.
+# In the last cluster the description shows the missing driver, so all nodes take Ethernet. If the driver breaks after you have made the script, `NCCL_NET=IB` ends the job at once: "Failed to initialize any NET plugin". That is cheaper than a week at 1/128 of the bandwidth. Many scripts set `NCCL_IB_GID_INDEX=3` for RoCE. It was needed once (NVIDIA/nccl issue 426), but since 2.21 NCCL finds the index, and a number from another machine may be wrong.
 
 # %% [markdown]
 # ### 4.3 Read what NCCL did
@@ -357,7 +357,7 @@ for name in ("waiting_rank", "killed_rank", "no_infiniband"):
         print("   ", sentence)
 
 # %% [markdown]
-# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical. The loudest ranks are the neighbours of the dead one in the ring.
+# In the killed run ranks 1 and 3 complain, rank 0 waits, and the dead rank says nothing. That is typical: the loudest ranks are the dead one's neighbours in the ring.
 
 # %% [markdown]
 # > **The first sitting ends here**: a job that comes back, on the right network, and a log that you can read. Look at section 7, where the bytes of a wrong network are counted, and at the questions of section 8. The **second sitting** (110 minutes: 4.4 to 4.7, sections 5 and 6) is about what happens while nobody looks: alerts, Kubernetes, storage. Of the first it needs only the job of 4.1.
@@ -438,7 +438,7 @@ else:
 #
 # *After this you can write an alert rule that names the slow rank.*
 #
-# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any number may be missing.
+# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any of their numbers may be missing.
 #
 # **Predict.** A common rule is "more than three standard deviations above the mean". Seven of eight ranks need the same time, and one needs more. How many standard deviations is it above the mean, however slow it is? (Prometheus' `stddev` is the standard deviation of a population.)
 
@@ -491,7 +491,7 @@ if not promql.missing():
 #
 # Kubernetes knows no ranks. Three kinds of objects build on each other:
 #
-# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that. The others wait for the dead one, so all must start again together.
+# - A *Job* makes pods until enough of them have ended well. It replaces each pod that fails, one by one, 6 times by default (`backoffLimit`). Ranks can't work like that: the others wait for the dead one, so all must start again together.
 # - A *JobSet* holds Jobs that fail and start together (`maxRestarts`). It gives each pod a name that the others can find: `<set>-<replicated job>-<replica>-<pod>.<set>`. A rendezvous needs this whole name: without the set's name at the end it does not resolve.
 # - A *TrainJob* of Kubeflow Trainer says only how many nodes and ranks you want. Its controller makes a JobSet from a *runtime*, which the cluster's owner keeps, and sets torchrun's options as variables: `PET_NNODES`, `PET_NPROC_PER_NODE`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, `PET_MASTER_PORT`. Options on torchrun's command line would override them. If you put them into `env`, the webhook refuses the TrainJob.
 #
@@ -503,7 +503,7 @@ check(cluster_pods=...)
 # %% [markdown]
 # Two defaults are traps. A pod has 30 s from SIGTERM to SIGKILL, whatever you tell torchrun. And in a JobSet `restartPolicy` is OnFailure, so a container starts again by itself, next to ranks from an earlier start.
 #
-# Both kinds are custom resources, and their definitions (CRDs) bring a schema. `invalid(manifest)` asks this schema: `ranklab/cluster/schemas/` holds those of Kubeflow Trainer and JobSet, trimmed. The check looks at what a schema can't see: ranks, limits, times, names.
+# Both kinds are custom resources, and their definitions (CRDs) bring a schema, which `invalid(manifest)` asks. `ranklab/cluster/schemas/` holds trimmed ones, of Kubeflow Trainer and JobSet. The check looks at what a schema can't see: ranks, limits, times, names.
 
 # %%
 from ranklab.cluster.manifest import invalid
@@ -552,7 +552,7 @@ spoilt["spec"]["trainer"]["numNodes"] = "4"
 print(*invalid(spoilt), sep="\n")
 
 # %% [markdown]
-# `kubectl apply -f` takes a manifest as JSON. We had no cluster, so both are validated, not run. A TrainJob does not say how often everything starts again, or how long a pod may save. Both belong to the runtime, and the published `torch-distributed` leaves them at their defaults: never, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And when its activeDeadlineSeconds are over, a TrainJob or JobSet has failed, and nothing requeues it.
+# `kubectl apply -f` takes a manifest as JSON. We had no cluster, so both are validated, not run. A TrainJob sets neither the number of restarts nor a pod's grace period. Both belong to the runtime, and the published `torch-distributed` leaves them at their defaults: none, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And when its activeDeadlineSeconds are over, a TrainJob or JobSet has failed, and nothing requeues it.
 
 # %% [markdown]
 # ### 4.7 Storage for checkpoints
@@ -605,7 +605,7 @@ def storage_plan(load, system):
 storage_plan = check(storage_plan)
 
 # %% [markdown]
-# Llama 3's checkpoint on all four systems by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). Llama 3 trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter), of 4 bytes each: 11 MB/s. Compared with a checkpoint, text is nothing.
+# Here is Llama 3's checkpoint on all four systems by your plan, every 20 minutes, with a link of 25 GB/s a node (our assumption: 200 Gb/s). Llama 3 trained on 2.7 million tokens a second (16,384 GPUs at 400 TFLOP/s, 6 FLOPs for each parameter), of 4 bytes each: 11 MB/s. Compared with a checkpoint, text is nothing.
 
 # %% tags=["nbval-check-output"]
 llama = Load(nodes=2048, gpus=8, link=25e9, checkpoint=14 * 405.85e9, interval=1200,
@@ -617,7 +617,7 @@ for sharded in (True, False):
         print(f"    {system.name.partition(':')[0].partition(',')[0]:8}  {plan}")
 
 # %% [markdown]
-# A single writer costs minutes. If the file system has a limit, that writer's one file costs hours at a restart, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
+# A single writer costs minutes. At a restart its one file costs hours if the file system has a limit, because each of 2,048 nodes reads all of it. That is why checkpoints are sharded.
 
 # %% [markdown]
 # ### Further
@@ -639,7 +639,7 @@ for kind, words in (recordings.SICK | recordings.HEALTHY).items():
 plots.recorded(record("hot GPU", seed=3))
 
 # %% [markdown]
-# Each run gives points. A sick run gives 1 - s / 900, where s are the seconds from the onset to the alarm, and 0 if the alarm comes later than 900 s or never. A healthy run gives 1, and a false alarm makes it 0. The mean is the score. An alarm that never fires gets 0.62, the rule of 4.5 alone 0.64, and the library's answer 0.94, because its alarm comes after 140 s on average. On 520 runs that nobody had looked at, it made one false alarm. The check calls your function some 6,000 times, so a call may take a few milliseconds.
+# Each run gives points. A sick run gives 1 - s / 900, where s are the seconds from the onset to the alarm, and 0 if the alarm comes later than 900 s or never. A healthy run gives 1, and a false alarm makes it 0. The mean is the score. An alarm that never fires gets 0.62, the rule of 4.5 alone 0.64, and the library's answer 0.94, because its alarm comes after 140 s on average. On 520 runs that nobody had looked at, it made one false alarm. The check calls your function about 6,000 times, so a call may take a few milliseconds.
 
 # %%
 ### BEGIN SOLUTION
@@ -667,7 +667,7 @@ def sick_rank_alarm(metrics):
 sick_rank_alarm = check(sick_rank_alarm)
 
 # %% [markdown]
-# Your alarm beside the rule of 4.5, on other runs than the check's:
+# Your alarm against the rule from 4.5, on runs that the check does not use:
 
 # %%
 runs = recordings.recordings(seeds=range(3))
@@ -689,7 +689,7 @@ print(promql.missing() or promtool_on(straggler_rule(1.2, 5), story, range(0, 24
 # %% [markdown]
 # `labs/jobs/monitoring/` has the files for a cluster: `prometheus.yml`, the rules, a list for dcgm-exporter, and a Grafana dashboard with MFU, tokens/s, own step times, stragglers and GPUs. `promtool` and `amtool` accept them. We had no Grafana, so nobody has opened the dashboard, but a test evaluates each of its queries. On a cluster the GPUs' numbers come from NVIDIA's dcgm-exporter on each node; here a stand-in exports metrics with the same names. Start it there with `-f dcgm-metrics.csv`. In its default list the corrected memory errors, `ECC_SBE_VOL_TOTAL`, are only a comment (default-counters.csv and dcp-metrics-included.csv, d5e5f51), so the panel would stay empty and an alarm on dying memory would be blind. On an H100 or B200 also watch the remapped rows: the GPU replaces bad rows of its memory by spare ones and counts them. `ROW_REMAP_FAILURE` is 1 when it could not.
 #
-# **TensorBoard** reads files, so it needs no server beside the training. Here a trainer's History is written and read back:
+# **TensorBoard** reads files, so it needs no server. Here a trainer's History is written and read back:
 
 # %% tags=["nbval-check-output"]
 from ranklab.cluster.curves import (
@@ -706,7 +706,7 @@ with tempfile.TemporaryDirectory() as folder:
         print(*read_scalars(folder).items(), sep="\n")
 
 # %% [markdown]
-# `tensorboard --logdir FOLDER` shows the curves. **Weights & Biases** works without a network, too: `write_wandb(folder, history)` writes the same with `mode="offline"`, and `wandb sync FOLDER` sends it later. `make lab` does not install wandb; we ran this with wandb 0.31.0.
+# `tensorboard --logdir FOLDER` shows the curves. **Weights & Biases** also works without a network: `write_wandb(folder, history)` writes the same with `mode="offline"`, and `wandb sync FOLDER` sends it later. `make lab` does not install wandb; we ran this with wandb 0.31.0.
 #
 # **A trace.** Metrics tell you which rank is slow, and a trace tells you why. `torch.profiler` writes a JSON file for each rank, which ui.perfetto.dev opens. Here rank 1 of three computes eight times as much as the others. Which rank waits least in the all-reduce?
 
@@ -749,7 +749,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(project.watched_report(project.watched_run(folder, rule)))
 
 # %% [markdown]
-# The step time of every rank is the same, because all wait for rank 2. But the rule sees each rank's own time.
+# The step time of every rank is the same, because all wait for rank 2, but the rule sees each rank's own time.
 #
 # **A job that loses a node.** For this a real Slurm runs on your machine: hosts in network namespaces, each with fake GPUs, and accounting. It runs lab 12's job, submitted by `labs/jobs/cluster.sbatch`, and we pull the plug of a host. In a terminal, as root (3 minutes; `apt install slurm-wlm munge slurmdbd mariadb-server`):
 #
@@ -763,7 +763,7 @@ with tempfile.TemporaryDirectory() as folder:
 print(project.printed())
 
 # %% [markdown]
-# Nobody touched anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the job's first life had expired (5 s here, 120 s by default). So on a cluster with the defaults this takes about seven minutes. The job found the last whole checkpoint, and its final state is equal, bit for bit, to that of an undisturbed run. Your `sbatch_script` has the same lines around `srun`, and we submitted the library's to this Slurm, too.
+# Nobody touched anything between the power-off and the end. Prometheus saw the silent host first; its alert is a rule like yours. Slurm set the node DOWN after SlurmdTimeout (5 s here, 300 s by default), requeued the job, and started it again once the credential of the job's first life had expired (5 s here, 120 s by default). So on a cluster with the defaults this takes about seven minutes. The job found the last whole checkpoint, and its final state equals an undisturbed run's, bit for bit. Your `sbatch_script` has the same lines around `srun`, and we also submitted the library's to this Slurm.
 #
 # **Your turn.** Change one thing, and first write down what you expect. Ideas: another `slow` rank, two milliseconds more instead of a hundred, a rule with a higher factor. When does the alert come? Does it come at all?
 
@@ -775,7 +775,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## 7. Measure
 #
-# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). With the second way a flat ring sends more between nodes, while a hierarchical sum does not change. The table shows the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
+# Two nodes of two ranks sum a tensor of 1 MB. How many of its bytes leave a node? Slurm may place ranks in blocks (0 and 1 on the first node) or cyclically (0 and 2). Cyclically, a flat ring sends more between nodes, while a hierarchical sum does not change. The table shows the bytes by formula, the bytes counted on real ranks, and the seconds that a gradient of 20 GB would need between two nodes:
 
 # %% tags=["nbval-check-output"]
 from ranklab.collectives import hierarchical_all_reduce, node_groups, ring_all_reduce
@@ -832,7 +832,7 @@ questions("15_cluster")
 # - **Two, four, eight, all nodes.** Four nodes of 8 H200, with 8 cards of 400 Gb/s each, reached 365 GB/s as a ring and 310 as NVLSTree, 91% and 78% of the 400 GB/s of their cards. We know no published number for 32 nodes of H100, so agree on one with the seller before you sign. Read NCCL's log in each run: only for a ring is busbw what the cards send.
 # - **One rail at a time.** `NCCL_TESTS_SPLIT="MOD 8"` runs eight operations at once, each with one GPU of each node, so a slow rail stands out.
 #
-# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.) Then the place of the job counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. Nothing of this paragraph was run by us.
+# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.) Then the job's placement counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. We ran nothing in this paragraph.
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 

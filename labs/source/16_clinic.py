@@ -6,9 +6,9 @@
 # %% [markdown]
 # ## 1. Story
 #
-# In October 2024 Unsloth and Hugging Face found that many trainings with gradient accumulation had a wrong loss: each micro-batch was averaged over its own tokens, and then the averages were averaged. Nothing failed. The losses looked like losses. Every library that had copied those few lines had done so for years.
+# In October 2024 Unsloth and Hugging Face found that many runs with gradient accumulation had a wrong loss: each micro-batch was averaged over its own tokens, and then the averages were averaged. Nothing failed. The losses looked like losses. Every library that had copied those few lines had been wrong for years.
 #
-# This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong one. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. The labs before this one have built the tools for that.
+# This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong rank. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. The labs before this one have built the tools for that.
 #
 # You know such programs as the bugs of the labs. Each of those breaks the idea of its lab, so you knew where to look. Here are eight more, and no lab tells you where to look: some hang, some train to the end and are wrong, some go well at first. At the end `ranklab diagnose` examines a program of your own with a set of detectors, four of which you write.
 #
@@ -44,7 +44,7 @@ from ranklab.models import GPT, GPTConfig
 # %% [markdown]
 # ## 2. Picture
 #
-# Three questions, in this order, find most bugs. Does it hang? Do the ranks still agree? Is the result equal to one process? The figure shows what each of the clinic's 21 diseases does to a healthy training. Eight of them are in this lab, and thirteen are bugs of the labs before it:
+# Three questions, in this order, find most bugs. Does it hang? Do the ranks still agree? Is the result equal to one process? The figure shows what each of the clinic's 21 diseases does to a healthy run. Eight of them are in this lab, and thirteen are bugs of the labs before it:
 
 # %%
 from ranklab.plots import clinic as plots
@@ -140,7 +140,7 @@ def train_with_owners(steps=10, images=1437, width=32, seed=0, group=None):
 
 
 # %% [markdown]
-# **Look.** The report says where each rank waits. It doesn't say for whom.
+# **Look.** The report says where each rank waits, but not for whom.
 
 # %%
 look(train_with_owners)
@@ -170,7 +170,7 @@ train_with_owners = check(train_with_owners)
 #
 # *After this you can compare the calls of all ranks by a function, and name the first that differs.*
 #
-# A function can do what you did by eye in 4.1. It gets each rank's list of calls and finds the first place where the lists differ. `ranklab diagnose` will call yours for each group of a run.
+# A function can do what you did by eye in 4.1: it gets each rank's list of calls and finds the first place where they differ. `ranklab diagnose` will call yours for each group of a run.
 
 # %%
 def first_difference(calls):
@@ -487,7 +487,7 @@ half_digits = check(half_digits)
 #
 # This is revision. You have fixed its twin as a bug of lab 06. Do you recognise it?
 #
-# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. On one rank none is. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls even faster, so nobody complained. But when we turn clipping off (most=1e9), the learning rate that suits one rank does not suit four.
+# > The job clips its gradient to a norm of 0.1 at a learning rate of 0.5, so no step may be longer than 0.05. One rank obeys. On four ranks the longest is 0.094, and on two it is 0.071. The loss falls even faster, so nobody complained. But when we turn clipping off (most=1e9), the learning rate that suits one rank does not suit four.
 
 # %%
 def long_steps(steps=30, lr=0.5, most=0.1, group=None):
@@ -573,7 +573,7 @@ own_limit = check(own_limit)
 # #### A detector: `steps_behind`
 # > difficulty 3/5 · importance 3/5 · 15 minutes · about 6 lines · after the bugs of lab 06
 #
-# The stale weights of "Faster, and it diverges", also in lab 06, leave a trace as well. In each step note the sum of the weights that the model used, and the sum of those that the optimizer held. The two lists are the same, but shifted.
+# The stale weights of "Faster, and it diverges", also in lab 06, leave a trace as well. In each step note the sum of the weights that the model used, and the sum of the weights that the optimizer held: the two lists are the same, but shifted.
 
 # %%
 def steps_behind(used, held, tolerance=1e-9):
@@ -663,7 +663,7 @@ validated_digits = check(validated_digits)
 #
 # > In step 5 the loss jumps from 2.0 to 13.9, and at the end it is 6.7, where 1.3 is usual. It happens in every run, always in this step. With a tenth of the learning rate the loss jumps to 18.5. On one rank the jump comes in step 21.
 #
-# `stored_shards()` returns a list of `Shard(content, sha256)`. A shard's `batch()` returns its images and labels. The program shows the rest.
+# `stored_shards()` returns a list of `Shard(content, sha256)`, and a shard's `batch()` returns its images and labels. The program shows the rest.
 
 # %%
 def stored_digits(group=None, steps=12, shards=None):
@@ -721,7 +721,7 @@ stored_digits = check(stored_digits)
 # %% [markdown]
 # ## 5. The real thing
 #
-# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares, before each collective, what the ranks are about to call. That makes it slow, but it needs no report of ours. This is 4.1's program as you found it:
+# **torch's own detector.** With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares, before each collective, what the ranks are about to call. That is slow, but needs no report of ours. This is 4.1's program as you found it:
 
 # %%
 from ranklab.clinic.all_cases import CASES
@@ -781,7 +781,7 @@ visits = [project.visit(CASE[name], form, **mine)
 print(project.report(visits))
 
 # %% [markdown]
-# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. The two that are missed are forms of `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
+# The whole round is `python -m ranklab.projects.clinic`: 40 of the 42 sick programs are found, and none of the 21 healthy ones is called sick. The two missed ones are forms of `worse_together`: one run can't show that its learning rate was meant for another number of ranks. `ranklab diagnose --beside` compares it with a run on fewer ranks.
 #
 # **Your turn.** Break a healthy program in your own way. First write down which disease will be named, and which number will be the evidence:
 
@@ -851,7 +851,7 @@ questions("16_clinic")
 # python -m ranklab.projects.clinic
 # ```
 #
-# The clinic's programs run on NCCL as they are; what hangs on gloo hangs there, and what gloo forgives may hang there, too. The observer reads each gradient back once a step, so on a GPU each step waits for it. Of the 20 programs that run on one rank, it noted as much on a GPU (an H200) as on a CPU: as many steps, calls, losses and FLOPs, and the same diseases. With several GPUs it has only been rehearsed.
+# The clinic's programs run on NCCL as they are; what hangs on gloo also hangs there, and what gloo forgives may hang as well. The observer reads each gradient back once a step, so on a GPU each step waits for it. For the 20 programs that run on one rank, it noted the same on a GPU (an H200) as on a CPU: equal numbers of steps, calls, losses and FLOPs, and the same diseases. With several GPUs it has only been rehearsed.
 
 # %% [markdown]
 # ## 10. Take with you

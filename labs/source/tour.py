@@ -61,7 +61,7 @@ together = launch(train, tokens, 5, ranks=4)
 print(tour.loss_table(alone, together))
 
 # %% [markdown]
-# The two columns agree, because the mean of four quarters' gradients is the gradient of the whole batch. Somewhere behind
+# The two columns agree, because the mean of four quarters' gradients is the gradient of the whole batch. Somewhere beyond
 # the last printed digit they differ: rounding depends on the order in which numbers are added.
 
 # %% tags=["nbval-check-output"]
@@ -124,4 +124,4 @@ print("The losses agree within 0.0001:", max(losses) - min(losses) < 1e-4)
 # ## Where to go
 #
 # Now open [00_ranks](00_ranks.ipynb), the first lab. In an hour you send your first messages between ranks, and find the
-# rank that makes a program hang. **Spine**, in the box of a lab, marks what belongs to the nine hours through the course.
+# rank that makes a program hang. **Spine**, in the box of a lab, marks the parts of the nine-hour way through the course.
