@@ -450,7 +450,7 @@ assert sorted(curves, key=lambda name: -curves[name].peak_bytes) == list(curves)
 # *After this you can shard an optimizer that needs whole matrices, and say what that costs.*
 #
 # Adam treats each number on its own, so ZeRO may cut anywhere. With Muon it may not. Muon replaces the momentum of a weight matrix, U S Vᵀ, by
-# roughly U Vᵀ, whose rows are orthogonal. Moonlight and Kimi K2 were trained with it (torchtitan issue 2494). `newton_schulz(matrix)` is given: five
+# roughly U Vᵀ, an orthogonal matrix. Moonlight and Kimi K2 were trained with it (torchtitan issue 2494). `newton_schulz(matrix)` is given: five
 # steps of matrix products in bfloat16. It needs **all rows**. If each rank orthogonalises its own rows, nothing crashes, but you have another
 # optimizer, and a different one for each R. DeepSpeed's stages 1 and 2 once had such an error: with `reduce_scatter`, a matrix that lay in two shards
 # was stepped wrongly (issue 7807).

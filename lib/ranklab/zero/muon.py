@@ -1,8 +1,8 @@
 """Muon under shards: Newton-Schulz needs whole matrices, and each rank holds some rows of each.
 
 AdamW treats each number by itself, so a shard is enough. Muon replaces the momentum of a matrix by
-a nearly orthogonal one, and all rows are needed for that. Rows that each rank orthogonalises by
-itself are orthogonal to each other, but not to the rows of other ranks. Three ways:
+a nearly orthogonal one, and all rows are needed for that. Where each rank orthogonalises its own,
+they are not orthogonal when put together. Three ways:
 
                             a rank computes   and sends, of S bytes of matrices
     gather on all ranks     all of it         (R-1)/R S: everybody gets all rows
@@ -66,7 +66,7 @@ def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None
         The momenta are what torch orthogonalises (Nesterov's), and stay unchanged.
     shapes: (m, n) of each whole matrix, the same on every rank.
     Cost: FLOPs and bytes of the busiest rank as muon_cost computes them; two all-to-alls.
-    Paper: Liu et al. 2025, Muon is scalable for LLM training, 2.3; Wang et al. 2026, Canzona
+    Paper: Liu et al. 2025, Muon is scalable for LLM training, 2.3
     Lab: 06
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

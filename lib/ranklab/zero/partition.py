@@ -129,7 +129,8 @@ class ShardedOptimizerMixin:
         """Make new_optimizer over the parts that this rank owns; its step ends with step_ends().
 
         The optimizer must treat each number by itself, as SGD, Adam and AdamW do. One that looks
-        at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see only parts of it.
+        at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see only parts of it: see
+        muon.py.
         groups: dicts with "params", a list of (name, parameter), and options; by default one of all
             trained parameters. A parameter in no group is not stepped.
         """

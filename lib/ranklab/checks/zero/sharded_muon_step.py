@@ -29,8 +29,8 @@ SCORED = {
     "one large matrix, six small ones": [(96, 96), *[(32, 48)] * 6],
 }
 # What is said.
-OWN_ROWS = ("Each rank has orthogonalised its own rows. They are orthogonal to each other now, but "
-            "not to the rows of other ranks: Newton-Schulz needs the whole matrix.")
+OWN_ROWS = ("Each rank has orthogonalised its own rows, as if they were a matrix. Put together "
+            "they are not orthogonal: Newton-Schulz needs all rows.")
 RATIO = "max(1, m/n)**0.5 is about the whole matrix: take m and n from shapes, not from the shard."
 NO_RATIO = "The rate of an m x n matrix is lr max(1, m/n)**0.5."
 NO_DECAY = "Weight decay comes first: W <- (1 - lr weight_decay) W."
