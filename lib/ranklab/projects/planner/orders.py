@@ -200,8 +200,10 @@ def chosen(order, use):
 
 
 def number_kept(marks):
+    """Count the constraints that hold, of what grades() returns."""
     return sum(holds for *_, holds in marks)
 
 
 def as_lines(marks):
+    """Return what grades() returns as lines."""
     return [f"{'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds in marks]
