@@ -455,15 +455,15 @@ plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in of_reade
 # **The real thing.** transformers' `Trainer` resumes with Accelerate's `skip_first_batches`: each process skips one of its own batches for each step done (`trainer.py` of transformers 5.23). That is right on the same number of ranks, and on another one if you change the batch of each rank so that the global batch stays the same. If each rank's batch stays the same, samples come twice or never (huggingface/transformers#40245). Here Accelerate's own sampler and `skip_first_batches` deal out 72 samples, and go on after three steps:
 
 # %% tags=["nbval-check-output"]
-from ranklab.peers import hugging_face
+from ranklab.peers.hugging_face import NOT_HERE, samples_of_resumed_ranks
 
 for before, after, size in ((4, 3, 4), (4, 3, 3), (3, 4, 3)):
-    seen = hugging_face.samples_of_resumed_ranks(72, before, after, steps=3, batches=(3, size))
+    seen = samples_of_resumed_ranks(72, before, after, steps=3, batches=(3, size))
     if seen:
         print(f"{before} ranks of 3, then {after} ranks of {size}: {72 - len({*seen})} samples are "
               f"lost, {len(seen) - len({*seen})} come twice")
     else:
-        print(hugging_face.NOT_HERE)
+        print(NOT_HERE)
 
 # %% [markdown]
 # Loaders made for pretraining save a global place, as yours does. Megatron-LM counts the samples consumed over all ranks, and finds each of them by three indices: of documents, of samples, and of the shuffle (its `data_samplers.py` and `gpt_dataset.py`). The state of MosaicML's StreamingDataset is four numbers: the epoch, the sample in it, the seed, and the number of nodes that the order was made for. litData learned in 2026 to go on with another number of ranks or workers, and its pull request asks you to keep the global batch (Lightning-AI/litData#878). Between your stream and theirs lie workers that read ahead, shards too large to jump around in, and mixtures of sources. Each of them adds a number to the state.
