@@ -23,6 +23,7 @@ def transfer_weights(pieces, held, wanted, group=None):
         wanted[r] for a trainer; on rank r, pieces[i] is held[r][i] or wanted[r][i].
         Boxes of two trainers are equal (replicas), or share no numbers.
     Numbers travel in the generator's type; the trainer's may be wider.
+    On NCCL a new group needs one collective of all its ranks first (batch_isend_irecv, torch 2.13).
     Replicas share the sending: what a generator needs of a box, each of its k holders sends a k-th
         of, rounded up to rows.
     Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
@@ -54,7 +55,7 @@ def routes(held, wanted):
     `part` takes both Pieces, and returns its part of what they share: (view, view).
     Raises: ValueError if a wanted Piece has numbers that nobody holds.
     """
-    holders, found = {}, []  # {a box: [(rank, number of its Piece), ...]}
+    holders, moves = {}, []  # {a box: [(rank, number of its Piece), ...]}
     for rank, pieces in enumerate(held):
         for i, piece in enumerate(pieces):
             holders.setdefault((piece.name, *box_of(piece)), []).append((rank, i))
@@ -68,11 +69,11 @@ def routes(held, wanted):
                 count += overlap(want, held[rank][i].offset, held[rank][i].tensor)[0].numel()
                 parts = [(*copy, receiver, j, part_of(k, len(copies)))
                          for k, copy in enumerate(copies)]
-                found += [each for each in parts if each[-1](want, held[rank][i])[0].numel()]
+                moves += [each for each in parts if each[-1](want, held[rank][i])[0].numel()]
             if count != want.tensor.numel():
                 raise ValueError(f"{want.name} at {tuple(want.offset)}: rank {receiver} needs "
                                  f"{want.tensor.numel()} numbers, the trainers hold {count}")
-    return found
+    return moves
 
 
 def intersect(one, other):
