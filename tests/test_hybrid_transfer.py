@@ -20,26 +20,26 @@ WAYS = (broadcast_weights, broadcast_bytes), (transfer_weights, transfer_bytes)
 
 def moved():
     """For each pair and way: (sent, received) here, and what the pieces hold afterwards."""
-    found = []
+    results = []
     for pair in PAIRS:
         held, wanted = pair.map()
         for way, _ in WAYS:
             pieces = pair.own(dist.get_rank())
             with Traffic() as traffic:
                 way(pieces, held, wanted)
-            found.append(((traffic.sent_bytes, traffic.received_bytes),
+            results.append(((traffic.sent_bytes, traffic.received_bytes),
                           [piece.tensor.cpu().clone() for piece in pieces]))
-    return found
+    return results
 
 
 def test_both_ways_give_the_same_weights_and_the_bytes_of_their_formulas():
     of_rank = launch(moved, ranks=6)
     cases = [(pair, formula) for pair in PAIRS for _, formula in WAYS]
     for number, (pair, formula) in enumerate(cases):
-        counted = [found[number][0] for found in of_rank]
+        counted = [results[number][0] for results in of_rank]
         assert counted == formula(*pair.map()), (str(pair), formula.__name__)
-    for rank, found in enumerate(of_rank):
-        for (_, whole), (_, straight) in zip(found[::2], found[1::2]):
+    for rank, results in enumerate(of_rank):
+        for (_, whole), (_, straight) in zip(results[::2], results[1::2]):
             assert all(map(torch.equal, whole, straight)), rank
             assert rank < 4 or all((tensor != -1).all() for tensor in straight)
 

@@ -707,11 +707,11 @@ held, wanted = on_meta(trainers) + [[], []], [[], [], [], []] + on_meta(generato
 sent_to, right = {}, together(trainers)
 for name, way, formula in (("whole tensors", broadcast_weights, broadcast_bytes),
                            ("shard to shard", transfer_weights, transfer_bytes)):
-    found = launch(refit, way, trainers + generators, held, wanted, ranks=6)
-    sent_to[name] = [to for _, _, to in found]
-    again = together([pieces for pieces, _, _ in found[4:]])
+    results = launch(refit, way, trainers + generators, held, wanted, ranks=6)
+    sent_to[name] = [to for _, _, to in results]
+    again = together([pieces for pieces, _, _ in results[4:]])
     print(f"{name}: equal to the bit:", all(torch.equal(right[key], again[key]) for key in right))
-    for rank, (predicted, (_, counted, _)) in enumerate(zip(formula(held, wanted), found)):
+    for rank, (predicted, (_, counted, _)) in enumerate(zip(formula(held, wanted), results)):
         print(f"  rank {rank} predicted to send {predicted[0]:7,} and receive {predicted[1]:7,} "
               f"bytes, counted {counted[0]:7,} and {counted[1]:7,}")
 

@@ -458,10 +458,10 @@ plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in of_reade
 from ranklab.peers.hugging_face import NOT_HERE, samples_of_resumed_ranks
 
 for before, after, size in ((4, 3, 4), (4, 3, 3), (3, 4, 3)):
-    seen = samples_of_resumed_ranks(72, before, after, steps=3, batches=(3, size))
-    if seen:
-        print(f"{before} ranks of 3, then {after} ranks of {size}: {72 - len({*seen})} samples are "
-              f"lost, {len(seen) - len({*seen})} come twice")
+    samples = samples_of_resumed_ranks(72, before, after, steps=3, batches=(3, size))
+    if samples:
+        print(f"{before} ranks of 3, then {after} ranks of {size}: {72 - len({*samples})} samples "
+              f"are lost, {len(samples) - len({*samples})} come twice")
     else:
         print(NOT_HERE)
 

@@ -43,7 +43,7 @@ class Side(NamedTuple):
     def pieces(self, rank, fill):
         """Return the Pieces of this rank; fill: (name, whole tensor's slice) -> its tensor."""
         part = rank % (self.rows * self.columns)
-        found = []
+        pieces = []
         for name, shape in SHAPES.items():
             if self.flat and shape:
                 n = math.prod(shape)
@@ -55,9 +55,9 @@ class Side(NamedTuple):
                 cuts = zip(shape, (divmod(part, self.columns)), (self.rows, self.columns))
                 spans = [(n * k // parts, n * (k + 1) // parts) for n, k, parts in cuts]
                 boxes = [(tuple(a for a, _ in spans), tuple(b - a for a, b in spans))]
-            found += [Piece(name, "weight", shape, offset, fill(name, offset, sizes))
-                      for offset, sizes in boxes]
-        return found
+            pieces += [Piece(name, "weight", shape, offset, fill(name, offset, sizes))
+                       for offset, sizes in boxes]
+        return pieces
 
 
 class Pair(NamedTuple):
@@ -127,6 +127,8 @@ def _see(fn, pair, ranks):
     held, wanted = pair.map()
     pieces = pair.own(ranks.index)
     before = [piece.tensor.clone() for piece in pieces]
+    # In a new group of NCCL's the first call must be one of all its ranks (batch_isend_irecv).
+    dist.all_reduce(torch.zeros(1, device=device()), group=ranks.group)
     with Traffic() as traffic:
         fn([*pieces], held, wanted, **ranks.keywords)
     sent, received = _enough(held, wanted, ranks.index)
@@ -158,12 +160,12 @@ def _enough(held, wanted, rank):
     for receiver, pieces in enumerate(wanted):
         for want in pieces:
             received += want.tensor.nbytes * (receiver == rank)
-            for mine in held[rank]:
+            for have in held[rank]:
                 spans = [min(a + n, b + m) - max(a, b) for a, n, b, m in zip(
-                    want.offset, want.tensor.shape, mine.offset, mine.tensor.shape)]
-                if want.name != mine.name or any(span <= 0 for span in spans):
+                    want.offset, want.tensor.shape, have.offset, have.tensor.shape)]
+                if want.name != have.name or any(span <= 0 for span in spans):
                     continue
-                copies = sum(_same_box(mine, other) for others in held for other in others)
+                copies = sum(_same_box(have, other) for others in held for other in others)
                 rows, *rest = spans or [1]
                 sent += -(-rows // copies) * math.prod(rest) * want.tensor.itemsize
     return sent, received
