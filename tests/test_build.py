@@ -317,6 +317,21 @@ def test_another_text_keeps_the_outputs_and_other_code_does_not(root, monkeypatc
     assert len(runs) == 1
 
 
+def test_another_docstring_keeps_the_outputs_unless_lines_move(root, monkeypatch):
+    change(root, "def half(x):\n", 'def half(x):\n    """Half of x."""\n')
+    build(root)
+    runs = []
+    monkeypatch.setattr(builder, "execute", lambda notebook, root: runs.append(notebook))
+    change(root, "Half of x.", "Return half of x.")
+    build(root)
+    there = nbformat.read(root / "solutions" / f"{STEM}.ipynb", as_version=4)
+    assert "Return half of x." in str(there.cells) and "before double" in str(there.cells)
+    assert runs == [] and stale(root) == []
+    change(root, "Return half of x.", "Return half of x.\n    ")
+    build(root)
+    assert len(runs) == 1
+
+
 def test_the_solution_is_executed_and_keeps_its_outputs(root):
     build(root)
     notebook = nbformat.read(root / "solutions" / f"{STEM}.ipynb", as_version=4)

@@ -159,17 +159,33 @@ def is_current(path, notebook):
 def _take_outputs(path, notebook):
     """Copy the outputs of `path` into `notebook`, if its code is the same; return whether it is.
 
-    True means that only texts changed.
+    True means that only texts changed, or the words of docstrings.
     """
     if not path.exists():
         return False
     old, new = ([cell for cell in book.cells if cell.cell_type == "code"]
                 for book in (nbformat.read(path, as_version=4), notebook))
-    if [(cell.id, cell.source) for cell in old] != [(cell.id, cell.source) for cell in new]:
+    if [_without_docstrings(cell.source) for cell in old] != [
+            _without_docstrings(cell.source) for cell in new]:
         return False
     for cell, executed in zip(new, old):
         cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
     return True
+
+
+def _without_docstrings(source):
+    """Return `source` with a mark for each line of a docstring: outputs name lines by number."""
+    lines = source.splitlines()
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a magic
+        return lines
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            words = node.body[0]
+            lines[words.lineno - 1:words.end_lineno] = [
+                '"""'] * (words.end_lineno - words.lineno + 1)
+    return lines
 
 
 def lab_notebook(root, stem):
