@@ -17,9 +17,9 @@ STATE_BYTES = 100
 MANY = (7, 0, 31, 12, 3, 18, 1, 25, 9, 14, 0, 40, 5, 22, 11, 2, 16, 8, 27, 6)  # 257 tokens
 FEW = (5, 3, 6)  # fewer tokens than a window: it holds more than two epochs
 FORM, SAME, LEFT_ALONE = "a 2-D int64 tensor", "the same on all ranks", "as before"
-ROWS, SHARES, KIND, READ = ("the windows of all ranks", "the difference of shares",
+ROWS, SHARES, KIND, READ = ("what all ranks get in", "the difference of shares",
                             "what next() returns", "documents read for")
-STATE, STATES, BYTES, RANDOM = ("what JSON makes of the state", "the states of the ranks",
+STATE, STATES, BYTES, RANDOM = ("what JSON makes of the state", "the state of the ranks",
                                 "the bytes of the state", "the libraries' random states")
 
 
@@ -97,7 +97,7 @@ def _windows(parts, run, step, life):
              and part.dtype == torch.int64 else _kind(part) for part in parts}
     rows = sorted(row for part in parts for row in _rows(part))
     sizes = [len(_rows(part)) for part in parts]
-    return {f"{ROWS}, step {step}": Told(rows, _in_words(_of_this_epoch(run, step))),
+    return {f"{ROWS} step {step}": Told(rows, _in_words(_of_this_epoch(run, step))),
             KIND: Must(" and ".join(sorted(kinds)), FORM),
             SHARES: AtMost(max(sizes) - min(sizes), 1, f"the ranks have {sizes} windows, which "
                            "differ by {:g}, not by {:g} at most")}
@@ -122,9 +122,9 @@ def _in_words(earlier):
         got, due = (Counter(token for row in rows for token in row) for rows in (got, due))
         lost, more = (sorted((one - other).elements()) for one, other in ((due, got), (got, due)))
         if not lost and not more:
-            return "of the right tokens, but cut or joined in another way"
+            return "the right tokens, but cut or joined in another way"
         again = [token for token in more if token in earlier]
-        return f"of other tokens: {_some(lost)} are missing, {_some(more)} are too many" + (
+        return f"other tokens: {_some(lost)} are missing, {_some(more)} are too many" + (
             f", of which {len(again)} have come in this epoch before" * bool(again))
 
     return tell
@@ -251,7 +251,7 @@ RUNS = (Run((Life(4, 14),)), Run((Life(3, 6),), seed=7, batch=3, window=13),
         Run((Life(2, 4),), FEW, 33, 2, 3))
 RESUMED = (Run(LIVES), Run(LIVES, seed=3, batch=7, window=13),
            Run((Life(2, 2), Life(3, 3, 2)), FEW, 33, 3, 3))
-WINDOWS = tuple(f"{ROWS}, step {step}" for step in range(20))
+WINDOWS = tuple(f"{ROWS} step {step}" for step in range(20))
 READS = tuple(f"{READ} step {step}" for step in range(20))
 STREAM = Proof(
     PackedStream,
