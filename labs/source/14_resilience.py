@@ -637,7 +637,7 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote the sta
 # %% [markdown]
 # Training waits only for the copy in memory, not for the disk. So is C of 4.1 just the copy? Almost. There is a price in memory, because there are two copies of the state. And while the thread writes, the steps are slower: the write takes bandwidth of the host's memory and cores of its CPU, and perhaps the network card that also carries the gradients. Measure the step time during a save, and add what is lost to C. We know of no 97% goodput that came from background saves alone.
 #
-# **A supervisor.** torchrun is torch elastic: when a rank dies, it ends the others and starts all of them again, while saving and loading is up to your program. Below, a training that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
+# **A supervisor.** torchrun is torch elastic: when a rank dies, it ends the others and starts all of them again, while saving and loading is up to your program. Below, a training job that saves every 4 steps runs undisturbed under `launch`, and then under `torchrun --max-restarts=2`, where rank 1 kills itself after step 6:
 
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(torch_elastic.train, folder / "usual", ranks=2)[0],
@@ -650,7 +650,7 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # %% [markdown]
 # torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
 #
-# - **A hang.** `python labs/jobs/ft_step.py` runs the same training under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 with SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
+# - **A hang.** `python labs/jobs/ft_step.py` runs the same training job under `ft_launcher` from NVIDIA's nvidia-resiliency-ext. Each rank sends *heartbeats*, which say that it is alive, and a monitor beside it waits at most 3 seconds for the next one. The script stops rank 1 with SIGSTOP, and 2.9 to 3.5 s later the monitor names it (five runs; on a busy machine the script waits longer). All ranks start again at step 4, and the last loss is the one above, bit for bit. The project's `Heartbeats` do the same with a shared file: they end a stopped rank after a second without a step.
 # - **No restart.** `python labs/jobs/torchft_step.py` trains two replica groups, each with the whole model, with torchft. One group is killed after step 10, and the other goes on alone. The dead group is started again, takes weights and step from the living group, and joins it. In six runs the living group paused for 1.0 or 1.1 s, the timeout of torchft's lighthouse (the server that knows which groups are alive), and made 19 to 43 steps alone. At the end the sums of both groups' weights agree in all 12 digits, although no checkpoint was read and the living group lost no step. But while it is alone, its batch is half as large.
 
 # %% [markdown]

@@ -5,7 +5,7 @@
 #
 # Training a large language model takes more memory, and more time, than one GPU has. So the weights, the data and the state
 # of the training are cut up and spread over many GPUs, which then have to act as one. In this course you write every way
-# of cutting, and check each by numbers: the split training must give the same loss as one process.
+# of cutting, and check each by numbers: the split run must give the same loss as one process.
 #
 # Here is a first look, in four parts. The outputs are already there. Run the cells if you like (Shift+Enter), or change
 # them: nothing can break.
