@@ -89,7 +89,7 @@ def python_functions(root=None):
 
 
 def functions(source):
-    """List the functions in `source` that have enough words, including nested ones."""
+    """List the functions in `source` with enough words; a nested one is part of the outer one."""
     texts = [match.group() for match in FUNCTION.finditer(source + "\n")]
     return [text for text in texts if len(words(text)) >= FEWEST_WORDS]
 

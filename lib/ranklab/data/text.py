@@ -34,7 +34,7 @@ class Text:
 
 
 def python_text():
-    """Read the Text of this Python's own library: about 8 MB to train on, 1 MB held out."""
+    """Read the source of this Python's library as a Text: about 8 MB to train on, 1 MB held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     train, held_out = [], []
     for path, content in library_files(root):
@@ -119,13 +119,14 @@ def check_length(tokens, n_ctx):
 
 
 def bigram_loss(train, inputs, targets, vocab_size=256):
-    """Return the loss of a model that knows only the previous token: what a GPT must beat.
+    """Return the loss, in nats per token, of a model that knows only the previous token.
 
-    In nats per token. Counts pairs in the first 50 million tokens of `train`; add-one smoothing.
+    A GPT must beat it. It counts pairs in the first 50 million tokens of `train`, with add-one
+    smoothing.
     """
     train = train[:50_000_000].astype(np.int64)
     inputs, targets = inputs.numpy().ravel(), targets.numpy().ravel()
-    # only pairs that are asked for are counted, because a table of all pairs is V x V
+    # only pairs that occur in the batch are counted, because a table of all pairs is V x V
     batch_pairs, place = np.unique(inputs * vocab_size + targets, return_inverse=True)
     train_pairs = train[:-1] * vocab_size + train[1:]
     nearest = np.searchsorted(batch_pairs, train_pairs).clip(max=len(batch_pairs) - 1)

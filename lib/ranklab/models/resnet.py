@@ -23,7 +23,7 @@ class ResNetConfig:
     depth: int = 50
     classes: int = 1000  # K
     width: int = 64  # channels after the stem; each of the last three stages doubles them
-    norm: str = "batch"  # "group" depends on one image only, so it works for every batch size
+    norm: str = "batch"  # "group" depends on one image only, whatever the batch size
 
     def __post_init__(self):
         if self.depth not in STAGES:
