@@ -1,4 +1,4 @@
-"""Requests to the server of ranks and its answers: one JSON object a line."""
+"""Requests to the server of ranks, and its answers: one JSON object per line."""
 
 import json
 import socket
@@ -52,7 +52,7 @@ class Lines:
             self._connection.settimeout(None)
 
     def read(self):
-        """Return the answers that have come; wait for one if there is none.
+        """Return the answers that have arrived; wait for one if there is none.
 
         Raises: ServerDied.
         """
