@@ -52,7 +52,7 @@ def _run(shell, source, options):
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)
                     and _is_bound(node.id, shell)})
     body, last = _compiled(tree, file)
-    # On a rank this function shares its globals with those of the notebook that it knows.
+    # On a rank this function's globals are the notebook's names that it uses.
     known = eval(f"lambda: [{', '.join(names)}]", shell.user_ns)
     try:
         values = launch(_on_rank, body, last, known, bool(options.to), ranks=options.ranks,

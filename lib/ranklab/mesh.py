@@ -31,7 +31,7 @@ class Mesh:
     """
 
     axes: dict  # name -> size; in the order of the layout, the last one varies fastest
-    groups: dict = field(default_factory=dict, repr=False, compare=False)  # see build_mesh
+    groups: dict = field(default_factory=dict, repr=False, compare=False)  # made by build_mesh
 
     def __post_init__(self):
         object.__setattr__(self, "axes", dict(self.axes))  # a copy: the caller's may change

@@ -1,4 +1,4 @@
-"""One device: what a training step computes, what it keeps, and what that costs.
+"""One device: what a training step computes and keeps, and what that costs.
 
 Read in this order:
 

@@ -62,7 +62,7 @@ def write_rank(place, rank, tensors, own):
     with open(path, "wb") as file:
         try:
             torch.save({"boxes": copies, "random": random_state(), "own": own}, file)
-        except RuntimeError as error:  # "unexpected pos 3520 vs 3472", where a disk is full
+        except RuntimeError as error:  # "unexpected pos 3520 vs 3472" if the disk is full
             raise error.__context__ or error from None
         sync(file)
     return fingerprint(path)
@@ -86,7 +86,7 @@ def write_index(place, index):
     with whole_file(place / INDEX) as part, open(part, "w") as file:
         json.dump({**index, "checksum": checksum_of(index)}, file)
         sync(file)
-    for folder in (place, place.parent):  # the names, too
+    for folder in (place, place.parent):  # sync the names as well
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)

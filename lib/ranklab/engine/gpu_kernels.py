@@ -197,8 +197,8 @@ class Guard(_DummyDeviceGuard):
     caught, running = [], []
 
     def type_(self):
-        for _ in FETCH:  # no call, which could not return beside an error, and after which another
-            break        # thread may run and fetch its own
+        for _ in FETCH:  # not a call: it could not return while an error is set, and after it
+            break        # another thread may run and fetch its own error
         pending = KIND.value, ERROR.value, TRACEBACK.value
         if pending[0]:
             slots = [*map(ctypes.c_void_p, pending)]
@@ -218,7 +218,7 @@ def checked_backward(run):
     def run_backward(outputs, gradients, *args, **options):
         expected = [_device_of(output) for output in outputs]
         gradients = _checked(gradients, expected, "invalid gradient")
-        if not Guard.running:  # another thread's error may be on its way
+        if not Guard.running:  # the error of another thread may still be pending
             Guard.caught.clear()
         Guard.running.append(run)
         try:

@@ -40,7 +40,7 @@ class GpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         for kind in types:
             if kind is not cls:
-                return NotImplemented  # a DTensor, or another wrapper: it takes the op apart first
+                return NotImplemented  # a DTensor or other wrapper, which splits the op first
         return run(func, args, kwargs)
 
     def __repr__(self, **options):

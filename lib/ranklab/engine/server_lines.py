@@ -21,7 +21,7 @@ class Lines:
     def __init__(self, connection):
         self._connection = connection
         self._rest = b""
-        self._early = []  # answers that came while another was waited for
+        self._early = []  # answers that arrived while waiting for a different one
 
     def request(self, message, fds=()):
         """Send `message`, with descriptors; silently do nothing if the server is gone."""

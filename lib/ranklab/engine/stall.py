@@ -103,7 +103,7 @@ def seconds_in_queue(pid):
     for thread in glob.glob(f"/proc/{pid}/task/*/schedstat"):  # gloo's threads carry the messages
         with contextlib.suppress(OSError):  # it has just ended
             nanoseconds += int(Path(thread).read_text().split()[1])
-    return nanoseconds / 1e9  # 0 where the system does not tell
+    return nanoseconds / 1e9  # 0 if the system does not report it
 
 
 def can_be_seen(on_gpus):

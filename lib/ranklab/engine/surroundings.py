@@ -21,7 +21,7 @@ NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer a
 def settle(folder):
     """Set this process up as a rank: no keyboard, forked workers, the first to be killed.
 
-    folder: for the sockets of its workers
+    `folder` holds the sockets of its workers.
     """
     _without_keyboard()
     _fork_workers()

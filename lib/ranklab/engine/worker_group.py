@@ -270,7 +270,7 @@ class WorkerGroup:
     def __exit__(self, kind, error, tb):
         self.modules.update(self.handles[0].modules)
         try:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none reports another's death
                 for handle in self.handles:
                     if handle.exit_code is None:
                         self._signal(handle, number)

@@ -1,4 +1,4 @@
-"""Count what a step costs: the exact bytes sent and held in memory; and see where its time goes.
+"""Measure what a step costs: exact bytes sent and held in memory, and where its time goes.
 
 Read in this order:
 

@@ -42,7 +42,7 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
     parallelize_module(model, mesh, {name: style for name, style in plan.items()
                                      if name.split(".")[0] in children})
     if None not in (model.token, model.head):
-        model.head.weight = model.token.weight  # each has become a DTensor of its own
+        model.head.weight = model.token.weight  # each has become a separate DTensor
     model.loss = split_loss
     return model
 

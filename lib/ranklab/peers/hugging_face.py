@@ -100,7 +100,7 @@ def new_llama():
     """Make the same small Llama on every rank."""
     import transformers  # seconds, and only here
 
-    transformers.logging.set_verbosity_error()  # DeepSpeed's, too, by Trainer
+    transformers.logging.set_verbosity_error()  # Trainer passes it on to DeepSpeed
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
 

@@ -83,7 +83,7 @@ class TorchHybrid(Hybrid):
     def grad_norm(self, parameters):
         """Take torch's norm over this rank's stages; sum over the pipeline, as torchtitan does."""
         copies, norm = self.pipeline.copies, nn.utils.get_total_norm
-        twice = {id(p) for p in copies}  # another rank has them too
+        twice = {id(p) for p in copies}  # another rank has them as well
         squares = norm([p.grad for p in parameters if p.grad is not None and id(p) not in twice]
                        ).full_tensor() ** 2
         if copies:

@@ -110,7 +110,7 @@ class Trainer:
         is_meta = any(p.is_meta for p in model.parameters())  # only its shards get memory
         self.model = model if is_meta else model.to(self.device)
         groups = decay_groups(self.model, loop.weight_decay)
-        # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
+        # Keep the plain model's state dict: wrappers and torch.compile prefix its names.
         self.forward = self.parallel.apply(self.model)
         self.forward = torch.compile(self.forward) if compile else self.forward
         self.optimizer = self.parallel.make_optimizer(new_optimizer, groups)
@@ -205,7 +205,7 @@ class Trainer:
     def to_device(self, x):
         if self.device.type == "cpu":
             return x
-        return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
+        return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python continues
 
     def log(self, share, stop, clock, bar):
         """Add the loss, speed and waits of all ranks to the history; wait for the device."""
@@ -228,7 +228,8 @@ class Trainer:
     # --- to the disk and back -------------------------------------------------------------------
 
     def saved(self):
-        """Return {name: object with a state_dict} to save besides model, optimizer and step."""
+        """Return {name: object with a state_dict} to save in addition to model, optimizer and step.
+        """
         return {"scaler": self.scaler}
 
     def save(self):
