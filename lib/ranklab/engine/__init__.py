@@ -16,7 +16,7 @@ Read in this order:
     output.py        what the ranks print, in order
     stall.py         detects a deadlock early
     waiting.py       a rank answers whether it waits only for other ranks
-    verdict.py       which rank failed first, and where each one waits
+    verdict.py       which rank caused the failure, and where each one waits
     stack.py         where a rank is, read from its stack
     report.py        error messages: exceptions, lines of code, exit codes
     ship.py          sends functions, arguments and values between processes
