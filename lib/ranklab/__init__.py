@@ -1,7 +1,7 @@
 """ranklab: every way to train one model on many processes, in files that are read top to bottom.
 
-What is taught, in the labs' order: three files at most for an idea, to be read from left to right.
-A name without a folder lies in the folder of the name before it in its row, or else in ranklab/.
+What is taught, in the order of the labs: at most three files for an idea, read from left to right.
+A name without a folder is in the same folder as the name before it, or else in ranklab/.
 The docstring of each package lists its other files.
 
     00  a function on many ranks  ranks.py
@@ -22,16 +22,16 @@ The docstring of each package lists its other files.
     15  clusters                  cluster/job.py, sbatch.py, nccl_log.py
     16  programs that misbehave   clinic/case.py, detectors.py, observer.py
 
-What carries it:
+What it is built on:
 
-    launch: ranks, their ends     engine/launcher.py; worker_group.py sees failures, stall.py hangs
-    bytes, memory, time, counted  meter/traffic.py, curve.py, timeline.py
-    the one training loop         trainer/loop.py; parallel.py, by which all of the above enters it
-    saved; loaded on any layout   checkpoint/save.py, load.py, reshard.py
-    bytes, time: closed formulas  formulas/zero.py, and a file for each technique that has some
-    models and data               models/gpt.py, data/text.py; basics/ has what is below everything
+    starting and watching ranks   engine/launcher.py; worker_group.py sees failures, stall.py hangs
+    counting bytes, memory, time  meter/traffic.py, curve.py, timeline.py
+    the one training loop         trainer/loop.py; parallel.py plugs each technique into it
+    checkpoints, for any layout   checkpoint/save.py, load.py, reshard.py
+    formulas for bytes and time   formulas/zero.py, and one file for each technique that has some
+    models and data               models/gpt.py, data/text.py; basics/ has the smallest helpers
 
-Beside it, in peers/: the production tools, which give the same numbers. Around it, the school:
+In peers/ are the production tools, which give the same numbers. The school around all this:
 checks/, projects/, plots/, interview/, course/ and cli.py.
 
 The names below are what a lab's first cell needs. They load on first use, so `import ranklab` is
@@ -42,7 +42,7 @@ import importlib
 
 from ranklab import moved
 
-__version__ = "1.0.0"  # CHANGELOG.md says how versions are counted
+__version__ = "1.0.0"  # CHANGELOG.md says how versions are numbered
 _HOME_OF = {
     "launch": "ranklab.engine",
     "device": "ranklab.engine",

@@ -1,5 +1,5 @@
-"""The `ranklab` command: status (also with no command), hint, work, drill, interview, questions,
-doctor, tour, rehearse, diagnose, compare, plan, build, grade."""
+"""The `ranklab` command: status (the default), hint, work, drill, interview, questions, doctor,
+tour, rehearse, diagnose, compare, plan, build, grade."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from ranklab.projects.command import Command, refusals
 def main(argv=None) -> int:
     """Run the command; return its exit code.
 
-    argv: the arguments; None: the command line's
+    argv: the arguments; by default those of the command line
     """
     parser = Command("ranklab", __doc__)
     parser.add_argument("--version", action="version", version=f"ranklab {__version__}")
@@ -33,7 +33,7 @@ def main(argv=None) -> int:
                       help="bring your cells from the old copy of this lab into the new one")
     work.set_defaults(run=_work)
     commands.add_parser("doctor", help="what this machine can run").set_defaults(run=_doctor)
-    # The next six read their own options: see `ranklab drill --help`.
+    # The next six parse their own options: see `ranklab drill --help`.
     for name, run, help in (("drill", _drill, "interview questions in the terminal"),
                             ("interview", _interview, "a mock interview, timed and scored"),
                             ("questions", _questions, "interview questions, or cards for Anki"),
@@ -89,7 +89,7 @@ def _add_diagnose(commands):
 
 
 class _Subcommand(Command):
-    """One of the commands; its help says where it stands."""
+    """The parser of a subcommand, with `help` as its description."""
 
     def __init__(self, prog, **more):
         super().__init__(prog, more.pop("help", None), **more)
@@ -121,7 +121,7 @@ def _work(options):
     try:
         said = work.bring(root, folder)
         if stems:
-            from ranklab.course.merge import merge  # here: it brings torch, some seconds at first
+            from ranklab.course.merge import merge  # here: it imports torch, which takes seconds
 
             said += [merge(folder, stem) for stem in stems]
         print(*said, sep="\n", end="\n" * bool(said))

@@ -1,9 +1,9 @@
 """What devices can do, in SI units: FLOP/s, bytes, bytes/s. A100, H100, H200, B200: SXM modules.
 
-Peaks are dense (vendors' sheets often print the sparse number, which is twice as high) and with
+Peaks are dense (vendors' sheets often quote the sparse number, which is twice as high) and with
 float32 accumulation. Sources: NVIDIA's data sheets and architecture whitepapers of A10, A100, H100,
-H200, HGX B200, L4 and Ada (RTX 4090), and Azure's, Google's and Hot Chips' pages where a sheet is
-silent. The L2 rates are not vendors' numbers: they have the order that microbenchmarks measure.
+H200, HGX B200, L4 and Ada (RTX 4090), and pages of Azure, Google and Hot Chips for numbers that the
+sheets lack. The L2 rates are not from vendors: their order of magnitude is from microbenchmarks.
 """
 
 import os
@@ -25,7 +25,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Device:
-    """One device. Links count one direction: data sheets print the sum of both."""
+    """One device. Links count one direction: data sheets quote the sum of both."""
 
     name: str
     bf16_flops: float
@@ -39,7 +39,7 @@ class Device:
     l2_bandwidth: float = 0.0
     nvlink_bandwidth: float = 0.0  # to the GPUs of the same node; 0: it has none
     host_bandwidth: float = 0.0  # PCIe x16
-    network_bandwidth: float = 0.0  # a usual card per GPU
+    network_bandwidth: float = 0.0  # a typical network card per GPU
     lanes: int = 128  # float32 multiply-adds an SM starts per clock
 
     def peak_flops(self, dtype=torch.bfloat16):
@@ -48,14 +48,14 @@ class Device:
 
     @property
     def balance(self):
-        """FLOPs per byte at which arithmetic and memory take equally long (bf16)."""
+        """The FLOPs per byte at which arithmetic and memory take equally long (bf16)."""
         return self.bf16_flops / self.memory_bandwidth
 
     def levels(self):
-        """List the levels of the memory hierarchy that it has, from the fastest to the slowest.
+        """List the levels of this device's memory hierarchy, from the fastest to the slowest.
 
-        Registers: 256 KiB an SM on all of these, and each lane reads three floats a clock.
-        SRAM: each SM reads 128 bytes a clock. One clock for both.
+        Registers: 256 KiB per SM on all devices; each lane reads three floats per clock.
+        SRAM: each SM reads 128 bytes per clock. Both run at the boost clock.
         """
         all_levels = [
             Level("registers", self.sms * 256 * 1024, self.sms * self.lanes * 12 * self.clock),
@@ -90,7 +90,7 @@ GPUS = (A10, A100, H100, H200, B200, L4, RTX_4090)
 
 
 def find(name):
-    """Find the Device whose name is a word of `name`, or None.
+    """Return the Device whose name is a word of `name`, or None.
 
     find("NVIDIA H100 80GB HBM3") is H100.
     """
@@ -99,7 +99,7 @@ def find(name):
 
 
 def present(device="cpu"):
-    """Return the Device that `device` is: a GPU of the table, or else as it is measured now."""
+    """Return the Device for `device`: a GPU from the table, or else measured values."""
     device = torch.device(device)
     if device.type != "cuda":
         return measured(device, f"this CPU ({torch.get_num_threads()} threads)")
@@ -110,7 +110,7 @@ def present(device="cpu"):
 def measured(device, name, seconds=0.3):
     """Measure a Device: its best matrix product and its best copy, within `seconds` each.
 
-    A CPU is measured with torch's present number of threads, so it is what training here can reach.
+    A CPU is measured with torch's current number of threads: the peak that training can reach here.
     """
     device = torch.device(device)
     bf16, fp32 = (best_matmul_flops(dtype, device, seconds)
@@ -134,10 +134,10 @@ def best_matmul_flops(dtype=torch.float32, device="cpu", seconds=0.3):
 
 
 def best_seconds(work, device="cpu", seconds=0.3):
-    """Measure the shortest run of `work` among the runs that fit into `seconds`.
+    """Measure the shortest time of `work` among the runs that fit into `seconds`.
 
-    The first run, a warm-up, is left out. The shortest and not the mean, because others may use
-    the machine as well.
+    A first run, as a warm-up, does not count. The shortest time is used, not the mean, because
+    other programs may use the machine as well.
     """
 
     def wait():  # a launch on a GPU returns before its work is done

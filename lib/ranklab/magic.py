@@ -1,4 +1,4 @@
-"""The cell magic `%%ranks 4`: a cell's body runs on fresh ranks, with no function to define.
+"""The cell magic `%%ranks 4`: run a cell's body on fresh ranks, without defining a function.
 
     %load_ext ranklab
 
@@ -7,8 +7,8 @@
     dist.all_reduce(x)
     x                               # the value of a last expression is shown, for each rank
 
-The names of the notebook that the body uses go to the ranks by value; what the body binds stays
-there, and ends with them.
+The notebook's names that the body uses are sent to the ranks by value; names that the body binds
+exist only on the ranks, until they end.
 """
 
 import ast
@@ -40,8 +40,7 @@ def register(shell):
 def _run(shell, source, options):
     """Run the source on the ranks.
 
-    Its first line keeps the place of the magic's line, so that lines have the numbers that the
-    cell shows.
+    A first line takes the place of the magic's line, so that line numbers match the cell.
     """
     from IPython.core.error import UsageError
 
@@ -53,13 +52,13 @@ def _run(shell, source, options):
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)
                     and _is_bound(node.id, shell)})
     body, last = _compiled(tree, file)
-    # On a rank this function shares its globals with those of the notebook that it knows.
+    # On a rank this function's globals are the notebook's names that it uses.
     known = eval(f"lambda: [{', '.join(names)}]", shell.user_ns)
     try:
         values = launch(_on_rank, body, last, known, bool(options.to), ranks=options.ranks,
                         nodes=options.nodes, timeout=options.timeout, stream=options.stream,
                         rehearse="gpu" if options.rehearse else None, headings=True)
-    except (TypeError, ValueError) as error:  # IPython shows a sentence of UsageError alone
+    except (TypeError, ValueError) as error:  # IPython shows only the message of a UsageError
         stays = ship.what_stays({name: shell.user_ns[name] for name in names})
         raise UsageError(str(stays or error)) from None
     if options.to:
@@ -67,14 +66,14 @@ def _run(shell, source, options):
 
 
 def _is_bound(name, shell):
-    """True for what the notebook has bound, and not IPython: its own get_ipython, open, Out."""
+    """Return True for a name bound by the notebook, not by IPython: get_ipython, open, Out."""
     missing = object()
     value = shell.user_ns.get(name, missing)
     return value is not missing and value is not shell.user_ns_hidden.get(name, missing)
 
 
 def _compiled(tree, file):
-    """The code of all but the last expression, and of that one; None where there is none."""
+    """Return the code before the last expression, and the code of that expression or None."""
     last = tree.body[-1:]
     is_shown = last and isinstance(last[0], ast.Expr)
     value = ast.Expression(tree.body.pop().value) if is_shown else None

@@ -4,8 +4,8 @@
     mesh.coordinates()                  # rank 6 -> {"pipeline": 1, "data": 1, "tensor": 0}
     dist.all_reduce(x, group=mesh.group("tensor"))
 
-The last axis varies fastest: its ranks are neighbours, so put the axis that talks most there, and
-it stays inside a node. `Mesh({...})` alone needs no ranks: it only computes their places.
+The last axis varies fastest, so its ranks are neighbours: put the axis that communicates most last,
+and it stays inside a node. `Mesh({...})` needs no running ranks: it only computes their places.
 """
 
 import functools
@@ -24,14 +24,14 @@ SHOWN_COLUMNS = 60  # of the groups in a line of the printed table
 
 @dataclass(frozen=True)
 class Mesh:
-    """Lay out ranks along named axes. A method's `axes` are one name or a tuple of names.
+    """Lay out ranks along named axes. A method's `axes` is a name or a tuple of names.
 
     Raises: ValueError for a size below 1, and for an axis, a rank or a group that does not exist.
     Lab: 12
     """
 
     axes: dict  # name -> size; in the order of the layout, the last one varies fastest
-    groups: dict = field(default_factory=dict, repr=False, compare=False)  # see build_mesh
+    groups: dict = field(default_factory=dict, repr=False, compare=False)  # made by build_mesh
 
     def __post_init__(self):
         object.__setattr__(self, "axes", dict(self.axes))  # a copy: the caller's may change
@@ -40,13 +40,13 @@ class Mesh:
                 raise ValueError(f"axis {name}={size} must be a whole number, 1 or more")
 
     def __reduce__(self):
-        return Mesh, (self.axes,)  # groups belong to one process, and can't be sent to another
+        return Mesh, (self.axes,)  # groups belong to one process, and can't be sent elsewhere
 
     @functools.cached_property
     def ranks(self):
-        """The layout itself: an array of the axes' sizes, which holds the rank at each place.
+        """The layout as a NumPy array: its shape is the axes' sizes, its entries are the ranks.
 
-        It is NumPy's, because torch's would have no numbers inside of a dry run.
+        A torch tensor would have no numbers inside a dry run.
         """
         return np.arange(self.size).reshape(tuple(self.axes.values()))
 
@@ -56,7 +56,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def coordinates(self, rank=None):
-        """Return {axis: place along it} of `rank`; None: of this rank."""
+        """Return {axis: place along it} of `rank`, by default of this rank."""
         rank = dist.get_rank() if rank is None else rank
         if not 0 <= rank < self.size:
             raise ValueError(f"rank={rank} must be between 0 and {self.size - 1}")
@@ -66,7 +66,7 @@ class Mesh:
     def rank_at(self, **places):
         """Return the rank at these places: rank_at(pipeline=1, data=1, tensor=0).
 
-        Each axis needs a place.
+        Give a place for every axis.
         """
         if set(places) != set(self.axes):
             raise ValueError(f"a rank has a place on each axis: {', '.join(self.axes)}")
@@ -76,17 +76,16 @@ class Mesh:
         return self.ranks[tuple(places[name] for name in self.axes)].item()
 
     def ranks_along(self, axes, rank=None):
-        """Return the ranks that differ from `rank` on `axes` only, and `rank` itself, sorted.
+        """Return `rank` and all ranks that differ from it only on `axes`, sorted.
 
-        rank: None: this rank
+        rank: by default this rank
         """
         axes, places = self._known(axes), self.coordinates(rank)
         line = tuple(slice(None) if name in axes else places[name] for name in self.axes)
         return tuple(self.ranks[line].flatten().tolist())
 
     def all_along(self, axes):
-        """List the groups into which `axes` divide all ranks: ranks_along of every rank, each once.
-        """
+        """List the groups of all ranks along `axes`: the distinct results of ranks_along."""
         axes = self._known(axes)
         last = [name for name in self.axes if name not in axes] + list(axes)
         lines = self.ranks.transpose([list(self.axes).index(name) for name in last])
@@ -94,7 +93,7 @@ class Mesh:
                 lines.reshape(-1, math.prod(self.axes[name] for name in axes)).tolist()]
 
     def group(self, axes):
-        """Return the process group in which this rank talks along `axes`."""
+        """Return the process group in which this rank communicates along `axes`."""
         axes = self._known(axes)
         if axes not in self.groups:
             raise ValueError(f"the mesh has no group along {' and '.join(axes)}: build_mesh makes "
@@ -102,7 +101,7 @@ class Mesh:
         return self.groups[axes]
 
     def axes_of(self, ranks):
-        """Return the axes along which `ranks` are a whole group; () if they are not one."""
+        """Return the axes along which `ranks` form a whole group; () if they do not."""
         places = [self.coordinates(rank) for rank in ranks]
         axes = tuple(name for name in self.axes if len({place[name] for place in places}) > 1)
         return axes if axes and self.ranks_along(axes, ranks[0]) == tuple(sorted(ranks)) else ()
@@ -110,7 +109,7 @@ class Mesh:
     def axes_inside(self, per_node):
         """Return the axes whose groups stay inside a node.
 
-        Ranks 0 .. per_node-1 are the first node. The other axes cross nodes, so their messages take
+        Ranks 0 .. per_node-1 are the first node. The other axes cross nodes, so their messages use
         the slow links.
         """
         if per_node < 1:
@@ -135,7 +134,7 @@ class Mesh:
         return " | ".join(texts) + (f" | and {rest} more" if rest else "")
 
     def _known(self, axes):
-        """`axes` as a tuple in the mesh's order."""
+        """Return `axes` as a tuple in the mesh's order."""
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
         for name in axes:
             if name not in self.axes:

@@ -1,6 +1,6 @@
-"""Modules under the names that they had in version 1, for notebooks and programs that import those.
+"""Keep the module names of version 1 importable, for notebooks and programs that use them.
 
-Python asks here last, when it has found no module of that name. Version 3 is without them.
+Python asks here last, after it has found no module of that name. Version 3 will drop them.
 """
 
 import importlib
@@ -44,18 +44,18 @@ MOVED = {f"ranklab.{old}": f"ranklab.{new}" for old, new in {
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find a module of MOVED under its old name: it is the same module object."""
+    """Import a module of MOVED under its old name, as the same module object."""
 
     def find_spec(self, name, path=None, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name in MOVED else None
 
     def create_module(self, spec):
-        return None  # Python's own way
+        return None  # as Python does by default
 
     def exec_module(self, module):
         sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
 
 
 def install():
-    """Make Python look here as well from now on, after all other places."""
+    """Make Python look here as well from now on, after all other finders."""
     sys.meta_path.append(Finder())

@@ -2,10 +2,10 @@
 
     coordinates       rank -> node and local rank
     shard_range       which part of the work is mine
-    pass_the_token    talk to a neighbour
+    pass_the_token    talk to one neighbour at a time
     ring_shift        talk to both neighbours at once
-    all_ranks_finite  decide together, so that no rank takes another branch
-    roll_call         which ranks are missing, where a collective would just hang
+    all_ranks_finite  decide together, so that all ranks take the same branch
+    roll_call         find the missing ranks, where a collective would just hang
 """
 
 import json
@@ -26,9 +26,9 @@ class Coordinates(NamedTuple):
 
 
 def coordinates(rank, ranks, nodes=1):
-    """Return the coordinates of `rank` when `ranks` are laid out node by node; nothing is sent.
+    """Return the coordinates of `rank` if `ranks` are laid out node by node; nothing is sent.
 
-    Raises: ValueError when nodes does not divide ranks, or there is no such rank.
+    Raises: ValueError if nodes does not divide ranks, or there is no such rank.
     Lab: 00
     """
     if ranks % nodes:

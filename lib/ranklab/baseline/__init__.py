@@ -1,15 +1,15 @@
-"""One device, understood: what a training step computes, what it keeps, and what that costs.
+"""One device: what a training step computes and keeps, and what that costs.
 
 Read in this order:
 
     flops.py          transformer_flops, mfu
     roofline.py       which operations wait for memory, which for arithmetic
     memory.py         model_state_bytes, activation_bytes
-    accumulate.py     accumulate_gradients: a big batch in small pieces
-    checkpointing.py  checkpointed: compute again instead of keeping
-    frugal.py         frugal_gradients: both, and the loss in pieces, for the smallest peak
+    accumulate.py     accumulate_gradients: a large batch in small pieces
+    checkpointing.py  checkpointed: recompute activations instead of keeping them
+    frugal.py         frugal_gradients: both, with the loss in pieces, for the smallest peak
     precision.py      scale_loss: fp16 without losing small gradients
-    fragmentation.py  why an allocation fails while enough bytes are free
+    fragmentation.py  why an allocation can fail while enough bytes are free
     streams.py        work in a queue: why launches return at once
 """
 

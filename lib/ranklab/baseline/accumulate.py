@@ -1,4 +1,4 @@
-"""A big batch in small pieces: the same gradient, the memory of one piece."""
+"""A large batch in small pieces: the same gradient with the memory of one piece."""
 
 from ranklab.basics.targets import IGNORE
 

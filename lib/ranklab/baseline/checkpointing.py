@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep the input, throw the rest away, compute it again in backward.
+"""Activation checkpointing: keep only the input, and recompute the rest in backward.
 
 Not to be confused with a checkpoint on disk (ranklab/checkpoint).
 """
@@ -39,7 +39,7 @@ def checkpointed(function, *inputs):
 
 
 def checkpoint_blocks(model, checkpoint=checkpointed):
-    """Make each block of `model` compute itself again in backward; leave the model's code alone.
+    """Make each block of `model` recompute itself in backward, without changes to the model's code.
 
     checkpoint: checkpointed, or torch.utils.checkpoint.checkpoint with use_reentrant=False.
     """
@@ -52,13 +52,13 @@ def checkpoint_blocks(model, checkpoint=checkpointed):
 
 
 def random_state():
-    """Return the state of torch's random numbers, on the CPU and on this process's GPU."""
+    """Return the state of torch's random generators on the CPU and on this process's GPU."""
     gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return {"cpu": torch.get_rng_state(), "gpu": gpu}
 
 
 def set_random_state(state):
-    """Let torch's random numbers go on from `state`."""
+    """Set torch's random generators to `state`."""
     torch.set_rng_state(state["cpu"])
     if state["gpu"] is not None:
         torch.cuda.set_rng_state(state["gpu"])
@@ -66,7 +66,7 @@ def set_random_state(state):
 
 @contextlib.contextmanager
 def random_replayed(state):
-    """Draw the random numbers that followed `state` in the block; then go on as before."""
+    """In the block, repeat the random numbers that followed `state`; then continue as before."""
     present = random_state()
     set_random_state(state)
     try:

@@ -1,7 +1,7 @@
-"""How much a training step computes, and how much of the device that uses.
+"""How much a training step computes, and what fraction of the device's peak that is.
 
 One multiply and one add are two FLOPs, so an (m, k) @ (k, n) product costs 2 m k n.
-Norms, GELU, softmax and the like are left out: together below 2% of the FLOPs at any usual width.
+Norms, GELU, softmax and the like are left out: together below 2% of the FLOPs at any common width.
 """
 
 

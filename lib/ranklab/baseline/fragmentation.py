@@ -2,9 +2,9 @@
 
 
 class Arena:
-    """Hand out a memory of `size` bytes in pieces, each from the first gap that fits.
+    """Allocate pieces of a memory of `size` bytes, each in the first gap that is large enough.
 
-    A simplification: torch's allocator also rounds sizes and keeps freed pieces for later.
+    This is simplified: torch's allocator also rounds sizes and keeps freed pieces for reuse.
     """
 
     def __init__(self, size):
@@ -12,7 +12,7 @@ class Arena:
         self.pieces = {}  # name -> (start, size)
 
     def gaps(self):
-        """List (start, size) of the free stretches, from low to high."""
+        """List (start, size) of the free gaps, from low to high."""
         gaps, end = [], 0
         for start, size in sorted(self.pieces.values()):
             if start > end:
@@ -29,7 +29,7 @@ class Arena:
         return max((size for _, size in self.gaps()), default=0)
 
     def take(self, name, size):
-        """Take the piece `name` of `size` bytes."""
+        """Allocate the piece `name` of `size` bytes."""
         for start, room in self.gaps():
             if room >= size:
                 self.pieces[name] = (start, size)
@@ -40,5 +40,5 @@ class Arena:
         )
 
     def give_back(self, name):
-        """Free the piece `name`; nothing else moves."""
+        """Free the piece `name`; no other piece moves."""
         del self.pieces[name]

@@ -1,4 +1,4 @@
-"""The gradient of a whole batch in little memory: small pieces of everything, one at a time."""
+"""The gradient of a whole batch in little memory: everything in small pieces, one at a time."""
 
 import torch
 

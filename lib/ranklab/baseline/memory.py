@@ -39,7 +39,7 @@ def activation_bytes(config, batch, seq, element=4, recompute=False):
 def ends_bytes(config, batch, seq, element=4):
     """Count the part of activation_bytes outside the blocks: token ids, last norm, head, loss.
 
-    The log-probabilities are V numbers a token: with a large vocabulary the largest tensor of all.
+    The log-probabilities have V numbers a token: the largest tensor if the vocabulary is large.
     """
     C, V = config.n_embd, config.vocab_size
     ids = 2 * 8  # inputs and targets, int64
@@ -48,9 +48,9 @@ def ends_bytes(config, batch, seq, element=4):
 
 
 def as_trained(model, recipe="mixed"):
-    """Take one Adam step of `recipe`, so that all state exists; return (model, optimizer).
+    """Take one Adam step with `recipe`, so that all state exists; return (model, optimizer).
 
-    The step is taken on made-up gradients; "mixed" keeps master weights by hand.
+    The step uses made-up gradients; for "mixed" the master weights are kept by hand.
     """
     model = model.float() if recipe == "fp32" else model.bfloat16()
     weights = list(model.parameters())
@@ -68,7 +68,7 @@ def as_trained(model, recipe="mixed"):
 
 
 def live_activations(model, inputs, targets):
-    """Record the bytes that wait for backward in one step: (list in forward, list in backward)."""
+    """Record the bytes kept for backward during one step: (list in forward, list in backward)."""
     live_bytes, handles = [0], []
 
     def note(*_):

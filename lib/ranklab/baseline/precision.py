@@ -1,10 +1,10 @@
-"""Sixteen bits: bf16 keeps float32's range, fp16 does not, so fp16 needs its loss scaled."""
+"""Sixteen bits: bf16 has the range of float32; fp16 has not, so its loss must be scaled."""
 
 from typing import NamedTuple
 
 
 class LossScale(NamedTuple):
-    """The scale of the loss, and for how many steps in a row it has not overflowed."""
+    """The scale of the loss, and the number of steps in a row without an overflow."""
 
     scale: float = 2.0**16
     clean_steps: int = 0

@@ -1,8 +1,8 @@
-"""The roofline: an operation waits for arithmetic or for memory, and its intensity says which.
+"""The roofline: an operation waits for arithmetic or for memory; its intensity tells which.
 
-Intensity = FLOPs / bytes moved to and from the device's memory. Below peak FLOP/s / bandwidth the
+Intensity = FLOPs / bytes moved to and from the device's memory. Below peak FLOP/s / bandwidth,
 memory is the limit, and more FLOP/s would change nothing.
-paper: Williams, Waterman, Patterson 2009
+Paper: Williams, Waterman, Patterson 2009
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Operation:
 
 
 def matmul_operation(name, m, k, n, element=2):
-    """Return the Operation (m, k) @ (k, n), with each matrix moved once: the best a cache can do.
+    """Return the Operation (m, k) @ (k, n) with each matrix moved once, as with a perfect cache.
 
     element: bytes of a number
     """
@@ -32,7 +32,7 @@ def matmul_operation(name, m, k, n, element=2):
 def elementwise_operation(name, count, reads, writes, flops_each, element=2):
     """Return the Operation that computes `count` elements.
 
-    For each element it reads `reads` numbers from memory and writes `writes` numbers.
+    For each element it reads `reads` numbers from memory and writes `writes`.
     element: bytes of a number
     """
     return Operation(name, count * flops_each, count * (reads + writes) * element)
@@ -44,14 +44,12 @@ def attainable_flops(intensity, peak_flops, bandwidth):
 
 
 def operation_seconds(operation, peak_flops, bandwidth):
-    """Return the shortest time for the operation: its arithmetic or its memory traffic, the longer.
-    """
+    """Return the operation's shortest time: the longer of its arithmetic and its memory traffic."""
     return max(operation.flops / peak_flops, operation.bytes / bandwidth)
 
 
 def block_operations(config, batch, seq, element=2):
-    """List the forward operations of one block of GPT(config), each kernel by itself (not fused).
-    """
+    """List the forward operations of one block of GPT(config), without fused kernels."""
     C, H, tokens = config.n_embd, config.n_head, batch * seq
     flash = Operation("attention (flash)", 4 * tokens * seq * C, 4 * tokens * C * element)
     scores = tokens * H * seq  # written and read again: scores, probabilities
@@ -73,6 +71,6 @@ def block_operations(config, batch, seq, element=2):
 def decode_operation(config, batch, element=2):
     """Return the Operation of one MLP product for one new token per sequence.
 
-    It shows why generating waits for memory.
+    It shows why generation is limited by memory bandwidth.
     """
     return matmul_operation("mlp up, one token", batch, config.n_embd, 4 * config.n_embd, element)

@@ -1,6 +1,6 @@
-"""A CUDA stream in fifty lines: a queue of work, run in order, beside the Python that fills it.
+"""A CUDA stream in fifty lines: a queue of work that runs in order while Python fills it.
 
-The stand-in for machines without a GPU is a thread with a queue; the names and rules are CUDA's.
+On a machine without a GPU a thread with a queue stands in; the names and rules are CUDA's.
 """
 
 import queue
@@ -9,7 +9,7 @@ import time
 
 
 class Event:
-    """A point in a stream's queue: `wait` returns when the stream has come so far."""
+    """A point in a stream's queue; `synchronize` returns once the stream has reached it."""
 
     def __init__(self):
         self._reached = threading.Event()
@@ -24,15 +24,15 @@ class Event:
         self._reached.wait()
 
     def elapsed_time(self, end):
-        """Return the seconds from this event to `end`, when both are reached.
+        """Return the seconds from this event to `end`, after both are reached.
 
-        CUDA's own method gives milliseconds.
+        CUDA's own method returns milliseconds.
         """
         return end.time - self.time
 
 
 class Stream:
-    """Run work in the order in which it was launched; two streams know nothing of each other."""
+    """Run work in the order in which it was launched, independently of other streams."""
 
     def __init__(self):
         self._queue = queue.SimpleQueue()
@@ -61,5 +61,5 @@ class Stream:
         self.record().synchronize()
 
     def close(self):
-        """Tell the thread to end after the work that is in the queue."""
+        """Tell the thread to end after the work in the queue."""
         self._queue.put(None)

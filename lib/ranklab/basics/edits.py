@@ -14,7 +14,7 @@ def text_of(function):
 def edited_text(function, edits):
     """Return the text of `function` with its edits: old, new, old, new, ...
 
-    Raises: ValueError where an old text is not there exactly once: the library has moved on.
+    Raises: ValueError if an old text does not occur exactly once: the library has changed.
     """
     text = text_of(function)
     for old, new in zip(edits[::2], edits[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Files that are whole at any moment: written beside their place, then renamed."""
+"""Files that are complete at any moment: written next to their final path, then renamed."""
 
 import contextlib
 import os
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def part_of(path):
-    """Return where this process writes what will be the file at `path`."""
+    """Return the temporary path at which this process writes the future file `path`."""
     return Path(path).with_name(f".{Path(path).name}.{os.getpid()}.part")
 
 
 @contextlib.contextmanager
 def whole_file(path):
-    """Give a path to write to in the block; after it, rename that file to `path`.
+    """Yield a temporary path to write to; after the block, rename that file to `path`.
 
-    An error, or the end of the process, leaves the old file.
+    If the block raises or the process dies, the old file stays.
     """
     part = part_of(path)
     try:
@@ -26,6 +26,6 @@ def whole_file(path):
 
 
 def write_whole(path, text):
-    """Write `text` to the file at `path`; an interrupted write leaves the old file."""
+    """Write `text` to the file at `path`; if the write is interrupted, the old file stays."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Many tensors in one flat one, and back: a message costs its latency however small it is."""
+"""Pack many tensors into one, and unpack them: even the smallest message costs its latency."""
 
 import torch
 
@@ -10,17 +10,17 @@ def pack(tensors):
 
 def as_bytes(x):
     """View contiguous `x` as bytes, so that gloo can broadcast types it lacks, such as int16."""
-    # One number may have any stride and counts as contiguous; view() takes 1 alone.
+    # A single number may have any stride and counts as contiguous; view() accepts only stride 1.
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def pieces(flat, tensors):
-    """Return the parts of `flat` where pack() puts `tensors`, as views in their shapes."""
+    """Return views of `flat`, in the shapes of `tensors`, of the parts where pack() puts them."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
 
 
 def unpack(flat, tensors):
-    """Copy `flat` into `tensors`, one after the other; the opposite of pack()."""
+    """Copy `flat` into `tensors`, one after the other; the inverse of pack()."""
     for tensor, piece in zip(tensors, pieces(flat, tensors)):
         tensor.copy_(piece)

@@ -1,4 +1,4 @@
-"""Which files of the library a file of it imports: by their text, nothing is run."""
+"""Find the library files that a library file imports, from their text; nothing is run."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ PROGRAM = re.compile(r"(?:from|import) (ranklab(?:\.\w+)+)")
 
 
 def imported(files):
-    """Return these files, every file of the library that they import, and so on."""
+    """Return `files` with every library file that they import, directly or indirectly."""
     reached, todo = set(), [*files]
     while todo:
         path = todo.pop()
@@ -35,13 +35,12 @@ def imports(path):
                       if alias.name.startswith("ranklab")}
         elif isinstance(node, ast.Constant):
             files |= {file_of(module) for module in PROGRAM.findall(str(node.value))}
-    return {path for path in files if path.exists()}           # a program may name what is gone
+    return {path for path in files if path.exists()}           # a program may name a deleted file
 
 
 @functools.cache
 def file_of(module, name=None):
-    """Find the file that defines `name` of a module; follow the imports in a package's __init__.py.
-    """
+    """Find the file that defines `name` of `module`; follow imports in a package's __init__.py."""
     place = LIB.joinpath(*module.split(".")[1:])
     if not (place / "__init__.py").exists():
         return place.with_suffix(".py")

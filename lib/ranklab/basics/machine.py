@@ -1,4 +1,4 @@
-"""Facts about this machine, as far as this process may use it: cores, memory, GPUs."""
+"""The cores, memory and GPUs of this machine that this process may use."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import psutil
 
 
 def cores():
-    """Count the cores that this process may use; a container's limit counts."""
+    """Count the cores that this process may use, within a container's limit."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = _cgroup("cpu.max")
     if limit and limit[0] != "max":
@@ -16,7 +16,7 @@ def cores():
 
 
 def memory():
-    """Return (total, free) bytes of memory; a container's limit counts."""
+    """Return (total, free) bytes of memory, within a container's limit."""
     machine = psutil.virtual_memory()
     limit = _cgroup("memory.max")
     total = machine.total

@@ -1,4 +1,4 @@
-"""The names that a piece of Python uses from outside, and those that it binds."""
+"""The names that a piece of Python uses but does not define, and the names that it binds."""
 
 import symtable
 

@@ -1,7 +1,7 @@
-"""Options: fields of a dataclass that know their help text and their allowed values.
+"""Options: fields of a dataclass with a help text and allowed values.
 
-A project's settings are a frozen dataclass, and its fields are options of its command line. With
-option() a field gets its help text; check_options(self) in __post_init__ refuses wrong values.
+A project's settings are a frozen dataclass, and its fields are options of its command line.
+option() gives a field its help text; check_options(self) in __post_init__ refuses wrong values.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from pathlib import Path
 def option(default, help=None, choices=None, least=None, kind=None, flag=None, nargs=None):
     """Make a field of a dataclass, with its option's help and the values that check_options allows.
 
-    kind: a function of the text on the command line; by default the type of the field
-    flag: the option's name, where it differs from the field's
-    nargs: "?" or "*": it is written without a flag, where the command names it
+    kind: a function that converts the command line's text; by default the type of the field
+    flag: the option's name, if it differs from the field's
+    nargs: "?" or "*" for a positional argument, written without a flag
     """
     about = {"help": help, "choices": choices, "least": least, "kind": kind, "flag": flag,
              "nargs": nargs}
@@ -26,7 +26,7 @@ def option(default, help=None, choices=None, least=None, kind=None, flag=None, n
 
 
 def about(config, name):
-    """Return what option() says of the field `name`, here or in a base class."""
+    """Return what option() recorded for the field `name`, of this class or a base class."""
     kind, metadata = config if isinstance(config, type) else type(config), {}
     for each in reversed(kind.__mro__):
         fields = vars(each).get("__dataclass_fields__", {})
@@ -35,9 +35,9 @@ def about(config, name):
 
 
 def check_options(config):
-    """Refuse a field of `config` that has none of its choices, or less than its least value.
+    """Refuse a field of `config` that is not one of its choices, or below its least value.
 
-    Raises ValueError, which names the field.
+    Raises: ValueError, which names the field.
     """
     for field in dataclasses.fields(config):
         value, metadata = getattr(config, field.name), about(config, field.name)
@@ -53,7 +53,7 @@ def check_options(config):
 def number(kind=int, least=None, most=None, above=None):
     """Make a type for add_argument: a finite number within the given bounds.
 
-    `least` and `most` are allowed values, `above` is not; None: no bound.
+    `least` and `most` are inclusive bounds, `above` is an exclusive one; None: no bound.
     """
     bounds = [f"{word} {bound}" for word, bound in (
         ("of at least", least), ("above", above), ("at most", most)) if bound is not None]
@@ -77,7 +77,7 @@ seed = number(least=0, most=2**63 - 1)
 def comma_list(kind=str, choices=None):
     """Make a type for add_argument: "a,b" -> ["a", "b"].
 
-    Each value is made by `kind`, and must be one of the `choices`.
+    `kind` converts each value, which must be one of the `choices`.
     """
     def split(text):
         values = [kind(each) for each in text.split(",")]
@@ -87,7 +87,7 @@ def comma_list(kind=str, choices=None):
                 raise argparse.ArgumentTypeError(f"{value!r} is not one of {known}")
         return values
 
-    split.__name__ = f"list of {kind.__name__}"  # argparse names it when a value is wrong
+    split.__name__ = f"list of {kind.__name__}"  # argparse shows it when a value is wrong
     return split
 
 

@@ -1,3 +1,3 @@
 """The target of a token that does not count in a loss."""
 
-IGNORE = -100  # what cross_entropy leaves out by default
+IGNORE = -100  # the value that cross_entropy ignores by default

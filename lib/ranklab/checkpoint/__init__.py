@@ -1,23 +1,25 @@
-"""A checkpoint on disk: all that a run needs to go on as if it had never stopped.
+"""A checkpoint on disk: everything a run needs to continue as if it had never stopped.
 
-    run/step-000100-save-2/rank-00000.pt   boxes of named tensors, random state, what is one rank's
+    run/step-000100-save-2/rank-00000.pt   boxes of named tensors, random state, one rank's state
                            rank-00001.pt
-                           index.json      written last: what lies where, checksums, step, settings
+                           index.json      written last: location of tensors, checksums, step,
+                                           settings
 
     save.py       save_checkpoint: each box is written once, by the first rank that holds it
     load.py       load_checkpoint: on any layout, or not at all; RunFingerprint
-    reshard.py    reshard_checkpoint: tensors of one layout fill the tensors of another
+    reshard.py    reshard_checkpoint: fills the tensors of one layout from those of another
     consensus.py  RankConsensus: an error on one rank becomes an error on all
-    files.py      the folders: complete or no checkpoint; checksums
+    files.py      the folders, each a complete checkpoint or none; checksums
 
-A folder without index.json is no checkpoint: whenever a run is killed, the last good one stays. No
-two saves share a folder, not even of two jobs on one disk, for making a folder succeeds only once.
+A folder without index.json is not a checkpoint: whenever a run is killed, the last good checkpoint
+stays. No two saves share a folder, not even saves of two jobs on one disk, because making a folder
+succeeds only once.
 
-Tensors are known by name, shape and offset: what was saved on one layout is loaded on any other
-(trainer.Piece). torch.distributed.checkpoint has the same idea, and renames its .metadata
-into place last, so its new folder is also complete or no checkpoint. But it has no checksums, and
-no shards that begin in the middle of a row, as ZeRO's do; and by default it overwrites the files
-of a checkpoint in a folder that exists (filesystem.py of torch 2.13).
+Tensors are identified by name, shape and offset: a checkpoint of one layout loads on any other
+(trainer.Piece). torch.distributed.checkpoint has the same idea, and renames its .metadata into
+place last, so its new folder is also either a complete checkpoint or none. But it has no checksums,
+and no shards that begin in the middle of a row, such as ZeRO's; and by default it overwrites the
+files of a checkpoint in an existing folder (filesystem.py of torch 2.13).
 """
 
 from ranklab.checkpoint.load import RunFingerprint, load_checkpoint

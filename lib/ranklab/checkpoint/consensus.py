@@ -1,4 +1,4 @@
-"""RankConsensus: an error on one rank becomes an error on all, so none waits for it in vain."""
+"""RankConsensus: turn an error on one rank into an error on all, so that none waits in vain."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import torch
 
 
 class RankConsensus:
-    """Let the ranks of a Parallel tell each other things, through its `gather` alone."""
+    """Exchange values and errors between the ranks of a Parallel, using only its `gather`."""
 
     def __init__(self, parallel, device):
         self.parallel, self.device = parallel, device
@@ -15,7 +15,7 @@ class RankConsensus:
     def exchange(self, value):
         """Gather the values of all ranks, on every rank: [rank 0's, rank 1's, ...].
 
-        value: anything that JSON can hold.
+        value: anything that JSON can represent.
         """
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         length = torch.tensor([len(text)], device=self.device)
@@ -26,7 +26,7 @@ class RankConsensus:
 
     @contextlib.contextmanager
     def agreed(self):
-        """Raise on all ranks what one rank raises inside, so no rank waits for one that gave up."""
+        """Raise on all ranks what one rank raises inside, so no rank waits for a failed one."""
         error = None
         try:
             yield

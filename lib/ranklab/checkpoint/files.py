@@ -15,18 +15,18 @@ INDEX = "index.json"
 
 
 def saves(folder):
-    """Return {number of the save: its folder}, in order, complete or not."""
+    """Return {number of the save: its folder}, in order, including incomplete ones."""
     paths = ((re.fullmatch(r"step-\d+-save-(\d+)", path.name), path) for path in folder.glob("*"))
     return dict(sorted((int(name[1]), path) for name, path in paths if name))
 
 
 def complete(folder):
-    """List the folders of all complete checkpoints, the oldest first."""
+    """List the folders of all complete checkpoints, oldest first."""
     return [path for path in saves(folder).values() if (path / INDEX).exists()]
 
 
 def new_folder(folder, step):
-    """Make a folder inside `folder` that no other job has; return its path."""
+    """Make a folder inside `folder` that no other job uses; return its path."""
     if folder.is_file():
         raise NotADirectoryError(f"{folder} is a file, but a checkpoint is a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,12 @@ def new_folder(folder, step):
 
 
 def forget(folder, keep):
-    """Delete all but the last `keep` checkpoints, and leave newer folders: one may be in use."""
+    """Delete all but the last `keep` checkpoints; leave newer folders, which may be in use."""
     newest = complete(folder)[-keep:]
     for path in saves(folder).values():
         if path in newest:
             break
-        (path / INDEX).unlink(missing_ok=True)  # first: what is half deleted must not look whole
+        (path / INDEX).unlink(missing_ok=True)  # first: a half-deleted one must not look complete
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -56,13 +56,13 @@ def rank_file(rank):
 
 def write_rank(place, rank, tensors, own):
     """Write the rank's file to the disk; return its size and checksum."""
-    # copies: a view would bring all that it is a view of
+    # copies: a view would be saved with its whole storage
     copies = {key: torch.empty(t.shape, dtype=t.dtype).copy_(t) for key, t in tensors.items()}
     path = place / rank_file(rank)
     with open(path, "wb") as file:
         try:
             torch.save({"boxes": copies, "random": random_state(), "own": own}, file)
-        except RuntimeError as error:  # "unexpected pos 3520 vs 3472", where a disk is full
+        except RuntimeError as error:  # "unexpected pos 3520 vs 3472" if the disk is full
             raise error.__context__ or error from None
         sync(file)
     return fingerprint(path)
@@ -82,11 +82,11 @@ def checksum_of(index):
 
 
 def write_index(place, index):
-    """Make `place` a checkpoint by one renaming, once all its files are on the disk."""
+    """Make `place` a checkpoint by renaming its index, once all its files are on the disk."""
     with whole_file(place / INDEX) as part, open(part, "w") as file:
         json.dump({**index, "checksum": checksum_of(index)}, file)
         sync(file)
-    for folder in (place, place.parent):  # the names, too
+    for folder in (place, place.parent):  # sync the names as well
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -98,7 +98,7 @@ def sync(file):
 
 
 class Files:
-    """A checkpoint to read from; every file is compared with its checksum before it is used.
+    """A checkpoint to read from; every file is checked against its checksum before it is used.
 
     An index without a checksum is refused: it may be damaged, or from an older ranklab.
     """
@@ -135,7 +135,7 @@ class Files:
     def overlapping(self, piece):
         """Return [(offset, tensor)] of the stored boxes that overlap the piece.
 
-        Raises: ValueError if the tensor has another shape in the checkpoint, or a file is damaged.
+        Raises: ValueError if the checkpoint's tensor has a different shape, or a file is damaged.
         """
         saved, boxes = self.index["state"][piece.name][piece.kind], []
         if tuple(saved["shape"]) != tuple(piece.shape):

@@ -1,4 +1,4 @@
-"""load_checkpoint: first compare everything with what this run has, then fill its tensors."""
+"""load_checkpoint: first check that everything fits this run, then fill its tensors."""
 
 import contextlib
 import copy
@@ -18,16 +18,16 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
     """Load the last checkpoint of `folder`, saved on any layout, into model, optimizer and `more`.
 
     Collective: call it on every rank; an error on one is raised on all.
-    Everything is read and compared with its checksum first, so an error changes nothing.
-    Random numbers, and the state that only one rank has, go on where the number of ranks is the
+    Everything is read and checked against its checksum first, so an error changes nothing.
+    Random numbers, and the state that only one rank has, are restored if the number of ranks is the
     same as before.
-    reshard: reshard_checkpoint, or a learner's own, which raises before it writes.
+    reshard: reshard_checkpoint, or a learner's version of it, which must raise before it writes.
     Returns: the step of the checkpoint.
-    Raises: FileNotFoundError without a checkpoint; ValueError for a damaged one, and for one of
-        another model, optimizer or run.
+    Raises: FileNotFoundError if there is no checkpoint; ValueError if it is damaged, or belongs to
+        a different model, optimizer or run.
     """
     consensus, more = RankConsensus(parallel, device), more or {}
-    with consensus.agreed():  # one rank looks, because others could see another one
+    with consensus.agreed():  # only one rank looks: others could see a different checkpoint
         paths = [str(path) for path in complete(Path(folder))] if parallel.rank == 0 else []
     newest = consensus.exchange(paths[-1:])[0]
     if not newest:
@@ -58,7 +58,7 @@ def load_checkpoint(folder, parallel, model, optimizer, device="cpu", more=None,
 
 @contextlib.contextmanager
 def restored_after_errors(parallel, model, optimizer, more):
-    """Restore everything except the numbers in Pieces if the block raises."""
+    """If the block raises, restore everything except the numbers in Pieces."""
     state, groups = optimizer.state, optimizer.param_groups  # make_state replaces both
     parts = [(part, copy.deepcopy(part.state_dict())) for part in more.values()]
     random, old_state = random_state(), parallel.rank_state(model)
@@ -74,9 +74,9 @@ def restored_after_errors(parallel, model, optimizer, more):
 
 
 class RunFingerprint:
-    """Hold settings that must be the same as before, or step 1,000 is another place in the data.
+    """Hold settings that must not change, or step 1,000 would be a different place in the data.
 
-    Pass it to save_checkpoint and load_checkpoint in `more`: loading raises ValueError where a
+    Pass it to save_checkpoint and load_checkpoint in `more`: loading raises ValueError if a
     setting differs.
     """
 
@@ -94,7 +94,7 @@ class RunFingerprint:
 
 
 def same_model(state, gathered):
-    """Raise ValueError, on all ranks, unless the ranks' weights are those of the checkpoint."""
+    """Raise ValueError on all ranks unless their weights have the checkpoint's names and shapes."""
     shapes = {name: shape for rows in gathered for name, kind, shape in rows if kind == "weight"}
     saved = {name: kinds["weight"]["shape"] for name, kinds in state.items() if "weight" in kinds}
     differences = [f"it has no {name}" for name in shapes if name not in saved]
@@ -109,14 +109,14 @@ def same_model(state, gathered):
 def make_state(optimizer, saved, state):
     """Give the optimizer the saved settings, and zeros for each kind of state that was saved.
 
-    torch makes an optimizer's state in the first step only, so there would be nothing to fill.
+    torch makes an optimizer's state only in the first step, so there would be nothing to fill.
     """
     present = settings(optimizer)
     if (present["class"], len(present["groups"])) != (saved["class"], len(saved["groups"])):
         raise ValueError(
             f"the checkpoint is of {saved['class']} with {len(saved['groups'])} groups of "
             f"parameters, this run has {present['class']} with {len(present['groups'])}")
-    kinds = {}  # {kind: (its dtype, whether it has a number for each number of the parameter)}
+    kinds = {}  # {kind: (its dtype, whether it has the shape of its parameter)}
     for tensors in state.values():
         for kind, tensor in tensors.items():
             if kind != "weight" and not kinds.get(kind, (None, False))[1]:

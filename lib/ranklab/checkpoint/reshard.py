@@ -1,4 +1,4 @@
-"""reshard_checkpoint: tensors saved in one layout are loaded in another. Nothing is sent."""
+"""reshard_checkpoint: load tensors that were saved in a different layout. Nothing is sent."""
 
 
 def reshard_checkpoint(pieces, saved):
@@ -24,10 +24,10 @@ def reshard_checkpoint(pieces, saved):
 
 
 def overlap(piece, offset, tensor):
-    """Slice out the numbers of the whole tensor that a piece and a box both have.
+    """Slice out the numbers of the whole tensor that are in both a piece and a box.
 
     The box `tensor` begins at `offset`.
-    Returns: (view of piece.tensor, view of `tensor`), of one shape.
+    Returns: (view of piece.tensor, view of `tensor`), of the same shape.
     """
     starts = [max(pair) for pair in zip(piece.offset, offset)]
     stops = [min(a + n, b + m) for a, n, b, m in

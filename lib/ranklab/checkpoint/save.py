@@ -10,10 +10,10 @@ from ranklab.checkpoint.files import INDEX, box_key, forget, new_folder, write_i
 
 
 def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device="cpu", keep=2):
-    """Save a checkpoint in a new folder inside `folder`; keep only the last `keep` of them.
+    """Save a checkpoint in a new folder inside `folder`; keep only the last `keep` checkpoints.
 
     Collective: call it on every rank; an error on one is raised on all.
-    more: {name: object with a state_dict that JSON can hold}, the same on all ranks.
+    more: {name: object with a state_dict that JSON can represent}, the same on all ranks.
     Returns: the path of the new checkpoint.
     """
     consensus, rank = RankConsensus(parallel, device), parallel.rank
@@ -44,7 +44,7 @@ def save_checkpoint(folder, parallel, model, optimizer, step, more=None, device=
 
 
 class Box(NamedTuple):
-    """The description of a Piece without its numbers: hashable, and JSON can hold it."""
+    """The description of a Piece without its numbers: hashable, and JSON can represent it."""
 
     name: str
     kind: str
@@ -78,10 +78,10 @@ def first_holders(gathered):
 
 
 def table(writers):
-    """List where each tensor lies.
+    """List where each tensor is stored.
 
     Returns: {name: {kind: {"shape", "dtype", "boxes": [[rank, offset, sizes], ...]}}}.
-    Raises: ValueError for boxes that overlap, or leave a part of their tensor out.
+    Raises: ValueError if boxes overlap, or leave out a part of their tensor.
     """
     state = {}
     for box, rank in writers.items():

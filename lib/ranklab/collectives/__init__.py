@@ -1,19 +1,19 @@
 """The nine verbs of distributed training, and the algorithms behind them, from send and recv.
 
-    verbs.py         each verb in its plainest form
-    ring.py          reduce-scatter, all-gather and all-reduce round a ring: the fewest bytes
+    verbs.py         each verb in its simplest form
+    ring.py          reduce-scatter, all-gather and all-reduce around a ring: the fewest bytes
     tree.py          broadcast and all-reduce in log2 R rounds: the fewest steps
     hierarchical.py  all-reduce for two kinds of links: fast inside a node, slow between nodes
     server.py        all-reduce through one rank, to see why that does not scale
-    fit.py           alpha and beta of a link, from measured times; formulas/collectives.py has
-                     what each of them costs, before it is run
+    fit.py           alpha and beta of a link, from measured times; formulas/collectives.py
+                     predicts the cost of each algorithm
     uneven.py        all-to-all of pieces whose lengths only their senders know
-    wire.py          the one way in which they all talk: send to one rank, receive from another
+    wire.py          the exchange that all of them use: send to one rank, receive from another
 
 Every function takes `group=None` (all ranks), leaves its input unchanged and returns its result.
 Ranks in arguments (`src`, `dst`, `server`) count inside the group. Lab 02 builds all of this.
 
-They are for buffers. As with torch.distributed's own, no gradient crosses between ranks: autograd
+The functions are for buffers. As in torch.distributed, no gradient crosses between ranks: autograd
 sees only this rank's part. Functions with gradients are in tensor_parallel/regions.py.
 """
 

@@ -1,8 +1,8 @@
-"""Slow links on one machine: senders that sleep as long as the message would take.
+"""Slow links on one machine: a sender sleeps for as long as its message would take.
 
-An emulation, not a simulation: real ranks send real tensors, and sleeping ranks do overlap, also
-on two cores. Only the waiting is invented. The ranks of a node share its one link to the outside,
-so a sender holds the node's lock while it sleeps.
+This is an emulation, not a simulation: real ranks send real tensors, and sleeping ranks do overlap,
+even on two cores. Only the waiting is artificial. The ranks of a node share its one link to other
+nodes, so a sender holds the node's lock while it sleeps.
 """
 
 import time
@@ -15,12 +15,12 @@ from ranklab.meter.ops import read_ops
 
 
 class EmulatedLinks(TorchDispatchMode):
-    """Inside the block each message of this rank takes at least alpha + n * beta seconds.
+    """Make each message of this rank take at least alpha + n * beta seconds inside the block.
 
-    A collective takes as long as its ring (meter/costs.py), over the link to the next rank of its
-    group; the op itself then waits for the slowest. An asynchronous one sleeps when it is called.
-    `fast` is the Link inside a node of `per_node` ranks, `slow` the one between nodes; `folder`
-    is a folder that all ranks of this machine see, for the nodes' locks.
+    A collective takes as long as its ring (meter/costs.py) over the link to the next rank of its
+    group; the op itself then waits for the slowest rank. An asynchronous op sleeps when it is
+    called. `fast` is the Link inside a node of `per_node` ranks, `slow` the Link between nodes;
+    `folder` is a folder that all ranks of this machine can access, for the nodes' locks.
     """
 
     def __init__(self, fast, slow, per_node, folder):
@@ -47,7 +47,7 @@ class EmulatedLinks(TorchDispatchMode):
 
 @contextmanager
 def _locked(path):
-    import fcntl  # not on Windows, where launch is to say so itself
+    import fcntl  # missing on Windows, where launch itself reports that
 
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

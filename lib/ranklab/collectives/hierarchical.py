@@ -11,9 +11,9 @@ def node_groups(per_node, group=None):
     """Make two groups for this rank: (the ranks of its node, its peers on all nodes).
 
     The first per_node ranks of `group` are the first node, and so on. Every rank of the job must
-    call it (new_group is a collective), also with a `group`, each for its own group; a rank in
-    none gets (None, None). Once is enough: keep the groups.
-    Returns: (inside, across), as hierarchical_all_reduce takes them.
+    call it (new_group is a collective), even with a `group`, each with its own group; a rank in no
+    group gets (None, None). Call it once and keep the groups.
+    Returns: (inside, across), the arguments of hierarchical_all_reduce.
     Cost: without `group` nothing; with it, one all_gather of some bytes over the whole job.
     Raises: ValueError if per_node does not divide the number of ranks.
     Lab: 02
@@ -26,8 +26,8 @@ def node_groups(per_node, group=None):
     peers = list(zip(*nodes))
     rank_lists = [nodes + peers]
     if group is not None:
-        # new_group names by a counter: two halves of the job that each make only their own groups
-        # would take the same names, and clash. So every rank makes all, in one order.
+        # new_group names groups by a counter: if two halves of the job each made only their own,
+        # the names would clash. So every rank makes all groups, in the same order.
         rank_lists = [None] * dist.get_world_size()
         dist.all_gather_object(rank_lists, nodes + peers)
     groups = {members: dist.new_group(list(members))

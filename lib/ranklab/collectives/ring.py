@@ -1,7 +1,7 @@
-"""Round the ring: the algorithms whose busiest rank sends the fewest bytes.
+"""Around the ring: the algorithms whose busiest rank sends the fewest bytes.
 
-`x` is cut into R chunks, as equal as they can be (torch.tensor_split: the first ones are longer
-by one when R does not divide). Rank r talks to two ranks only: it sends to r + 1 and receives
+`x` is cut into R chunks, as equal as possible (torch.tensor_split: if R does not divide the length,
+the first chunks are longer by one). Rank r talks to only two ranks: it sends to r + 1 and receives
 from r - 1. So every link is busy in every step, and no rank is special.
 """
 

@@ -1,4 +1,4 @@
-"""All-to-all of pieces that differ in length: MPI's Alltoallv."""
+"""All-to-all of pieces of different lengths: MPI's Alltoallv."""
 
 import torch
 import torch.distributed as dist

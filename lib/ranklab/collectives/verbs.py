@@ -1,8 +1,8 @@
-"""The nine verbs in their plainest form: what each of them means, in sends and receives.
+"""The nine verbs in their simplest form: what each of them means, in sends and receives.
 
 Nothing here is clever. In broadcast, reduce, gather and scatter one rank talks to all the others;
 in the `all` verbs every rank talks to every other. ring.py and tree.py spread the work better.
-Where a result has a part for each rank, the parts are stacked: (R, ...).
+If a result has a part for each rank, the parts are stacked: (R, ...).
 """
 
 import torch
@@ -56,7 +56,7 @@ def reduce(x, dst=0, group=None):
 def scatter(x, like, src=0, group=None):
     """Send rank src's x[r] to rank r; on the other ranks x may be None.
 
-    like: any tensor of one piece's shape, type and device, because receivers must know what comes.
+    like: a tensor of a piece's shape, dtype and device, because receivers must know what to expect.
     Cost: src sends R-1 pieces.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -79,7 +79,7 @@ def all_to_all(x, group=None):
     x = x.contiguous()  # (R, ...): piece r is for rank r
     out = torch.empty_like(x)  # (R, ...): piece r came from rank r
     out[rank] = x[rank]
-    for shift in range(1, R):  # in round `shift` everybody sends that far: no rank is crowded
+    for shift in range(1, R):  # in round `shift` all ranks send equally far: none is overloaded
         to, source = (rank + shift) % R, (rank - shift) % R
         sendrecv(x[to], to, out[source], source, group)
     return out
@@ -114,7 +114,7 @@ def all_reduce(x, group=None):
 def barrier(group=None):
     """Wait until every rank has called this.
 
-    Cost: each rank sends log2 R messages of one byte, rounded up.
+    Cost: each rank sends ceil(log2 R) messages of one byte.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     token, step = torch.zeros(1, dtype=torch.uint8, device=device()), 1

@@ -1,8 +1,8 @@
-"""Every message: its sender, receiver and content, in order. The step-by-step pictures show it.
+"""Record the sender, receiver and content of every message, for the step-by-step pictures.
 
-Each rank starts from `marked(R)`, whose numbers carry their own history: element c of rank r says
-"chunk c, from rank r". Sums of such numbers still tell which chunk they are and which ranks are in
-them, so the picture shows what an algorithm really did, not what it should have done.
+Each rank starts from `marked(R)`, whose numbers carry their own history: element c on rank r means
+"chunk c, from rank r". A sum of such numbers still tells its chunk and the ranks in the sum, so
+the picture shows what an algorithm really did, not what it should have done.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Message:
-    """One chunk that went from rank `sender` to rank `to`, with the ranks summed in it."""
+    """A chunk sent from rank `sender` to rank `to`, with the ranks summed in it."""
 
     step: int  # the sender's first, second, ... message
     sender: int
@@ -24,13 +24,13 @@ class Message:
 
 
 def marked(ranks, device=None):
-    """Make a number for each chunk that tells the chunk and this rank, also after any sum.
+    """Make a number for each chunk that still tells the chunk and this rank after any sum.
 
     Shape: (ranks,), int64.
     """
     rank = dist.get_rank()
     chunks = torch.arange(ranks, dtype=torch.int64, device=device)
-    # Low byte: a bit for each rank in the sum. Above it: the chunk, times the ranks in the sum.
+    # Low byte: a bit for each rank in the sum. Above it: chunk * number of ranks in the sum.
     return chunks * 256 + (1 << rank)
 
 

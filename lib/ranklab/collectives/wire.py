@@ -1,4 +1,4 @@
-"""How ranks talk here: one message out, one message in, at the same time."""
+"""How ranks communicate here: one message out and one message in, at the same time."""
 
 import torch.distributed as dist
 
@@ -16,16 +16,16 @@ def sendrecv(piece, to, into, source, group=None):
 
 
 def start_sendrecv(piece, to, into, source, group=None):
-    """Start sendrecv; return a list of works. Leave both tensors alone until you have waited.
+    """Start sendrecv; return a list of works. Do not use the tensors until you have waited for all.
 
-    Cost: as sendrecv.
+    Cost: the same as sendrecv.
     """
     size = dist.get_world_size(group)
     for peer in (to, source):  # gloo would crash, NCCL would wait
         if not 0 <= peer < size:
             raise ValueError(f"rank {peer} is not one of the {size} ranks 0 to {size - 1}")
     ops = []
-    if into.numel():  # the receive is posted first, so that no message waits for a place to land
+    if into.numel():  # the receive is posted first, so that an arriving message has a buffer
         ops.append(dist.P2POp(dist.irecv, into, group=group, group_peer=source))
     if piece.numel():
         ops.append(dist.P2POp(dist.isend, piece, group=group, group_peer=to))

@@ -1,10 +1,10 @@
 """Real data on every machine, without a download.
 
-    text.py           the source of Python's own library, as bytes: what a GPT is trained on
-    images.py         handwritten digits; MNIST and CIFAR-10 from files you have: for a CNN
-    image_folder.py   JPEGs in ImageNet's layout, and made-up images: for a ResNet
-    labelled_text.py  the functions of that library and what they are for, or a file of yours: for
-                      a BERT
+    text.py           for a GPT: the source of Python's own library, as bytes
+    images.py         for a CNN: handwritten digits; MNIST and CIFAR-10 from files you have
+    image_folder.py   for a ResNet: JPEGs in ImageNet's layout, and made-up images
+    labelled_text.py  for a BERT: the functions of Python's library, labelled by purpose, or your
+                      own file
 """
 
 from ranklab.basics.targets import IGNORE

@@ -1,5 +1,5 @@
-"""Images from folders as ImageNet has them, or made up; both as bytes, which travel four times
-lighter than floats: a worker reads bytes, the device that trains turns them into numbers.
+"""Images from folders in ImageNet's layout, or made up; both as bytes, a quarter of the size of
+floats: a worker reads bytes, and the training device turns them into floats.
 
     folder/train/<class>/*.JPEG     also .jpg and .png; classes are numbered in sorted order
     folder/val/<class>/*.JPEG
@@ -8,10 +8,10 @@ lighter than floats: a worker reads bytes, the device that trains turns them int
     pixels, label = images[3, 17]             # image 17 as epoch 3 sees it: (H, W, 3), uint8
     x = Normalise(device)(pixels[None])       # (1, 3, H, W), float32
 
-Random crops and flips follow (seed, epoch, index) of the image and nothing else. So no two images
-and no two epochs share them, and they are the same for any number of ranks and of workers, and
-after a restart in the middle of an epoch. (A generator per worker has to be seeded by seed, epoch,
-rank and worker; where one of them is forgotten, some ranks train on the same crops.)
+Random crops and flips depend only on the image's (seed, epoch, index). So no two images and no two
+epochs share them, and they are the same for any number of ranks and of workers, and after a restart
+in the middle of an epoch. (A generator per worker would have to be seeded with seed, epoch, rank
+and worker; if one of them is forgotten, some ranks train on the same crops.)
 """
 
 import math
@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 ENDINGS = (".jpeg", ".jpg", ".png")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, red green blue
-KEPT = 224 / 256  # of the shorter side, by the crop in the centre
+KEPT = 224 / 256  # part of the shorter side that the centre crop keeps
 TRIES = 10  # for a crop that fits
 PATTERN = 8  # tiles along each side of a made-up image
 
@@ -53,9 +53,9 @@ class Augment:
 class ImageFolder(Dataset):
     """The images of one split of a folder; `images[epoch, index]` is (bytes (H, W, 3), label).
 
-    size     H = W
-    augment  random crops and flips; None: the centre, the same in every epoch
-    classes  the names in order of their labels; None: as the folders are called, sorted
+    size: H = W
+    augment: random crops and flips; None: the centre crop, the same in every epoch
+    classes: the class names in the order of their labels; None: the folder names, sorted
     """
 
     def __init__(self, folder, split, size, augment=None, classes=None):
@@ -71,8 +71,8 @@ class ImageFolder(Dataset):
             files = image_files(self.root / name)
             names += [os.fsencode(f"{name}/{file}") for file in files]
             labels += [label] * len(files)
-        # One block of memory, not a million objects: those would be copied into every worker as
-        # soon as it counts references to them.
+        # One block of memory, not a million objects: these would be copied into every worker as
+        # soon as it changes their reference counts.
         self.names, self.labels = np.array(names), np.array(labels)
 
     def __len__(self):
@@ -98,7 +98,7 @@ def class_folders(root):
 def image_files(folder):
     """List the names of the images in `folder`, sorted.
 
-    Raises: ValueError when there are none.
+    Raises: ValueError if there are none.
     """
     names = sorted(entry.name for entry in os.scandir(folder)
                    if entry.name.lower().endswith(ENDINGS))  # fmt: skip
@@ -130,7 +130,7 @@ def read_image(path, size, augment=None, epoch=0, index=0):
 def centre_box(width, height):
     """Return (left, top, right, bottom) of the square for evaluation, 7/8 of the shorter side.
 
-    The same as resizing to 256 and cropping 224 from the centre, in one go.
+    In one step, it does the same as resizing to 256 and cropping 224 from the centre.
     """
     side = KEPT * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -155,11 +155,11 @@ def random_box(width, height, augment, numbers):
 
 
 class SyntheticImages(Dataset):
-    """Made-up images that can be learned: each class has a pattern of its own, under noise.
+    """Made-up images that can be learned: each class has its own pattern, under noise.
 
-    `images[epoch, index]` depends on the index alone, so all ranks agree. It is cheap on purpose, a
-    third of a millisecond at 224, so that time goes into training and not into the loader.
-    first  the number of its first image: a held-out set begins where the training set ends
+    `images[epoch, index]` depends only on the index, so all ranks agree. It is cheap on purpose, a
+    third of a millisecond at 224, so that the time goes into training and not into the loader.
+    first: the number of its first image; a held-out set begins where the training set ends
     """
 
     def __init__(self, n, size, classes, first=0, seed=0):
@@ -194,7 +194,7 @@ class SyntheticImages(Dataset):
 def write_digits(folder, size=32):
     """Write scikit-learn's 1,797 handwritten digits to `folder`, as JPEGs in ImageNet's layout.
 
-    So every machine has real files to train on. The last fifth is held out, in other hands.
+    So every machine has real files to train on. The last fifth, by other writers, is held out.
     """
     from sklearn.datasets import load_digits  # half a second, and only here
 
@@ -211,8 +211,8 @@ def write_digits(folder, size=32):
 class Normalise:
     """Turn bytes (B, H, W, 3) into floats (B, 3, H, W).
 
-    Each colour has mean 0 and deviation 1 over ImageNet. The memory stays as it is, which torch
-    calls channels_last.
+    Each colour then has mean 0 and standard deviation 1 over ImageNet. The memory layout does not
+    change; torch calls it channels_last.
     """
 
     def __init__(self, device="cpu"):

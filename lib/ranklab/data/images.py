@@ -3,7 +3,7 @@
     images = digits()                                     # 1,797 real ones, from scikit-learn
     images = find_images("mnist", "where/the/files/are")  # Fashion-MNIST has the same format
 
-Nothing is downloaded. Pixels are standardised by mean and deviation of the training images alone.
+Nothing is downloaded. Pixels are standardised by the training images' mean and deviation only.
 """
 
 import gzip
@@ -26,9 +26,9 @@ CIFAR_PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Images:
-    """Images to train on and images that are never trained on.
+    """Images to train on, and held-out images.
 
-    shape  images (N, C, H, W), float32, standardised; labels (N,), int64
+    Shape: images (N, C, H, W), float32, standardised; labels (N,), int64.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Images:
 def digits():
     """Read the Images of scikit-learn's 8 x 8 handwritten digits: 1,437 to train on, 360 held out.
 
-    The last fifth is held out, unshuffled: the file goes writer by writer, so that most of the
-    hands in it were never trained on.
+    The last fifth is held out, unshuffled: the file is sorted by writer, so most writers of the
+    held-out digits are not in the training images.
     """
     # scikit-learn's own file, read without it: its import takes a second, and more on four ranks.
     spec = importlib.util.find_spec("sklearn")
@@ -58,9 +58,9 @@ def digits():
 
 
 def mnist(folder):
-    """Read the Images of the four idx files in `folder` (or in its MNIST/raw), plain or .gz.
+    """Read the Images in the four idx files of `folder` (or of its MNIST/raw), plain or .gz.
 
-    Raises: FileNotFoundError, or ValueError when a file is not what its name says.
+    Raises: FileNotFoundError, or ValueError if a file is not what its name says.
     """
     train, train_labels, held_out, held_out_labels = (
         read_idx(find_file(folder, ("", "MNIST/raw"), (name, f"{name}.gz")))
@@ -72,7 +72,7 @@ def mnist(folder):
 def cifar10(folder):
     """Read CIFAR-10's five batches and test batch in `folder`, pickled or binary, as Images.
 
-    Raises: FileNotFoundError, or ValueError when a file is not what its name says.
+    Raises: FileNotFoundError, or ValueError if a file is not what its name says.
     """
     batches = []
     for name in CIFAR_FILES:
@@ -108,9 +108,9 @@ def find_file(folder, places, names):
 
 
 def read_idx(path):
-    """Read an idx file as uint8: two zero bytes, a type, the number of sizes, sizes, values.
+    """Read an idx file as uint8: two zero bytes, a type, the number of dimensions, sizes, values.
 
-    The file's name says how many sizes there are: idx1 for labels, idx3 for images.
+    The file's name tells the number of dimensions: idx1 for labels, idx3 for images.
     """
     content = path.read_bytes()
     if path.suffix == ".gz":
@@ -134,7 +134,7 @@ def read_idx(path):
 
 
 def read_cifar_binary(path):
-    """Read (pixels, labels) of a .bin batch: for each image one byte of label, then its pixels."""
+    """Read (pixels, labels) of a .bin batch: for each image a byte for the label, then pixels."""
     content = np.fromfile(path, np.uint8)
     if not len(content) or len(content) % (1 + CIFAR_PIXELS):
         raise ValueError(f"{path.name} has {len(content)} bytes; each image has {1 + CIFAR_PIXELS}")
@@ -157,9 +157,9 @@ def read_cifar_pickle(path):
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Reads arrays and plain containers; a pickle that names anything else is refused.
+    """Unpickle arrays and plain containers; refuse a pickle that names anything else.
 
-    An ordinary unpickler calls whatever function the file names.
+    An ordinary unpickler calls any function that the file names.
     """
 
     def find_class(self, module, name):
@@ -172,7 +172,7 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def standardised(name, train, train_labels, held_out, held_out_labels, classes=10):
-    """Make Images whose channels have mean 0 and deviation 1 on the training side."""
+    """Make Images whose channels have mean 0 and deviation 1 over the training images."""
     for pixels, labels in ((train, train_labels), (held_out, held_out_labels)):
         if len(pixels) != len(labels) or not len(pixels):
             raise ValueError(f"{name}: {len(pixels)} images and {len(labels)} labels")

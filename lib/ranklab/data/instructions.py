@@ -1,10 +1,10 @@
-"""Instructions with answers, in Alpaca's form: from a file of yours, or made from real text.
+"""Instructions with answers, in Alpaca's format: from your own file, or made from real text.
 
     taught = python_instructions(python_text())
     taught = alpaca_file("alpaca.json")     # a list of {"instruction", "input", "output"}
 
-As tokens an example is a prompt and an answer. A token counts in the loss where it is part of an
-answer; all others have the label IGNORE.
+As tokens, an example is a prompt followed by its answer. Only the tokens of answers count in the
+loss; all others have the label IGNORE.
 """
 
 import json
@@ -34,9 +34,9 @@ class Instructions(NamedTuple):
 
 
 def alpaca_file(path):
-    """Read the Instructions of your file; hold out one in ten, by the hash of its prompt.
+    """Read Instructions from your file; hold out one in ten, by the hash of its prompt.
 
-    Raises: ValueError with the number of the first example without a field.
+    Raises: ValueError with the number of the first example that lacks a field.
     """
     try:
         examples = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def alpaca_file(path):
 def python_instructions(text, n=6000):
     """Make about n Instructions that ask about lines of `text`: Python and English.
 
-    n counts those to train on; n // 10 more are held out.
+    n is the number to train on; n // 10 more are held out.
     """
     used_lines = set()
     held_out = _pairs_about(text.held_out, n // 10, used_lines)
@@ -76,7 +76,7 @@ def plain_text(text, n, length):
 
 
 def _pairs_about(tokens, n, used_lines):
-    """Return about n pairs about lines that are not in `used_lines`; add these lines to it.
+    """Return about n pairs about lines not yet in `used_lines`; add these lines to it.
 
     All answers to a question are equally frequent, so that none can be guessed.
     """
@@ -110,7 +110,7 @@ def _questions(line):
 # --- as tokens ------------------------------------------------------------------------------------
 
 class Bytes:
-    """A tokenizer, called as those of transformers are; a token is a byte."""
+    """A tokenizer with the interface of transformers' tokenizers; a token is a byte."""
 
     bos_token_id, eos_token_id = 2, 0  # ASCII's start of text; what python_text has between files
 
@@ -119,7 +119,7 @@ class Bytes:
 
 
 def encode(pair, tokenizer):
-    """Return (the tokens of prompt and answer, the number of the prompt's tokens)."""
+    """Return (the tokens of prompt and answer, the number of tokens in the prompt)."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prompt, answer = (tokenizer.encode(each, add_special_tokens=False) for each in pair)
     return [*begin, *prompt, *answer, tokenizer.eos_token_id], len(begin) + len(prompt)

@@ -1,10 +1,10 @@
 """Real text with labels on every machine, without a download: the functions of Python's library.
 
-    text = python_functions()             # label: which part of the library's manual it is from
+    text = python_functions()             # label: the part of the library's manual it is from
     text = labelled_file("reviews.csv")   # or .jsonl: your own, with a label and a text
 
 Whole files are held out, never functions of a file whose other functions are trained on. The hash
-of a file's name decides, so that all machines agree.
+of its name decides whether a file is held out, so that all machines agree.
 """
 
 import csv
@@ -20,8 +20,8 @@ import torch
 
 from ranklab.data.text import library_files
 
-# Parts of the library's manual, and their modules. Only what every build of Python brings (tkinter
-# is a package of its own on some systems); a module that a version lacks is skipped.
+# Parts of the library's manual, and their modules. Only modules in every build of Python (tkinter
+# is a separate package on some systems); a module that a version lacks is skipped.
 PARTS = {
     "data types": "_collections_abc _pydatetime _strptime _weakrefset bisect calendar codecs "
                   "collections copy datetime difflib enum fractions functools graphlib heapq "
@@ -45,14 +45,14 @@ PARTS = {
 }  # fmt: skip
 ENOUGH = 1000  # functions
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")  # getHTTPResponse_2: get HTTP Response 2
-# The line of the def, then what stands deeper than it, or closes its parentheses, or is empty.
+# The def line, then lines that are indented more, close its parentheses, or are empty.
 FUNCTION = re.compile(r"^( *)(?:async )?def .*\n(?:(?:\1[ )].*)?\n)*", re.MULTILINE)
 FEWEST_WORDS = 12
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Texts to train on and texts that are never trained on; a label is the place in `classes`."""
+    """Texts to train on, and held-out texts; a label is an index into `classes`."""
 
     name: str
     classes: tuple[str, ...]
@@ -63,14 +63,14 @@ class LabelledText:
 
     @property
     def best_constant(self):
-        """The share of the most common class among the held-out texts: this takes no learning."""
+        """The share of the most common class in the held-out texts: accuracy without learning."""
         return int(self.held_out_labels.bincount().max()) / len(self.held_out_labels)
 
 
 def python_functions(root=None):
     """Read the functions of this Python's own library: 7,000 to train on, 1,800 held out.
 
-    root  another library's folder
+    root: the folder of a different library
     """
     root = Path(root or sysconfig.get_paths()["stdlib"])
     part_of = {module: part for part, modules in PARTS.items() for module in modules.split()}
@@ -89,13 +89,13 @@ def python_functions(root=None):
 
 
 def functions(source):
-    """List the functions in `source` with enough words, and what is defined inside them."""
+    """List the functions in `source` with enough words; a nested one is part of the outer one."""
     texts = [match.group() for match in FUNCTION.finditer(source + "\n")]
     return [text for text in texts if len(words(text)) >= FEWEST_WORDS]
 
 
 def labelled_file(path):
-    """Read the LabelledText of your file, .csv or .jsonl, with a `label` and a `text` per row.
+    """Read a LabelledText from your file, .csv or .jsonl, with a `label` and a `text` per row.
 
     Hold out one text in five, by the hash of the text: the file may be in any order.
     Raises: ValueError with the number of the row that lacks one of the two.
@@ -112,7 +112,7 @@ def labelled_file(path):
 
 
 def label_and_text(row, where):
-    """Return the label and the text in a row of a file: a dict, or a line of JSON."""
+    """Return the label and the text of a row: a dict, or a line of JSON."""
     if isinstance(row, str):
         try:
             row = json.loads(row)
@@ -126,7 +126,7 @@ def label_and_text(row, where):
 
 
 def labelled(name, train, held_out):
-    """Make a LabelledText of (class, text) pairs; leave out a text that comes again."""
+    """Make a LabelledText from (class, text) pairs; leave out repeated texts."""
     unique_texts, sides = set(), []
     for side in (train, held_out):
         label_of = {text: label for label, text in reversed(side)  # the first one stays
@@ -144,12 +144,12 @@ def labelled(name, train, held_out):
 
 
 def words(text):
-    """List the words in `text`, and in its names: getHTTPResponse_2 has four."""
+    """List the words in `text`; names are split into words: getHTTPResponse_2 has four."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 class Words:
-    """A tokenizer: the most common words of the texts that it is made from have numbers."""
+    """A tokenizer that numbers the most common words of the texts that it is made from."""
 
     PAD, UNKNOWN, START, END = range(4)  # BERT's [PAD], [UNK], [CLS], [SEP]
 
@@ -174,7 +174,7 @@ class Words:
 def bag_of_words(train, train_labels, held_out, held_out_labels, pad=Words.PAD):
     """Return the held-out accuracy of multinomial naive Bayes on the counts of the same tokens.
 
-    It knows how often each word occurs and nothing of their order. A BERT should beat it.
+    It knows how often each word occurs, but not the order of words. A BERT should beat it.
     """
     from scipy.sparse import csr_matrix
     from sklearn.naive_bayes import MultinomialNB  # a second, and only here

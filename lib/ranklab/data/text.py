@@ -1,8 +1,9 @@
 """Real text on every machine, without a download: the source of Python's own standard library.
 
-A token is a byte, so there is nothing to learn or load before the text (V = 256). Whole files are
-held out, never lines of a file whose other lines are trained on. Batches follow from (seed, step)
-alone: a run that resumes sees what it would have seen, and any number of ranks shares one order.
+A token is a byte (V = 256), so there is no tokenizer to train or load. Whole files are held out,
+never lines of a file whose other lines are trained on. A batch depends only on (seed, step): a
+resumed run sees the batches that it would have seen, and the order is the same for any number of
+ranks.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ ENOUGH = 1_000_000  # bytes
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens to train on and tokens that are never trained on, as arrays of integers."""
+    """Tokens to train on, and held-out tokens, as arrays of integers."""
 
     name: str
     train: np.ndarray
@@ -33,7 +34,7 @@ class Text:
 
 
 def python_text():
-    """Read the Text of this Python's own library: about 8 MB to train on, 1 MB held out."""
+    """Read the source of this Python's library as a Text: about 8 MB to train on, 1 MB held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     train, held_out = [], []
     for path, content in library_files(root):
@@ -49,7 +50,7 @@ def python_text():
 
 
 def library_files(root):
-    """List (relative path, bytes) of the Python files under `root`, sorted, each content once."""
+    """List (relative path, bytes) of the Python files under `root`, sorted, without duplicates."""
     files, digests = [], set()
     for folder, below, names in os.walk(root):
         below[:] = sorted(b for b in below if b not in SKIPPED and not b.startswith("config-"))
@@ -68,9 +69,9 @@ def joined(contents):
 
 
 def text_file(path, held_out=0.1):
-    """Read the Text of your file; hold out its last tenth.
+    """Read your file as a Text; hold out its last tenth.
 
-    A name that ends in .bin holds tokens as uint16 (nanoGPT's format); any other file is bytes.
+    A file whose name ends in .bin holds tokens as uint16 (nanoGPT's format); any other is bytes.
     """
     path = Path(path)
     if path.stat().st_size < 2:
@@ -84,7 +85,7 @@ def text_file(path, held_out=0.1):
 
 
 def batch_at(tokens, step, batch, n_ctx, seed=0):
-    """Cut the batch of step number `step` from random places; targets are one token ahead.
+    """Cut the batch of step `step` at random places; targets are one token ahead.
 
     Returns: (inputs, targets), each (B, T), int64, on the CPU.
     """
@@ -95,7 +96,7 @@ def batch_at(tokens, step, batch, n_ctx, seed=0):
 
 
 def held_out_batch(tokens, batch, n_ctx):
-    """Cut `batch` windows, spread evenly over `tokens`: always the same.
+    """Cut `batch` windows, spread evenly over `tokens`; they are always the same.
 
     Returns: (inputs, targets), each (B, T), int64, on the CPU.
     """
@@ -118,13 +119,14 @@ def check_length(tokens, n_ctx):
 
 
 def bigram_loss(train, inputs, targets, vocab_size=256):
-    """Return the loss of a model that knows only the previous token: what a GPT must beat.
+    """Return the loss, in nats per token, of a model that knows only the previous token.
 
-    In nats per token. Counts pairs in the first 50 million tokens of `train`; add-one smoothing.
+    A GPT must beat it. It counts pairs in the first 50 million tokens of `train`, with add-one
+    smoothing.
     """
     train = train[:50_000_000].astype(np.int64)
     inputs, targets = inputs.numpy().ravel(), targets.numpy().ravel()
-    # only pairs that are asked for are counted, because a table of all pairs is V x V
+    # only pairs that occur in the batch are counted, because a table of all pairs is V x V
     batch_pairs, place = np.unique(inputs * vocab_size + targets, return_inverse=True)
     train_pairs = train[:-1] * vocab_size + train[1:]
     nearest = np.searchsorted(batch_pairs, train_pairs).clip(max=len(batch_pairs) - 1)
@@ -135,5 +137,5 @@ def bigram_loss(train, inputs, targets, vocab_size=256):
 
 
 def decode(tokens):
-    """Return the text of byte tokens; a byte that is no text shows as a mark."""
+    """Return the text of byte tokens; an invalid byte becomes a replacement mark."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")

@@ -10,20 +10,20 @@ Read in this order:
     server.py        that process: has imported torch once, forks, reaps
     rank.py          what happens inside a rank
     sharing.py       several ranks on one GPU, with NCCL
-    surroundings.py  what is different around it: no keyboard, the first to go
-    worker_group.py  the parent watches the ranks of one launch: values, failures, time
+    surroundings.py  how a rank's process differs: no keyboard, the first to be killed
+    worker_group.py  the parent's watch over the ranks of one launch: values, failures, time
     rank_handle.py   one rank, as the parent sees it
     output.py        what the ranks print, in order
-    stall.py         a deadlock seen early
-    waiting.py       a rank says whether it waits for other ranks alone
-    verdict.py       which rank is to blame, and where each one waits
-    stack.py         where a rank is, from its stack
-    report.py        the words for it: errors, lines of code, exit codes
-    ship.py          functions, arguments and values on their way between processes
+    stall.py         detects a deadlock early
+    waiting.py       a rank answers whether it waits only for other ranks
+    verdict.py       which rank caused the failure, and where each one waits
+    stack.py         where a rank is, read from its stack
+    report.py        error messages: exceptions, lines of code, exit codes
+    ship.py          sends functions, arguments and values between processes
     torchrun_command.py  the same script under the real torchrun
     rehearse.py      ranks on the CPU under a GPU's rules
     gpu_tensor.py    the tensors of such ranks, and the rules
-    gpu_kernels.py   what single ops, and backward, do otherwise on a GPU
+    gpu_kernels.py   what single ops, and backward, do differently on a GPU
 """
 
 from ranklab.engine.in_place import is_main_process

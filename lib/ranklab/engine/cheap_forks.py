@@ -1,4 +1,4 @@
-"""What makes a fork of this process cheap: it copies fewer tables, and touches fewer pages."""
+"""Make forks of this process cheap: they copy fewer page-table entries, and touch fewer pages."""
 
 import contextlib
 import ctypes
@@ -13,11 +13,11 @@ HUGE = 1 << 21  # bytes of a huge page, on x86 and on ARM with pages of 4 KiB
 
 @contextlib.contextmanager
 def cheap_forks():
-    """Let modules that are imported inside the block slow later forks down as little as possible.
+    """Make modules imported inside the block slow down later forks as little as possible.
 
-    The garbage collector never looks at them: the import takes a fifth less time, and a collection
-    in a fork copies none of their pages. On Linux their memory lies in huge pages: a fork copies
-    one table entry for each, not 512, which halves the system's part in a rank (23 ms to 11 ms).
+    The garbage collector never visits them: the import takes a fifth less time, and a collection in
+    a fork copies none of their pages. On Linux their memory is in huge pages: a fork copies one
+    table entry for each, not 512, which halves the system time of a rank (23 ms to 11 ms).
     """
     gc.disable()
     try:
@@ -30,7 +30,7 @@ def cheap_forks():
 
 
 def _into_huge_pages():
-    """Move our own memory into huge pages, as far as the kernel has them; nothing depends on it."""
+    """Move our own memory into huge pages, if the kernel has enough; nothing depends on it."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         region = re.match(r"(\w+)-(\w+) rw-p \w+ 00:00 0 +(\[heap\])?$", line)

@@ -14,12 +14,12 @@ from pathlib import Path
 from ranklab.engine.report import describe_exit
 
 START_LIMIT = 180  # seconds; a cold disk reads torch slowly
-# Neither BLAS's threads nor CUDA would survive the fork. So torch.cuda.is_available(), which some
-# imports call, must ask the driver's library and leave CUDA closed.
+# Neither BLAS threads nor CUDA would survive the fork. So torch.cuda.is_available(), which some
+# imports call, must ask the driver's library without initialising CUDA.
 ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
-SERVERS = {}  # by process: a forked copy of this one needs its own
+SERVERS = {}  # by process: a forked copy of this process needs its own
 
 
 class ForkServer:
@@ -39,7 +39,7 @@ class ForkServer:
         package_root = str(Path(__file__).parents[2])
         paths = [package_root, os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
-            # -P: a learner's copy.py or types.py in the current directory is not Python's.
+            # -P: a learner's copy.py or types.py in the current directory must not hide Python's.
             [sys.executable, "-P", "-c", "import sys; from ranklab.engine.server import main; "
              "main(*map(int, sys.argv[1:]))", str(lifeline), str(os.getpid())],
             env={**os.environ, **ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -77,7 +77,7 @@ class ForkServer:
     def connect(self) -> socket.socket:
         """Return a new connection: the lifetime of one launch."""
         connection, server_end = socket.socketpair()
-        # Of a dead server the end is read from `connection`.
+        # If the server is dead, its end is read from `connection`.
         with server_end, contextlib.suppress(OSError):
             socket.send_fds(self._lifeline, [b"c"], [server_end.fileno()])
         return connection

@@ -1,7 +1,7 @@
 """What ops do differently on a GPU than on the CPU: for rehearse.py.
 
-Kernels that only GPUs have, and arguments that stay on the CPU; the types under autocast; the
-random numbers; what backward refuses.
+Kernels that only GPUs have, and arguments that stay on the CPU; dtypes under autocast; random
+numbers; errors in backward.
 """
 
 import ctypes
@@ -60,20 +60,20 @@ def _sum(*parts):
 
 
 def _histc(x, *options):
-    return torch.histc(x.double(), *options).to(x.dtype)  # a GPU counts integers, too
+    return torch.histc(x.double(), *options).to(x.dtype)  # a GPU counts integers as well
 
 
 def can_become(tensor, new):
     """Return whether `tensor.data = new` is possible.
 
-    Torch can't swap the content of what a profiler has seen.
+    Torch can't swap the contents of a tensor that a profiler has seen.
     """
     kinds = {tensor.device.type, new.device.type}
     return len(kinds) == 1 or kinds == {"cpu", NAME} and not torch.autograd._profiler_enabled()
 
 
 def ctc_loss(logits, targets, input_lengths, target_lengths, *options):
-    """Compute torch's ctc_loss with lengths on any device: torch reads them on the CPU."""
+    """Compute torch's ctc_loss with lengths on any device; torch reads them on the CPU."""
     return torch.ops.aten.ctc_loss.IntList(logits, targets, input_lengths.tolist(),
                                            target_lengths.tolist(), *options)
 
@@ -87,10 +87,10 @@ KERNELS = {
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::histc": _histc,
     "aten::_has_compatible_shallow_copy_type": can_become,
-    # A tensor of rows of unequal lengths can't be wrapped; this keeps nn.TransformerEncoder off it.
+    # A nested tensor can't be wrapped; this makes nn.TransformerEncoder avoid nested tensors.
     "aten::_nested_tensor_from_mask_left_aligned": lambda *ignored: False,
 }
-# Arguments that may be on the CPU beside tensors of the GPU.
+# Arguments that may be on the CPU when the others are on the GPU.
 ON_CPU = {
     "aten::_pack_padded_sequence": ("lengths",),
     "aten::_pack_padded_sequence_backward": ("batch_sizes",),
@@ -114,7 +114,7 @@ def key(name):
 
 
 def teach_autocast(library, rest):
-    """Make torch.autocast give an op on the GPU the type that torch's list for CUDA says."""
+    """Make torch.autocast give an op on the GPU the dtype in torch's list for CUDA."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
         packet, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -148,7 +148,7 @@ def _is_float(x):
 class GpuGenerator(torch._C.Generator):
     """The GPU's random numbers: a seed and an offset, as Philox has; a CPU generator draws them."""
 
-    by_address = weakref.WeakValueDictionary()  # on its way to an op it loses its type
+    by_address = weakref.WeakValueDictionary()  # on its way to an op a generator loses its type
     seed_and_offset = 67280421310721, 0  # torch's default seed
 
     def __init__(self, device="cpu"):
@@ -187,18 +187,18 @@ class GpuGenerator(torch._C.Generator):
 # --- backward -------------------------------------------------------------------------------------
 
 class Guard(_DummyDeviceGuard):
-    """Keep the error of a hook aside while backward's C++ asks for the device's type.
+    """Set a hook's error aside while backward's C++ asks for the device's type.
 
-    Torch asks for it even while the error goes up through the C++ of backward. Python can't answer
-    while an error is set, and the process would abort. So the error is put aside, and
+    Torch asks for it even while the error propagates through the C++ of backward. Python can't
+    answer while an error is set, and the process would abort. So the error is set aside, and
     checked_backward raises it later.
     """
 
     caught, running = [], []
 
     def type_(self):
-        for _ in FETCH:  # no call, which could not return beside an error, and after which another
-            break        # thread may run and fetch its own
+        for _ in FETCH:  # not a call: it could not return while an error is set, and after it
+            break        # another thread may run and fetch its own error
         pending = KIND.value, ERROR.value, TRACEBACK.value
         if pending[0]:
             slots = [*map(ctypes.c_void_p, pending)]
@@ -214,11 +214,11 @@ FETCH = map(ctypes.pythonapi.PyErr_Fetch, *(repeat(ctypes.byref(slot)) for slot 
 
 
 def checked_backward(run):
-    """Wrap backward: check where gradients from outside are; raise the error of a hook."""
+    """Wrap backward: check the device of gradients from outside; raise the error of a hook."""
     def run_backward(outputs, gradients, *args, **options):
         expected = [_device_of(output) for output in outputs]
         gradients = _checked(gradients, expected, "invalid gradient")
-        if not Guard.running:  # another thread's error may be on its way
+        if not Guard.running:  # the error of another thread may still be pending
             Guard.caught.clear()
         Guard.running.append(run)
         try:
@@ -240,7 +240,7 @@ def _device_of(output):
 
 
 def checked_function(apply):
-    """Wrap `apply`: check where the gradients of a torch.autograd.Function are."""
+    """Wrap `apply`: check the device of a torch.autograd.Function's gradients."""
     def checked(self, *args):
         result = apply(self, *args)
         gradients = result if isinstance(result, tuple) else (result,)
@@ -256,7 +256,7 @@ def checked_function(apply):
 
 
 def _checked(gradients, expected, complaint):
-    """As torch does, for a wrapper: a CPU number is moved to the GPU, a CPU tensor is refused."""
+    """Do torch's check for a wrapper: move a CPU number to the GPU, refuse a CPU tensor."""
     def move(n, gradient, device):
         if (type(gradient) is not torch.Tensor or device.type != NAME
                 or gradient.device == device):

@@ -1,4 +1,4 @@
-"""A tensor that pretends to be on a GPU, and the rules that it obeys: for rehearse.py."""
+"""The tensor that pretends to be on a GPU, and the rules that it obeys: for rehearse.py."""
 
 import functools
 import types
@@ -14,7 +14,7 @@ COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::_foreach_copy_", "
           "aten::_copy_from", "aten::_has_compatible_shallow_copy_type")
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
            "aten::_unsafe_index", "aten::_unsafe_index_put")  # a CPU index may choose on the GPU
-PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))  # most of what is no tensor
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))  # most non-tensor arguments
 NO_SCALAR = ("aten::cat", "aten::stack", "aten::mm", "aten::bmm", "aten::addmm")
 PACK = "aten::_pack_padded_sequence"  # its second argument and its second result are on the CPU
 DATA = torch.Tensor.data
@@ -23,7 +23,7 @@ OURS = ("raw", "_is_param")  # what this file and nn.Parameter keep on a tensor
 
 
 class GpuTensor(torch.Tensor):
-    """The CPU tensor `raw`, which says that it is on the GPU, and obeys a GPU's rules."""
+    """The CPU tensor `raw` in a wrapper that reports the GPU as its device and obeys its rules."""
 
     at = None  # the device
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -40,7 +40,7 @@ class GpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         for kind in types:
             if kind is not cls:
-                return NotImplemented  # a DTensor, or another wrapper: it takes the op apart first
+                return NotImplemented  # a DTensor or other wrapper, which splits the op first
         return run(func, args, kwargs)
 
     def __repr__(self, **options):
@@ -77,7 +77,7 @@ class GpuTensor(torch.Tensor):
                            "pinned")
 
     def __reduce_ex__(self, protocol):
-        """As a tensor of a GPU is saved: its storage says on which device it was."""
+        """Save as a GPU tensor is saved: its storage names the device."""
         if isinstance(self, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, {})
         mark(self.raw)
@@ -94,17 +94,17 @@ def is_marked(tensor):
     return hasattr(tensor.untyped_storage(), "on_gpu")
 
 
-# torch's own refuses a tensor of which somebody holds a weakref: it could mean the object or what
-# the object was. Here it means the object, which stays, as on a GPU.
+# torch's own refuses a tensor with a weakref: that could mean the object or its content. Here it
+# means the object, which stays, as on a GPU.
 swap_tensors = types.FunctionType(
     torch.utils.swap_tensors.__code__,
     vars(torch.utils) | {"weakref": types.SimpleNamespace(getweakrefs=lambda tensor: [])})
 
 
 def set_data(tensor, new):
-    """Do tensor.data = new, also between the CPU and the GPU.
+    """Set tensor.data = new, even between the CPU and the GPU.
 
-    Torch can't do the latter, because a wrapper is of another class. So the two swap what they are,
+    Torch can't do the latter, because a wrapper has a different class. So the two swap contents,
     and `tensor` keeps its hooks and attributes. Unlike on a GPU, its gradient moves along.
     """
     if {tensor.device.type, new.device.type} != {"cpu", NAME}:
@@ -131,7 +131,7 @@ def set_data(tensor, new):
 
 
 def _made_on_gpu(lazy):
-    """A parameter of a lazy module knows that it is to be made on the GPU."""
+    """Let a lazy module's parameter be made on the GPU later; return it."""
     lazy.materialize = functools.partial(type(lazy).materialize, lazy, device=GpuTensor.at)
     return lazy
 
@@ -145,7 +145,7 @@ class Op(typing.NamedTuple):
     draws: bool
 
 
-@functools.cache  # torch splits names at each look
+@functools.cache  # torch splits the name at every access
 def _about(func):
     name, overload = func._schema.name, func._schema.overload_name
     space = "to.other" if (name, overload) == ("aten::to", "other") else func.namespace
@@ -154,7 +154,7 @@ def _about(func):
 
 
 def run(func, args, kwargs):
-    """Run the op on the CPU tensors inside; results are on the GPU unless it asks otherwise."""
+    """Run the op on the CPU tensors inside; results are on the GPU unless the op names a device."""
     op = _about(func)
     if op.space in OTHERWISE:
         return OTHERWISE[op.space](func, args, kwargs or {})
@@ -200,8 +200,8 @@ def _unwrap(value, wrappers, others):
 
 
 def _look_at(others, func, args, wrappers, draws):
-    """Refuse tensors that are not on the GPU. Returns the device that is asked for, and whether
-    the op draws from a generator that it does not name.
+    """Refuse tensors that are not on the GPU. Returns the requested device, and whether the op
+    draws from a generator that it does not name.
     """
     target, tensors = None, []
     for value in others:
@@ -220,7 +220,7 @@ def _look_at(others, func, args, wrappers, draws):
 
 
 def _seed(generator):
-    """A generator of the GPU draws its next numbers; any other is refused."""
+    """Seed a GPU's generator for its next numbers; refuse any other generator."""
     gpu = GpuGenerator.by_address.get(generator._cdata)
     if gpu is None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
@@ -228,7 +228,7 @@ def _seed(generator):
 
 
 def _drawn(kernel, raw, options):
-    """The op's numbers are the GPU's; those that the CPU will draw stay the same."""
+    """Run the op with the GPU's random numbers; the CPU's later numbers stay the same."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(torch.gpu.generator.next())
     try:
@@ -238,7 +238,7 @@ def _drawn(kernel, raw, options):
 
 
 def limit(subject, error):
-    """Return an error that says in a sentence what can't be rehearsed; torch's own has 20 lines."""
+    """Return an error with one sentence on what can't be rehearsed; torch's own has 20 lines."""
     reason = str(error).partition("\n")[0].partition(". ")[0]
     origin = ("perhaps a limit of the rehearsal alone: the CPU's kernels are not a GPU's"
               if "not implemented for" in reason else "a limit of the rehearsal, not of a GPU")
@@ -246,7 +246,7 @@ def limit(subject, error):
 
 
 def _run_functional(func, args, kwargs):
-    """A functional collective is made of c10d's; its wait is done at once."""
+    """Run a functional collective with c10d's ops, and wait for it at once."""
     result = func.redispatch(key("PrivateUse1"), *args, **kwargs)
     if func._schema.name != "_c10d_functional::wait_tensor":
         pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, result)

@@ -1,4 +1,5 @@
-"""Ranks that others started: torchrun, or srun. So one script serves python and a cluster."""
+"""Ranks that torchrun or srun started, so that the same script runs under python and on a cluster.
+"""
 
 import atexit
 import os
@@ -11,13 +12,13 @@ from ranklab.engine import sharing, ship
 from ranklab.engine.rank import (
     GROUP_GRACE, _leave_group, backend_and_device, hide_gpus_without_nccl)
 
-SLURM_PORTS = (15000, 20000)  # first port, how many: job and step choose one, alike on every node
-STEPS = 100  # of a job, before the ports of the next job begin
+SLURM_PORTS = (15000, 20000)  # first port, number of ports: job and step give every node the same
+STEPS = 100  # steps of a job, before the ports of the next job begin
 
 
 def is_started_by_another():
     """Return True on a rank of torchrun, or of srun with several tasks; never in a notebook."""
-    kernels = sys.modules.get("ipykernel.kernelapp")  # also imported by tools that are no notebook
+    kernels = sys.modules.get("ipykernel.kernelapp")  # tools other than notebooks import it as well
     if kernels and kernels.IPKernelApp.initialized():
         return False  # a notebook opened inside an allocation is not a rank of it
     return _is_torchruns() or _is_sruns()
@@ -28,21 +29,21 @@ def _is_torchruns():
 
 
 def _is_sruns():
-    # SLURM_PROCID and SLURM_NTASKS are set in the script of sbatch too, which runs once; of a step
-    # only srun tells.
+    # SLURM_PROCID and SLURM_NTASKS are also set in the sbatch script, which runs once; only srun
+    # tells that there is a step.
     return "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
 
 
 def is_main_process():
-    """Return True in one process only: the caller of launch, or rank 0 of torchrun or srun."""
+    """Return True in only one process: the caller of launch, or rank 0 of torchrun or srun."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
 def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
     """Run `fn(*args)` on this rank; return the values of all ranks, on every rank.
 
-    The process group is made at the first call and kept; its limit is that of each call.
-    But gloo's send and recv keep the limit of the first call: torch can't change it.
+    The process group is made in the first call and kept; each call sets its timeout.
+    But gloo's send and recv keep the timeout of the first call: torch can't change it.
     """
     import torch.distributed as dist
 
@@ -50,7 +51,7 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
         os.environ.update(_from_slurm(os.environ))
     world_size = _number("WORLD_SIZE")
     has_nodes = _nodes(world_size)
-    # nodes=1 is the default, so it asks for nothing here.
+    # nodes=1 is the default, so here it means any number of nodes.
     for name, argument, count in (("ranks", ranks or world_size, world_size),
                                   ("nodes", nodes if nodes > 1 else has_nodes, has_nodes)):
         if argument != count:
@@ -67,7 +68,7 @@ def run(fn, args, ranks, nodes, timeout, rehearse=None, share_gpu=False):
 
 
 def _number(name):
-    """The number in a variable that torchrun sets."""
+    """Return the number in an environment variable that torchrun sets."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):
@@ -83,7 +84,7 @@ def _nodes(world_size):
 
 
 def make_group(rehearse=None, share_gpu=False, **options):
-    """Make the default group, until this process ends: of torchrun's ranks, or of it alone."""
+    """Make the default group of torchrun's ranks, or of this process only, until it ends."""
     import torch.distributed as dist
 
     local, ranks_here = 0, 1
@@ -103,10 +104,10 @@ def make_group(rehearse=None, share_gpu=False, **options):
 
 
 def _sees_its_own_gpus():
-    """True on a rank of srun to which Slurm gave GPUs that the other ranks don't see.
+    """Return True on a rank of srun to which Slurm gave GPUs that the other ranks don't see.
 
-    With --gpus-per-task=1 each task sees one GPU, and calls it 0 (NVIDIA/deepops issue 1102). Ranks
-    of torchrun inside one task all see the task's.
+    With --gpus-per-task=1 each task sees one GPU, as number 0 (NVIDIA/deepops issue 1102). Ranks of
+    torchrun inside one task all see the task's GPUs.
     """
     is_asked_for = ("SLURM_GPUS_PER_TASK" in os.environ
                     or "gpu" in os.environ.get("SLURM_TRES_PER_TASK", ""))
@@ -114,24 +115,24 @@ def _sees_its_own_gpus():
 
 
 def _let_go_of_groups():
-    """No function of torch's will keep alive the group that is made next.
+    """Prevent torch's functions from keeping alive the group that is made next.
 
-    The functions of torch.distributed.nn.functional take as a default the group that is up when
-    they are defined, and transformers imports them late. A group that nobody can destroy keeps its
-    threads, and a thread that ends while the interpreter ends aborts the process.
+    The default group argument in torch.distributed.nn.functional is the group that is up when that
+    module is imported, and transformers imports it late. A group that can't be destroyed keeps its
+    threads, and a thread that ends during interpreter shutdown aborts the process.
     """
     import torch.distributed.nn.functional  # noqa: F401
 
 
 def _say_if_gpus_are_left(backend, ranks_here):
-    """Say in a sentence that the run falls back to the CPU, or to a slower link."""
+    """Print a sentence if the run falls back to the CPU, or to a slower link."""
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:
         return
     if backend == "gloo":
         consequence = "running on the CPU. Each rank must see the GPUs of all"
-    else:  # NVIDIA/nccl issue 1066, an answer of NCCL's author
+    else:  # NVIDIA/nccl issue 1066, an answer by NCCL's author
         consequence = ("NCCL may not find the NVLink between GPUs that it can't see, and use a "
                        "slower way")
     print(f"launch: {ranks_here} ranks on this machine see {torch.cuda.device_count()} GPU(s) "
@@ -140,7 +141,7 @@ def _say_if_gpus_are_left(backend, ranks_here):
 
 
 def _from_slurm(environ):
-    """torchrun's variables, from srun's."""
+    """Return torchrun's variables, derived from srun's."""
     tasks = _counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     tasks_here = tasks[int(environ["SLURM_NODEID"])]
     first_port, ports = SLURM_PORTS
@@ -159,7 +160,7 @@ def _from_slurm(environ):
 
 
 def _counts(text):
-    """Slurm's "8(x3),4" as a list: [8, 8, 8, 4]."""
+    """Parse Slurm's "8(x3),4" into a list: [8, 8, 8, 4]."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in parts for _ in range(int(times or 1))]
 

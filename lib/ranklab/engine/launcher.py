@@ -1,4 +1,4 @@
-"""The one call of the engine: run a function on ranks, and get their values."""
+"""The engine's one call: run a function on ranks, and get their return values."""
 
 import contextlib
 import os
@@ -25,30 +25,31 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
     """Run `fn(*args)` on fresh ranks; return [value on rank 0, value on rank 1, ...].
 
     Inside `fn` the default process group is up and torchrun's variables are set; `ranklab.device()`
-    is the rank's own GPU, or the CPU (then the rank sees no GPU). A notebook cell may define `fn`
-    and classes.
+    is the rank's own GPU, or the CPU (then the rank sees no GPU). `fn` and its classes may be
+    defined in a notebook cell.
 
-    ranks: how many; by default one for each GPU, or 4 where there are fewer than two GPUs
+    ranks: number of ranks; by default one for each GPU, or 4 if there are fewer than two GPUs
     nodes: lay the ranks out as this many nodes (LOCAL_RANK, GROUP_RANK), on this one machine
-    timeout: seconds from when all ranks are up; the seconds in which a rank waited for a core come
-        on top (on Linux). After it a HangError says where each rank waits
+    timeout: seconds, counted from when all ranks are up; time that a rank spent waiting for a core
+        is added (on Linux). When it expires, a HangError says where each rank waits
     stream: show output as it comes instead of at the end
-    stall: seconds after which ranks that all sleep in communication are a HangError; None: never
-    rehearse: "gpu": on the CPU, but what a GPU would refuse raises; or set RANKLAB_REHEARSE=gpu
+    stall: raise a HangError once all ranks have slept in communication for this many seconds;
+        None: never
+    rehearse: "gpu": run on the CPU, but raise where a GPU would; or set RANKLAB_REHEARSE=gpu
     preload: heavy modules that `fn` imports, such as "transformers": imported once, in the process
-        that forks ranks; they must start no threads, and no edit of them is seen
-    headings: each rank's output stands under a heading, not behind its rank in every line
+        that forks ranks; they must start no threads, and later edits to them are not seen
+    headings: print each rank's output under a heading, instead of the rank before every line
     watch: called every 10 s with a text that says where each rank is
-    share_gpu: where GPUs are fewer than ranks, ranks share them, by NCCL (2.30.3 or newer): its
-        rules are real then, its speed is not; or set RANKLAB_SHARE_GPU=1
+    share_gpu: if there are fewer GPUs than ranks, let ranks share them, with NCCL (2.30.3 or
+        newer): NCCL's rules are then real, its speed is not; or set RANKLAB_SHARE_GPU=1
 
-    Under torchrun or srun `fn` runs in place, on the job's ranks: `ranks` and `nodes` must be left
-    out or be the job's, output always streams, and `timeout` is the limit of each collective.
+    Under torchrun or srun `fn` runs in place, on the job's ranks: leave `ranks` and `nodes` out or
+    give the job's values; output always streams, and `timeout` is the limit of each collective.
 
-    Raises: RankError if a rank raised or died (with its line); HangError when the time is up.
+    Raises: RankError if a rank raised or died (with its line); HangError if time runs out.
     Lab: 00
     """
-    __tracebackhide__ = True  # IPython and pytest leave this frame out of what they print
+    __tracebackhide__ = True  # IPython and pytest leave this frame out of tracebacks
     rehearse = rehearse or os.environ.get("RANKLAB_REHEARSE") or None
     share_gpu = sharing.is_wanted(share_gpu)
     _check(fn, ranks, nodes, timeout, stall, rehearse)
@@ -98,7 +99,7 @@ def _check(fn, ranks, nodes, timeout, stall, rehearse):
 
 
 def _import_torch():
-    """torch is imported whole: one that Ctrl-C cut in two could not be imported again."""
+    """Import torch without interruption: after a Ctrl-C halfway it could not be imported again."""
     if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
         return
     interrupts = []
@@ -134,8 +135,8 @@ def visible_gpus():
 def reserved_port():
     """Reserve a free port, for rank 0's MASTER_PORT; yield its number.
 
-    Inside the block the kernel gives the port to nobody by itself. Nothing listens there: the ranks
-    of a launch meet in a file.
+    Inside the block the kernel does not hand the port to any other process. Nothing listens on it:
+    the ranks of a launch meet in a file.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch's store sets it too

@@ -1,7 +1,7 @@
-"""Modules of ranklab's in the process that forks ranks: imported once, and again after an edit.
+"""Ranklab's modules in the process that forks ranks: imported once, and again after an edit.
 
-A rank that imports the library by itself spends more time on that than on anything else. So each
-launch tells what its ranks have imported, and the server imports it before the next launch.
+A rank that imports the library itself spends more time on that than on anything else. So each
+launch reports what its ranks have imported, and the server imports it before the next launch.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from ranklab.engine.cheap_forks import cheap_forks
 
 
 def imported(since=0):
-    """List the names of ranklab's modules in this process that are worth having before a fork.
+    """List the ranklab modules of this process that are worth importing before a fork.
 
-    since: len(sys.modules) at the moment of a fork: only younger modules. A look at a name copies
-        its page of memory: at all of them, two fifths of what a fork copies
+    since: len(sys.modules) at the time of a fork: list only later modules. Reading a name copies
+        its page of memory; reading all names would be two fifths of what a fork copies
     """
     young = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - since))
     return [name for name in young
@@ -25,7 +25,7 @@ def imported(since=0):
 
 
 def _is_heavy(name):
-    """Return whether the module's package says that a fork is slower for it: HEAVY = True."""
+    """Return whether the module's package declares that it slows forks down: HEAVY = True."""
     package = ".".join(name.split(".")[:2])
     return getattr(sys.modules.get(package), "HEAVY", False)
 
@@ -35,13 +35,13 @@ class Modules:
 
     def __init__(self):
         self._first = set(sys.modules)
-        self._stamps = {}  # module of ranklab's -> what its file was when it was imported
+        self._stamps = {}  # ranklab module -> time and size of its file when it was imported
 
     def need(self, names):
         """Import these modules, as far as possible.
 
-        If a file of ranklab's has changed since its import, all of ranklab's modules are forgotten
-        first, so that none is older than its file.
+        If a ranklab file has changed since its import, all ranklab modules are forgotten first, so
+        that none is older than its file.
         """
         if any(_stamp(name) != stamp for name, stamp in self._stamps.items()):
             self._forget()
@@ -55,7 +55,7 @@ class Modules:
                 self._stamps[name] = _stamp(name)
 
     def _forget(self):
-        """Forgets all modules of ranklab: others may hold objects of the edited one."""
+        """Forget all ranklab modules: others may hold objects of the edited one."""
         for name in self._stamps:
             module = sys.modules.pop(name)
             package, _, child = name.rpartition(".")
@@ -68,5 +68,5 @@ def _stamp(name):
     try:
         file = os.stat(sys.modules[name].__file__)
         return file.st_mtime_ns, file.st_size
-    except (OSError, TypeError):  # of a package without __init__.py it is None
+    except (OSError, TypeError):  # __file__ is None for a package without __init__.py
         return None

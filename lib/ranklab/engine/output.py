@@ -1,16 +1,16 @@
-"""What the ranks print: gathered, and shown once, in rank order, with the rank in front."""
+"""The ranks' output: collected, and shown once, in rank order, with the rank in front."""
 
 import re
 
-LIMIT = 10_000_000  # bytes kept of one rank until the end: an endless loop may print for a minute
+LIMIT = 10_000_000  # bytes kept per rank until the end: an endless loop may print for a minute
 
 
 class Output:
-    """Takes bytes of each rank; shows them at the end, or as they come with `stream=True`.
+    """Collect the output of each rank; show it at the end, or with `stream=True` as it comes.
 
-    A terminal's carriage return (a progress bar) is shown as it comes for rank 0 only: bars of
-    several ranks would overwrite one another. With `headings` what is shown at the end stands
-    under "--- rank 0 ---".
+    A carriage return (a progress bar) is shown as it comes only for rank 0: the bars of several
+    ranks would overwrite one another. With `headings`, output shown at the end has a heading such
+    as "--- rank 0 ---".
     """
 
     def __init__(self, ranks, stream, headings=False):
@@ -29,7 +29,7 @@ class Output:
             self._show_whole_lines(rank)
 
     def last_words(self, rank):
-        """Return what C++ has printed of the error that ended the rank, or ""."""
+        """Return C++'s message about the error that ended the rank, or ""."""
         errors = re.findall(rb"^ +what\(\): +(?:\[.*?\] )?(.+)", self._parts[rank], re.M)
         return errors[-1].decode(errors="replace") if errors else ""
 
@@ -50,11 +50,11 @@ class Output:
         self._bar = len(bar)
 
     def _write(self, rank, text: bytes):
-        if self._bar:  # whole lines take the bar's place; its next frame comes below them
+        if self._bar:  # whole lines replace the bar; its next frame comes below them
             _print("\r" + " " * self._bar + "\r")
             self._bar = 0
         lines = text.decode(errors="replace").split("\n")
-        # Of a bar that rewrote its line only the last state is worth keeping.
+        # If a bar rewrote its line, keep only the last state.
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         _print("".join(f"{self._prefix(rank)}{line}\n" for line in lines))
 
@@ -75,7 +75,7 @@ class Output:
 
 
 def _print(text="", flush=False):
-    """print(), also where the screen knows ASCII only."""
+    """Print `text`, even if the screen supports only ASCII."""
     try:
         print(text, end="", flush=flush)
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
 """What happens inside a rank: set up, run the function, report, wait to be released, end.
 
-After the function the engine issues no collective of its own. A barrier here would meet the one
-that a learner forgot, and hide the bug.
+After the function, the engine issues no collective of its own: a barrier here would match the one
+that a learner forgot on some ranks, and hide the bug.
 """
 
 import atexit
@@ -20,25 +20,25 @@ from ranklab.engine import modules, sharing, ship, surroundings
 from ranklab.engine.report import Failure, Value
 from ranklab.engine.waiting import Waiting
 
-STARVED = 19  # times `timeout` more for ranks that others keep from the cores, at the most
+STARVED = 19  # at most this many times `timeout` is added for ranks that wait for a core
 GROUP_GRACE = 30  # seconds: the group's own timeout comes after launch's, whose report says more
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank of a launch is told, before the call itself."""
+    """Settings that every rank of a launch receives before the call itself."""
 
     ranks: int
     nodes: int
     timeout: float
-    port: int  # free for a group of the learner's own
-    environ: dict  # os.environ of the moment of the launch
+    port: int  # free, for a group that the learner's code makes
+    environ: dict  # os.environ at the time of the launch
     cwd: str
     path: list  # sys.path
     folder: str  # for the sockets of ranks' workers
     rehearse: str | None = None  # "gpu"
     share_gpu: bool = False
-    on_gpus: bool = False  # ranks are to have one each, or to share
+    on_gpus: bool = False  # whether ranks have a GPU each, or share GPUs
 
     def environment(self, rank):
         """Return torchrun's variables for `rank`, with the ranks laid out as `nodes` nodes."""
@@ -56,7 +56,7 @@ class Job:
 
 
 def main(rank, channel, stack, job, report, store):
-    """Run the function, report, wait for the release, leave the group.
+    """Run the function, report, wait to be released, leave the group.
 
     All arguments but `rank` are file descriptors.
     """
@@ -65,13 +65,13 @@ def main(rank, channel, stack, job, report, store):
     modules_before = len(sys.modules)
     channel = socket.socket(fileno=channel)
     waiting = Waiting(channel)
-    sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed has said what it printed
+    sys.stdout.reconfigure(line_buffering=True)  # so that a killed rank's prints are not lost
     pid = os.getpid()
     try:
         outcome = Value(_run(rank, job, store, waiting))
     except BaseException as error:
         outcome = Failure.from_error(error)
-    if os.getpid() != pid:  # a child that the function forked: the report is the rank's own
+    if os.getpid() != pid:  # a child that the function forked: only the rank itself may report
         if isinstance(outcome, Failure):
             print(f"in a child process: {outcome.headline()}\n{outcome}", file=sys.stderr)
         return
@@ -96,7 +96,7 @@ def _run(rank, job_fd, store_fd, waiting) -> bytes:
     waiting.begin(job.timeout, ship.path_of(store_fd))
     if hook := os.environ.get("RANKLAB_RANK_HOOK"):  # "module:function", which wraps fn
         fn = pkgutil.resolve_name(hook)(fn)
-    waiting.channel.send(b"s")  # started, and so are all others: the time of the call begins
+    waiting.channel.send(b"s")  # this rank and all others have started: the timeout begins
     value = fn(*args)
     _wait_for_device()
     try:
@@ -127,15 +127,15 @@ def init_group(rank, job, store_fd):
     torch.set_num_threads(int(job.environ.get("OMP_NUM_THREADS") or 1))
     loopback = "lo" if sys.platform == "linux" else "lo0"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, loopback)  # all ranks are here, whatever the host is called
+        os.environ.setdefault(name, loopback)  # all ranks are on this host, whatever its name
     dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG as it is now, not at the import
     limit = timedelta(seconds=(1 + STARVED) * job.timeout + GROUP_GRACE)
     # Not a TCPStore: torch looks up the name of each connection's peer, so a launch would take 5 s
-    # more for each question that the network's name server does not answer.
+    # more for each request that the network's name server does not answer.
     store = dist.FileStore(ship.path_of(store_fd), job.ranks)
     store.set_timeout(limit)
-    # Every rank counts the same GPUs, so all choose alike. With nodes=2 LOCAL_RANK starts again
-    # at 0 on the second "node"; the GPU does not.
+    # Every rank counts the same GPUs, so all make the same choice. With nodes=2 LOCAL_RANK starts
+    # at 0 again on the second "node"; the GPU's number does not.
     placement = backend_and_device(rank, job.ranks, job.rehearse, share_gpu=job.share_gpu)
     hide_gpus_without_nccl(placement["backend"])
     dist.init_process_group(store=store, rank=rank, world_size=job.ranks, timeout=limit,
@@ -144,9 +144,9 @@ def init_group(rank, job, store_fd):
 
 
 def _wait_for_all(store, ranks):
-    """All ranks have connected: one that dies at once must not break the others' set-up.
+    """Wait until all ranks have connected: one that dies at once must not break the others' set-up.
 
-    Through the store and not by a collective, so that nothing is counted or traced.
+    This uses the store, not a collective, so that nothing is counted or traced.
     """
     if store.add("ranklab/arrived", 1) == ranks:
         store.set("ranklab/all", "")
@@ -154,13 +154,13 @@ def _wait_for_all(store, ranks):
 
 
 def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, share_gpu=False):
-    """Choose NCCL and a GPU when each rank on this machine has a GPU of its own, otherwise gloo.
+    """Choose NCCL and a GPU if each rank on this machine has its own GPU, otherwise gloo.
 
     Returns the options for init_process_group.
 
     rehearse: "gpu": gloo, under a GPU's rules (rehearse.py)
-    sees_own: the GPUs that this rank sees are not those that the others see
-    share_gpu: with fewer GPUs than ranks these take turns on them, with NCCL (sharing.py)
+    sees_own: this rank sees different GPUs from the other ranks
+    share_gpu: if there are fewer GPUs than ranks, ranks share them, with NCCL (sharing.py)
     """
     import torch
 
@@ -182,15 +182,15 @@ def backend_and_device(index, ranks_on_machine, rehearse=None, sees_own=False, s
 
 
 def hide_gpus_without_nccl(backend):
-    """Hide GPUs that ranks would have to share: fully_shard takes any that it sees."""
+    """Hide GPUs that ranks would have to share: fully_shard uses any GPU that it sees."""
     if "nccl" not in backend:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def gpu_of(index, ranks_on_machine, gpus, sees_own=False):
-    """Return the number of the GPU of rank `index` among the `gpus` that it sees, or None.
+    """Return the index of the GPU of rank `index` among the `gpus` that it sees, or None.
 
-    Each process counts the GPUs that it sees from 0.
+    Each process numbers the GPUs that it sees from 0.
     """
     if gpus >= ranks_on_machine:
         return index

@@ -13,22 +13,22 @@ from ranklab.engine.waiting import AT_STORE, FROM_STORE, NO, QUESTION, YES
 
 @dataclass
 class RankHandle:
-    """What is known of it: its value or its error, how it ended, and where it was."""
+    """What the parent knows of a rank: its value or error, how it ended, and where it was."""
 
     rank: int
     channel: socket.socket
     report_file: BinaryIO
     stack: bytearray = field(default_factory=bytearray)
     report: Value | Failure | None = None
-    modules: list[str] = ()  # of ranklab's, that it has imported
+    modules: list[str] = ()  # ranklab modules that it has imported
     pid: int | None = None
     exit_code: int | None = None
-    last_words: str = ""  # what C++ printed as it ended the rank
+    last_words: str = ""  # C++'s message as it ended the rank
     seconds: float | None = None  # from the launch to the report
-    questions: int = 0  # that it has not answered
-    waits: bool = False  # for other ranks and for nothing else: its answer to the last question
-    store_calls: int = 0  # that it has begun: calls that wait at the store
-    is_at_store: bool = False  # in one of them
+    questions: int = 0  # questions that it has not answered
+    waits: bool = False  # its last answer: it waits only for other ranks
+    store_calls: int = 0  # calls it has begun that wait at the store
+    is_at_store: bool = False  # whether it is in such a call now
 
     def is_settled(self):
         return self.report is not None or self.exit_code is not None
@@ -37,13 +37,13 @@ class RankHandle:
         return self.is_settled() and not isinstance(self.report, Value)
 
     def ask(self):
-        """Ask the rank whether it waits for other ranks alone (waiting.py)."""
+        """Ask the rank whether it waits only for other ranks (waiting.py)."""
         self.waits, self.questions = False, self.questions + 1
         with contextlib.suppress(OSError):  # it is gone
             self.channel.send(QUESTION)
 
     def hear(self, data):
-        """Read bytes that came through its channel; the last question's answer counts."""
+        """Interpret bytes from its channel; only the answer to the last question counts."""
         for answer in (byte for byte in data if byte in YES + NO):
             self.questions -= 1
             self.waits = not self.questions and answer in YES

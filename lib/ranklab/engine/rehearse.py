@@ -3,34 +3,34 @@
     launch(fn, ranks=4, rehearse="gpu")      or, for whole notebooks and modules, without an edit:
     ranklab rehearse NOTEBOOK | FILE.py | MODULE    which sets RANKLAB_REHEARSE=gpu
 
-In such a rank `ranklab.device()` is a device of its own type, "gpu". A tensor made there is an
-ordinary CPU tensor inside a wrapper that says "gpu" (gpu_tensor.py), so every value is right. What
-a GPU would refuse raises, on the learner's line, with the sentence that a GPU would have given:
+In such a rank `ranklab.device()` has its own device type, "gpu". A tensor made there is an ordinary
+CPU tensor inside a wrapper that reports "gpu" (gpu_tensor.py), so every value is right. An error is
+raised where a GPU would raise one, at the learner's line, with the message of a GPU, for:
 
     an op on tensors of two devices (a CPU tensor without dimensions may mix, as on a GPU)
-    a collective on a CPU tensor: the group has a backend for the GPU alone, as NCCL's has
+    a collective on a CPU tensor: like NCCL's, the group has a backend only for the GPU
     .numpy() without .cpu(); a CPU generator for numbers on the GPU; .pin_memory() on the GPU
-    a GPU that is not there (each rank sees one, gpu:0)
-    a file of GPU tensors that is loaded where no GPU is, without map_location
+    a GPU that does not exist (each rank sees one, gpu:0)
+    loading a file of GPU tensors on a machine without a GPU, without map_location
 
-Code for `device.type == "cuda"` does not run here: ask for `!= "cpu"` where it can. `torch.gpu`
-stands in for what DDP, FSDP2, autocast and checkpoints ask of `torch.cuda`.
+Code for `device.type == "cuda"` does not run here: test for `!= "cpu"` where possible. `torch.gpu`
+stands in for the parts of `torch.cuda` that DDP, FSDP2, autocast and checkpoints use.
 
-What can't be rehearsed. Where the rehearsal knows it, it says so: "... this is a limit of the
-rehearsal, not of a GPU".
+The following can't be rehearsed. If the rehearsal notices, its error ends with "this is a limit of
+the rehearsal, not of a GPU".
 
     streams and events (all work is done when a call returns: a missing synchronize is not seen),
         non_blocking copies
     NCCL's own rules: its types, its hangs
     kernels that only GPUs have (SyncBatchNorm's, fused attention's backends, context_parallel) and
-        their speed; what is compiled for a GPU (flex_attention runs by its plain form)
+        their speed; code compiled for a GPU (flex_attention runs in its plain form)
     sparse gradients; tensor classes other than Parameter on the GPU
-    a GPU's memory: memory_allocated() adds up the tensors that are alive, and a peak is the
-        largest of what was asked for
-    the numbers that a GPU draws: here, too, they come from a seed and an offset of the GPU's own,
-        but they are others; a GPU's generator that draws for the CPU is not refused
-    a gradient on the CPU of a parameter that .data or .to() moves: here it moves along
-    a parameter that moves while a profiler is on: a new one takes its place in the module
+    a GPU's memory: memory_allocated() adds up the live tensors, and a peak is the largest value
+        that was asked for
+    the numbers that a GPU draws: here they come from the GPU's own seed and offset as well, but
+        are different numbers; a GPU's generator that draws for the CPU is not refused
+    a CPU gradient of a parameter that .data or .to() moves: here it moves along
+    a parameter that moves while a profiler is on: a new one replaces it in the module
 """
 
 import gc
@@ -64,9 +64,9 @@ class _Generators(type):
 
 
 class Stream:
-    """A stream or an event: all its work is done already."""
+    """A stream or an event whose work is always done already."""
 
-    stream_id, device_index, device_type = 0, 0, 20  # asked by FSDP2's backward, from torch 2.15 on
+    stream_id, device_index, device_type = 0, 0, 20  # FSDP2's backward reads them since torch 2.15
 
     def __init__(self, *args, **options):
         self.at = time.perf_counter()
@@ -130,7 +130,7 @@ class Module(_DummyBackendModule):
         self.generator.set_state(state)
 
     def memory_allocated(self, device=None):
-        """Count the bytes of all tensors on the GPU that are alive."""
+        """Count the bytes of all live tensors on the GPU."""
         storages = {one.raw.untyped_storage() for one in gc.get_objects() if type(one) is GpuTensor}
         now = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
         self.peak = max(self.peak, now)
@@ -139,7 +139,7 @@ class Module(_DummyBackendModule):
     memory_reserved = memory_allocated
 
     def max_memory_allocated(self, device=None):
-        """Return the largest value of memory_allocated(), now and before: at most the true peak."""
+        """Return the largest memory_allocated() so far, including now: at most the true peak."""
         self.memory_allocated()
         return self.peak
 
@@ -167,18 +167,18 @@ def _below(func):
 
 
 def _pin(tensor, device=None):
-    """Pinned memory can't be had without a GPU; this only says that it is."""
+    """Return a copy that only claims to be pinned: real pinned memory needs a GPU."""
     pinned = tensor.clone()
     pinned.untyped_storage().pinned = True
     return pinned
 
 
 def _is_pinned(tensor, device=None):
-    return getattr(tensor.untyped_storage(), "pinned", False)  # a view is pinned, too
+    return getattr(tensor.untyped_storage(), "pinned", False)  # a view is pinned as well
 
 
 def _future(get_future):
-    """get_future of a Work whose future holds tensors of the GPU, where those were sent."""
+    """Wrap a Work's get_future, so that the future holds GPU tensors if GPU tensors were sent."""
     def on_gpu(value):
         return GpuTensor(value) if isinstance(value, torch.Tensor) and is_marked(value) else value
 
@@ -186,7 +186,7 @@ def _future(get_future):
 
 
 def _new_group(make):
-    """Of a group with a backend for the GPU torch does not know which of its backends is first."""
+    """Set a new group's default backend, which torch does not know for a rehearsed GPU."""
     def new_group(*args, **options):
         group, store = make(*args, **options)
         if isinstance(group, dist.ProcessGroup):
@@ -197,11 +197,11 @@ def _new_group(make):
 
 
 def _ddp(init):
-    """DDP may ask for pinned memory, in C++: torch has none without a GPU."""
+    """Give DDP unpinned memory where its C++ asks for pinned memory, which needs a GPU."""
     def wrapped(self, *args, **options):
         if not hasattr(torch.gpu, "pinned"):
             torch.gpu.pinned = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings(action="ignore"):  # that it takes the place of torch's own
+            with warnings.catch_warnings(action="ignore"):  # about replacing torch's own op
                 torch.gpu.pinned.impl("empty_strided", _empty_strided, "CPU", allow_override=True)
         init(self, *args, **options)
 
@@ -215,7 +215,7 @@ def _empty_strided(size, stride, *, pin_memory=None, **options):
 
 
 def _mark(storage, location):
-    """torch.load puts this storage on the GPU."""
+    """Mark a storage that torch.load puts on the GPU."""
     if location.startswith(NAME):
         refuse_another_gpu(torch.device(location))
         storage.on_gpu = location
@@ -239,7 +239,7 @@ BELOW = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.defaul
 FLEX = torch.ops.higher_order.flex_attention, torch.ops.higher_order.flex_attention_backward
 OF_ACCELERATOR = ("synchronize", "empty_cache", "memory_allocated", "max_memory_allocated",
                   "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats")
-# What torch knows of its own devices only, and would do otherwise for this one.
+# Functions that torch implements only for its own devices, and that differ for this one.
 PATCHES = (
     (torch.autograd, "_engine_run_backward", checked_backward),
     (torch.autograd.function.BackwardCFunction, "apply", checked_function),
@@ -254,7 +254,7 @@ PATCHES = (
 
 def install():
     """Give this process one rehearsed GPU from now on; return the options for its process group."""
-    if mark := os.environ.get("RANKLAB_REHEARSED"):  # a file: `ranklab rehearse` asks for it
+    if mark := os.environ.get("RANKLAB_REHEARSED"):  # a file that `ranklab rehearse` checks
         Path(mark).touch()
     _setup_privateuseone_for_python_backend(NAME, Module(), device_guard=Guard())
     GpuTensor.at = torch.device(NAME, 0)  # no device type of its own before the line above
@@ -262,7 +262,7 @@ def install():
     library.impl("_pin_memory", _pin, "CPU")
     library.impl("is_pinned", _is_pinned, "CPU")
     library.impl("_has_compatible_shallow_copy_type", can_become, "AutogradPrivateUse1")
-    for hop in FLEX:  # by its form in plain ops; compiled, it would meet the wrappers
+    for hop in FLEX:  # in its form of plain ops; compiled, it could not handle the wrappers
         hop.py_impl(GpuTensor)(hop.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd])
     flex_attention._validate_device = lambda *ignored: None
     flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True

@@ -1,4 +1,4 @@
-"""What the learner reads when something went wrong: which rank, which line of theirs, and why.
+"""Error messages for the learner: which rank failed, at which line of theirs, and why.
 
 A rank sends frames as (file, line number, function); the text of the lines is looked up here, in
 the parent, because only the kernel knows the text of its notebook's cells.
@@ -18,15 +18,15 @@ PACKAGE = str(Path(ENGINE).parent)
 NOT_LEARNERS = tuple(str(Path(PACKAGE, name))
                      for name in ("engine", "course", "checks", "meter", "clinic/hooks.py",
                                   "clinic/wrappers.py", "magic.py", "pytest_plugin.py"))
-PACKAGES = re.compile("/(site|dist)-packages/")  # also packages of the user, or of the system
+PACKAGES = re.compile("/(site|dist)-packages/")  # including the user's and the system's packages
 SHOWN = 12  # lines of a traceback
-CAUSES = 6  # shown of a chain of errors: as many from its beginning as from its end
+CAUSES = 6  # errors shown of a chain: half from its beginning, half from its end
 LONGEST = 10_000  # characters of one message
-RANGE = 5  # ranks in a row, from which on they are named by the first and the last
+RANGE = 5  # from this many consecutive ranks on, only the first and the last are named
 CELL_MAGIC = "get_ipython().run_cell_magic("
 MEMORY = " (often the system's memory ran out)"
-# A backend's own words for a peer that went away, with the class that it raises. A refused download
-# is a ConnectionError of the learner's.
+# Each backend's message for a lost peer, with the class that it raises. A refused download, in
+# contrast, is a ConnectionError of the learner's code.
 LOST_PEER = {
     "RuntimeError": r"gloo/transport/\S+\] .{0,200}?(closed|reset|refused|closure|broken pipe)",
     "DistNetworkError": r"connection|broken pipe|got 0 bytes",
@@ -36,18 +36,18 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "pl
 
 
 class ShownShort:
-    """An error that a notebook shows by its message and the line of the cell alone."""
+    """An error of which a notebook shows only the message and the line of the cell."""
 
     def _render_traceback_(self):  # IPython asks for it
         frames = [Frame(f.filename, f.lineno, f.name)
                   for f in traceback.extract_tb(self.__traceback__)]
-        # A cell magic calls its cell by a line that holds all of the cell.
+        # A cell magic is called from a line that contains the whole cell.
         lines = (str(f) for f in frames if f.is_of_learner() and CELL_MAGIC not in f.text())
         return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class RankError(ShownShort, RuntimeError):
-    """A rank raised or died. `rank` is the first to blame; `failures` maps ranks to reasons."""
+    """A rank raised or died. `rank` is the one that caused it; `failures` maps ranks to reasons."""
 
     def __init__(self, message, rank=None, failures=None):
         super().__init__(message)
@@ -58,7 +58,7 @@ class RankError(ShownShort, RuntimeError):
 class HangError(RankError, TimeoutError):
     """Some ranks did not finish in time; the message says where each one waits.
 
-    failures  maps all ranks to the call that they wait in, "returned", or "runs"
+    failures: maps every rank to the call that it waits in, "returned", or "runs"
     """
 
 
@@ -90,14 +90,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class Value:
-    """What the function returned on a rank, as ship.dumps made it."""
+    """The function's return value on a rank, pickled by ship.dumps."""
 
     pickled: bytes
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on a rank, in a form that always travels."""
+    """An exception on a rank, in a form that can always be sent."""
 
     kind: str
     message: str
@@ -120,7 +120,7 @@ class Failure:
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
     def is_lost_peer(self):
-        """Return True where this only echoes that another rank went away."""
+        """Return True if this error only follows from the loss of another rank."""
         words = LOST_PEER.get(self.kind)
         return bool(words and re.search(words, self.message[:2000], re.I))
 
@@ -136,7 +136,7 @@ class Failure:
 
 
 def _chain(error):
-    """The error that came first, then what it led to; an error of a cycle once."""
+    """List the first error, then the errors that it led to; in a cycle each error once."""
     chain = []
     while error is not None and not any(error is link for link in chain):
         chain.append(error)
@@ -164,25 +164,25 @@ def _frames(error):
 
 
 def _learner_frames(frames):
-    """The learner's own frames; if there are none, the last two that are not the engine's."""
+    """Return the learner's own frames, or if there are none, the last two outside the engine."""
     of_learner = [f for f in frames if f.is_of_learner()]
     return of_learner or [f for f in frames if not f.file.startswith(NOT_LEARNERS)][-2:]
 
 
 def _file_name(file):
-    """`file` as the learner knows it: "Cell In[5]" for a notebook's cell."""
+    """Return the name by which the learner knows `file`: "Cell In[5]" for a notebook's cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell and (name := getattr(shell.compile, "format_code_name", lambda _: None)(file)):
         return " ".join(name)
     try:
         return str(Path(file).relative_to(Path.cwd()))
-    except (ValueError, OSError):  # outside of the working folder, or that one is gone
+    except (ValueError, OSError):  # outside the working folder, or that folder is gone
         return file
 
 
 def describe_exit(code):
-    """Say in words what an exit code means."""
+    """Describe in words what an exit code means."""
     if code >= 0:
         return f"ended without returning (os._exit, exit code {code})"
     try:

@@ -1,8 +1,8 @@
 """The process that forks ranks: it has imported torch once, so a fresh rank costs milliseconds.
 
-Why not `multiprocessing`'s forkserver: that one swallows an ImportError of its preload, imports
-`__main__` again in every rank, freezes os.environ at its start, and hands each rank the pipe that
-was to tell it of the parent's death. Here a socket is the lifetime of each thing:
+Why not `multiprocessing`'s forkserver: it swallows an ImportError of its preload, imports
+`__main__` again in every rank, freezes os.environ at its start, and gives each rank the pipe that
+should tell it of the parent's death. Here a socket is the lifetime of each thing:
 
     lifeline      kernel <-> server; when it closes, the server kills its ranks and ends
     connection    one per launch, handed over through the lifeline; when it closes, the ranks of
@@ -11,7 +11,7 @@ was to tell it of the parent's death. Here a socket is the lifetime of each thin
                       {"signal": rank, "number": n}
                       {"preload": [name, ...]}  modules
                   and answers go out:
-                      {"forked": rank, "pid": n}  or with "error" where there can be no more
+                      {"forked": rank, "pid": n}  or with "error" if the fork failed
                       {"preloaded": [name, ...]}
                       {"exit": rank, "code": c}   c is the exit code, or minus the signal
 """
@@ -36,7 +36,7 @@ from ranklab.engine.modules import Modules
 from ranklab.engine.rank import main as run_rank
 
 # Heavy, and needed by nearly every lab; a fresh rank would import them again and again.
-# Of ranklab only the engine is here from the first, as old as the kernel's; see modules.py.
+# Of ranklab only the engine is imported at the start, as old as the kernel's; see modules.py.
 PRELOAD = (
     "cloudpickle",
     "numpy",
@@ -73,7 +73,7 @@ class Server:
         self.selector.register(self.woken, selectors.EVENT_READ, self.child_ended)
 
     def serve(self):
-        """Serve until the kernel is gone; return with every rank dead."""
+        """Serve until the kernel is gone; when this returns, every rank is dead."""
         self.alive = True
         while self.alive and os.getppid() == self.kernel:
             for key, _ in self.selector.select(timeout=0.5):
@@ -110,7 +110,7 @@ class Server:
                 self.signal(connection, request["signal"], request["number"])
 
     def preload(self, connection, names):
-        """Import the modules, as far as possible; the ranks say which can't be imported."""
+        """Import the modules, as far as possible; the ranks report those that can't be imported."""
         self.modules.need(names)
         self.tell(connection, {"preloaded": names})
 
@@ -134,7 +134,7 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.selector.close()
-            # A rank that kept these would keep the others' end of life from being seen.
+            # If a rank kept these open, the end of the other ranks would go unnoticed.
             for sock in (self.lifeline, self.woken, self.wake, *self.launches):
                 sock.close()
             fd = dict(zip(DESCRIPTORS, fds, strict=True))
@@ -156,7 +156,7 @@ class Server:
                 os._exit(code)
 
     def signal(self, connection, rank, number):
-        # Only pids not reaped yet are in the table, so a reused pid is never hit.
+        # The table has only pids not yet reaped, so a reused pid is never signalled.
         for pid, r in self.launches[connection].items():
             if r == rank:
                 os.kill(pid, number)
@@ -198,7 +198,7 @@ class Server:
 
 
 def kill_orphans():
-    """Kill what dead ranks had started (say, DataLoader workers); call it when no rank lives.
+    """Kill processes that dead ranks had started, such as DataLoader workers, when no rank lives.
 
     Linux made these processes children of this one (a subreaper) when their rank died.
     """
@@ -238,8 +238,8 @@ def main(lifeline_fd, kernel):
     atexit.unregister(getattr(sys.modules["torch._dynamo"].utils, "dump_compile_times", None))
     # init_process_group does it in each rank, if it is not done: 300 of 2,200 page faults.
     sys.modules["torch._dynamo"].trace_rules.clear_lru_cache()
-    # From here on the lifeline tells; Linux would also kill this process when the thread ends that
-    # started it, though the kernel lives.
+    # From here on only the lifeline counts; Linux would also kill this process when the thread that
+    # started it ends, although the kernel lives.
     prctl(PR_SET_PDEATHSIG, 0)
     lifeline.sendall(b"r")
     Server(lifeline, kernel).serve()

@@ -1,4 +1,4 @@
-"""Requests to the server of ranks and its answers: one JSON object a line."""
+"""Requests to the server of ranks, and its answers: one JSON object per line."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ class Lines:
     def __init__(self, connection):
         self._connection = connection
         self._rest = b""
-        self._early = []  # answers that came while another was waited for
+        self._early = []  # answers that arrived while waiting for a different one
 
     def request(self, message, fds=()):
         """Send `message`, with descriptors; silently do nothing if the server is gone."""
@@ -52,7 +52,7 @@ class Lines:
             self._connection.settimeout(None)
 
     def read(self):
-        """Return the answers that have come; wait for one if there is none.
+        """Return the answers that have arrived; wait for one if there is none.
 
         Raises: ServerDied.
         """

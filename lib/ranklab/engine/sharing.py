@@ -1,10 +1,10 @@
 """Several ranks on one GPU, with NCCL: its rules are real then, its speed and memory are not.
 
-NCCL has it since 2.30.3, "experimental" in its user guide (env, NCCL_MULTI_RANK_GPU_ENABLE). Each
-rank has channels of its own, and each channel is a block of threads (a CTA). Where the GPU has not
-enough SMs or memory for all ranks at once, NCCL hangs. By the guide two ranks fit with NCCL's
-defaults; here each rank gets fewer channels, so that more do. Sums inside the switch (NVLS) are
-not for ranks that share.
+NCCL supports it since 2.30.3, "experimental" in its user guide (env, NCCL_MULTI_RANK_GPU_ENABLE).
+Each rank has its own channels, and each channel is a block of threads (a CTA). If the GPU does not
+have enough SMs or memory for all ranks at once, NCCL hangs. According to the guide, two ranks fit
+with NCCL's defaults; here each rank gets fewer channels, so that more ranks fit. Sums inside the
+switch (NVLS) are not available to ranks that share.
 """
 
 import ctypes
@@ -16,15 +16,15 @@ RANKS_HERE = "RANKLAB_RANKS_ON_GPU"  # in the environment of a rank that shares
 OLDEST = 2, 30, 3
 WHEEL = "2.30.7"  # on PyPI, for CUDA 12 and 13
 CTAS = 8  # of all ranks on a GPU together, for one communicator
-OUTSIDE = 0.8e9  # bytes of a rank that torch does not count: CUDA's context, NCCL's buffers
+OUTSIDE = 0.8e9  # bytes per rank that torch does not count: CUDA's context, NCCL's buffers
 CAUSE_OF_HANG = ("Ranks share a GPU here, and NCCL hangs, too, where it has not enough SMs or "
                  "memory for all of them: take fewer ranks, or set NCCL_MAX_CTAS=1.")
 
 
 def is_wanted(share_gpu=False, environ: Mapping = os.environ):
-    """Return whether ranks may share a GPU: by the argument of launch, or by the variable.
+    """Return whether ranks may share a GPU, by launch's argument or the environment variable.
 
-    Raises: ValueError for another value of RANKLAB_SHARE_GPU than 1 or 0.
+    Raises: ValueError if RANKLAB_SHARE_GPU is neither 1 nor 0.
     """
     value = environ.get(VARIABLE) or "0"
     if value not in ("0", "1"):
@@ -33,7 +33,7 @@ def is_wanted(share_gpu=False, environ: Mapping = os.environ):
 
 
 def variables(ranks, gpus, environ: Mapping = os.environ):
-    """Return the environment of NCCL for `ranks` on `gpus`; a limit of channels by the user stays.
+    """Return NCCL's environment for `ranks` on `gpus`; a user's own limit on channels stays.
 
     NCCL reads it when the first communicator is made.
     """
@@ -43,7 +43,7 @@ def variables(ranks, gpus, environ: Mapping = os.environ):
 
 
 def share_of_gpu():
-    """Return the part of a GPU that this rank has: 1, or less where ranks share."""
+    """Return the fraction of a GPU that this rank has: 1, or less if ranks share it."""
     return 1 / int(os.environ.get(RANKS_HERE, 1))
 
 
@@ -60,7 +60,7 @@ def ranks_on_a_gpu(ranks, gpus):
 def memory_fraction(total, ranks, gpus):
     """Return the share of a GPU's `total` bytes that torch may take on each rank.
 
-    Raises: ValueError where nothing would be left for tensors.
+    Raises: ValueError if nothing would be left for tensors.
     """
     per_gpu = ranks_on_a_gpu(ranks, gpus)
     left = total / per_gpu - OUTSIDE
@@ -71,9 +71,9 @@ def memory_fraction(total, ranks, gpus):
 
 
 def nccl_version():
-    """Return the version of the NCCL that runs in this process, (2, 30, 7); None: there is none.
+    """Return the version of the NCCL loaded in this process, such as (2, 30, 7), or None.
 
-    Not torch.cuda.nccl.version(), which is of the headers that torch was built with.
+    Not torch.cuda.nccl.version(), which is the version of the headers that torch was built with.
     """
     import torch
 
@@ -88,7 +88,7 @@ def nccl_version():
 
 
 def refuse_old_nccl(version=None):
-    """Return when NCCL can put several ranks on a GPU.
+    """Refuse an NCCL that can't put several ranks on a GPU.
 
     Raises: RuntimeError with what to install.
     """
@@ -108,7 +108,7 @@ def why_not(version):
 
 
 def install_line():
-    """Return pip's command for an NCCL that can share, for the CUDA that torch has."""
+    """Return the pip command for an NCCL that can share, for the CUDA version of torch."""
     import torch
 
     cuda = (torch.version.cuda or "13").partition(".")[0]
@@ -120,9 +120,9 @@ def dotted(version):
 
 
 def prepare(gpu, ranks, gpus):
-    """Make this process a rank that shares `gpu`, before its first communicator.
+    """Make this process a rank that shares `gpu`; call this before its first communicator.
 
-    Raises: RuntimeError where NCCL can't, ValueError where the GPU is too small.
+    Raises: RuntimeError if NCCL is too old, ValueError if the GPU is too small.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Functions, arguments and values on their way between processes.
+"""Send functions, arguments and values between processes.
 
 cloudpickle ships functions and classes of `__main__` (a notebook cell, a script) by value. Tensors
-travel as their own bytes: a view does not drag its whole storage along, and what lives on a GPU
-arrives on the CPU, so the kernel never opens CUDA.
+travel as their own bytes: a view does not bring its whole storage, and a tensor on a GPU arrives on
+the CPU, so the kernel never opens CUDA.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import types
 
 import cloudpickle
 
-OPEN_LIMIT = 60.0  # seconds to open all values of a launch
+OPEN_LIMIT = 60.0  # seconds to unpickle all values of a launch
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
@@ -37,7 +37,7 @@ class _Pickler(cloudpickle.Pickler):
             keeps_grad = obj.requires_grad and obj.is_leaf  # an inner node's graph stays behind
             return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), keeps_grad)
         if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
-            # By name, also odd ones like torch.ops: cloudpickle also takes submodules whose names
+            # By name, even odd ones like torch.ops: cloudpickle also takes submodules whose names
             # occur in a function, and would try to pickle their content.
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
@@ -73,7 +73,7 @@ def dumps(obj) -> bytes:
 def dumps_call(fn, args) -> bytes:
     """Pickle the call.
 
-    Raises: TypeError that names the part which can't be sent.
+    Raises: TypeError that names the part that can't be sent.
     """
     try:
         return dumps((fn, args))
@@ -84,7 +84,7 @@ def dumps_call(fn, args) -> bytes:
 
 
 def what_stays(parts):
-    """Return a TypeError that names the first of {name: value} which can't be sent, or None."""
+    """Return a TypeError that names the first of {name: value} that can't be sent, or None."""
     for name, part in parts.items():
         try:
             dumps(part)
@@ -110,7 +110,7 @@ def values(pickled):
         except BaseException as error:
             errors.append(error)
 
-    # In a thread, which can be left behind: opening a value may run any code of its class.
+    # In a thread, which can be abandoned: unpickling a value may run any code of its class.
     thread = threading.Thread(target=open_all, daemon=True)
     thread.start()
     thread.join(OPEN_LIMIT)
@@ -150,13 +150,13 @@ def path_of(fd):
     """Return a path by which this process opens a descriptor's file again, with its own locks."""
     if sys.platform == "linux":
         return f"/proc/self/fd/{fd}"
-    import fcntl  # not on Windows, where launch is to say so itself
+    import fcntl  # missing on Windows, where launch itself reports that
 
     return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()  # macOS
 
 
 def opened(fd):
-    """Map the descriptor's file, to be read from its start.
+    """Map the descriptor's file into memory, to be read from its start.
 
     The descriptor's offset, which ranks share, does not move.
     """

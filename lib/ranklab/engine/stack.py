@@ -1,4 +1,4 @@
-"""Reads from the frames that faulthandler wrote where a rank is."""
+"""Read where a rank is from the frames that faulthandler wrote."""
 
 import re
 from dataclasses import dataclass
@@ -37,7 +37,8 @@ class Stack:
         return next(iter(outside or of_learner), None)
 
     def call(self):
-        """Return what the learner's line waits in, as "all_reduce"; None: no communication."""
+        """Return the call in which the learner's line waits: "all_reduce"; None: no communication.
+        """
         frame = self.learner_frame()
         inner = self.frames[: self.frames.index(frame)] if frame else self.frames
         waits = [f for f in inner
@@ -47,7 +48,7 @@ class Stack:
         return names[-1] if names else None  # the outermost: what the learner's line called
 
     def describe(self, waits=False):
-        """Say where the rank is; `waits` is True where it has answered that it waits."""
+        """Describe where the rank is; `waits`: it has answered that it waits."""
         frame, call = self.learner_frame(), self.call()
         if frame is None:
             return self._without_learner_frame(call)

@@ -1,5 +1,5 @@
-"""What is different around a rank: no keyboard, forked workers, the first to go, and a folder
-that goes with it.
+"""How a rank's process differs from others: no keyboard, forked workers, the first to be killed,
+and a temporary folder that is removed with it.
 """
 
 import builtins
@@ -12,16 +12,16 @@ import sys
 import tempfile
 import uuid
 
-MOST_PATIENCE = 5  # how many times as long a limit may be where others use the cores
-WORSE = 300  # of 1000: how much sooner than the notebook a rank goes when memory runs out
+MOST_PATIENCE = 5  # the largest factor on a time limit when others use the cores
+WORSE = 300  # of 1000: added to the score by which Linux picks the process to kill without memory
 NO_KEYBOARD = ("a rank has no keyboard: ask before launch, and pass the answer as an argument; "
                "print() shows what a debugger would")
 
 
 def settle(folder):
-    """Set this process up as a rank: no keyboard, forked workers, the first to go.
+    """Set this process up as a rank: no keyboard, forked workers, the first to be killed.
 
-    `folder` is for the sockets of its workers.
+    `folder` holds the sockets of its workers.
     """
     _without_keyboard()
     _fork_workers()
@@ -31,8 +31,8 @@ def settle(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
-    # multiprocessing would make a folder for each process that hands a tensor on, and a killed
-    # process leaves it.
+    # multiprocessing would make a folder for each process that passes on a tensor, and a killed
+    # process leaves it behind.
     multiprocessing.util.get_temp_dir = temp_dir
 
 
@@ -44,9 +44,9 @@ def _without_keyboard():
         raise RuntimeError(NO_KEYBOARD)
 
     def ask(*args):
-        return refuse() if sys.stdin is keyboard else read(*args)  # unless they put a file there
+        return refuse() if sys.stdin is keyboard else read(*args)  # unless stdin was replaced
 
-    builtins.input = ask  # pdb asks by it, too
+    builtins.input = ask  # pdb uses it as well
     sys.breakpointhook = refuse
 
 
@@ -62,7 +62,7 @@ def _fork_workers():
 
 
 def _first_to_go():
-    """Linux, out of memory, takes this process before the notebook."""
+    """Make Linux, out of memory, kill this process before the notebook."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
         score = min(int(file.read()) + WORSE, 1000)
         file.seek(0)
@@ -70,19 +70,19 @@ def _first_to_go():
 
 
 def share_cores():
-    """Make a thread of this process that wakes up let the one on its core finish its turn (Linux).
+    """Let the thread on a core finish its turn when a thread of this process wakes up (Linux).
 
-    While a message lies there that its rank has not asked for yet, gloo's thread looks again and
-    again, and each time took the core from a rank that computes: with four ranks on two cores a
-    step of tensor parallelism took three times as long. Threads made later inherit it.
+    While a message waits that its rank has not asked for yet, gloo's thread looks at it repeatedly,
+    and each time took the core from a rank that computes: with four ranks on two cores, a step of
+    tensor parallelism took three times as long. Threads made later inherit the setting.
     """
-    with contextlib.suppress(AttributeError, OSError):  # no Linux; a sandbox that forbids it
+    with contextlib.suppress(AttributeError, OSError):  # not Linux; a sandbox that forbids it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @contextlib.contextmanager
 def folder_of_workers():
-    """Yield the path of a folder that a rank may make; remove it afterwards, whoever was killed."""
+    """Yield the path of a folder that a rank may make; remove it afterwards in any case."""
     path = os.path.join(tempfile.gettempdir(), f"ranklab-{uuid.uuid4().hex[:12]}")
     try:
         yield path
@@ -93,8 +93,8 @@ def folder_of_workers():
 def patience():
     """Return the factor for a time limit: 1 on an idle machine, more on a busy one.
 
-    For processes that launch did not start: the limit of a launch already counts how long its ranks
-    waited for a core.
+    It is for processes that launch did not start: a launch already extends its timeout by the time
+    for which its ranks waited for a core.
     """
     if not hasattr(os, "getloadavg"):  # Windows
         return 1

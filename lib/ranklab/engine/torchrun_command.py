@@ -1,4 +1,4 @@
-"""The same script under the real torchrun, on this machine: to show that nothing changes."""
+"""Run the same script under the real torchrun on this machine, to show that nothing changes."""
 
 import contextlib
 import itertools
@@ -8,22 +8,22 @@ import sys
 
 from ranklab.engine import sharing
 
-ELASTIC = "torch/distributed/elastic"  # torchrun's own words, after those of the ranks
+ELASTIC = "torch/distributed/elastic"  # marks torchrun's own output, which follows the ranks'
 
 
 def torchrun(*command, ranks, timeout=120):
-    """Run `torchrun --nproc-per-node RANKS COMMAND...`; return what it printed.
+    """Run `torchrun --nproc-per-node RANKS COMMAND...`; return its output.
 
     The ranks see GPUs if there is one for each of them or they share, as under launch.
-    Raises: RuntimeError with what the ranks said last; TimeoutError, after its processes are ended.
+    Raises: RuntimeError with the ranks' last lines; TimeoutError, after its processes are killed.
     Lab: 00
     """
-    import psutil  # set here, not in every rank
+    import psutil  # imported here, not in every rank
     import torch
 
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={ranks}", *map(str, command)]
-    # torchrun says this itself, in six lines of warning, when it is not set.
+    # Otherwise torchrun sets it too, with six lines of warning.
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
     if torch.cuda.device_count() < ranks and not sharing.is_wanted():
         environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -34,7 +34,7 @@ def torchrun(*command, ranks, timeout=120):
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"torchrun was not done after {timeout} s") from None
         finally:
-            if process.poll() is None:  # also after Ctrl-C; each rank is in a session of its own
+            if process.poll() is None:  # after Ctrl-C as well; each rank has its own session
                 agent = psutil.Process(process.pid)
                 for one in [agent, *agent.children(recursive=True)]:
                     with contextlib.suppress(psutil.Error):  # it has just ended

@@ -1,16 +1,17 @@
-"""What a launch says when not all ranks returned: which rank is to blame, where the others wait."""
+"""The error of a launch in which not all ranks returned: which one caused it, where others wait."""
 
 from ranklab.engine.report import (Failure, HangError, RankError, Value, describe_exit,
                                    rank_names)
 from ranklab.engine.stack import Stack
 
 LOST = "lost the connection to a rank that had gone"
-UNCONNECTED = "Pair is not connected"  # gloo, of a peer that has gone, or of a send to itself
-FEW = 8  # ranks; up to here a report has a line for each, beyond it one for each place
+UNCONNECTED = "Pair is not connected"  # gloo: the peer has gone, or a rank sends to itself
+FEW = 8  # up to this many ranks a report has a line for each; above, a line for each place
 
 
 def failure(handles):
-    """Return the error of a launch in which ranks raised or died: first the one to blame."""
+    """Return the error of a launch in which ranks raised or died; the rank that caused it is first.
+    """
     died = [h for h in handles if h.is_settled() and h.report is None]
     raised = [h for h in handles if isinstance(h.report, Failure)]
     raised.sort(key=lambda h: (not is_cause(h), UNCONNECTED in h.report.message))
@@ -28,7 +29,7 @@ def failure(handles):
 
 
 def is_cause(handle):
-    """Return True for a rank that failed by itself, and not because another had gone."""
+    """Return True if a rank failed by itself, not because another rank had gone."""
     lost_a_peer = isinstance(handle.report, Failure) and handle.report.is_lost_peer()
     return handle.has_failed() and not lost_a_peer
 
@@ -40,7 +41,7 @@ def _reason(handle):
 
 
 def _others(others, reason_of_first):
-    """Ranks with the same reason share a line."""
+    """Write a line for each reason, with all ranks that have it."""
     by_reason = {}
     for rank, reason in others.items():
         key = "the same" if reason == reason_of_first else reason
@@ -50,9 +51,9 @@ def _others(others, reason_of_first):
 
 
 def hang(handles, waiting, predicate, asleep=False, note=""):
-    """Return the error of a launch whose ranks `waiting` don't end, with the place of every rank.
+    """Return the error of a launch in which the ranks `waiting` do not finish; list where all are.
 
-    predicate  what they do: "did not finish within 60 s"
+    predicate: what the waiting ranks do: "did not finish within 60 s"
     """
     head = f"{rank_names(h.rank for h in waiting)} of {len(handles)} {predicate}"
     states = {h.rank: _state(h) for h in handles}
@@ -61,14 +62,14 @@ def hang(handles, waiting, predicate, asleep=False, note=""):
 
 
 def _state(handle):
-    """One word for the rank: the call that it waits in, "returned", or "runs"."""
+    """Return the call that the rank waits in, "returned", or "runs"."""
     if handle.is_settled():
         return "returned"
     return Stack.parse(handle.stack_text()).call() or "runs"
 
 
 def deadlock(handles, waiting, seconds):
-    """Return the error of a launch whose ranks `waiting` have answered that they wait for ranks."""
+    """Return the error of a launch in which the ranks `waiting` wait for each other, or forever."""
     returned = [h.rank for h in handles if h not in waiting]
     wait, have = ("waits", "it has") if len(waiting) == 1 else ("wait", "all have")
     end = "forever" if returned or len(waiting) == 1 else "for each other"
@@ -80,9 +81,9 @@ def deadlock(handles, waiting, seconds):
 
 
 def whereabouts(handles, asleep=False):
-    """Say of each rank that it finished, or at which line of the learner's it waits for what.
+    """Write for each rank that it finished, or at which line of the learner's it waits, for what.
 
-    asleep  they have said that they wait, also where the stack has no name for it
+    asleep: the ranks have answered that they wait, even if their stacks have no name for it
     """
     states = [_whereabouts(h, asleep) for h in handles]
     groups = {}

@@ -1,16 +1,16 @@
-"""Does this rank wait for other ranks, and for nothing else? A thread of the rank answers that.
+"""Does this rank wait only for other ranks? A thread of the rank answers that.
 
 Yes, if each of its Python threads, by its innermost frame, is in one of these PLACES:
 
     for ranks      in Work.wait(), or where torch waits in C++
-    for a thread   at a lock without a limit, which only a thread of this process releases; or a
-                   helper that is idle: the monitor of a tqdm bar, a worker of a pool
+    for a thread   at a lock without a timeout, which only a thread of this process releases; or an
+                   idle helper: the monitor of a tqdm bar, a worker of a pool
     for the end    the function has returned
 
-and if only ranks of this launch can end that: neither the call nor any group has a limit that comes
-before the launch's own, and all groups were made from the launch's. Whatever else a thread does
-(sleep, read a file, wait for a child process) may end by itself: then the answer is no. It can't
-see a ProcessGroupGloo made by hand, with other processes or a limit of its own.
+and if only ranks of this launch can end the wait: no call and no group has a shorter timeout than
+the launch, and all groups were made from the launch's group. Anything else that a thread does
+(sleep, read a file, wait for a child process) may end by itself: then the answer is no. A
+ProcessGroupGloo made by hand, with other processes or its own timeout, is not seen.
 """
 
 import _thread
@@ -23,11 +23,11 @@ import threading
 from datetime import timedelta
 
 QUESTION, YES, NO = b"?", b"y", b"n"
-AT_STORE, FROM_STORE = b"+", b"-"  # the main thread begins, ends a call that waits at the store
+AT_STORE, FROM_STORE = b"+", b"-"  # the main thread begins or ends a call that waits at the store
 STORE_CALLS = "_new_process_group_helper", "_store_based_barrier"
 FOR_RANKS, FOR_A_THREAD, FOR_THE_END, ON_ITS_OWN = range(4)
 THREADING = threading.__file__
-PLACES = {  # (end of a file's name, function) of an innermost frame; its timeout counts, too
+PLACES = {  # (end of a file's name, function) of an innermost frame; its timeout counts as well
     ("ranklab/engine/waiting.py", "until_released"): FOR_THE_END,
     ("ranklab/engine/waiting.py", "wait"): FOR_RANKS,
     ("torch/autograd/graph.py", "_engine_run_backward"): FOR_RANKS,  # DDP sums gradients
@@ -43,9 +43,9 @@ PLACES = {  # (end of a file's name, function) of an innermost frame; its timeou
     (THREADING, "_wait_for_tstate_lock"): FOR_A_THREAD,
     (concurrent.futures.thread.__file__, "_worker"): FOR_A_THREAD,
 }
-OPERATOR = "torch/_ops.py"  # its caller tells more
-MONITOR = "tqdm/_monitor.py"  # of a bar: it wakes each 10 s, and sends nothing
-ENDLESS = (None, -1, timedelta(0))  # timeout of a lock, of join(), of Work.wait()
+OPERATOR = "torch/_ops.py"  # its caller is more informative
+MONITOR = "tqdm/_monitor.py"  # of a bar: it wakes every 10 s, and sends nothing
+ENDLESS = (None, -1, timedelta(0))  # no timeout, for a lock, join(), Work.wait()
 
 
 class Waiting:
@@ -56,14 +56,14 @@ class Waiting:
         self._released = None
 
     def begin(self, timeout, path):
-        """Start to answer, in a thread; call it when the default group is up.
+        """Start answering, in a thread; call this once the default group is up.
 
-        Its ranks meet in the file `path`, for `timeout` seconds.
+        The group's ranks meet in the file `path`; its timeout is `timeout` seconds.
         """
         import torch.distributed as dist
 
         self._path = path
-        # A group that is given no timeout has torch's, which may be the shorter one.
+        # A group made without a timeout has torch's default, which may be shorter.
         self._limit = min(timedelta(seconds=timeout), dist.default_pg_timeout)
         dist.Work.wait = _with_a_frame(dist.Work.wait)
         for name in STORE_CALLS:
@@ -71,9 +71,9 @@ class Waiting:
             setattr(dist.distributed_c10d, name, _told(self.channel, call))
         released, begun = _thread.allocate_lock(), _thread.allocate_lock()
         released.acquire(), begun.acquire()
-        # None of threading.enumerate().
+        # Not one of threading.enumerate().
         _thread.start_new_thread(self._listen, (released.release, begun.release))
-        # Python 3.14 writes no stack of a crash while one of its threads has not begun.
+        # In Python 3.14 a crash writes no stack while a thread has not begun.
         begun.acquire()
         self._released = released
 
@@ -96,7 +96,7 @@ class Waiting:
     def _answer(self):
         try:
             return YES if self._is_for_ranks_alone() else NO
-        except Exception:  # a backend that tells less than gloo, say
+        except Exception:  # for example a backend that tells less than gloo
             return NO
 
     def _is_for_ranks_alone(self):
@@ -110,7 +110,9 @@ class Waiting:
         return self._only_ranks_can_end_it(frames.values())
 
     def _only_ranks_can_end_it(self, frames):
-        """No group and no call has a shorter limit than the launch; all meet in its store."""
+        """Return True if no group or call has a shorter timeout than the launch, and all groups use
+        its store.
+        """
         import torch.distributed as dist
 
         groups = dist.distributed_c10d._world.pg_map.items()
@@ -125,7 +127,7 @@ class Waiting:
 
 
 def _place(frame):
-    """The place of the thread whose innermost frame this is."""
+    """Return the place of the thread with this innermost frame."""
     while frame.f_code.co_filename.endswith(OPERATOR):
         frame = frame.f_back
     file, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -143,7 +145,7 @@ def _is_a_call(frame):
 
 
 def _path(store):
-    """The file in which the ranks meet that share this store."""
+    """Return the file in which the ranks that share this store meet."""
     return getattr(store, "_underlying_non_prefix_store", store).path
 
 
@@ -154,7 +156,7 @@ def _stack(frame):
 
 
 def _with_a_frame(real):
-    """Work.wait as a Python function, so that a stack shows it."""
+    """Wrap Work.wait in a Python function, so that stacks show it."""
 
     @functools.wraps(real)
     def wait(work, timeout=timedelta(0)):
@@ -164,7 +166,7 @@ def _with_a_frame(real):
 
 
 def _told(channel, real):
-    """Tell the parent when the main thread begins and ends this call (stall.py)."""
+    """Wrap a call so that the main thread tells the parent when it begins and ends (stall.py)."""
 
     def tell(word):
         if threading.current_thread() is threading.main_thread():

@@ -15,30 +15,30 @@ from ranklab.engine.report import RanksInterrupted
 from ranklab.engine.server_lines import Lines, ServerDied
 from ranklab.engine.stack import Stack
 
-# After the first failure others may report theirs: for as long again as it took, since on a busy
-# machine they may be that far behind; within these limits, in seconds.
+# After the first failure, wait for the others to report theirs: for as long again as the first
+# took, since on a busy machine they may be that far behind, but within these limits, in seconds.
 GRACE, LONGEST_GRACE = 0.1, 1.0
-CAUSE_LIMIT = 5.0  # seconds more, while all that failed have only lost a peer
+CAUSE_LIMIT = 5.0  # more seconds, while all failures so far are only lost peers
 
 SMALLEST_STEP = 0.1  # second: a limit does not grow by less
 
 PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
-START_LIMIT = 60.0  # seconds until all ranks are up; only then the learner's time begins
+START_LIMIT = 60.0  # seconds until all ranks are up; only then does the learner's time begin
 
-# How long a launch holds a cell after its `timeout` at the most: 5 s when it hangs or returns
-# (STACK or RELEASE, then KILL and DRAIN); 8 s when a rank fails in the last moment and for nothing
-# but a lost peer (the two above, KILL and DRAIN).
+# How long a launch may hold a cell after its `timeout`, at most: 5 s if it hangs or returns
+# (STACK or RELEASE, then KILL and DRAIN); 8 s if a rank fails at the last moment only because it
+# lost a peer (the two above, KILL and DRAIN).
 STACK_LIMIT = 1.0  # seconds for the ranks to say where they are, or what they wait for
 RELEASE_LIMIT = 2.5  # seconds for released ranks to leave their group
 KILL_LIMIT = 1.5  # seconds for killed ranks to be gone
 DRAIN_LIMIT = 0.5  # seconds for output that is still in the pipes
 CHUNK = 1 << 20
-WATCH_INTERVAL = 10  # seconds after which `watch` hears where the ranks are, again and again
+WATCH_INTERVAL = 10  # seconds between two calls of `watch` with where the ranks are
 QUESTIONS = 2  # a rank that is asked once may be about to read the message that wakes it
 
 
 class WorkerGroup:
-    """The ranks of one launch. Use as a context manager: at its end no rank is left."""
+    """The ranks of one launch. Use as a context manager: when it exits, no rank is left."""
 
     def __init__(self, server, job, call, store, output, stall=None, preload=(), watch=None):
         self.connection = server.connect()
@@ -71,7 +71,7 @@ class WorkerGroup:
         return self
 
     def _preload(self):
-        """Let the server import what the caller names and what ranks have imported before."""
+        """Let the server import the caller's `preload` and what earlier ranks have imported."""
         names = [*self.preload, *self.modules]
         if names:
             self.lines.request({"preload": names})
@@ -142,7 +142,7 @@ class WorkerGroup:
             if is_last:
                 return False
             left = end - time.monotonic()
-            is_last = left <= 0  # one look more: on a busy machine this process may be late itself
+            is_last = left <= 0  # look once more: on a busy machine this process may itself be late
             for key, _ in self.selector.select(timeout=max(left, 0)):
                 key.data()
         return True
@@ -150,7 +150,7 @@ class WorkerGroup:
     def results(self):
         """Return the value of each rank.
 
-        Raises RankError when a rank raised or died, HangError when time is up.
+        Raises RankError if a rank raised or died, HangError if time runs out.
         """
         def is_decided():
             return self._all_settled() or self._any_failed()
@@ -192,7 +192,7 @@ class WorkerGroup:
         return [h for h in self.handles if not h.is_settled()]
 
     def _ask_where(self, handles):
-        """Let these ranks say in which line they are; wait for the answers."""
+        """Ask these ranks at which line they are; wait for the answers."""
         for handle in handles:
             handle.stack.clear()
             self._signal(handle, signal.SIGUSR1)
@@ -200,7 +200,7 @@ class WorkerGroup:
                                for h in handles), STACK_LIMIT)
 
     def _wait_or_see_a_stall(self, until, limit):
-        """Do as `_wait`, and look for a deadlock meanwhile, where `stall` asks for it.
+        """Do the same as `_wait`, and meanwhile look for a deadlock if `stall` is set.
 
         Raises HangError as soon as all ranks sleep in communication.
         """
@@ -228,8 +228,8 @@ class WorkerGroup:
             self.watch(verdict.whereabouts(self.handles))
 
     def _wait_for_the_starved(self, until, limit, extra_limit):
-        """Wait `limit` seconds and, up to `extra_limit`, those in which a rank was ready to run and
-        got no core. Returns (whether `until()` holds, the extra seconds).
+        """Wait `limit` seconds, plus up to `extra_limit` seconds in which a rank was ready to run
+        but got no core. Returns (whether `until()` holds, the extra seconds).
         """
         extra, step = 0, limit
         while not self._wait_or_see_a_stall(until, step):
@@ -241,7 +241,7 @@ class WorkerGroup:
         return True, extra
 
     def _are_stuck(self):
-        """Ask all ranks whether they wait for other ranks alone, and where.
+        """Ask all ranks whether they wait only for other ranks, and where.
 
         Returns True if all do, and none has ended since.
         """
@@ -258,7 +258,7 @@ class WorkerGroup:
         self.lines.request({"signal": handle.rank, "number": number.value})
 
     def release(self):
-        """Let every rank leave its group and end by itself, or it will be killed."""
+        """Let every rank leave its group and exit by itself; __exit__ kills those that do not."""
         for handle in self.handles:
             with contextlib.suppress(OSError):  # it died after its report; its value is here
                 handle.channel.send(b"r")
@@ -270,7 +270,7 @@ class WorkerGroup:
     def __exit__(self, kind, error, tb):
         self.modules.update(self.handles[0].modules)
         try:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die, and complains
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none reports another's death
                 for handle in self.handles:
                     if handle.exit_code is None:
                         self._signal(handle, number)
@@ -282,7 +282,7 @@ class WorkerGroup:
             self.output.flush()
 
     def _drain(self):
-        """Read what the ranks wrote. Not until the end of file: a child of a rank may live on."""
+        """Read what the ranks wrote, but not to the end of file: a rank's child may live on."""
         self.selector.unregister(self.connection)
         end = time.monotonic() + DRAIN_LIMIT
         while (ready := self.selector.select(timeout=0)) and time.monotonic() < end:

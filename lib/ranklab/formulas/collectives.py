@@ -1,8 +1,8 @@
 """What a collective costs, before it is run: every message takes alpha + n * beta seconds.
 
-alpha (seconds) is what a message costs however small it is; beta (seconds per byte) is one over
-the bandwidth. A simplification: links share nothing, a rank sends and receives at the same time,
-steps wait for each other, and additions are free. It is wrong in detail and right in shape.
+alpha (seconds) is the cost of even the smallest message; beta (seconds per byte) is one over the
+bandwidth. The model is simplified: links share nothing, a rank sends and receives at the same time,
+steps wait for each other, and additions are free. It is wrong in detail but right in shape.
 """
 
 import math
@@ -66,7 +66,7 @@ def crossover_bytes(ranks, alpha, beta):
 def flat_ring_time(nbytes, nodes, per_node, fast, slow):
     """Return the seconds of a ring all-reduce over all ranks of all nodes.
 
-    Each step waits for the slowest link in it.
+    Each step waits for its slowest link.
     """
     R = nodes * per_node
     worst = slow if nodes > 1 else fast
@@ -77,7 +77,7 @@ def hierarchical_time(nbytes, nodes, per_node, fast, slow):
     """Return the seconds of a hierarchical all-reduce.
 
     The ranks of a node share its one slow link.
-    All `per_node` rings across the nodes go on at once, so that together they move
+    All `per_node` rings across the nodes run at the same time, and together they move
     2(nodes-1)/nodes of the bytes through each node's link.
     """
     inside = alpha_beta_time("ring", nbytes, per_node, fast.alpha, fast.beta)
@@ -85,11 +85,10 @@ def hierarchical_time(nbytes, nodes, per_node, fast, slow):
 
 
 def all_to_all_v_time(nbytes, alpha, beta):
-    """Return the seconds of the busiest rank in all_to_all_v.
+    """Return the seconds that the busiest rank takes in all_to_all_v.
 
-    It tells R-1 lengths, then sends its pieces. Receiving takes as long as sending, at the same
-    time.
-    nbytes: nbytes[i][j] go from rank i to rank j.
+    It sends R-1 lengths, then its pieces. It receives at the same time, and at the same speed.
+    nbytes: nbytes[i][j] bytes go from rank i to rank j.
     """
     R = len(nbytes)
     messages = [[0 if i == j else n for j, n in enumerate(row)] for i, row in enumerate(nbytes)]
@@ -98,7 +97,7 @@ def all_to_all_v_time(nbytes, alpha, beta):
 
 
 def best_sent_bytes(verb, nbytes, ranks):
-    """Return the bytes that each rank must send on average, with the best algorithm there is.
+    """Return the bytes that each rank must send on average with the best possible algorithm.
 
     nbytes: the larger side of the verb: the whole tensor, not the shard.
     """
@@ -109,7 +108,7 @@ def bus_factor(verb, ranks):
     """Return the factor from algorithm to bus bandwidth in nccl-tests.
 
     It is the number of bytes that one link carries for each byte of the verb.
-    Raises: ValueError for a verb without such a factor.
+    Raises: ValueError if the verb has no such factor.
     """
     share = (ranks - 1) / ranks
     factors = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share,

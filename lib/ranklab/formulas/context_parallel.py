@@ -22,10 +22,10 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
 
 
 def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Count the bytes that a rank sends of one sequence in ring attention.
+    """Count the bytes that a rank sends for one sequence in ring attention.
 
-    k and v travel R - 1 times forward and R - 1 times backward, and in backward their gradients R
-    times, in float32 (in Transformer Engine in the type of k and v).
+    k and v are sent R - 1 times in forward and R - 1 times in backward; their gradients are sent R
+    times in backward, in float32 (in Transformer Engine in the dtype of k and v).
     """
     if ranks == 1:
         return 0
@@ -35,9 +35,9 @@ def ring_bytes(tokens, n_kv_head, head_size, ranks, element=2, backward=True):
 
 
 def ulysses_bytes(tokens, n_head, n_kv_head, head_size, ranks, element=2, backward=True):
-    """Count the bytes that a rank sends of one sequence: q, k, v and the result.
+    """Count the bytes that a rank sends for one sequence: q, k, v and the result.
 
-    What the rank keeps is left out.
+    The part that the rank keeps is not counted.
     """
     numbers = 2 * (n_head + n_kv_head) * head_size * (tokens // ranks)
     return (1 + backward) * numbers * element * (ranks - 1) // ranks

@@ -1,4 +1,4 @@
-"""What Muon's Newton-Schulz costs where the rows of matrices are sharded, before it is run."""
+"""Predict what Muon's Newton-Schulz costs when the rows of matrices are sharded."""
 
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ def newton_schulz_flops(rows, columns, steps=5):
 
 
 def muon_owners(shapes, ranks):
-    """Choose a rank for each matrix to orthogonalise it, so that the busiest has few FLOPs.
+    """Choose the rank that orthogonalises each matrix, so that the busiest rank has few FLOPs.
 
-    The largest matrix first, and each to the rank that has the least so far.
+    Greedy: largest matrix first, each to the rank with the fewest FLOPs so far.
     shapes: (m, n) of each matrix.
     """
     loads, owners = [0] * ranks, [0] * len(shapes)
@@ -27,7 +27,7 @@ def muon_owners(shapes, ranks):
 
 
 class MuonCost(NamedTuple):
-    """What Newton-Schulz costs the busiest rank: FLOPs, and bytes that it sends in bf16."""
+    """The cost of Newton-Schulz on the busiest rank: its FLOPs, and the bytes it sends in bf16."""
 
     flops: int
     sent_bytes: int
@@ -36,8 +36,8 @@ class MuonCost(NamedTuple):
 def muon_cost(shapes, ranks, on_all=False):
     """Compute the MuonCost of a step, for matrices whose rows are sharded.
 
-    Each rank sends its rows to the matrix's owner (muon_owners), who sends orthogonal rows back.
-    on_all: every rank gathers all matrices instead, and orthogonalises all.
+    Each rank sends its rows to the matrix's owner (muon_owners), which sends orthogonal rows back.
+    on_all: every rank instead gathers and orthogonalises all matrices.
     Lab: 06
     """
     own = [[n * (m // ranks + (rank < m % ranks)) for m, n in shapes] for rank in range(ranks)]

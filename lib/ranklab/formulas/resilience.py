@@ -1,12 +1,12 @@
-"""How often to save, what share of the time is then useful work; and how often failures come."""
+"""How often to save, what share of time is then useful work, and how often failures occur."""
 
 import math
 
-GPU_HOURS = 54 * 24 * 16384 / 419  # of a GPU for each unexpected interruption; Llama 3, table 5
+GPU_HOURS = 54 * 24 * 16384 / 419  # GPU-hours per unexpected interruption; Llama 3, table 5
 # Meta's research clusters, 150 million A100 hours (arXiv 2410.21680): hours between the failures of
 # a job, measured at 1,024 GPUs and projected by the paper's own model for more.
 RESEARCH_HOURS = {1024: 7.9, 16384: 1.8, 131072: 14 / 60}
-OPT_HOURS = 12 * 124  # of a node for each machine that is lost; OPT-175B: 124 nodes, 2 a day
+OPT_HOURS = 12 * 124  # node-hours per lost machine; OPT-175B: 124 nodes, 2 lost a day
 
 
 def optimal_interval(checkpoint_seconds, mean_seconds):

@@ -1,17 +1,17 @@
-"""The bytes that tensor parallelism sends, computed before it is run."""
+"""Predict the bytes that tensor parallelism sends."""
 
 
 def summed_bytes(C, tokens, blocks, embedding=True, head=True, sequence_parallel=False, size=4,
                  leaving=4, pieces=1):  # fmt: skip
-    """Count the bytes that tensor ranks add up, forward and backward, for these tokens of a GPT.
+    """Count the bytes that tensor ranks sum for `tokens` tokens of a GPT, forward and backward.
 
     An all-reduce sends 2 (R-1)/R of them. x is summed four times in each block, once after the
-    embedding and once before the head; 12 bytes for each target. Sequence parallelism does each sum
-    in two halves, which count as one here, and adds up gradients of norms.
+    embedding and once before the head; each target adds 12 bytes. Sequence parallelism splits each
+    sum into two halves, which count as one here, and also sums the gradients of norms.
     C: the width of the GPT.
-    embedding, head: whether they are among these layers.
+    embedding, head: whether these layers are included.
     size: bytes of a number of x.
-    leaving: the same where a layer puts it out: autocast has 2 there, and 4 elsewhere.
+    leaving: bytes of a number in a layer's output: 2 under autocast, which has 4 elsewhere.
     pieces: micro-batches; each sends gradients of norms.
     """
     x = tokens * C

@@ -1,11 +1,11 @@
-"""The bytes that a stage holds and sends, computed before it is run."""
+"""Predict the bytes that a stage of ZeRO holds and sends."""
 
 import math
 from typing import NamedTuple
 
 
 class States(NamedTuple):
-    """Bytes of the states of a model on one rank."""
+    """Bytes of a model's states on one rank."""
 
     parameters: int
     gradients: int

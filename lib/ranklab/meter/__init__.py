@@ -1,15 +1,15 @@
-"""What a step costs: bytes on the wire and bytes in memory, counted exactly; and where time goes.
+"""Measure what a step costs: exact bytes sent and held in memory, and where its time goes.
 
 Read in this order:
 
     ops.py       one c10d op -> bytes sent and received; the convention for collectives
     traffic.py   Traffic: a block in which every op of this rank is counted
-    memory.py    memory_of: parameters, gradients, optimizer state, buffers, what was gathered
-    curve.py     MemoryCurve: all that lives, after every op of a step, and the peak; MemoryPeak
+    memory.py    memory_of: parameters, gradients, optimizer state, buffers, gathered parameters
+    curve.py     MemoryCurve: all live bytes after every op of a step, and their peak; MemoryPeak
     saved.py     SavedActivations: what autograd keeps for backward
     timeline.py  Timeline: what a rank did when, from torch's profiler
     perfetto.py  merged_trace: the traces of all ranks in one file
-    dry_run.py   one process poses as rank 0 of many, without memory
+    dry_run.py   one process poses as rank 0 of many, with tensors that take no memory
 """
 
 from ranklab.meter.costs import Op

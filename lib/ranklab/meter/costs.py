@@ -1,9 +1,10 @@
 """What one op costs one rank: bytes sent, bytes received, messages.
 
-Point to point is counted as it is: `send` costs its tensor, and so do all_to_all, gather and
+Point-to-point ops count what they send: `send` costs its tensor, and so do all_to_all, gather and
 scatter, which go straight from rank to rank (a rank's own part is a copy in memory and costs
 nothing). A backend may do the other collectives in its own way: by a ring, a tree, the switch.
-For them we count what the bandwidth-optimal ring sends. R ranks, N bytes in the full tensor:
+For them we count what the bandwidth-optimal ring sends. With R ranks and N bytes in the full
+tensor:
 
     all_reduce       2 (R-1)/R N in 2(R-1) messages: a reduce_scatter, then an all_gather
     reduce_scatter     (R-1)/R N in R-1 messages; N = the input
@@ -24,22 +25,22 @@ class Op:
     """One call of one rank. All ranks named here are global ranks."""
 
     name: str  # "all_reduce", "send", ...
-    payload_bytes: int  # the larger side of the op on this rank, N above; for all_to_all its input
+    payload_bytes: int  # the larger of input and output on this rank, N above; all_to_all: input
     sent_bytes: int
-    messages: int  # messages sent; in a ring its steps, also those with an empty chunk
+    messages: int  # messages sent; in a ring its steps, including those with an empty chunk
     peer: int | None  # the other end of a send or recv; None: a collective, or recv from anyone
     group_size: int
     received_bytes: int = 0
     group: tuple = ()  # the ranks of the group, in the group's order
-    sent_to: tuple = ()  # (rank, bytes) where the op itself names the receivers
+    sent_to: tuple = ()  # (rank, bytes) of each receiver, if the op itself names the receivers
 
 
 @dataclass(frozen=True)
 class Group:
     """The ranks that take part in an op, seen from one of them."""
 
-    ranks: tuple  # global ranks; the place in the tuple is the rank inside the group
-    place: int  # this rank's place among them
+    ranks: tuple  # global ranks; the index in the tuple is the rank inside the group
+    place: int  # this rank's index in `ranks`
 
     def op(self, name, payload, sent=0, received=0, messages=0, peer=None, sent_to=()):
         size = len(self.ranks)
@@ -55,11 +56,11 @@ class Group:
         return self.op("recv", payload, received=payload, peer=peer)
 
     def ring(self, name, chunks):
-        """Go round a ring over `chunks`, the bytes that belong to each rank; send to the next.
+        """Count one pass of `chunks` around a ring, in which each rank sends to the next.
 
-        Chunk r ends on rank r in a reduce_scatter, so it began on rank r+1; in an all_gather it
-        begins on rank r, and the rank before r keeps it. An all_reduce is a reduce_scatter, then an
-        all_gather.
+        chunks: the bytes of each rank's chunk. In a reduce_scatter chunk r ends on rank r, so it
+        began on rank r+1; in an all_gather it begins on rank r, and the rank before r does not
+        pass it on. An all_reduce is a reduce_scatter, then an all_gather.
         """
         size, total = len(chunks), sum(chunks)
         local, following, preceding = (chunks[(self.place + step) % size] for step in (0, 1, -1))
@@ -75,7 +76,7 @@ class Group:
         return self.op(name, total, sent, received, messages=steps)
 
     def chain(self, name, payload, start):
-        """Receive from the rank before and send to the next, once round from `start`."""
+        """Receive from the rank before and send to the next, once around from `start`."""
         place, size = (self.place - start) % len(self.ranks), len(self.ranks)
         receives, sends = place > 0, place < size - 1
         return self.op(name, payload, payload * sends, payload * receives, int(sends))

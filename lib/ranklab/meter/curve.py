@@ -19,17 +19,18 @@ class MemoryCurve:
             optimizer.step()
         curve.peak_bytes; print(curve.peak)
 
-    What model and optimizer hold counts as in memory_of, and so do `gathered` and `communication`.
-    These are looked up again at every op, so give a list that your code changes, or a function that
-    returns one. All else counts as activations, from the op that makes it (or, for what is
-    older than the block, first uses it) until nothing holds it: also temporaries, and the batch.
-    A storage counts once, whole, with the size that it has at that moment.
+    Tensors of the model, the optimizer, `gathered` and `communication` count as in memory_of. The
+    last two are looked up again at every op, so pass a list that your code changes, or a function
+    that returns one. All other tensors, including temporaries and the batch, count as activations,
+    from the op that makes them until nothing holds them. Tensors older than the block count from
+    the first op that uses them.
+    A storage counts once, whole, with its size at that moment.
 
-    The peak is exact for what lives while an op returns. Not seen: memory that an op takes and
-    gives back inside (cuDNN's workspace, temporaries of compiled code); a DDP bucket before its
-    first use; what the allocator rounds up or keeps. Memory of all devices is added up. Entered
-    again, the same object goes on.
-    Cost: nothing is sent; each op looks at all that is held: 1 ms with 100 parameters under Adam
+    The peak is exact for tensors that are alive when an op returns. Not seen: memory that an op
+    allocates and frees inside (cuDNN's workspace, temporaries of compiled code); a DDP bucket
+    before its first use; what the allocator rounds up or keeps. Memory of all devices is added up.
+    If the same object is entered again, its curve continues.
+    Cost: nothing is sent; each op looks at all held tensors: 1 ms with 100 parameters under Adam
     """
 
     def __init__(self, model, optimizer=None, gathered=(), communication=(), shards=()):
@@ -38,7 +39,7 @@ class MemoryCurve:
         self._lookup = model, optimizer, gathered, communication
         self._shards = list(shards)
         self._references = {}  # identity of a storage -> weak reference, which keeps it from reuse
-        self._parameters = []  # weak references to those of the start of the block
+        self._parameters = []  # weak references to the parameters at the start of the block
         self._mode = None
 
     def __enter__(self):
@@ -54,18 +55,17 @@ class MemoryCurve:
         self._note()
 
     def __getstate__(self):
-        """The numbers go to another process; the model and its tensors stay."""
+        """Pickle the numbers only; the model and its tensors stay in this process."""
         return {"points": self.points, "marks": self.marks}
 
     def mark(self, name):
-        """Name the part of the block from here on; add a point to the curve, where the part begins.
-        """
+        """Name the part of the block that begins here, and add a point to the curve."""
         self._note()
         self.marks.append((len(self.points) - 1, name))
 
     @property
     def peak(self):
-        """The Memory with the largest total; the first one, where several have it."""
+        """The Memory with the largest total; the first one in case of a tie."""
         return max(self.points, key=lambda memory: memory.total)
 
     @property
@@ -77,7 +77,7 @@ class MemoryCurve:
         self._note()
 
     def _see(self, *values):
-        """The storages of all tensors among the values of an op; they count from now on."""
+        """Count, from now on, the storages of all tensors in an op's values; return them."""
         storages = [storage for tensor in tensors_in(values) for storage in storages_of(tensor)]
         for storage in storages:
             if storage._cdata not in self._references:
@@ -85,9 +85,9 @@ class MemoryCurve:
         return storages
 
     def _note(self):
-        """One more point of the curve."""
+        """Add a point to the curve."""
         counted, (model, optimizer, *extra) = set(), self._lookup
-        # A model under FSDP2 shows its shards, and for a while the whole weights instead.
+        # A model under FSDP2 shows its shards, and at times the whole weights instead.
         parameters = [p for ref in self._parameters if (p := ref()) is not None]
         parameters += [*model.parameters(), *self._shards]
         sizes = held_bytes(parameters, model.buffers(), optimizer,
@@ -103,12 +103,12 @@ class MemoryCurve:
 
 
 class MemoryPeak(MemoryCurve):
-    """A MemoryCurve of a large model: a few points, among them the peak.
+    """A MemoryCurve of a large model: only a few points, including the peak.
 
-    Adding up all that a model of billions of parameters holds, after every op, takes minutes. So
+    Adding up the memory of a model of billions of parameters after every op takes minutes. So only
     new bytes are counted op by op, and everything is added up only if there may be a new peak.
 
-    of: Memory -> Memory: the part whose peak is meant
+    of: Memory -> Memory: selects the part whose peak is recorded
     """
 
     def __init__(self, *lookup, of=lambda memory: memory, **options):

@@ -1,7 +1,7 @@
 """A dry run: one process poses as rank 0 of many, and runs the real code at full size.
 
-Its messages go nowhere, and its tensors have a shape and no memory. So what it holds and sends is
-counted, not computed by a formula.
+Its messages go nowhere, and its tensors have a shape but no memory. So the bytes that it holds and
+sends are counted, not computed by a formula.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 @contextlib.contextmanager
 def posing(ranks):
-    """Make this process pose, inside the block, as rank 0 of this many ranks; no other exists.
+    """Make this process pose as rank 0 of `ranks` ranks inside the block; no other rank exists.
 
-    Afterwards it has no group.
-    Yields: an ExitStack; let it enter `without_memory()` for tensors without memory.
+    After the block there is no process group.
+    Yields: an ExitStack; enter `without_memory()` on it for tensors without memory.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -28,5 +28,5 @@ def posing(ranks):
 
 
 def without_memory():
-    """Return a context in which new tensors have a shape and no memory."""
+    """Return a context in which new tensors have a shape but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""memory_of: where the bytes of a training state are, by category."""
+"""memory_of: the bytes of a training state, by category."""
 
 from dataclasses import asdict, dataclass
 
@@ -14,11 +14,11 @@ class Memory:
 
     parameters: int
     gradients: int
-    optimizer_state: int  # also master weights: parameters that only the optimizer holds
+    optimizer_state: int  # includes master weights: parameters that only the optimizer holds
     buffers: int
-    gathered_parameters: int = 0  # whole parameters, for a while, of a model that is held in shards
+    gathered_parameters: int = 0  # whole parameters that a sharded model holds for a while
     communication_buffers: int = 0
-    activations: int = 0  # in a MemoryCurve all else that is alive: also temporaries, the batch
+    activations: int = 0  # in a MemoryCurve all other live tensors, with temporaries and the batch
 
     @property
     def total(self):
@@ -34,31 +34,31 @@ class Memory:
 
 
 def memory_of(model, optimizer=None, gathered=(), communication=(), shards=()) -> Memory:
-    """Return the bytes that `model` and `optimizer` hold on this rank, each storage once.
+    """Return the bytes that `model` and `optimizer` hold on this rank; count each storage once.
 
     So tied weights count once, and so do gradients that are views of one flat bucket. A bucket
-    beside separate gradients counts as well, if it is given. A DTensor counts with its local
-    shard. A storage that is resized to 0 (so FSDP frees what it gathered) counts 0 bytes.
+    that exists in addition to the gradients counts as well, if you pass it. A DTensor counts with
+    its local shard. A storage resized to 0 (how FSDP frees what it gathered) counts 0 bytes.
 
     `gathered` and `communication` are tensors that code holds for a while, in any nesting of lists:
     memory_of(model, optimizer, communication=[bucket.flat for bucket in model.buckets]). `shards`
-    are the rest of parameters that are empty in `model`; they count as parameters.
-    A storage counts whole, in the first category that has it, in the order gathered parameters,
-    parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` is there
+    are the shards of parameters that are empty in `model`; they count as parameters.
+    A storage counts whole, in the first category that has it, in this order: gathered parameters,
+    parameters, gradients, optimizer state, buffers, communication buffers. Adam's `step` counts
     too: 4 bytes a tensor.
-    cost   sends nothing
+    Cost: sends nothing.
     """
     return Memory(**held_bytes([*model.parameters(), *shards], model.buffers(), optimizer, gathered,
                                communication, set()))
 
 
 def held_bytes(parameters, buffers, optimizer, gathered, communication, counted):
-    """Return {category: bytes}; add the identities of all storages that count to `counted`."""
+    """Return {category: bytes}; add the identity of every counted storage to `counted`."""
     groups = optimizer.param_groups if optimizer else []
     optimized = [p for group in groups for p in group["params"]]
     identities = {id(p) for p in parameters}
     masters = [p for p in optimized if id(p) not in identities]
-    # functional_call shows what was computed in a parameter's place; that has no gradient
+    # functional_call puts a computed tensor in place of a parameter; that has no gradient
     with_gradient = [p for p in parameters + masters if p.is_leaf or p.retains_grad]
     state = tensors_in(list(optimizer.state.values())) if optimizer else []
     return {
@@ -72,7 +72,7 @@ def held_bytes(parameters, buffers, optimizer, gathered, communication, counted)
 
 
 def _new_bytes(tensors, counted):
-    """The bytes of all storages under `tensors` that are not in `counted`; they are added to it."""
+    """Return the bytes of the storages of `tensors` not yet in `counted`; add them to it."""
     total = 0
     for tensor in tensors:
         for storage in () if tensor is None else storages_of(tensor):

@@ -1,8 +1,8 @@
-"""Which of torch's many c10d ops a call is, and how many bytes it moves.
+"""Recognise which of torch's many c10d ops a call is, and count the bytes that it moves.
 
 Everything in torch.distributed ends in an op of one of two namespaces: `c10d` (dist.all_reduce,
-DDP, FSDP2, isend ...) or `_c10d_functional` (functional collectives, DTensor). One call is one op
-there: the wrappers around it and the wait after it carry no bytes and are not read.
+DDP, FSDP2, isend ...) or `_c10d_functional` (functional collectives, DTensor). There one call is
+one op: the wrappers around it and the wait after it carry no bytes and are not counted.
 """
 
 import math
@@ -17,7 +17,7 @@ NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 def read_ops(func, args, kwargs):
-    """Return the Ops of `func(*args, **kwargs)`: a list, empty if it is no communication."""
+    """Return the list of Ops of `func(*args, **kwargs)`; empty if it is not communication."""
     if getattr(func, "namespace", None) not in NAMESPACES:
         return []
     reader = _READERS.get(func._schema.name.split("::")[1])

@@ -1,4 +1,4 @@
-"""The traces of all ranks in one file to look at: Perfetto and chrome://tracing open it."""
+"""Merge the traces of all ranks into one file, for Perfetto or chrome://tracing."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ FLOWS = 2**32  # an arrow's number in one rank's trace is below this
 
 
 def merged_trace(timelines, path):
-    """Write one trace of all ranks to `path`: a process for each, in rank order, time from 0.
+    """Write one trace of all ranks to `path`: a process for each rank, in rank order, time from 0.
 
-    timelines  for each rank its Timeline, or the trace in it, or a trace read from a file
-    error      a rank that is there twice: torch writes the rank into a trace where a group is up
+    timelines: for each rank its Timeline, the trace in it, or a trace read from a file
+    Raises: ValueError if a rank occurs twice (torch notes the rank in a trace when a group is up)
     """
     traces = [getattr(timeline, "trace", timeline) for timeline in timelines]
     ranks = [trace.get("distributedInfo", {}).get("rank", i) for i, trace in enumerate(traces)]
@@ -29,9 +29,9 @@ def merged_trace(timelines, path):
 
 
 def _of_rank(rank, trace, shift):
-    """The trace's events as process `rank`, `shift` microseconds later, a thread for each lane.
+    """Return the trace's events as process `rank`, `shift` microseconds later, a thread per lane.
 
-    What torch says about its own processes and threads is left out.
+    Torch's own names of processes and threads are left out.
     """
     lanes = lanes_of(trace)
     places = {thread: place for place, thread in enumerate(sorted(lanes, key=_order(lanes)))}

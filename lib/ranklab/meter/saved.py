@@ -28,18 +28,18 @@ class SavedActivations:
 
     Parameters and their views are left out: they are in memory anyway. With `model`, its buffers
     are left out as well. A storage counts whole, because a saved slice keeps all of it alive. The
-    input counts, where a layer saves it. The 16-bit copies of weights that autocast makes count,
-    because they are new.
+    input counts if a layer saves it. The 16-bit copies of weights that autocast makes count,
+    because they are new tensors.
 
-    `bytes` and `tensors` hold all that was saved; `live_bytes` what backward has not freed yet;
-    `peak_bytes` the most at one time. So put the forward alone in the block to see what waits
-    for backward, and a whole step to see the peak of a checkpointed one: it saves again what it
+    `bytes` and `tensors` cover all that was saved; `live_bytes` is what backward has not freed yet;
+    `peak_bytes` is the most at one time. So put only the forward in the block to see what is kept
+    for backward, or a whole step to see the peak with checkpointing, which saves again what it
     recomputes. A storage that was freed and is saved again counts in `bytes` again. A storage
-    counts with the bytes of the moment when it was saved, whatever it is resized to later.
+    counts with its size when it was saved, even if it is resized later.
 
-    Not seen: tensors that a custom Function hangs on ctx by itself, without save_for_backward;
-    what torch.utils.checkpoint(use_reentrant=False) recomputes, because it keeps that under hooks
-    of its own. For the same reason blocks do not nest: the innermost counts.
+    Not seen: tensors that a custom Function sets on ctx itself, without save_for_backward;
+    what torch.utils.checkpoint(use_reentrant=False) recomputes, because it keeps that under its
+    own hooks. For the same reason blocks do not nest: only the innermost counts.
     """
 
     def __init__(self, model=None):
@@ -48,7 +48,7 @@ class SavedActivations:
         owned = [*model.parameters(), *model.buffers()] if model else []
         self._owned = {storage._cdata for tensor in owned for storage in storages_of(tensor)}
         self._holders = Counter()  # identity of a storage -> saved tensors that keep it
-        self._sizes = {}  # identity of a storage -> its bytes when it was saved first
+        self._sizes = {}  # identity of a storage -> its bytes when it was first saved
 
     def __enter__(self):
         self._hooks = saved_tensors_hooks(self._pack, _unpack)

@@ -9,9 +9,9 @@ HOLD_NONE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch
 
 
 def storages_of(tensor):
-    """Return the storages under a tensor: one, or for a DTensor and other wrappers those inside.
+    """Return the storages of a tensor: one, or for DTensor and other wrappers those inside.
 
-    `storage._cdata` is a storage's identity while it is alive, also on the meta device.
+    `storage._cdata` identifies a storage while it is alive, even on the meta device.
     """
     if tensor.layout is torch.sparse_coo:
         return [*storages_of(tensor._indices()), *storages_of(tensor._values())]

@@ -1,17 +1,17 @@
 """Timeline: what this rank did when, from torch's profiler, on a clock that all ranks share.
 
-A trace has a line for every op and every op inside it. Four kinds are enough to see why a step is
-slow:
+A trace has a line for every op and for every op inside it. Four kinds of events are enough to see
+why a step is slow:
 
-    compute        ops on CPU threads; kernels where there is a GPU (its launches are no work)
-    communication  gloo's work on gloo's threads, NCCL's kernels on their stream: the transfer and
-                   the waiting for the other ranks in it, not the call that starts it
+    compute        ops on CPU threads; with a GPU its kernels (launching them is not compute)
+    communication  gloo's work on gloo's threads, NCCL's kernels on their stream: the transfer,
+                   including the wait for the other ranks, but not the call that starts it
     loader         the main thread fetches the next batch
-    wait           the main thread stands still until a transfer, or the GPU, is done
+    wait           the main thread is blocked until a transfer, or the GPU, is done
 
-Times are seconds of the Unix clock, so ranks on one machine compare to the microsecond. On several
-machines they compare as well as the machines' clocks do: NTP keeps those within milliseconds, PTP
-within microseconds.
+Times are seconds of the Unix clock, so ranks on one machine compare to the microsecond. Ranks on
+different machines compare as well as the machines' clocks do: NTP keeps those within milliseconds,
+PTP within microseconds.
 """
 
 import bisect
@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, recor
 
 KINDS = ("compute", "communication", "loader", "wait")
 MARK = "ranklab."  # before the kind, in the name of an annotation
-# Namespaces of ops that stand for other ops, or that only start a transfer.
+# Namespaces of ops that wrap other ops, or that only start a transfer.
 NO_WORK = ("autograd", "c10d", "_c10d_functional", "profiler", "torch")
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 
@@ -43,12 +43,12 @@ class Event(NamedTuple):
 
 
 def loading():
-    """Count everything inside `with loading():` as the loader's time. DataLoader marks itself."""
+    """Count everything inside `with loading():` as loader time. DataLoader marks its own."""
     return mark("loader")
 
 
 def mark(kind):
-    """Count the block as `kind`, whatever runs in it: for work that is emulated by sleeping.
+    """Count the block as `kind`, whatever runs in it, such as a sleep that emulates work.
 
     Raises: ValueError for a kind that is not in KINDS.
     """
@@ -62,11 +62,11 @@ class Timeline:
 
         with Timeline() as timeline:
             for x, y in batches: step(x, y)
-        timeline.events        # [Event], by start; nested ops are one event
-        timeline.trace         # torch's own trace, with everything: see merged_trace
+        timeline.events        # [Event], sorted by start; an op and the ops in it are one event
+        timeline.trace         # torch's own complete trace: see merged_trace
 
-    A GPU is recorded where this process has used one before. A Timeline pickles: return it, or its
-    events, from a launch.
+    A GPU is recorded only if this process has used one before. A Timeline can be pickled: return
+    it, or its events, from a launch.
     Cost: nothing is sent; a few microseconds for every op, so small ops look slower than they are
     """
 
@@ -97,9 +97,9 @@ class Timeline:
 
 
 def events_of(trace):
-    """List the Events of one rank's trace, by start.
+    """List the Events of one rank's trace, sorted by start.
 
-    trace: a dict as torch's profiler writes it
+    trace: a dict in the format of torch's profiler
     """
     records, lanes = durations(trace), lanes_of(trace)
     base = trace.get("baseTimeNanoseconds", 0)
@@ -147,9 +147,9 @@ def _kind(record, has_gpu):
 
 
 def _waits(events):
-    """The gaps of the main thread in which a transfer ends, each up to that moment.
+    """List the gaps of the main thread in which a transfer ends, each up to the end of that one.
 
-    These are inferred, because torch writes nothing into a trace while it blocks in Work.wait().
+    They are inferred, because torch writes nothing to a trace while it blocks in Work.wait().
     """
     main = sorted((e.start, e.end) for e in events if e.lane == "main")
     ends = sorted(e.end for e in events if e.kind == "communication" and e.lane != "main")

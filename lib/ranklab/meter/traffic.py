@@ -1,4 +1,4 @@
-"""Traffic: a block in which every message of this rank is counted, whoever sends it."""
+"""Traffic: a block in which every message of this rank is counted, whichever code sends it."""
 
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -19,14 +19,15 @@ class Traffic:
             dist.all_reduce(gradient)
         traffic.sent_bytes
 
-    Whose code it is does not matter: yours, torch DDP's backward, FSDP2, DTensor, pipelining.
-    Point to point is counted as it is, collectives by the ring formulas of ranklab.meter.costs.
-    Blocks nest, and each counts; the same object entered again goes on counting.
+    Any caller counts: your code, torch DDP's backward, FSDP2, DTensor, pipelining.
+    Point-to-point ops count what they send; collectives count by the ring formulas of
+    ranklab.meter.costs. Blocks may be nested, and each counts; an object that is entered again
+    continues its counts.
 
     Not seen: the work of another thread, unless that thread enters `in_thread()`; a replayed CUDA
-    graph; kernels that reach into a peer's memory by themselves (torch's symmetric memory).
+    graph; kernels that access a peer's memory directly (torch's symmetric memory).
     Functions under torch.compile are seen, and stay compiled. A sparse tensor counts as dense.
-    Torch's own extras count too: DDP's constructor and its second step send some broadcasts.
+    Torch's own extra messages count too: DDP sends broadcasts in its constructor and second step.
     Cost: nothing is sent; some microseconds for every tensor op in the block
     """
 
@@ -44,10 +45,10 @@ class Traffic:
 
     @contextmanager
     def in_thread(self):
-        """Count the work of the calling thread as well; enter it inside that thread.
+        """Count the work of the calling thread as well; enter this context inside that thread.
 
-        Threads that torch starts for backward need no such help. Where the thread is counted
-        already, this changes nothing.
+        Threads that torch starts for backward do not need it. In a thread that is already counted
+        it changes nothing.
         """
         watching = any(getattr(mode, "owner", None) is self
                        for mode in _get_current_dispatch_mode_stack())
@@ -59,7 +60,7 @@ class Traffic:
 
     @property
     def calls(self):
-        """Counter: name of the op -> how often it was called."""
+        """Counter: name of the op -> number of calls."""
         return Counter(op.name for op in self.ops)
 
     @property
@@ -78,8 +79,8 @@ class Traffic:
     def bytes_to(self):
         """Counter: global rank -> bytes sent to it, by ops that name the receiver.
 
-        Those are send, all_to_all, gather and scatter. Which ranks talk inside an all_reduce is
-        the backend's choice.
+        Those are send, all_to_all, gather and scatter. Which ranks exchange messages in an
+        all_reduce is the backend's choice.
         """
         sent = Counter()
         for op in self.ops:
@@ -98,8 +99,9 @@ class Traffic:
     def by_axis(self, mesh):
         """Return a Counter: axis of `mesh` -> bytes sent along it, by the group of each op.
 
-        A group that runs along several axes together is "data x tensor"; any other is "other".
-        Give point-to-point ops a group as well: without one they go over all ranks, and count so.
+        A group along several axes has a key such as "data x tensor"; any other group is "other".
+        Pass a group to point-to-point ops as well: without one they count for the group of all
+        ranks.
         """
         sent = Counter()
         for group, n in self.bytes_in.items():

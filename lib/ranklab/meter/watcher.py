@@ -1,4 +1,4 @@
-"""Watcher: calls back for every tensor op; the meters that look at ops are built on it."""
+"""Watcher: a callback for every tensor op; the meters that look at ops are built on it."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -6,10 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Watcher(TorchDispatchMode):
-    """Call back around each op of this thread, and of backward's threads, while it is on.
+    """Call back around each op of this thread, and of backward's threads, while it is active.
 
-    after   is called as after(func, args, kwargs, result)
-    before  is called as before(func, args, kwargs); None: nothing is
+    after: called as after(func, args, kwargs, result)
+    before: called as before(func, args, kwargs); None: no callback
     """
 
     supports_higher_order_operators = True
@@ -35,11 +35,11 @@ class Watcher(TorchDispatchMode):
 
 
 def _has_handler(kind):
-    """Return True for DTensor and other tensors that take an op apart in a handler of their own.
+    """Return True for DTensor and other tensors whose own handler splits an op into other ops.
 
-    That handler must run with a meter's mode still on, or what a DTensor does inside would be
-    invisible; NotImplemented makes torch call it first. A FakeTensor has nothing inside, and the
-    mode that works on it comes after this one; a tensor of a rehearsed GPU has nothing either.
+    That handler must run while a meter's mode is still active, or the ops inside a DTensor would
+    be invisible; NotImplemented makes torch call the handler first. A FakeTensor has no ops inside,
+    and its own mode comes after this one; a tensor of a rehearsed GPU has none either.
     """
     if issubclass(kind, FakeTensor) or hasattr(kind, "at"):
         return False

@@ -1,9 +1,9 @@
-"""Models that know no ranks: parallelism is applied to them from outside, by child name.
+"""Models that know nothing of ranks: parallelism is applied from outside, by child name.
 
     gpt.py     GPT: the course's language model, and its parts
     cnn.py     CNN: a small convolutional net for images
     resnet.py  ResNet, for images of ImageNet's size (lab 04's project)
-    initialise.py  weights from a seed and the parameter's name, so a shard can be made alone
+    initialise.py  weights from a seed and the parameter's name, so any shard can be made by itself
 """
 
 from ranklab.models.cnn import CNN, CNNConfig

@@ -1,7 +1,7 @@
-"""A small convolutional network: digits in seconds, MNIST and CIFAR-10 by the same code.
+"""A small convolutional network: digits in seconds; MNIST and CIFAR-10 with the same code.
 
-B batch, C channels, H and W the sides of the image, K classes. It knows no ranks.
-Each stage doubles the channels and halves the side, as long as 4 x 4 is left for the head.
+B batch, C channels, H and W height and width, K classes. It knows nothing of ranks.
+Each stage doubles the channels and halves the sides, as long as 4 x 4 is left for the head.
 The children have plain names (`stem`, `stages`, `head`; in each of the first two `conv`, `norm`,
 `relu`, `pool`), because data parallelism shows gradients and statistics by name.
 """
@@ -18,13 +18,13 @@ SMALLEST = 4  # pixels a side: no stage goes below
 
 @dataclass(frozen=True)
 class CNNConfig:
-    """The shape of a CNN; checked when it is made. The defaults suit the digits of scikit-learn."""
+    """The shape of a CNN, checked on creation. The defaults suit scikit-learn's digits."""
 
     in_channels: int = 1  # 3: colour
     image: int = 8  # H = W
     classes: int = 10  # K
     width: int = 16  # channels after the stem
-    norm: str | None = "batch"  # "batch": has buffers, and sees the other images of the batch
+    norm: str | None = "batch"  # "batch": has buffers, and depends on the batch's other images
 
     def __post_init__(self):
         for name in ("in_channels", "classes"):
@@ -44,7 +44,7 @@ class CNNConfig:
 
 
 def convolution(config, c_in, c_out, pool):
-    """Make a 3 x 3 convolution, its norm and a ReLU; with `pool` the sides are halved."""
+    """Make a 3 x 3 convolution, its norm and a ReLU; `pool` halves the sides."""
     layers = OrderedDict(conv=nn.Conv2d(c_in, c_out, 3, padding=1, bias=config.norm is None))
     if config.norm == "batch":
         layers["norm"] = nn.BatchNorm2d(c_out)

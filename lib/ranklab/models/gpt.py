@@ -1,10 +1,10 @@
-"""A GPT small enough to read in one sitting. It knows no ranks.
+"""A GPT small enough to read in one sitting. It knows nothing of ranks.
 
 B batch, T tokens, C width, H heads, D = C/H head size, V vocabulary, L layers.
 The children have plain names (`token`, `blocks`, `norm`, `head`; in a block `norm1`, `attention`,
-`norm2`, `mlp`), because later labs cut, shard and wrap them by name. A part of the model is one in
-which the other children are None, or some blocks are missing; all names stay what they are.
-GPT-2's shape with rotary positions and without biases, as most models since.
+`norm2`, `mlp`), because later labs cut, shard and wrap them by name. In a part of the model the
+other children are None, or some blocks are missing; all names stay the same.
+GPT-2's architecture with rotary positions and without biases, like most models since.
 """
 
 import functools
@@ -21,7 +21,7 @@ from ranklab.models.initialise import normal_by_name
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT; checked when it is made."""
+    """The shape of a GPT, checked on creation."""
 
     vocab_size: int = 256  # V: one entry per byte
     n_ctx: int = 64  # the longest T
@@ -31,7 +31,7 @@ class GPTConfig:
     dropout: float = 0.0
     flash: bool = True  # False: plain attention, which keeps its (T, T) matrix for backward
     rotary_base: float = 100.0  # about n_ctx; usually 10000 for contexts of thousands
-    loss_chunks: int = 1  # more: the logits of one chunk at a time exist, and are computed twice
+    loss_chunks: int = 1  # above 1: logits exist for one chunk at a time, and are computed twice
 
     def __post_init__(self):
         for name in ("vocab_size", "n_ctx", "n_layer", "n_head", "n_embd", "loss_chunks"):
@@ -51,16 +51,16 @@ class GPTConfig:
 
     @property
     def mlp_width(self):
-        """F of a token: numbers between the two matrices of the MLP."""
+        """F: numbers per token between the two matrices of the MLP."""
         return 4 * self.n_embd
 
     def new_mlp(self):
-        """Make the module after the attention of each block; lab 11 has experts there."""
+        """Make the module that follows attention in each block; lab 11 puts experts there."""
         return MLP(self)
 
 
 def count_parameters(config):
-    """Count the trained numbers in GPT(config); the tied head counts once."""
+    """Count the trained numbers in GPT(config); the tied matrix counts once."""
     C = config.n_embd
     return config.n_layer * block_parameters(config) + config.vocab_size * C + C
 
@@ -74,7 +74,7 @@ def block_parameters(config):
 def rotations(n_ctx, head_size, base):
     """Return (cos, sin) of the angle by which each pair of numbers turns at each position.
 
-    Shape: two of (n_ctx, D).
+    Shape: (n_ctx, D) each.
     Paper: Su et al. 2021, rotary position embedding
     """
     frequency = base ** (-torch.arange(0, head_size, 2) / head_size)  # (D/2,)
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self):
-        """Make the buffers, which follow from the config: not trained, not saved to disk."""
+        """Make the buffers from the config; they are neither trained nor saved to disk."""
         cos, sin = rotations(self.n_ctx, self.head_size, self.rotary_base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -107,19 +107,19 @@ class Attention(nn.Module):
         self.register_buffer("mask", None if self.flash else mask, persistent=False)
 
     def forward(self, x, positions=None):  # (B, T, C) -> (B, T, C)
-        q, k, v = (  # neither H nor T is asked of x: a rank may hold some heads, or part of T in x
+        q, k, v = (  # x need not have all of H and T: a rank may hold some heads, or part of T
             project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (B, H, T, D)
             for project in (self.q, self.k, self.v)
         )
-        if (sharing := q.shape[1] // k.shape[1]) > 1:  # heads of q share one of k and v
+        if (sharing := q.shape[1] // k.shape[1]) > 1:  # several heads of q share a head of k and v
             k, v = k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)
         y = self.attend(self.rotate(q, positions), self.rotate(k, positions), v)
         return self.out(y.transpose(1, 2).flatten(-2))
 
     def rotate(self, x, positions=None):  # (B, H, T, D)
-        """Turn each pair (x[i], x[i + D/2]) by its position, so that q.k sees distances.
+        """Rotate each pair (x[i], x[i + D/2]) by its position, so that q.k depends on distances.
 
-        positions: (T,), where they are not 0, 1, 2, ...
+        positions: (T,), if they are not 0, 1, 2, ...
         """
         T, D = x.shape[-2:]
         cos, sin = (table[:T] if positions is None else table[positions]  # (T, D)
@@ -131,7 +131,7 @@ class Attention(nn.Module):
     def attend(self, q, k, v):  # three of (B, H, T, D) -> (B, H, T, D)
         """Return each token's weighted mean of the values up to its own.
 
-        Set another function here to split it.
+        To split attention over ranks, replace this method by a different function.
         """
         if not self.flash:
             return self.plain(q, k, v)
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def plain(self, q, k, v):
-        """Compute attention by its definition, one matrix after the other, to be counted and read.
+        """Compute attention by its definition, matrix by matrix, which is easy to read and count.
         """
         T, D = q.shape[-2:]
         scores = (q * D**-0.5) @ k.transpose(-2, -1)  # (B, H, T, T)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between them; F = 4 C, or another width."""
+    """Two matrices with a GELU between them; F = 4 C, or the given width."""
 
     def __init__(self, config, width=0):
         super().__init__()
@@ -179,7 +179,7 @@ class GPT(nn.Module):
     """Tokens in, logits out; with targets, the loss.
 
     `loss` is any function (head, hidden, targets, reduction) -> loss. `tied` names parameters that
-    are one: {the second name: the first}.
+    share one matrix: {the second name: the first}.
     """
 
     tied = {"head.weight": "token.weight"}  # one matrix, two jobs
@@ -198,11 +198,11 @@ class GPT(nn.Module):
     def reset_parameters(self, seed=None, draw=normal_by_name):
         """Draw fresh weights.
 
-        Matrices are normal with a standard deviation of 0.02; the ones that end in the residual
-        stream are scaled by depth. Norms are ones.
-        Each follows from its own name and `seed` alone (by default the seed of torch.manual_seed),
-        so that a part of the model has the values that it has in the whole.
-        draw: (parameter, name, std, seed): fills a matrix, or a part of one
+        Matrices are normal with a standard deviation of 0.02, scaled by depth in those that write
+        to the residual stream. Norms are ones.
+        Each depends only on its name and `seed` (by default the seed of torch.manual_seed), so that
+        a part of the model has the same values as in the whole.
+        draw: (parameter, name, std, seed), a function that fills a matrix or a part of one
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -216,9 +216,9 @@ class GPT(nn.Module):
         """Return logits (B, T, V); with targets (B, T), their cross-entropy in nats.
 
         Targets equal to IGNORE do not count, neither in the sum nor in the mean. A part of the
-        model without `token` takes hidden states (B, T, C), one without `head` returns them.
-        reduction: the loss is its "mean" or "sum"
-        positions: (T,): which tokens of the sequence these are, if not the first T
+        model without `token` takes hidden states (B, T, C); a part without `head` returns them.
+        reduction: "mean" or "sum" of the loss over targets
+        positions: (T,), the positions of these tokens in the sequence, if not the first T
         """
         T = tokens.shape[1]
         if T > self.config.n_ctx:
@@ -235,7 +235,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, n, temperature=1.0):  # (B, T) -> (B, T + n)
-        """Continue `tokens` by n sampled tokens."""
+        """Continue `tokens` with n sampled tokens."""
         for _ in range(n):
             logits = self(tokens[:, -self.config.n_ctx :])[:, -1] / temperature  # (B, V)
             tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
@@ -246,7 +246,7 @@ def cross_entropy(head, hidden, targets, reduction="mean", chunks=1):
     """Compute the loss of head(hidden) against `targets`, in nats.
 
     reduction: "mean" over the targets that count, or "sum"
-    chunks: more than 1: the logits, the largest tensor of a small model, never exist all at once
+    chunks: above 1, the logits, the largest tensor of a small model, never exist all at once
     Shape: hidden (B, T, C), targets (B, T).
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, C), (B*T,)

@@ -1,4 +1,4 @@
-"""Fresh weights that follow from a parameter's name: any part of a model can be made alone."""
+"""Fresh weights derived from a parameter's name: any part of a model can be made by itself."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ import torch
 def seed_of(name, seed=None):
     """Return a seed for the parameter `name`.
 
-    seed: None: the seed of the last torch.manual_seed
+    seed: by default the seed of the last torch.manual_seed
     """
     seed = torch.initial_seed() if seed is None else seed
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
@@ -19,8 +19,8 @@ def seed_of(name, seed=None):
 def normal_by_name(parameter, name, std, seed=None):
     """Fill `parameter` with normal numbers, the same on every device and in every process.
 
-    Their standard deviation is `std`. The whole is drawn on the CPU in float32; a shard is cut from
-    it.
+    Their standard deviation is `std`. The whole matrix is drawn on the CPU in float32; a shard is
+    cut from it.
     """
     if parameter.is_meta:
         return

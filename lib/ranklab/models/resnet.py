@@ -1,9 +1,9 @@
 """ResNet, the benchmark of image training: 25.6 million parameters at its usual size, ResNet-50.
 
-B batch, C channels, H and W the sides of the image, K classes. It knows no ranks.
+B batch, C channels, H and W height and width, K classes. It knows nothing of ranks.
 The children have torchvision's names, so its weights load: load_state_dict(torch.load(file)).
-A smaller `width` and smaller images give the same 50 layers at a laptop's size.
-paper  He et al. 2016, Deep Residual Learning for Image Recognition
+With a smaller `width` and smaller images the same 50 layers run on a laptop.
+Paper: He et al. 2016, Deep Residual Learning for Image Recognition
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ PER_GROUP = 16  # channels in a group, for group norm
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The shape of a ResNet; checked when it is made. The defaults are ResNet-50 for ImageNet."""
+    """The shape of a ResNet, checked on creation. The defaults are ResNet-50 for ImageNet."""
 
     depth: int = 50
     classes: int = 1000  # K
     width: int = 64  # channels after the stem; each of the last three stages doubles them
-    norm: str = "batch"  # "group" sees one image only, so it is the same for every batch size
+    norm: str = "batch"  # "group" depends on one image only, whatever the batch size
 
     def __post_init__(self):
         if self.depth not in STAGES:
@@ -39,19 +39,19 @@ class ResNetConfig:
 
 
 def make_norm(config, channels):
-    """Make the norm of `config` over this many channels."""
+    """Make the norm of `config` over `channels` channels."""
     if config.norm == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(max(1, channels // PER_GROUP), channels)
 
 
 def conv(c_in, c_out, kernel, stride=1):
-    """Make a convolution that keeps the side, or divides it by `stride`; the norm has the bias."""
+    """Make a convolution that divides the sides by `stride`; it has no bias, the norm has one."""
     return nn.Conv2d(c_in, c_out, kernel, stride, padding=kernel // 2, bias=False)
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a way around them: ResNet-18 and 34."""
+    """Two 3 x 3 convolutions with a shortcut around them: ResNet-18 and 34."""
 
     expansion = 1  # channels out, per channel inside
 
@@ -73,8 +73,8 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1 x 1 down to `channels`, 3 x 3, 1 x 1 up to four times as many: ResNet-50 and deeper.
 
-    Version 1.5: the 3 x 3 has the stride. The paper gave it to the first 1 x 1, which then threw
-    three quarters of its input away.
+    Version 1.5: the 3 x 3 has the stride. In the paper the first 1 x 1 has it, and so throws away
+    three quarters of its input.
     """
 
     expansion = 4
@@ -101,7 +101,7 @@ class Bottleneck(nn.Module):
 def way_around(config, c_in, c_out, stride):
     """Make the 1 x 1 convolution that gives a block's input the shape of its output.
 
-    Returns: None where the input can be added as it is.
+    Returns: None if the input can be added as it is.
     """
     if c_in == c_out and stride == 1:
         return None
@@ -134,8 +134,8 @@ class ResNet(nn.Module):
     def reset_parameters(self):
         """Draw fresh weights, by He's method for convolutions.
 
-        Each block begins as the identity, since the weight of its last norm is zero (Goyal et al.
-        2017), and so a large batch starts well.
+        Each block begins as the identity, because the weight of its last norm is zero (Goyal et al.
+        2017): this helps the start of training with a large batch.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

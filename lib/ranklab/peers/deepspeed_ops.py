@@ -1,4 +1,4 @@
-"""DeepSpeed's C++, compiled once, in a folder of this course; torch's Adam where that can't be."""
+"""Compile DeepSpeed's C++ once, in a folder of this course, or fall back to torch's Adam."""
 
 import fcntl
 import os
@@ -10,16 +10,15 @@ import torch
 
 from ranklab.engine import device, is_main_process
 
-FOLDER = ".ext"  # beside labs/; git ignores it
+FOLDER = ".ext"  # next to labs/; git ignores it
 
 
 def compiled_adam(new_optimizer, offload=None):
     """Return DeepSpeed's CPUAdam or FusedAdam, with the options of new_optimizer.
 
-    CPUAdam with offload, or without a GPU. Where there is no C++ compiler, print a sentence and
+    CPUAdam is used with offload, or without a GPU. Without a C++ compiler, print a sentence and
     return new_optimizer itself.
-
-    new_optimizer  partial(torch.optim.AdamW, lr=..., ...)
+    new_optimizer: partial(torch.optim.AdamW, lr=..., ...)
     """
     compiler = os.environ.get("CXX", "c++")
     if not shutil.which(compiler):
@@ -37,9 +36,9 @@ def compiled_adam(new_optimizer, offload=None):
 
 
 def load(builder):
-    """Compile DeepSpeed's op, if it was not yet, and load it.
+    """Compile DeepSpeed's op if that has not been done yet, and load it.
 
-    One rank compiles while the others wait. Remove a lock that a killed process left behind.
+    One rank compiles while the others wait. A lock that a killed process left behind is removed.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -55,7 +54,7 @@ def load(builder):
 
 
 def extensions():
-    """Return the folder for what is compiled with this Python and this torch."""
+    """Return the folder for code compiled with this Python and this torch."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "labs").is_dir():  # not a checkout
         root = Path(os.environ.get("RANKLAB_HOME", ".ranklab")).expanduser()
@@ -64,7 +63,7 @@ def extensions():
 
 
 def remove_stale_lock(folder):
-    """Remove torch's own lock of a killed build: the next build would wait for it forever.
+    """Remove torch's own lock left by a killed build: the next build would wait for it forever.
 
     The caller holds our lock, so no other process builds, and any lock of torch's is stale.
     """

@@ -1,4 +1,4 @@
-"""The same GPT and batches by DeepSpeed: PipelineModule over pipeline ranks, ZeRO-1 over data."""
+"""Train the same GPT with DeepSpeed: PipelineModule over pipeline ranks, ZeRO-1 over data ranks."""
 
 import contextlib
 import io
@@ -14,11 +14,10 @@ from ranklab.trainer import decay_groups, learning_rate
 
 
 def train_with_deepspeed(model, text, config, layout, steps):
-    """Train on every rank, inside launch; return [the mean loss of each step].
+    """Train inside launch, on every rank; return [the mean loss of each step].
 
     DeepSpeed's engine runs the schedule, sums the tied matrix's gradients, clips and steps.
-
-    config  a TrainConfig
+    config: a TrainConfig
     Raises: ValueError for layouts that DeepSpeed can't run, and without zero=1: DeepSpeed 0.19
         would then clip by the norm of only the first stage's gradients.
     """
@@ -26,7 +25,7 @@ def train_with_deepspeed(model, text, config, layout, steps):
         raise ValueError(f"{layout}: DeepSpeed's pipeline is compared with zero=1, over data and "
                          "pipeline ranks, and has the schedule 1f1b")
     deepspeed, n_ctx = quiet_deepspeed(), model.config.n_ctx
-    deepspeed.init_distributed()  # it takes the process groups that are there
+    deepspeed.init_distributed()  # it uses the existing process groups
     with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():  # it prints its seeds
         module = as_layers(model, layout.pp)
     groups = [{**group, "params": [p for _, p in group["params"]]}

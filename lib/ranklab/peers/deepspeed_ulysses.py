@@ -1,4 +1,4 @@
-"""DeepSpeed's Ulysses, in the shape of ours; the package is imported as in lab 06 (zero)."""
+"""DeepSpeed's Ulysses with our interface; the package is imported as in lab 06 (zero)."""
 
 import torch.distributed as dist
 
@@ -6,7 +6,7 @@ from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 def deepspeed_ulysses(q, k, v, attend, group=None):
-    """Compute ulysses_attention by DeepSpeed's DistributedAttention: tensors (B, T/R, H, D)."""
+    """Compute ulysses_attention with DeepSpeed's DistributedAttention: tensors (B, T/R, H, D)."""
     quiet_deepspeed().init_distributed(dist_init_required=False, verbose=False)
     from deepspeed.sequence.layer import DistributedAttention  # here: takes two seconds
 

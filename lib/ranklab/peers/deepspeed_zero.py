@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO on the same model, optimizer and data as ours, alone and in the training loop.
+"""DeepSpeed's ZeRO with our model, optimizer and data, on its own and in the training loop.
 
-DeepSpeed compiles C++ when it first runs, which takes minutes. None of that is needed here: a torch
-optimizer takes the place of DeepSpeed's own (cpu_adam, fused_adam), and its messages through shared
-memory (shm_comm) are for inference alone.
+DeepSpeed compiles C++ when it first runs, which takes minutes. None of it is needed here: a torch
+optimizer replaces DeepSpeed's own (cpu_adam, fused_adam), and its messages through shared memory
+(shm_comm) are for inference only.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from ranklab.peers.deepspeed_ops import compiled_adam
 
 OLD_NAMES = "all_gather_into_tensor|reduce_scatter_tensor"  # DeepSpeed's; torch warns each time
 
-# By default DeepSpeed departs from the paper where it expects to gain time: it reduces by whole
-# all-reduces, keeps parameters of less than 100,000 numbers whole, and frees nothing that it will
-# use again within 10^9 numbers. So with a small model stage 3 would shard and free nothing.
+# By default DeepSpeed departs from the paper to gain time: it reduces with whole all-reduces, keeps
+# parameters of less than 100,000 numbers whole, and frees no parameter that it will use again
+# within 10^9 numbers. So with a small model stage 3 would shard and free nothing.
 PAPERS = {"use_multi_rank_bucket_allreduce": False, "stage3_param_persistence_threshold": 0,
           "stage3_max_reuse_distance": 0}
 
 
 def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
-    """Train `module` by DeepSpeed; return this rank's loss at each step.
+    """Train `module` with DeepSpeed; return this rank's loss at each step.
 
         def losses(stage):
             batches = [(tokens, tokens) for tokens in local_tokens]  # on the rank's device
@@ -35,7 +35,7 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
 
         launch(losses, 2, ranks=2)
 
-    Call it on every rank, inside launch. module(*batch) returns the loss: the mean over the batch.
+    Call it on every rank, inside launch. module(*batch) returns the mean loss over the batch.
     """
     engine = deepspeed_engine(module, new_optimizer, stage, offload)
     losses = []
@@ -50,16 +50,16 @@ def train_with_deepspeed(module, new_optimizer, batches, stage, offload=None):
 
 def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_parameters=False,
                      groups=None, clip=0.0, compiled=False):  # fmt: skip
-    """Return what deepspeed.initialize makes of `module` on the ranks of this job.
+    """Return the DeepSpeed engine for `module` on the ranks of this job.
 
         engine = deepspeed_engine(module, partial(torch.optim.AdamW, lr=0.01), stage=2)
         loss = engine(x); engine.backward(loss); engine.step()
 
-    stage     0 to 3
-    offload   "cpu": the optimizer's state and its step, for stages 1 to 3
-    groups    as an optimizer takes them; all that is trained, by default
-    clip      the largest norm of all gradients; 0: as large as they are
-    compiled  DeepSpeed's own Adam in place of new_optimizer; its C++ is compiled the first time
+    stage: 0 to 3
+    offload: "cpu": the optimizer's state and its step, for stages 1 to 3
+    groups: parameter groups, as an optimizer takes them; by default all trained parameters
+    clip: the largest norm of all gradients; 0: no clipping
+    compiled: DeepSpeed's own Adam in place of new_optimizer; its C++ is compiled the first time
     Raises: ModuleNotFoundError without DeepSpeed; ValueError as in settings().
     """
     config = settings(module, stage, offload, offload_parameters, clip)
@@ -73,7 +73,7 @@ def deepspeed_engine(module, new_optimizer, stage, offload=None, offload_paramet
 
 def quiet_deepspeed():
     """Import deepspeed for this rank's device; it builds nothing and only warns."""
-    os.environ["DS_ACCELERATOR"] = device().type  # else it takes a GPU where one is
+    os.environ["DS_ACCELERATOR"] = device().type  # else it takes any GPU that it finds
     import deepspeed  # here: takes two seconds
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -86,7 +86,7 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
     """Return the config for deepspeed.initialize.
 
     A model of 16-bit parameters gets master weights in float32.
-    Raises: ValueError for another stage, or nothing to offload.
+    Raises: ValueError for an unknown stage or offload, or if the stage has nothing to offload.
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
@@ -99,7 +99,7 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
     n = sum(p.numel() for p in module.parameters())
     bucket = min(50_000_000, n)
     zero = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket,
-            # what is prefetched is not freed, and with a small model that would be everything
+            # prefetched parameters are not freed, and with a small model that would be all of them
             "stage3_prefetch_bucket_size": bucket if n > 10**8 else 0, **PAPERS}
     to_cpu = {"device": "cpu", "pin_memory": device().type == "cuda"}
     zero |= {"offload_optimizer": to_cpu} if offload else {}
@@ -111,16 +111,16 @@ def settings(module, stage, offload=None, offload_parameters=False, clip=0.0):
 
 
 def read_by_deepspeed(config, ranks):
-    """Return the DeepSpeedConfig that DeepSpeed makes of `config` in a job of `ranks` ranks.
+    """Return the DeepSpeedConfig that DeepSpeed makes from `config` in a job of `ranks` ranks.
 
-    It also works where no rank runs.
-    Raises: AssertionError, ValueError where DeepSpeed refuses `config`, with the reason.
+    It also works outside a launch.
+    Raises: AssertionError or ValueError if DeepSpeed refuses `config`, with the reason.
     """
     quiet_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig
 
     class ForSomeRanks(DeepSpeedConfig):
-        # it asks its process group, and takes 1 where there is none
+        # it asks its process group, and assumes 1 if there is none
         world_size = property(lambda self: ranks, lambda self, value: None)
 
     return ForSomeRanks(config)
@@ -131,7 +131,7 @@ def read_by_deepspeed(config, ranks):
 class DeepSpeed(DataParallel):
     """DeepSpeed's ZeRO: it averages gradients, clips and steps.
 
-    options  of deepspeed_engine: offload, clip, compiled
+    options: of deepspeed_engine: offload, clip, compiled
     """
 
     def __init__(self, stage, **options):
@@ -162,7 +162,7 @@ class DeepSpeed(DataParallel):
 
 
 class EngineStep:
-    """What the loop asks of an optimizer, done by a DeepSpeed engine."""
+    """The optimizer's interface to the loop, on top of a DeepSpeed engine."""
 
     def __init__(self, engine):
         self.engine, self.step = engine, engine.step
@@ -172,4 +172,4 @@ class EngineStep:
         return self.engine.optimizer.param_groups
 
     def zero_grad(self, set_to_none=True):
-        """Do nothing: the engine's step ends with it."""
+        """Do nothing: the engine's step ends with zero_grad."""

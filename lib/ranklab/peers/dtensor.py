@@ -1,4 +1,4 @@
-"""The same GPT, tensor-parallel by torch's DTensor instead of our layers."""
+"""The same GPT, tensor-parallel with torch's DTensor instead of our layers."""
 
 import torch.nn.functional as F
 from torch import nn
@@ -17,14 +17,14 @@ from ranklab.tensor_parallel.training import TensorParallel
 def parallelize_gpt(model, mesh, sequence_parallel=False):
     """Split models.gpt's GPT, or a part of one, over the ranks of `mesh`, in place.
 
-    All parameters become DTensors. Logits stay split, so backward must be called inside
-    loss_parallel(); forward outside: it does not nest.
+    All parameters become DTensors. Logits stay split, so call backward inside loss_parallel(), but
+    forward outside it, because it does not nest.
     """
     whole, tokens, norm = Replicate(), Shard(1), SequenceParallel()
     if not sequence_parallel:
         tokens, norm = whole, PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
         for module in filter(lambda each: isinstance(each, nn.LayerNorm), model.modules()):
-            distribute_module(module, mesh)  # an optimizer takes DTensors alone, or none
+            distribute_module(module, mesh)  # an optimizer takes only DTensors, or none
     plan = {
         "token": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
         "blocks.*.norm?": norm,
@@ -42,7 +42,7 @@ def parallelize_gpt(model, mesh, sequence_parallel=False):
     parallelize_module(model, mesh, {name: style for name, style in plan.items()
                                      if name.split(".")[0] in children})
     if None not in (model.token, model.head):
-        model.head.weight = model.token.weight  # each has become a DTensor of its own
+        model.head.weight = model.token.weight  # each has become a separate DTensor
     model.loss = split_loss
     return model
 
@@ -55,14 +55,14 @@ def split_loss(head, hidden, targets, reduction="mean"):
 
 
 def summed_loss(head, hidden, targets, reduction="sum"):
-    """Compute split_loss with "sum", inside a loss_parallel() that is there already."""
+    """Compute split_loss with "sum", inside the caller's loss_parallel()."""
     total = F.cross_entropy(head(hidden).flatten(0, 1).float(), targets.flatten(),
                             ignore_index=IGNORE, reduction="sum").to_local()
-    return total.clone()  # a module that fully_shard has changed must return no view
+    return total.clone()  # a module under fully_shard must not return a view
 
 
 class DTensors(TensorParallel):
-    """TensorParallel by DTensor."""
+    """TensorParallel with DTensor."""
 
     def apply(self, model):
         mesh = init_device_mesh(device().type, (self.ranks,))

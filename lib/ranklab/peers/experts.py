@@ -1,5 +1,5 @@
-"""The same layer by other libraries: transformers' experts over ranks; DeepSpeed's MoE, which is
-imported as in lab 06 (zero).
+"""The same layer in other libraries: transformers' experts spread over ranks, and DeepSpeed's MoE,
+which is imported as in lab 06 (zero).
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from ranklab.peers.deepspeed_zero import quiet_deepspeed
 
 
 class SpreadExperts(nn.Module):
-    """Replaces transformers' experts (Mixtral's, Qwen2-MoE's) by this rank's experts.
+    """Replace transformers' experts (Mixtral's, Qwen2-MoE's) by this rank's experts.
 
-    transformers' router, shared expert and everything else stay as they are.
+    transformers' router, shared expert and everything else stay unchanged.
     """
 
     def __init__(self, experts, group=None, dispatch=dispatch_tokens, combine=combine_tokens):
@@ -41,14 +41,14 @@ class SpreadExperts(nn.Module):
 
 
 def spread_transformers(model, group=None, **parts):
-    """Keep in each layer of a transformers model, in place, only this rank's experts."""
+    """Keep only this rank's experts in each layer of a transformers model, in place."""
     for layer in [module for module in model.modules() if hasattr(module, "experts")]:
         layer.experts = SpreadExperts(layer.experts, group, **parts)
     return model
 
 
 def deepspeed_moe(layer, k):
-    """Build DeepSpeed's MoE over all ranks, with the router and the experts of a whole MoE.
+    """Build DeepSpeed's MoE over all ranks, from the router and the experts of our whole MoE.
 
     forward returns (output, DeepSpeed's auxiliary loss, counts). No token is dropped.
     """

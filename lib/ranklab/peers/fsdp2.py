@@ -1,4 +1,4 @@
-"""Fsdp2: torch's own FSDP, fully_shard, as the training loop sees it."""
+"""Fsdp2: torch's own FSDP, fully_shard, with the interface of the training loop."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from ranklab.fsdp.training import FullyShard
 
 
 class Fsdp2(FullyShard):
-    """FullyShard over all ranks, with DTensors as parameters. Its checkpoints have our format."""
+    """FullyShard over all ranks, with DTensors as parameters and checkpoints in our format."""
 
     def apply(self, model):
         offload = self.options["offload"]
@@ -38,20 +38,20 @@ class Fsdp2(FullyShard):
 
 
 def local_rows(tensor):
-    """Return (the number of this rank's first row of a DTensor, this rank's rows)."""
+    """Return (the index of this rank's first row of a DTensor, this rank's rows)."""
     mesh = tensor.device_mesh
     return rows_of(len(tensor), mesh.size(), mesh.get_local_rank())[0], tensor.to_local()
 
 
 @torch.no_grad()
 def fill(model, rows):
-    """Fill DTensors as fill_shards does shards: nothing is sent."""
+    """Fill DTensors the way fill_shards fills shards: nothing is sent."""
     for name, parameter in model.named_parameters():
         first, local = local_rows(parameter)
         local.copy_(rows(name, parameter.shape, first, first + len(local)))
 
 
 def full_state(model):
-    """Gather the full state dict of DTensors by torch: rank 0 has all, on the CPU."""
+    """Gather the full state dict of DTensors with torch: rank 0 gets all of it, on the CPU."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True,
                                                                 cpu_offload=True))

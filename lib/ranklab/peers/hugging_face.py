@@ -1,8 +1,8 @@
-"""Accelerate's FSDP and transformers' Trainer on the Llama that ours trains.
+"""Train the Llama of our FSDP with Accelerate's FSDP, and with transformers' Trainer.
 
-Both may silently do something else: where FSDP does not run, as on a CPU, they train with DDP and
-say nothing. The losses are the same as with FSDP, so only assert_sharded can tell. Under Trainer,
-DeepSpeed does the sharding, as in zero (lab 06).
+Both may silently do something else: where FSDP can't run, such as on a CPU, they train with DDP
+without a warning. The losses are the same as with FSDP, so only assert_sharded can tell. Under
+Trainer, DeepSpeed does the sharding, as in zero (lab 06).
 """
 
 import tempfile
@@ -25,20 +25,20 @@ NOT_HERE = ("transformers and accelerate are not here: pip install -c constraint
 LLAMA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "initializer_range": 0.1, "use_cache": False}
 RANKS, BATCH, T, LR = 2, 4, 16, 0.5  # a batch of BATCH texts on each rank
-# Clipping is named here, because otherwise Accelerate takes 1.0, whatever Trainer is told.
+# Clipping is set here, because otherwise Accelerate uses 1.0, whatever Trainer is given.
 ZERO_3 = {"zero_optimization": {"stage": 3, **PAPERS}, "train_micro_batch_size_per_gpu": BATCH,
           "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
 
 
 def are_here():
-    """Return True where transformers and accelerate are installed; import nothing."""
+    """Return True if transformers and accelerate are installed; import nothing."""
     return all(map(find_spec, ("transformers", "accelerate")))
 
 
 def losses_on_ranks(train, steps):
-    """Return what train(steps) gives on rank 0; [] where transformers or accelerate is missing.
+    """Return rank 0's train(steps), or [] if transformers or accelerate is missing.
 
-    train  train_with_ours, train_with_accelerate or train_with_trainer
+    train: train_with_ours, train_with_accelerate or train_with_trainer
     """
     if not are_here():
         return []
@@ -46,11 +46,11 @@ def losses_on_ranks(train, steps):
 
 
 def samples_of_resumed_ranks(samples, before, after, steps, batches):
-    """Return the numbers of all samples of an epoch that `before` ranks began and `after` finish.
+    """List the samples of an epoch that `before` ranks begin and `after` ranks finish.
 
-    Accelerate deals them out, in order, and skips as Trainer does when it resumes.
-    steps: done before the resume. batches: samples of a rank in a step, before and after it.
-    Returns: [] where transformers or accelerate is missing.
+    Accelerate deals them out in order, and skips as Trainer does when it resumes.
+    steps: steps before the resume. batches: samples per rank and step, before and after it.
+    Returns: sample numbers; [] if transformers or accelerate is missing.
     """
     if not are_here():
         return []
@@ -69,10 +69,10 @@ def samples_of_resumed_ranks(samples, before, after, steps, batches):
 
 
 def assert_sharded(model, ranks):
-    """Check that this rank keeps 1/ranks of `model`'s numbers, and half more for uneven rows.
+    """Check that this rank keeps 1/ranks of `model`'s numbers, or up to half more for uneven rows.
 
     FSDP2, DeepSpeed's ZeRO-3 or our FSDP may have sharded it.
-    Raises: AssertionError where it keeps more.
+    Raises: AssertionError if it keeps more.
     """
     shards = sharded_parameters(model)
     whole, local = map(sum, zip(*(sizes_of(p, shards) for p in model.parameters())))
@@ -100,13 +100,13 @@ def new_llama():
     """Make the same small Llama on every rank."""
     import transformers  # seconds, and only here
 
-    transformers.logging.set_verbosity_error()  # DeepSpeed's, too, by Trainer
+    transformers.logging.set_verbosity_error()  # Trainer passes it on to DeepSpeed
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).to(device())
 
 
 def new_optimizer(model):
-    """Make SGD: gradients that are too large by a factor would not show under Adam."""
+    """Make SGD: under Adam, gradients that are wrong by a factor would not show."""
     return torch.optim.SGD(model.parameters(), lr=LR)
 
 
@@ -119,7 +119,7 @@ def texts(steps):
 def _train(model, optimizer, steps, backward=torch.Tensor.backward):
     """Train; return the loss of each step, over all ranks.
 
-    Raises: AssertionError where `model` is not sharded.
+    Raises: AssertionError if `model` is not sharded.
     """
     assert_sharded(model, dist.get_world_size())
     losses = []
@@ -135,7 +135,7 @@ def _train(model, optimizer, steps, backward=torch.Tensor.backward):
 
 
 def train_with_ours(steps):
-    """Train by our FSDP, on each rank, inside launch; return the losses."""
+    """Train with our FSDP, on each rank, inside launch; return the losses."""
     model = new_llama()
     for module in (*model.model.layers, model):
         FullyShardedBlock(module)
@@ -143,9 +143,9 @@ def train_with_ours(steps):
 
 
 def train_with_accelerate(steps):
-    """Train by Accelerate with its plugin for FSDP2; return the losses.
+    """Train with Accelerate and its plugin for FSDP2; return the losses.
 
-    Where Accelerate does not shard, as on a CPU, return the text of assert_sharded.
+    If Accelerate does not shard, as on a CPU, return the message of assert_sharded.
     """
     from accelerate import Accelerator, FullyShardedDataParallelPlugin  # seconds, and only here
 
@@ -163,7 +163,7 @@ def train_with_accelerate(steps):
 
 
 def train_with_trainer(steps):
-    """Train by transformers' Trainer with DeepSpeed's ZeRO-3; return the losses."""
+    """Train with transformers' Trainer and DeepSpeed's ZeRO-3; return the losses."""
     import transformers
 
     quiet_deepspeed()

@@ -1,4 +1,4 @@
-"""transformers' Llama, and models with the same names, by our tensor and context parallelism."""
+"""transformers' Llama, and models with its names, with our tensor and context parallelism."""
 
 import re
 
@@ -16,10 +16,10 @@ NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}  # {ours:
 
 
 def llama_heads(module, config):
-    """Split attention with transformers' names: each rank has some of the heads.
+    """Split attention that has transformers' names, so that each rank has some of the heads.
 
-    parallel_attention changes a module that holds the four linears under our names. They go back,
-    and x enters before the attention itself.
+    parallel_attention changes a module that holds the four linears under our names. They are then
+    put back, and x enters the region before the attention module itself.
     """
     linears = nn.ModuleDict({name: getattr(module, llama_name)
                              for name, llama_name in NAMES.items()})
@@ -46,10 +46,10 @@ LLAMA_PLAN = {
 def parallel_llama(model, config=TPConfig()):
     """Split transformers' LlamaForCausalLM over the group; its loss shifts the labels by one.
 
-    Models with the same names are split as well: Qwen2, Mistral.
+    Models with the same names work as well: Qwen2, Mistral.
     Raises: ValueError for sequence_parallel, because Llama counts positions in the tokens it is
-        given; and for a parameter in a region that the plan does not know, because each rank would
-        learn it by itself.
+        given; and for a parameter in a region that is not in the plan, because each rank would
+        train it separately.
     """
     if config.sequence_parallel:
         raise ValueError("transformers' Llama counts positions in the tokens that it is given: "
@@ -86,12 +86,12 @@ def shifted_loss(config):
     return loss
 
 
-# --- context parallelism, by its attention interface ----------------------------------------------
+# --- context parallelism, through its attention interface -----------------------------------------
 
 def context_llama(model, tokens):
     """Let the attention of a LlamaForCausalLM, or a similar model, use the keys of all ranks.
 
-    tokens  a TokenShard
+    tokens: a TokenShard
     Returns: forward(ids) -> logits of this rank's tokens; ids (B, T) are the tokens of all ranks.
     """
     from transformers import AttentionInterface  # here: takes seconds

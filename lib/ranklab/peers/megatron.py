@@ -1,5 +1,5 @@
-"""Two linears by Megatron-core, after whose layers ours are named; and megatron_command: a model
-and a layout of the course as options of Megatron-LM.
+"""Two linears with Megatron-core, after whose layers ours are named; and megatron_command, which
+writes a model and a layout of the course as options of Megatron-LM.
 """
 
 import os
@@ -18,20 +18,20 @@ from ranklab.tensor_parallel.split import split_parameter
 
 
 def parallel_linears(up, down):
-    """Split two nn.Linear by Megatron-core's column- and row-parallel layers.
+    """Split two nn.Linear with Megatron-core's column- and row-parallel layers.
 
-    All ranks are one tensor-parallel group, from the first call on.
+    The first call makes all ranks one tensor-parallel group.
     Returns: two functions, tensor -> tensor, with this rank's parts.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # else it warns in each forward
-    with warnings.catch_warnings():  # Transformer Engine and Apex, its faster kernels, need a GPU
+    with warnings.catch_warnings():  # its faster kernels, Transformer Engine and Apex, need a GPU
         warnings.simplefilter("ignore")
         from megatron.core import ModelParallelConfig, parallel_state
         from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(dist.get_world_size())
-        # Weights are made on the CPU, because its random state for GPUs is another story.
+        # Weights are made on the CPU, so that its random state for GPUs need not be set up.
         config = ModelParallelConfig(use_cpu_initialization=True, params_dtype=up.weight.dtype,
                                      tensor_model_parallel_size=dist.get_world_size())
         options = {"config": config, "bias": True, "init_method": torch.nn.init.zeros_}
@@ -48,11 +48,11 @@ def parallel_linears(up, down):
 
 
 def megatron_command(layout, job, per_node=8):
-    """Write a layout as a piece of bash. Its user chooses data, learning rate and number of steps.
+    """Write a layout as a bash script; data, learning rate and number of steps are its arguments.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 
-    Comments above the options say what Megatron-LM lacks or does in another way.
+    Comments above the options tell what Megatron-LM lacks or does differently.
     """
     config, model, plan = job.config, model_of(job.config), plan_of(job, layout, "megatron")
     megatron_bytes = memory_per_gpu(model, plan, None).total
@@ -70,7 +70,7 @@ def megatron_command(layout, job, per_node=8):
 
 
 def expert_options(config, layout):
-    """List options that a planner's Model lacks: (option, purpose, whether to give it)."""
+    """List options that a planner's Model lacks: (option, purpose, whether to include it)."""
     return [
         (f"--expert-tensor-parallel-size {layout.tp}", "here tensor ranks share each expert",
          layout.tp > 1),

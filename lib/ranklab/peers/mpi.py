@@ -1,4 +1,4 @@
-"""The same verbs by MPI: mpi4py where an MPI library is installed."""
+"""The same verbs in MPI, with mpi4py, if an MPI library is installed."""
 
 import os
 import shutil
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 NO_MPI = "MPI is not here: apt install openmpi-bin libopenmpi-dev, and pip install 'ranklab[mpi]'."
-# Open MPI refuses more processes than cores, and it refuses root, the usual user of a container.
+# By default Open MPI refuses more processes than cores, and root, a container's usual user.
 OPEN_MPI = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def is_here():
-    """Return True when mpi4py and mpirun are both installed; import nothing."""
+    """Return True if mpi4py and mpirun are both installed; import nothing."""
     return bool(find_spec("mpi4py") and shutil.which("mpirun"))
 
 
 def mpirun(ranks, *arguments):
-    """Run `mpirun -n ranks python *arguments`; return its output, or say what to install."""
+    """Run `mpirun -n ranks python *arguments`; return its output, or a hint what to install."""
     if not is_here():
         return NO_MPI
     result = subprocess.run(["mpirun", "-n", str(ranks), sys.executable, *arguments], timeout=120,
@@ -35,7 +35,7 @@ def mpirun(ranks, *arguments):
 def measure(sizes, iters, expected):
     """Measure the verbs, in every process under mpirun.
 
-    expected  (verb, the input of each rank, ranks, rank) -> the right result
+    expected: (verb, the input of each rank, ranks, rank) -> the right result
     Returns: [(verb, bytes, elements, seconds, wrong elements, ranks)] on rank 0; [] on the others.
     """
     from mpi4py import MPI
@@ -65,7 +65,7 @@ def measure(sizes, iters, expected):
 
 
 def _calls(world, x, R, rank):
-    """Return {verb: function that fills its argument, an array}."""
+    """Return {verb: a function that fills the array it is given}."""
     return {
         "all_reduce": lambda out: world.Allreduce(x, out),
         "reduce_scatter": lambda out: world.Reduce_scatter_block(x, out),

@@ -1,11 +1,11 @@
-"""The same by torch: DCP's async_save, which writes while steps go on, and torch elastic.
+"""Torch's own tools: DCP's async_save, which writes while training goes on, and torch elastic.
 
-    async_beside_sync  what happens between the call of a save and the end of its write, in order
-    train              trains on each rank, from the last save on; a rank may die
-    elastic_losses     runs train under torchrun, which starts dead ranks again
-    main               a rank of it: python -m ranklab.peers.torch_elastic FOLDER STEPS
+    async_beside_sync  lists the events between the call of a save and the end of its write
+    train              trains on each rank from the last save; a rank may die
+    elastic_losses     runs train under torchrun, which restarts dead ranks
+    main               one such rank: python -m ranklab.peers.torch_elastic FOLDER STEPS
 
-torchft's and nvidia-resiliency-ext's scripts are labs/jobs/torchft_step.py and ft_step.py.
+The scripts for torchft and nvidia-resiliency-ext are labs/jobs/torchft_step.py and ft_step.py.
 """
 
 import json
@@ -43,7 +43,7 @@ def adamw(model):
 
 
 def backward(model, optimizer, number, rank=0):
-    """Compute gradients of the loss on this rank's rows of this step; return the loss."""
+    """Compute the gradients of the loss on this rank's rows in step `number`; return the loss."""
     rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * number + rank))
     rows = rows.to(device())
     loss = (model(rows) - rows).square().mean()
@@ -55,15 +55,14 @@ def backward(model, optimizer, number, rank=0):
 # --- DCP ------------------------------------------------------------------------------------------
 
 def async_beside_sync(folder, steps=3, group=None):
-    """Save by dcp.save and by dcp.async_save; return, on each rank, the order of events.
+    """Save with dcp.save and with dcp.async_save; return, on each rank, the order of events.
 
+    An event is "called", "step", "written" or "returned". To fix their order, async_save's write
+    waits until `steps` steps are done; with save() that would wait forever. FSDP2 shards a model
+    and AdamW over the ranks of `group`. async_save has its own group, because its thread's
+    collectives would mix with the collectives of the steps.
     Returns: {"sync": events, "async": events, "state": bytes,
     "as at the call": whether async_save has written the state at the time of its call}.
-
-    An event is "called", "step", "written" or "returned". To make their order certain, async_save's
-    write waits until `steps` steps are done; save() would wait forever. FSDP2 shards a model and
-    AdamW over the ranks of `group`. async_save has a group of its own, because its thread's
-    collectives would mix with the steps' collectives.
     """
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, device().type)
     save_group = dist.new_group(dist.get_process_group_ranks(mesh.get_group()), backend="gloo")
@@ -93,7 +92,7 @@ def async_beside_sync(folder, steps=3, group=None):
 
 
 class Writer(dcp.FileSystemWriter):
-    """Writes when its gate is open, and notes it."""
+    """Write once the gate is open, and note the write as an event."""
 
     def __init__(self, place):
         super().__init__(place)
@@ -108,7 +107,7 @@ class Writer(dcp.FileSystemWriter):
 
 
 def saved_by(way, writer, state, group, work):
-    """Write the state and do the steps of `work`, in the order of `way`."""
+    """Write the state and do the steps of `work`, in the order that `way` prescribes."""
     if way == "sync":
         writer.gate.set()
         dcp.save(state, storage_writer=writer, process_group=group)
@@ -127,7 +126,7 @@ def local(x):
 
 
 def tensors(tree):
-    """List all tensors in dicts of dicts."""
+    """List all tensors in nested dicts."""
     leaves = torch.utils._pytree.tree_leaves(tree)
     return [each for each in leaves if isinstance(each, torch.Tensor)]
 
@@ -135,10 +134,10 @@ def tensors(tree):
 # --- torch elastic --------------------------------------------------------------------------------
 
 def elastic_losses(folder, steps=10, ranks=2):
-    """Run train() under torchrun, and return rank 0's result; rank 1 kills itself once, by SIGKILL.
+    """Run train() under torchrun, with a SIGKILL of rank 1 on the way; return rank 0's result.
 
-    Without the switch, the ranks of the second start read the addresses of the dead ones in the
-    agent's store, and cannot connect (torch 2.13, gloo).
+    Without the environment variable, restarted ranks would read the addresses of dead ones in the
+    agent's store, and could not connect (torch 2.13, gloo).
     """
     with mock.patch.dict(os.environ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"):
         torchrun("--max-restarts=2", "-m", "ranklab.peers.torch_elastic", folder, steps,
@@ -149,9 +148,9 @@ def elastic_losses(folder, steps=10, ranks=2):
 def train(folder, steps=10, fault=None, group=None):
     """Train on each rank from the file of the last save to the last step.
 
-    fault  a signal that rank 1 sends itself, once
-    Returns: {"loss": of the last step, "began": steps that were done when this start began,
-    "restarts": by torchrun}.
+    fault: a signal that rank 1 sends to itself once
+    Returns: {"loss": of the last step, "began": steps done before this start,
+    "restarts": number of restarts by torchrun}.
     """
     Path(folder).mkdir(exist_ok=True)
     rank, saved, struck = dist.get_rank(group), Path(folder, "saved.pt"), Path(folder, "struck")
@@ -185,7 +184,7 @@ def train(folder, steps=10, fault=None, group=None):
 
 
 def main(folder, steps):
-    """Train on each rank of torchrun; rank 0 writes the result to found.json."""
+    """Train on each rank under torchrun; rank 0 writes the result to found.json."""
     make_group()
     report = train(folder, steps, signal.SIGKILL)
     if dist.get_rank() == 0:

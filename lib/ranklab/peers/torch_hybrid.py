@@ -1,4 +1,4 @@
-"""TorchHybrid: the same mesh with torch's DTensor, fully_shard or replicate, and pipelining."""
+"""TorchHybrid: our mesh with torch's DTensor, fully_shard or replicate, and pipelining."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,8 +28,8 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 class TorchHybrid(Hybrid):
     """Hybrid with torch's own parts. With zero it shards everything, because torch has no ZeRO-1.
 
-    Hybrid says which layers, rows and parameters are here. The model already has its numbers.
-    Raises: ValueError for zero-bubble schedules, and for one rank with several stages.
+    Hybrid decides which layers, rows and parameters this rank has. The model must be initialised.
+    Raises: ValueError for zero-bubble schedules, and if one rank has several stages.
     """
 
     def __init__(self, layout):
@@ -41,7 +41,7 @@ class TorchHybrid(Hybrid):
         self.layout, self.schedule = layout, None
         self.device_mesh = init_device_mesh(device().type, tuple(mesh.axes.values()),
                                             mesh_dim_names=tuple(mesh.axes))
-        self.device_mesh["data", "tensor"]._flatten()  # so their norm takes one all-reduce
+        self.device_mesh["data", "tensor"]._flatten()  # so that a norm takes one all-reduce
 
     def apply(self, model):
         layout, pipeline = self.layout, self.pipeline
@@ -72,7 +72,7 @@ class TorchHybrid(Hybrid):
         return sum(losses, torch.zeros((), device=device())).detach() / self.data.gradient_scale
 
     def new_schedule(self, micro_batches):
-        """Make torch's schedule of our stages. The last stage computes its loss itself."""
+        """Make torch's schedule for our stages. The last stage computes the loss itself."""
         pipeline, interleaves = self.pipeline, self.layout.virtual > 1
         stages = [PipelineStage(stage, number, len(pipeline.place), device(), group=pipeline.group)
                   for number, stage in pipeline.stages.items()]
@@ -81,9 +81,9 @@ class TorchHybrid(Hybrid):
                     loss_fn=lambda total, _: total * self.weight)
 
     def grad_norm(self, parameters):
-        """Take torch's norm of this rank's stages; sum over the pipeline, as torchtitan does."""
+        """Take torch's norm over this rank's stages; sum over the pipeline, as torchtitan does."""
         copies, norm = self.pipeline.copies, nn.utils.get_total_norm
-        twice = {id(p) for p in copies}  # another rank has them too
+        twice = {id(p) for p in copies}  # another rank has them as well
         squares = norm([p.grad for p in parameters if p.grad is not None and id(p) not in twice]
                        ).full_tensor() ** 2
         if copies:
@@ -93,7 +93,7 @@ class TorchHybrid(Hybrid):
 
 
 def sync_dtensors(copies, other, group):
-    """Call tied_embedding_sync: torch leaves a matrix that two stages share to its user."""
+    """Call tied_embedding_sync: torch does not sync a matrix that two stages share."""
     for parameter in copies:
         local = SimpleNamespace(grad=parameter.grad.to_local())
         tied_embedding_sync([local], other, group)

@@ -1,4 +1,4 @@
-"""A step by torch.distributed.pipelining, on the stages of our PipelineParallel."""
+"""A step with torch.distributed.pipelining, on the stages of our PipelineParallel."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved
 def torch_step(parallel, name, pieces):
     """Make a step: (tokens, targets) -> this rank's share of the mean loss, after backward.
 
-    parallel  a PipelineParallel that has been applied, with the schedule `name`
+    parallel: a PipelineParallel that has been applied, with the schedule `name`
     """
     stages = [PipelineStage(part, stage, len(parallel.place), device())
               for stage, part in parallel.stages.items()]

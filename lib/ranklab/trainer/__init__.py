@@ -1,10 +1,10 @@
-"""The one training loop, and the seam by which every kind of parallelism enters it.
+"""The one training loop, and the interface through which every kind of parallelism plugs into it.
 
 Read in this order:
 
     loop.py         Trainer: fit, step, log, save; the same code for one process and for many
-    parallel.py     Parallel: what the loop asks of the ranks, with one process as the default
-    text.py         TextTrainer: the loop, fed with text for a GPT
+    parallel.py     Parallel: what the loop asks of the ranks; by default there is one process
+    text.py         TextTrainer: trains a GPT on text
     stop_signal.py  StopSignal: a SIGTERM ends the run after the same step on every rank
 
 Each technique overrides Parallel in its own training.py; parallel.py has the table. The loop for

@@ -1,8 +1,8 @@
-"""The training loop of the course, for one process and for any number: see parallel.py.
+"""The training loop of the course, for any number of processes: see parallel.py.
 
-Read `fit`, then `step`. One code path for CPU and CUDA, and no wait for the device inside a step:
-a GPU is kept busy only when Python runs ahead of it. It waits only where a number is printed.
-A subclass says what is trained, and on which data: TextTrainer (text.py) for a GPT,
+Read `fit`, then `step`. The code path is the same for CPU and CUDA, and a step never waits for the
+device: a GPU is kept busy only when Python runs ahead of it. The loop waits only to print a number.
+A subclass defines the model and the data: TextTrainer (text.py) for a GPT,
 ImageTrainer (projects/ddp/image_trainer.py) for a ResNet.
 """
 
@@ -25,7 +25,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How the loop runs, whatever is trained; checked when it is made."""
+    """Settings of the loop that do not depend on the model; checked on creation."""
 
     micro_batch: int = option(12, "rows in one forward and backward", least=1)
     weight_decay: float = option(0.1, "of matrices, by AdamW", least=0)
@@ -42,17 +42,17 @@ class LoopConfig:
 
 @dataclass
 class History:
-    """What fit saw at each step that was logged, the same on every rank."""
+    """What fit recorded at each logged step, the same on every rank."""
 
     steps: list = field(default_factory=list)
     loss: list = field(default_factory=list)  # the mean over the whole batch
-    speed: list = field(default_factory=list)  # tokens, or images, per second; 0 at the first
-    waits: list = field(default_factory=list)  # seconds a step for data, on the slowest rank
-    held_out: dict = field(default_factory=dict)  # step -> what evaluate said
+    speed: list = field(default_factory=list)  # tokens, or images, per second; first entry: 0
+    waits: list = field(default_factory=list)  # seconds per step for data, on the slowest rank
+    held_out: dict = field(default_factory=dict)  # step -> the result of evaluate
 
 
 class Schedule(NamedTuple):
-    """What learning_rate needs; any object with these four names will do."""
+    """What learning_rate needs; any object with these four attributes will do."""
 
     lr: float  # the highest
     warmup: int  # steps
@@ -75,7 +75,7 @@ def learning_rate(schedule, step):
 def decay_groups(model, weight_decay):
     """Split the trained parameters, by name, into two groups for an optimizer.
 
-    Matrices decay; norms and biases do not, because they do not belong near zero.
+    Matrices decay; norms and biases do not, because they should not be pulled to zero.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
@@ -86,16 +86,16 @@ def decay_groups(model, weight_decay):
 
 
 class Trainer:
-    """Train a model: hold the model, its optimizer and the step that they have reached.
+    """Train a model: hold the model, its optimizer and the number of steps done.
 
-    A subclass has these methods:
+    A subclass defines:
         next_batch()               this rank's (inputs, targets) of step number steps_done
         loss_sum(inputs, targets)  the sum of the losses of the targets that count
         evaluate()                 the score on held-out data, the same on all ranks
-        unit, units_per_step       "tokens", and how many all ranks take in a step
+        unit, units_per_step       "tokens", and how many all ranks together process in a step
 
     loop: a LoopConfig.
-    schedule: a Schedule, or an object with its names.
+    schedule: a Schedule, or an object with its attributes.
     new_optimizer: (groups of named parameters) -> a torch optimizer.
     parallel: a Parallel, which spreads a step over ranks; one process by default.
     """
@@ -110,11 +110,11 @@ class Trainer:
         is_meta = any(p.is_meta for p in model.parameters())  # only its shards get memory
         self.model = model if is_meta else model.to(self.device)
         groups = decay_groups(self.model, loop.weight_decay)
-        # The state dict stays that of the plain model: wrappers and torch.compile prefix its names.
+        # Keep the plain model's state dict: wrappers and torch.compile prefix its names.
         self.forward = self.parallel.apply(self.model)
         self.forward = torch.compile(self.forward) if compile else self.forward
         self.optimizer = self.parallel.make_optimizer(new_optimizer, groups)
-        # fp16 alone needs a scaled loss; switched off, the scaler passes everything through
+        # only fp16 needs a scaled loss; a disabled scaler passes everything through
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.one = torch.ones((), device=self.device)
         self.scaler.scale(self.one)  # it makes its scale on first use
@@ -125,7 +125,7 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------
 
     def fit(self, until=None):
-        """Train to the end, or to step `until`, or to a SIGTERM; return the History."""
+        """Train until the end, step `until`, or a SIGTERM; return the History."""
         last = min(until or self.schedule.steps, self.schedule.steps)
         bar = tqdm(total=self.schedule.steps, initial=self.steps_done, desc=self.title, unit="step",
                    disable=not self.progress, mininterval=0.5)  # fmt: skip
@@ -143,7 +143,7 @@ class Trainer:
         loop, at = self.loop, self.steps_done
         is_end = at == self.schedule.steps
         scores = is_end or due(at, loop.eval_every)
-        # the first step is logged too: it compiles and warms up, and then the clock starts
+        # the first step is logged too: it compiles and warms up, and the clock starts after it
         if scores or is_last or due(at, loop.log_every) or not self.history.steps:
             self.log(share, stop, clock, bar)
         if is_last or stop.agreed or due(at, loop.checkpoint_every):
@@ -164,7 +164,7 @@ class Trainer:
         batch = batch or self.next_batch()
         self.waits.append(time.perf_counter() - start)
         self.optimizer.zero_grad(set_to_none=True)
-        # a tensor in fp16, since get_scale() would wait for the device
+        # in fp16 a tensor, because get_scale() would wait for the device
         scale = self.scaler.scale(self.one) if self.scaler.is_enabled() else 1.0
         inputs, targets = (self.to_device(x) for x in batch)
         share = self.parallel.forward_backward(self.loss_sum, inputs, targets,
@@ -182,8 +182,8 @@ class Trainer:
     def clip(self, max_norm):
         """Scale all gradients to a norm of at most max_norm.
 
-        A norm that is not finite makes all of them NaN, on every rank: so fp16's scalers agree on
-        which steps to skip.
+        If the norm is not finite, all gradients become NaN on every rank, so that fp16's scalers
+        agree on which steps to skip.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = self.parallel.grad_norm(parameters)
@@ -193,7 +193,7 @@ class Trainer:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
     def autocast(self):
-        """Return a context in which matrix products are in loop.precision.
+        """Return a context in which matrix products are computed in loop.precision.
 
         Weights, norms and the loss stay in float32.
         """
@@ -205,10 +205,10 @@ class Trainer:
     def to_device(self, x):
         if self.device.type == "cpu":
             return x
-        return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python goes on
+        return x.pin_memory().to(self.device, non_blocking=True)  # copied while Python continues
 
     def log(self, share, stop, clock, bar):
-        """Put loss, speed and waits of all ranks into the history. Waits for the device."""
+        """Add the loss, speed and waits of all ranks to the history; wait for the device."""
         wait = sum(self.waits) / max(1, len(self.waits))
         row = torch.stack([share.double(), *share.new_tensor([wait, stop.received]).double()])
         shares, waits, stops = self.parallel.gather(row).T.tolist()
@@ -221,14 +221,15 @@ class Trainer:
         bar.set_postfix(self.shown(), refresh=False)
 
     def shown(self):
-        """Return what stands next to the progress bar: {name: text}."""
+        """Return the text shown next to the progress bar: {name: text}."""
         history = self.history
         return {"loss": f"{history.loss[-1]:.3f}", f"{self.unit}/s": f"{history.speed[-1]:,.0f}"}
 
     # --- to the disk and back -------------------------------------------------------------------
 
     def saved(self):
-        """Return {name: object with a state_dict} to save besides model, optimizer and step."""
+        """Return {name: object with a state_dict} to save in addition to model, optimizer and step.
+        """
         return {"scaler": self.scaler}
 
     def save(self):
@@ -238,10 +239,10 @@ class Trainer:
                             self.steps_done, self.saved(), self.device)  # fmt: skip
 
     def resume(self, reshard=None):
-        """Load the last checkpoint of loop.checkpoint; the next steps are bit-equal.
+        """Load the last checkpoint of loop.checkpoint; the next steps are bit-identical.
 
-        Random numbers go on if there are as many ranks as before. (On GPUs the steps are bit-equal
-        only if the kernels are: some add in an order that changes.)
+        Random numbers continue if the number of ranks is the same as before. (On GPUs the steps are
+        bit-identical only if the kernels are deterministic: some add in a varying order.)
         reshard: see load_checkpoint.
         """
         self.steps_done = load_checkpoint(
@@ -250,12 +251,12 @@ class Trainer:
 
 
 def due(step, interval):
-    """Return True at each interval-th step; 0: never."""
+    """Return True at every interval-th step; never if interval is 0."""
     return interval > 0 and step % interval == 0
 
 
 class Clock:
-    """Measure steps per second between two looks; what happens before `restart` does not count."""
+    """Measure steps per second between two calls; time before `restart` does not count."""
 
     def __init__(self):
         self.restart(None)
@@ -264,9 +265,9 @@ class Clock:
         self.step, self.time = step, time.perf_counter()
 
     def steps_per_second(self, step):
-        """Return the steps per second since the last look.
+        """Return the steps per second since the last call.
 
-        0 at the first look, which includes compiling and warming up.
+        0 at the first call, because its time includes compiling and warming up.
         """
         elapsed = time.perf_counter() - self.time
         speed = 0.0 if self.step is None or step == self.step else (step - self.step) / elapsed

@@ -1,25 +1,25 @@
-"""Parallel: the seam between the one training loop (loop.py) and all kinds of parallelism.
+"""Parallel: the interface between the one training loop (loop.py) and all kinds of parallelism.
 
-The loop asks it for everything that depends on other processes. Each kind overrides what is
-different with it, and nothing else:
+The loop asks it for everything that depends on other processes. Each kind of parallelism overrides
+only what differs:
 
-    class             lab  in                             what is different
+    class             lab  in                             what differs
     Parallel               here                           nothing: one process
     GroupParallel          here                           sums over the ranks of a group
     DataParallel      03   data_parallel/training.py      each rank has its rows; gradients averaged
     Zero              06   zero/training.py               DataParallel; each rank steps its shard
     FullyShard        07   fsdp/training.py               DataParallel; each rank holds its shard
-    TensorParallel    08   tensor_parallel/training.py    all rows, and a part of each layer
+    TensorParallel    08   tensor_parallel/training.py    each rank has all rows, part of each layer
     PipelineParallel  09   pipeline_parallel/training.py  some layers; a schedule runs micro-batches
     ContextParallel   10   context_parallel/training.py   DataParallel; each rank has some tokens
     ExpertParallel    11   expert_parallel/training.py    DataParallel; each rank has some experts
     Hybrid            12   hybrid/training.py             all of these on one mesh
 
-Projects train by production tools through the same seam: HorovodParallel (05), DeepSpeed (06),
+Projects use production tools through the same interface: HorovodParallel (05), DeepSpeed (06),
 Fsdp2 (07), DTensors (08), TorchHybrid (12).
 
-A loss is always a sum over targets, divided by the number of targets of the whole batch: the mean
-of the ranks' means is another number as soon as one rank has more targets than another.
+A loss is always a sum over targets, divided by the number of targets in the whole batch: the mean
+of the ranks' means differs from it as soon as one rank has more targets than another.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ class Piece(NamedTuple):
     """A box of one named tensor that this process holds: a checkpoint reads and writes `tensor`."""
 
     name: str  # of the parameter or buffer
-    kind: str  # "weight", or what the optimizer calls its state: "exp_avg", "step", ...
-    shape: tuple  # of the whole tensor, as one process would have it
+    kind: str  # "weight", or the optimizer's name for its state: "exp_avg", "step", ...
+    shape: tuple  # of the whole tensor, as one process would hold it
     offset: tuple  # where the box begins in it
     tensor: torch.Tensor  # the box itself, a view of what is trained
 
 
 def flat_pieces(name, kind, shape, start, flat):
-    """Cut `flat`, the numbers from `start` on of a flattened tensor, into the few Pieces it holds.
+    """Cut `flat`, the numbers of a flattened tensor from `start` on, into a few Pieces.
 
-    The Pieces are boxes, and views of it. So a shard of ZeRO's can be loaded as one of tensor
-    parallelism's, and back.
+    The Pieces are boxes, and views of `flat`. So a shard of ZeRO can be loaded as a shard of tensor
+    parallelism, and vice versa.
     """
     pieces, position = [], 0
     for offset, sizes in _boxes(tuple(shape), start, start + flat.numel()):
@@ -59,7 +59,8 @@ def flat_pieces(name, kind, shape, start, flat):
 
 
 def _boxes(shape, start, stop):
-    """List (offset, sizes) of the numbers start to stop of a flattened tensor, in their order."""
+    """List (offset, sizes) of the boxes with numbers start to stop of a flattened tensor, in order.
+    """
     if start >= stop or not shape:
         return [((), ())] if start < stop else []
     rest, row = shape[1:], math.prod(shape[1:])
@@ -77,25 +78,25 @@ class Parallel:
     """Train in one process, with the whole model and the whole batch; the base of all kinds."""
 
     rank, ranks = 0, 1  # rank 0 shows the progress
-    gradient_scale = 1  # of the loss: R where backward takes means over ranks, which sums want
+    gradient_scale = 1  # factor on the loss: R if backward averages over ranks but sums are wanted
 
     def apply(self, model):
-        """Return the module that the loop calls instead of `model`, which may change in place."""
+        """Return the module that the loop calls instead of `model`; `model` may change in place."""
         return model
 
     def batch(self, inputs, targets):
-        """Take this process's part of the batch that all ranks share."""
+        """Return this process's part of the batch, which is the same on all ranks."""
         return inputs, targets
 
     def token_count(self, targets):
-        """Count the targets of the whole batch that count; `targets` are this process's."""
+        """Count all valid targets in the whole batch; `targets` are this process's."""
         return (targets != IGNORE).sum()
 
     def forward_backward(self, loss_sum, inputs, targets, micro_batch, scale=1.0):
         """Compute the gradients of the mean loss over the whole batch, times `scale`.
 
         loss_sum: (inputs, targets) -> the sum of the losses of the targets that count.
-        Returns: this process's share of that mean, detached (`total` of it is the mean).
+        Returns: this process's share of that mean, detached (`total` of the shares is the mean).
         """
         count = self.token_count(targets).clamp(min=1)  # a batch without targets teaches nothing
         pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
@@ -117,26 +118,27 @@ class Parallel:
         loss.backward()
 
     def communication(self, is_last):
-        """Surround each piece's forward and backward: ranks talk in the last one alone."""
+        """Return a context for a piece's forward and backward: ranks talk only in the last piece's.
+        """
         return contextlib.nullcontext()
 
     def grad_norm(self, parameters):
         """Return the norm of all gradients of the whole model, the same on all ranks.
 
-        Each parameter counts once. Where one rank's norm is not finite, no rank's is, so that all
-        skip the step or none.
+        Each parameter counts once. If one rank's norm is not finite, no rank's is, so that either
+        all ranks skip the step or none does.
         """
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def make_optimizer(self, new_optimizer, groups):
-        """Make new_optimizer(groups), or an optimizer that steps a part of them on each rank.
+        """Make new_optimizer(groups), or an optimizer that steps a part of the groups on each rank.
 
-        groups: of (name, parameter), with their weight_decay: decided before anything is sharded.
+        groups: of (name, parameter), with their weight_decay, decided before anything is sharded.
         """
         return new_optimizer(groups)
 
     def total(self, value):
-        """Sum a tensor over ranks; it brings no gradient."""
+        """Sum a tensor over ranks, without a gradient."""
         return value
 
     def total_of(self, shares):
@@ -144,13 +146,13 @@ class Parallel:
         return sum(shares)
 
     def gather(self, values):
-        """Gather the tensors of all ranks on every rank: (n,) -> (R, n); for printed lines."""
+        """Gather the tensors of all ranks on every rank, for the log: (n,) -> (R, n)."""
         return values[None]
 
     def state(self, model, optimizer):
         """List the Pieces that this process holds of the model and of the optimizer's state.
 
-        Where several processes hold the same box, a checkpoint takes the first one's.
+        If several processes hold the same box, a checkpoint takes it from the first of them.
         """
         names = {p: name for name, p in model.named_parameters()}  # a tied matrix has one name
         tensors = [(name, "weight", tensor) for name, tensor in
@@ -162,17 +164,17 @@ class Parallel:
                 for name, kind, tensor in tensors]
 
     def loaded(self):
-        """Update everything made from the Pieces, after a checkpoint's numbers are in them."""
+        """Update everything derived from the Pieces, once they are filled from a checkpoint."""
 
     def rank_state(self, model):
         """Return {name: state} that differs between ranks, such as compressed gradients' errors.
 
-        A checkpoint keeps it for as many ranks as there are now.
+        A checkpoint restores it only for the same number of ranks.
         """
         return {}
 
     def load_rank_state(self, model, state):
-        """Take back what rank_state returned."""
+        """Restore what rank_state returned."""
 
 
 class GroupParallel(Parallel):
@@ -194,11 +196,11 @@ class GroupParallel(Parallel):
 
 
 def groups_here(groups, find):
-    """Cut an optimizer's groups, decided for the whole model, down to this rank's parameters.
+    """Reduce an optimizer's groups, decided for the whole model, to this rank's parameters.
 
-    A group with nothing on this rank gets an empty parameter, because torch refuses a group without
-    parameters next to one whose parameters have names, and the same parameter in two groups.
-    find: (name, parameter of the whole model) -> this rank's, or None.
+    A group with nothing on this rank gets an empty parameter of its own: torch refuses a group
+    without parameters next to a group with named ones, and the same parameter in two groups.
+    find: (name, parameter of the whole model) -> this rank's parameter, or None.
     """
     local_groups = [[(name, local) for name, p in group["params"]
                      if (local := find(name, p)) is not None] for group in groups]

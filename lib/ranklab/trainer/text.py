@@ -1,4 +1,4 @@
-"""TextTrainer: the training loop, fed with text for a GPT."""
+"""TextTrainer: the training loop for a GPT on text."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from ranklab.trainer import LoopConfig, Trainer
 
 @dataclass(frozen=True)
 class TrainConfig(LoopConfig):
-    """How to train; checked when it is made. The defaults suit two CPU cores."""
+    """How to train; checked on creation. The defaults suit two CPU cores."""
 
     steps: int = option(1000, "of the optimizer", least=1)
     batch: int = option(12, "sequences in a step, over all ranks", least=1)
@@ -27,10 +27,10 @@ class TrainConfig(LoopConfig):
 
 
 def text_for(shape, config, path=None):
-    """Load the Text of the file `path`, or of Python's library; fit a GPT's config to its tokens.
+    """Load the file `path`, or Python's library, as a Text; fit a GPT's config to its tokens.
 
     Returns: (Text, the GPT's config).
-    Raises: ValueError where the text is too short for the windows that `config` asks for.
+    Raises: ValueError if the text is too short for the windows that `config` asks for.
     """
     text = text_file(path) if path else python_text()
     check_length(text.train, shape.n_ctx)
@@ -41,9 +41,9 @@ def text_for(shape, config, path=None):
 
 
 class TextTrainer(Trainer):
-    """Train a GPT on a Text by AdamW in one fused kernel.
+    """Train a GPT on a Text with AdamW in one fused kernel.
 
-    peak_flops: of all ranks together, for MFU; None: MFU is not shown
+    peak_flops: peak FLOP/s of all ranks together, for MFU; None: MFU is not shown
     """
 
     unit = "tokens"
@@ -81,7 +81,7 @@ class TextTrainer(Trainer):
         inputs, targets = (self.to_device(x) for x in self.held_out_batch())
         count = self.parallel.token_count(targets)
 
-        def loss_sum(x, y):  # not self.forward, which would compile once more, without autograd
+        def loss_sum(x, y):  # not self.forward, which would compile again, without autograd
             with self.autocast():
                 return self.model(x, y, "sum")
 
