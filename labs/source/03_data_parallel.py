@@ -484,11 +484,11 @@ check(accumulated_megabytes=...)
 # %%
 @contextlib.contextmanager
 def no_sync(model):
-    """Inside, backward leaves gradients local and adds them up; nothing is sent.
+    """Keep gradients local in the block: backward accumulates them and sends nothing.
 
     The next backward outside averages the sums. So a batch in several pieces sends as much as a
-    batch in one piece, if all but the last are inside. This also holds after an error inside, and
-    inside another no_sync.
+    batch in one piece, if all pieces but the last are inside. This also holds after an error in
+    the block, and inside another no_sync.
     """
     # the hooks look at model.sync. One no_sync may stand inside another, and the block may fail
     raise NotImplementedError("exercise no_sync: about 5 lines")

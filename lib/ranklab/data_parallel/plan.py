@@ -12,8 +12,8 @@ def plan_buckets(ready, nbytes, alpha, beta):
     """Find the buckets for which the last all-reduce ends earliest.
 
     Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
-    bucket holds consecutive gradients. It is sent once its last gradient is ready and the previous
-    bucket has arrived; then the link is busy for alpha + bytes * beta seconds. It is free at time 0.
+    bucket of consecutive gradients is sent once its last is ready and the previous bucket has
+    arrived; then the link is busy for alpha + bytes * beta seconds. At time 0 the link is free.
     Returns: lists of indices of gradients.
     Cost: it tries n^2 / 2 buckets for n gradients.
     Lab: 03
