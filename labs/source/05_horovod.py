@@ -427,8 +427,8 @@ from ranklab.horovod import dot_products, gather_halves
 def adasum(x, sizes=None, group=None):
     """Return the Adasum of all ranks' `x`, the same on every rank; leave `x` unchanged.
 
-    sizes: the numbers of elements of the tensors that `x` holds one after the other; each tensor is
-        combined separately.
+    sizes: element counts of the tensors that `x` holds one after the other, each of which is
+        combined separately; None: `x` is one tensor.
     Accumulate dot products in float64.
     Cost: each rank sends 2(R-1)/R of x's bytes.
     """

@@ -591,6 +591,7 @@ def offload_optimizer(model, new_optimizer, groups=None, place=None):
     copied back once.
     model: a ZeroStage1, 2 or 3, without an optimizer so far.
     place: CpuMemory(), the default, or Files(folder).
+    Returns: the optimizer from model.make_optimizer(new_optimizer, groups).
     Cost: between ranks the same as `model`; between GPU and CPU 1/R of gradients and parameters a
         step.
     """

@@ -487,12 +487,11 @@ check(fsdp_hybrid_mb=...)
 
 # %%
 def hybrid_shard_groups(shard_ranks):
-    """Create this rank's two groups, (shards, replicas): collective, called by all ranks.
+    """Create (shards, replicas): the group of the ranks that, with this one, share one copy of the
+    model, and the group of the ranks that hold the same rows as this one.
 
-    shards: the ranks that together hold one copy of the model, this rank included.
-    replicas: the ranks that hold the same rows as this one.
     Ranks 0 .. shard_ranks-1 share the first copy, and so on. Ranks are in increasing order in each
-    group.
+    group. Collective: call it on every rank.
     Raises: ValueError if shard_ranks does not divide the number of ranks.
     """
     R = dist.get_world_size()
@@ -527,7 +526,7 @@ from ranklab.fsdp import gather_rows, sharded_modules
 
 # %%
 def full_state_dict(model):
-    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; return {} elsewhere.
+    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; {} elsewhere.
 
     Weights are taken from the shards, in their dtype, not from what was gathered to compute. Only
     one parameter at a time is whole on a device, and only on rank 0. Names, tied parameters and

@@ -5,8 +5,8 @@ import torch.distributed as dist
 
 
 def hybrid_shard_groups(shard_ranks):
-    """Create (shards, replicas): the group with this rank that together holds one copy of the model,
-    and the group of the ranks that hold the same rows as this one.
+    """Create (shards, replicas): the group of the ranks that, with this one, share one copy of the
+    model, and the group of the ranks that hold the same rows as this one.
 
     Ranks 0 .. shard_ranks-1 share the first copy: a node, where links are fast. Between copies only
     1/shard_ranks of the gradients is sent. Collective: call it on every rank.

@@ -7,7 +7,7 @@ from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):
-    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; return {} elsewhere.
+    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; {} elsewhere.
 
     Weights are taken from the shards, in their dtype, not from what was gathered to compute. Only
     one parameter at a time is whole on a device, and only on rank 0.
