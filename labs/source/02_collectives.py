@@ -237,7 +237,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Sum `x` over ranks, and leave chunk r of the sum on rank r, in x's dtype; `x` is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums are received into it, and the result is
-    chunk r of `out`. Without `out` the result is a new tensor. Both also hold on a single rank.
+    chunk r of `out`. Without `out` the result is a new tensor. The same holds on a single rank.
     Cost: a rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)

@@ -349,10 +349,10 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
             all-gather sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it. Start your
             collectives in the hook itself, because collectives started elsewhere are not counted
     result  what is not sent, including rounding errors, is sent later. If a gradient stays the
-            same, the mean of 60 results is off the ranks' mean by at most 60% of its length; in a
-            bucket of one number, the mean of 8 results by at most 0.1%. If zeros follow a gradient,
-            the sum of 60 results is off by at most 0.5% (55 numbers, 164 zeros), or 10% (four,
-            69,996 zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a NaN or an
+            same, the mean of 60 results differs from the ranks' mean by at most 60% of its norm; in
+            a bucket of one number, the mean of 8 results by at most 0.1%. If zeros follow a gradient,
+            the sum of 60 results differs by at most 0.5% (55 numbers, 164 zeros), or 10% (four
+            numbers, 69,996 zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a NaN or an
             infinity in this step, and later steps may do anything. 100,000 stays finite. A bucket
             has one number or millions, and DDP makes new buckets in its second step. The check
             always uses the same numbers

@@ -15,7 +15,7 @@ def ring_reduce_scatter(x, group=None, out=None):
     """Sum `x` over ranks, and leave chunk r of the sum on rank r, in x's dtype; `x` is unchanged.
 
     If `out` is given, it is as large as `x`. Partial sums are received into it, and the result is
-    chunk r of `out`. Without `out` the result is a new tensor. Both also hold on a single rank.
+    chunk r of `out`. Without `out` the result is a new tensor. The same holds on a single rank.
     Shape: any shape of n elements -> (n/R,).
     Cost: sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages.
     Paper: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
