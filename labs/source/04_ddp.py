@@ -350,12 +350,12 @@ def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[t
             collectives in the hook itself, because collectives started elsewhere are not counted
     result  what is not sent, including rounding errors, is sent later. If a gradient stays the
             same, the mean of 60 results differs from the ranks' mean by at most 60% of its norm; in
-            a bucket of one number, the mean of 8 results by at most 0.1%. If zeros follow a gradient,
-            the sum of 60 results differs by at most 0.5% (55 numbers, 164 zeros), or 10% (four
-            numbers, 69,996 zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a NaN or an
-            infinity in this step, and later steps may do anything. 100,000 stays finite. A bucket
-            has one number or millions, and DDP makes new buckets in its second step. The check
-            always uses the same numbers
+            a bucket of one number, the mean of 8 results by at most 0.1%. If zeros follow a
+            gradient, the sum of 60 results differs by at most 0.5% (55 numbers, 164 zeros), or 10%
+            (four numbers, 69,996 zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a
+            NaN or an infinity in this step, and later steps may do anything. 100,000 stays finite.
+            A bucket has one number or millions, and DDP makes new buckets in its second step. The
+            check always uses the same numbers
     score   the training run of section 6, seed 0, 50 steps on 2 ranks: the held-out loss must be
             0.03 below the loss of top-k 0.1%
     """
