@@ -103,10 +103,10 @@ check(longest_shard=...)
 
 # %%
 def shard_range(n, rank, size):
-    """The part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
+    """Return the part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
-    Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
-    one; the longer ones come first. A part is a range, a list, or another sequence of numbers.
+    Together the parts make up range(n), and no two share an item. Their lengths differ by at most
+    one; the longer parts come first. A part is a range, a list, or another sequence of numbers.
     """
     raise NotImplementedError("exercise 4.1: about 3 lines")
 
@@ -139,10 +139,11 @@ plots.shards(shard_range, n=50)
 
 # %%
 def ring_shift(x, group=None):
-    """Returns the `x` of the rank before this one; all ranks shift at the same time.
+    """Return the `x` of the previous rank; all ranks shift at the same time.
 
-    A new tensor in x's shape and type; `x` itself is unchanged. Each rank sends x once, in one
-    message, and all messages have arrived; a single rank sends nothing and gets a copy of x.
+    Returns: a new tensor with x's shape and dtype; `x` itself is unchanged, and all messages have
+        arrived.
+    Cost: each rank sends x once, in one message; a single rank sends nothing and gets a copy.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -262,10 +263,10 @@ check(calls_it_made=...)
 
 # %%
 def all_ranks_finite(loss, group=None):
-    """Returns True on every rank when `loss` is finite on every rank, else False on every rank.
+    """Return True on every rank if `loss` is finite on all ranks; otherwise False on every rank.
 
-    So all ranks take the same branch. One collective on each rank; `loss`, with the graph that it
-    may have, is unchanged.
+    So all ranks take the same branch. `loss` and its autograd graph, if any, are unchanged.
+    Cost: one collective.
     """
     # reduce a flag, not the loss: which ReduceOp?
     raise NotImplementedError("exercise 4.4: about 3 lines")
@@ -323,11 +324,11 @@ check(token_round_ms=...)
 
 # %%
 def pass_the_token(group=None):
-    """The token has gone once around the ring; returns its value as it reached this rank.
+    """Pass a token once around the ring; return its value on arrival at this rank.
 
-    The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
-    the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
-    Each rank sends one message of 8 bytes.
+    The token is a counter, which rank 0 starts at 0. Each rank adds 1 and sends it to the next
+    rank; the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
+    Cost: each rank sends one message of 8 bytes.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     token = torch.zeros(1, dtype=torch.int64, device=device())
@@ -403,15 +404,15 @@ from datetime import timedelta
 
 
 def roll_call(store, rank, ranks, seconds):
-    """Returns the sorted list of the ranks that have not called in time, the same on every rank.
+    """Return the sorted list of the ranks that have not called in time, the same on every rank.
 
-    store   an empty torch.distributed Store; it serves one roll call
-    rank    this rank's number, of `ranks` that should call; there may be thousands
-    time    when all have called, all get [] at once. Otherwise the time is up `seconds` after the
-            first call, and each rank gets the list soon after. A rank that calls later gets the
-            same list at once, and is on it. Any rank may be missing, rank 0 too
-    cost    each rank makes at most ranks + 8 calls to the store, however long it waits; no
-            collective
+    When all ranks have called, all get [] at once. Otherwise time runs out `seconds` after the
+    first call, and each rank gets the list soon after. A rank that calls later gets the same list
+    at once, and is on it. Any rank may be missing, including rank 0.
+    store: an empty torch.distributed Store, used for one roll call only.
+    rank: this rank's number, out of `ranks` that should call; there may be thousands.
+    Cost: each rank makes at most ranks + 8 calls to the store, however long it waits; no
+        collective.
     """
     raise NotImplementedError("exercise roll_call: about 10 lines")
 

@@ -140,9 +140,10 @@ check(step_tflop=...)
 
 # %%
 def transformer_flops(config, batch, seq, backward=True):
-    """The FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
+    """Count the FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
 
-    backward=False: of forward alone. Attention counts in full, with its masked half.
+    Attention counts in full, including its masked half.
+    backward: False: count the forward pass only.
     """
     C, V, tokens = config.n_embd, config.vocab_size, batch * seq
     # the table, for all layers; then the head, and backward
@@ -213,9 +214,9 @@ check(adam_gb=...)
 
 # %%
 def model_state_bytes(n, recipe="mixed"):
-    """The bytes that n parameters hold between two steps with Adam, by category, in a dict.
+    """Count the bytes of n parameters' state between two steps with Adam, in a dict by category.
 
-    The keys are "parameters", "gradients" and "optimizer"; master weights belong to the optimizer.
+    The keys are "parameters", "gradients" and "optimizer"; master weights count as "optimizer".
     """
     # the row of the table, in bytes for one parameter
     raise NotImplementedError("exercise 4.2: about 4 lines")
@@ -320,12 +321,14 @@ check(ragged_factor=...)
 
 # %%
 def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
-    """Each parameter's .grad has grown by the gradient of the mean loss over all targets, as if
-    the batch had been one piece; returns that mean, detached.
+    """Add the gradient of the mean loss over all targets to .grad, one micro-batch at a time.
 
-    loss_sum(inputs, targets) is the sum of the losses of all targets that are not IGNORE.
-    Pieces have `micro_batch` rows, and the last may have fewer. Each goes through loss_sum once, in
-    any order. Only one piece is in memory at a time.
+    The gradient is the same as for the whole batch at once.
+    loss_sum: (inputs, targets) -> the sum of the losses of all targets that are not IGNORE.
+    micro_batch: rows in a micro-batch; the last may have fewer. Each goes through loss_sum once, in
+        any order.
+    Returns: the mean loss, detached.
+    Memory: the activations of one micro-batch at a time.
     """
     count = (targets != IGNORE).sum()  # over the whole batch
     mean = 0.0
@@ -399,9 +402,9 @@ from ranklab.baseline import random_replayed, random_state
 
 
 def checkpointed(function, *inputs):
-    """function(*inputs), with all its gradients, but only `inputs` are kept for backward.
+    """Compute function(*inputs), with all its gradients, but keep only `inputs` for backward.
 
-    Some of the inputs may need no gradient: a mask, whole numbers. function may return a tuple.
+    Some of the inputs may need no gradient: a mask, integers. function may return a tuple.
     It runs once in forward and once in backward, with the same random numbers.
     """
 
@@ -462,15 +465,16 @@ check(logits_mb=...)
 
 # %%
 def frugal_gradients(model, inputs, targets):
-    """Each parameter's .grad has grown by the gradient of the mean loss over all targets that are
-    not IGNORE, as after model(inputs, targets).backward(); returns that mean, detached.
+    """Add the gradient of the mean loss to .grad, as model(inputs, targets).backward() does.
 
-    model   a GPT without dropout; its head may be tied to its embedding. Frozen weights get no
-            gradient. Afterwards the model is as it was
-    memory  the peak is at most twice this bound: what one row keeps for backward if each block
-            keeps only its input, plus what a single block keeps. The peak counts all that
-            lives apart from parameters, gradients and buffers
-    cost    at most 1.5 times the FLOPs of the plain step
+    The mean is over all targets that are not IGNORE.
+    model: a GPT without dropout; its head may be tied to its embedding. Frozen weights get no
+        gradient. The model is left as it was.
+    Returns: the mean loss, detached.
+    Memory: the peak is at most twice this bound: what one row keeps for backward if each block
+        keeps only its input, plus what a single block keeps. The peak counts all tensors except
+        parameters, gradients and buffers.
+    Cost: at most 1.5 times the FLOPs of the plain step.
     """
     raise NotImplementedError("exercise 4.6: about 20 lines")
 
@@ -523,9 +527,9 @@ for name, step in steps.items():
 
 # %%
 def mfu(config, tokens_per_second, peak_flops, devices=1):
-    """The fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
+    """Return the model FLOPs per second as a fraction of the devices' peak FLOP/s.
 
-    tokens_per_second: of all `devices` together, in sequences of config.n_ctx tokens.
+    tokens_per_second: total over all `devices`, in sequences of config.n_ctx tokens.
     """
     raise NotImplementedError("exercise mfu: about 2 lines")
 
@@ -557,9 +561,10 @@ print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and ba
 
 # %%
 def activation_bytes(config, batch, seq, element=4, recompute=False):
-    """The bytes that autograd keeps for backward after GPT(config)(inputs, targets).
+    """Count the bytes that autograd keeps for backward after GPT(config)(inputs, targets).
 
-    `element` bytes a number. recompute=True: each block keeps only its input, C numbers a token.
+    element: bytes per number.
+    recompute: True: each block keeps only its input, C numbers per token.
     """
     C, H, tokens = config.n_embd, config.n_head, batch * seq
     # the table for a block, with flash or without; + ends_bytes(config, batch, seq, element)
@@ -616,11 +621,11 @@ from ranklab.baseline import LossScale
 
 
 def scale_loss(loss, optimizer, state):
-    """`optimizer` has stepped with the true gradients of `loss`, or skipped the step because the
-    scaled ones overflowed; returns the next LossScale (halved, kept or doubled).
+    """Step `optimizer` with the true gradients of `loss`, or skip the step if scaled ones overflow.
 
-    `state` has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one.
-    Nothing else is remembered between two steps.
+    state: has .scale, .clean_steps, .interval; state._replace(scale=...) makes the next one.
+        Nothing else is kept between two steps.
+    Returns: the next LossScale (halved, kept or doubled).
     """
     optimizer.zero_grad()
     (loss * state.scale).backward()

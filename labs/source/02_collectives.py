@@ -168,10 +168,10 @@ check(tree_rounds=...)
 
 # %%
 def tree_broadcast(x, src=0, group=None):
-    """Every rank ends with rank src's `x`, in a new tensor; `x` is unchanged.
+    """Copy rank src's `x` to every rank, in a new tensor; `x` itself is unchanged.
 
-    Each rank but src gets one message. It takes ceil(log2 R) rounds. Nothing is sent when x is
-    empty.
+    Cost: each rank except src receives one message, in ceil(log2 R) rounds; nothing is sent when x
+        is empty.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     out = x.clone(memory_format=torch.contiguous_format)
@@ -234,11 +234,11 @@ check(reduce_scatter_megabytes=...)
 
 # %%
 def ring_reduce_scatter(x, group=None, out=None):
-    """Rank r ends with chunk r of the sum over ranks of `x`, in x's type; `x` itself is unchanged.
+    """Sum `x` over ranks, and leave chunk r of the sum on rank r, in x's dtype; `x` is unchanged.
 
-    If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank.
-    A rank sends R-1 messages of one chunk each, all to one neighbour.
+    If `out` is given, it is as large as `x`. Partial sums are received into it, and the result is
+    chunk r of `out`. Without `out` the result is a new tensor. The same holds on a single rank.
+    Cost: a rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
@@ -275,12 +275,12 @@ check(all_gather_megabytes=...)
 
 # %%
 def ring_all_gather(shard, group=None, out=None):
-    """Every rank ends with the shards of all ranks, one after the other; `shard` is unchanged.
+    """Gather the shards of all ranks on every rank, in rank order; `shard` is unchanged.
 
-    If `out` is given, the result goes there, and `shard` may lie in its place already. If shards
-    differ in length, `out` must be given, because its size tells how long each of them is. Without
-    `out` the result is a new tensor, on a single rank too.
-    A rank sends R-1 messages of one shard each, all to one neighbour.
+    If `out` is given, the result is written to it, and `shard` may already be its own chunk of
+    `out`. If shards differ in length, `out` must be given, because its size tells how long each of
+    them is. Without `out` the result is a new tensor, also on a single rank.
+    Cost: a rank sends R-1 messages of one shard each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if out is None:
@@ -308,11 +308,11 @@ check(megabytes_sent=...)
 
 # %%
 def ring_all_reduce(x, group=None, out=None):
-    """Every rank ends with the sum over ranks of `x`, in x's shape; `x` itself is unchanged.
+    """Return the sum over ranks of `x`, in x's shape, on every rank; `x` itself is unchanged.
 
-    If `out` is given, it has x's shape (and is never `x`), and the result goes there. Without `out`
-    the result is a new tensor. All ranks get the same bits. A rank sends 2(R-1) messages of one
-    chunk each, all to one neighbour, and nobody sends padding.
+    If `out` is given, it has x's shape (and is never `x`), and the result is written to it. Without
+    `out` the result is a new tensor. All ranks get the same bits.
+    Cost: a rank sends 2(R-1) messages of one chunk each, all to one neighbour, without padding.
     """
     # Pass `out` to both halves: the first leaves its chunk where the second wants it
     raise NotImplementedError("exercise 4.4: about 4 lines")
@@ -401,14 +401,15 @@ plots.time_against_size(
 
 # %%
 def all_to_all_v(pieces, group=None):
-    """[what each rank has sent to this one, in rank order]; pieces[j] goes to rank j of the group.
+    """Send pieces[j] to rank j of the group; return the pieces from all ranks, in rank order.
 
-    pieces    a list of 1-dim tensors of one type and device, one for each rank, perhaps views with
-              steps. Any length, 0 too, and no other rank knows it. They stay as they are
-    returns   a new tensor from each rank, this one too: 1-dim, of its sender's length and type
-    bytes     each piece goes once, straight to its rank; lengths may take 1000 bytes more
-    messages  one for each piece that leaves and is not empty; for lengths at most R - 1 more
-    score     the alpha-beta time of the busiest rank
+    pieces: one 1-D tensor for each rank, all of one dtype and device, possibly strided views. Each
+        has any length, including 0, which no other rank knows. They stay unchanged.
+    Returns: a list of new tensors, one from each rank, this one included: 1-D, with its sender's
+        length and dtype.
+    Bytes: each piece is sent once, straight to its rank; lengths may take 1000 bytes more.
+    Messages: one for each non-empty piece to another rank; at most R - 1 more for lengths.
+    Score: the alpha-beta time of the busiest rank.
     Use only sendrecv, dist.send, recv, isend, irecv, and what is built from them.
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
@@ -495,10 +496,12 @@ check(slow_link_megabytes=...)
 
 # %%
 def hierarchical_all_reduce(x, inside=None, across=None):
-    """Every rank ends with the sum of `x` over all nodes, in a new tensor; `x` is unchanged.
+    """Sum `x` over all nodes; return the sum in a new tensor on every rank; `x` is unchanged.
 
-    `inside` is the group of this rank's node, `across` the group of its peers on all nodes.
-    Across M nodes a rank sends only 2(M-1)/M of its own part of x; inside, 2(L-1)/L of x.
+    inside: the group of this rank's node.
+    across: the group of its peers on all nodes.
+    Cost: with L ranks on each of M nodes, a rank sends 2(L-1)/L of x inside the node, and only
+        2(M-1)/M of its own part of x across nodes.
     """
     # three lines, with what you have built. If shards differ in length, how can all-gather know?
     raise NotImplementedError("exercise hierarchical_all_reduce: about 3 lines")
@@ -529,10 +532,11 @@ plots.steps(launch(watch_nodes, 2, ranks=4, nodes=2), ranks=4, nodes=2,
 
 # %%
 def parameter_server(x, server=0, group=None):
-    """Every rank ends with the sum over ranks of `x`, made on rank `server`; `x` is unchanged.
+    """Sum `x` over ranks on rank `server`, and return the sum on every rank; `x` is unchanged.
 
-    The result is a new tensor. Each worker sends x once, to the server. The server sends the sum
-    to each worker, in one message. Nothing is sent when x is empty.
+    The result is a new tensor. Nothing is sent when x is empty.
+    Cost: each worker sends x once, to the server, which sends the sum to each worker in one
+        message.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -551,11 +555,11 @@ parameter_server = check(parameter_server)
 
 # %%
 def recursive_doubling(x, group=None):
-    """Every rank ends with the sum over ranks of `x`, in a new tensor; `x` itself is unchanged.
+    """Sum `x` over ranks by doubling, in a new tensor on every rank; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away, so both end with the same bits.
-    If R is no power of two, take the largest power of two below it: the ranks from there on first
-    hand their x to a partner, and at the end get the sum back.
+    In round k each rank swaps its partial sum with the rank 2^k away, so both end with the same
+    bits. If R is not a power of two, take the largest power of two below it: the ranks from there
+    on first send their x to a partner, and at the end receive the sum.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
@@ -586,10 +590,10 @@ plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
 
 # %%
 def fit_alpha_beta(sizes, seconds):
-    """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
+    """Fit (alpha, beta) so that alpha + size * beta is nearest to the measured `seconds`.
 
-    Nearest in proportion: an error of 10% counts the same at 1 KB and at 64 MB.
-    A size may come several times.
+    Nearest in relative terms: an error of 10% counts the same at 1 KB and at 64 MB.
+    The same size may occur several times.
     Raises: ValueError for fewer than two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
@@ -612,7 +616,7 @@ check(crossover_megabytes=...)
 
 # %%
 def crossover_bytes(ranks, alpha, beta):
-    """Return the bytes at which ring and doubling all-reduce take equally long.
+    """Return the number of bytes at which ring and doubling all-reduce take equally long.
 
     Above this size the ring wins.
     Returns: infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.

@@ -108,8 +108,10 @@ for name, tensor in model.state_dict().items():
 
 # %%
 def broadcast_parameters(model, src=0, group=None):
-    """Every rank ends with rank src's parameters and buffers; tied ones travel once. `src` counts
-    in the group."""
+    """Copy rank src's parameters and buffers to every rank; send tied ones once.
+
+    src: rank number within the group.
+    """
     # model.parameters() and model.buffers() name a shared tensor only once. Autograd must not see
     # the message: broadcast tensor.detach(), with dist.broadcast(..., group=group, group_src=src)
     raise NotImplementedError("exercise 4.1: about 2 lines")
@@ -137,11 +139,11 @@ check(samples_per_rank=...)
 
 # %%
 def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
-    """The indices of `rank`'s samples in this epoch, as a list, equally long on every rank.
+    """List the indices of `rank`'s samples in this epoch; all ranks' lists have the same length.
 
-    All ranks shuffle range(n) in the same way, by seed + epoch, and take every ranks-th index. If n
-    does not divide, the beginning of the order is repeated at its end; with drop_last the end is
-    left out. torch.utils.data.DistributedSampler gives the same lists.
+    All ranks shuffle range(n) in the same way, seeded with seed + epoch, and take every ranks-th
+    index. If `ranks` does not divide n, the beginning of the order is repeated at its end; with
+    drop_last the end is left out. torch.utils.data.DistributedSampler gives the same lists.
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank} must be between 0 and ranks - 1 = {ranks - 1}")
@@ -178,10 +180,10 @@ for epoch in (0, 1):
 
 # %%
 def average_gradients(model, group=None):
-    """Every gradient is the mean over ranks; a gradient that is None counts as zeros.
+    """Replace every gradient by its mean over ranks; a gradient that is None counts as zeros.
 
-    cost   one all-reduce for each parameter that requires a gradient, or fewer; each gradient
-           travels once, in its own type
+    Cost: one all-reduce for each parameter that requires a gradient, or fewer; each gradient is
+        sent once, in its own dtype.
     """
     R = dist.get_world_size(group)
     # leave the mean in parameter.grad
@@ -218,10 +220,10 @@ check(bucket_messages=...)
 
 # %%
 def assign_buckets(parameters, bucket_cap_bytes):
-    """Lists of parameters whose gradients travel together, in the order in which to send them.
+    """Group parameters whose gradients are sent together; list the groups in sending order.
 
-    From the last parameter to the first, since backward begins at the end of the model. A bucket
-    holds one type on one device. The parameter that makes it reach bucket_cap_bytes is its last.
+    Go from the last parameter to the first, since backward begins at the end of the model. A bucket
+    holds one dtype on one device. The parameter with which it reaches bucket_cap_bytes is its last.
     Buckets that never reach bucket_cap_bytes come last, in the order in which they were opened.
     """
     if bucket_cap_bytes < 1:
@@ -275,11 +277,12 @@ print(inspect.getsource(Bucket))
 
 # %%
 class OverlappedDataParallel(Replica):
-    """`module`, with gradients that are the mean over ranks when backward() returns.
+    """Wrap `module` so that its gradients are means over ranks when backward() returns.
 
-    As soon as all gradients of a bucket are there, their all-reduce begins, and backward goes on
-    with the earlier layers. All ranks send their buckets in the same order, whatever the order in
-    which they become ready: the first message of one rank is matched with the first of the others.
+    The all-reduce of a bucket begins as soon as all its gradients are ready, and backward continues
+    with the earlier layers.
+    All ranks send their buckets in the same order, regardless of the order in which they become
+    ready: the first message of one rank is matched with the first of the others.
     """
 
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
@@ -292,7 +295,7 @@ class OverlappedDataParallel(Replica):
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def gradient_ready(self, bucket, parameter):
-        """Called by autograd as soon as it has added to parameter.grad."""
+        """Cross the parameter off its bucket; autograd calls this once parameter.grad is ready."""
         if self.sync:
             self.backward_begins()
             if parameter not in bucket.missing:
@@ -301,17 +304,18 @@ class OverlappedDataParallel(Replica):
             raise NotImplementedError("exercise 4.5, first part: about 2 lines")
 
     def launch_ready_buckets(self):
-        """All buckets are on their way, up to the first one that is not ready."""
+        """Start sending buckets in order, up to the first one that is not ready."""
         raise NotImplementedError("exercise 4.5, second part: about 4 lines")
 
     def reduce(self, bucket):
-        """The bucket is on its way to become the mean over ranks; returns the handle."""
+        """Start averaging the bucket over ranks; return the work handle."""
         raise NotImplementedError("exercise 4.5, third part: divide, all-reduce with async_op")
 
     def finish(self):
-        """All gradients are averaged, and the next backward begins like the first one. Buckets that
-        are left travel too, with zeros for missing gradients, even before an error, because other
-        ranks wait for them.
+        """Wait until all gradients are averaged, and prepare for the next backward.
+
+        Called at the end of backward. First send the remaining buckets, with zeros for missing
+        gradients, even before raising an error, because other ranks wait for them.
         """
         missing = {parameter for bucket in self.waiting for parameter in bucket.missing}
         # First send the buckets that are left, and wait for all. Then call fill_none(used) on each
@@ -378,15 +382,16 @@ for plan in ([[0], [1], [2]], [[0, 1, 2]], [[0], [1, 2]]):
 
 # %%
 def plan_buckets(ready, nbytes, alpha, beta):
-    """The buckets, lists of indices, for which the last all-reduce ends earliest.
+    """Find the buckets for which the last all-reduce ends earliest.
 
     Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
-    bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
-    has arrived; then the link is busy for alpha + bytes * beta seconds. At 0 the link is free.
-
-    returns  all indices once, in order, and [] for 0 gradients; both arguments are unchanged
-    score    exposed_seconds: the check accepts up to 1% above the best, on any timeline, and
-             gives you 2 s for 300 gradients
+    bucket holds consecutive gradients. It is sent once its last gradient is ready and the previous
+    bucket has arrived; then the link is busy for alpha + bytes * beta seconds. At time 0 the link
+    is free.
+    Returns: lists of indices of gradients: each index once, in order; [] for 0 gradients. Both
+        arguments stay unchanged.
+    Score: exposed_seconds: the check accepts up to 1% above the best, on any timeline, and allows
+        2 s for 300 gradients.
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -444,10 +449,10 @@ check(agree_bytes=...)
 
 # %%
 def replicas_agree(model, group=None):
-    """True on every rank when all ranks hold the same parameters, bit for bit; else False on all.
+    """Return True on every rank if all hold the same parameters, bit for bit; else False on all.
 
-    Parameters only, because between two forwards ranks may differ in the statistics of batch norm.
-    cost   one all-reduce of 16 bytes, whatever the model's size
+    Compares only parameters, because the statistics of batch norm may differ between two forwards.
+    Cost: one all-reduce of 16 bytes, regardless of the model's size.
     """
     digest, device = hashlib.blake2b(digest_size=7), "cpu"  # 56 bits: an int64 and its negative
     for parameter in model.parameters():
@@ -479,11 +484,11 @@ check(accumulated_megabytes=...)
 # %%
 @contextlib.contextmanager
 def no_sync(model):
-    """Inside, backward leaves gradients local and adds them up; nothing is sent.
+    """Keep gradients local in the block: backward accumulates them and sends nothing.
 
     The next backward outside averages the sums. So a batch in several pieces sends as much as a
-    batch in one piece, if all but the last are inside. This also holds after an error inside, and
-    inside another no_sync.
+    batch in one piece, if all pieces but the last are inside. This also holds after an error in
+    the block, and inside another no_sync.
     """
     # the hooks look at model.sync. One no_sync may stand inside another, and the block may fail
     raise NotImplementedError("exercise no_sync: about 5 lines")
@@ -507,10 +512,10 @@ check(scaled_rate=...)
 
 # %%
 def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear"):
-    """The learning rate for `batch`, when `lr` is right for `base_batch`.
+    """Scale the learning rate `lr`, which is right for `base_batch`, to `batch`.
 
-    rule   "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam)
-    With step (from 0) and warmup: from lr at step 0 evenly up to the scaled one at step `warmup`.
+    With step (from 0) and warmup: linear from lr at step 0 to the scaled rate at step `warmup`.
+    rule: "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam).
     """
     if batch < 1 or base_batch < 1 or warmup < 0:
         raise ValueError(f"batch={batch} and base_batch={base_batch} must be at least 1, and "
@@ -546,12 +551,12 @@ check(batch_norm_bytes=...)
 
 # %%
 def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
-    """`x`, normalised in each channel by mean and variance over the batches of all ranks.
+    """Normalise each channel of x by its mean and variance over the batches of all ranks.
 
     Batches may differ in size. Gradients of weight and bias are this rank's own part. Sums are in
     float64: in float32 mean(x^2) - mean(x)^2 has no digit left if the mean is far from zero.
-    running  (mean, variance, momentum): the statistics for evaluation, updated in place
-    cost     one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward
+    running: (mean, variance, momentum), the statistics for evaluation, updated in place.
+    Cost: one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward.
     """
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:
         raise ValueError(f"x {tuple(x.shape)} must be (B, C, ...), and weight and bias (C,), not "
@@ -604,7 +609,7 @@ sync_batch_norm = check(sync_batch_norm)
 
 # %%
 def join_uneven(batches, model):
-    """Yields this rank's batches; then shadows the others' steps until no rank has a batch left.
+    """Yield this rank's batches; then shadow the other ranks' steps until no rank has a batch.
 
         for x, y in join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...

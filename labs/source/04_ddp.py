@@ -76,12 +76,12 @@ print("all ranks have the same gradient:", all(each == seen[0] for each in seen)
 
 # %%
 def scaling_efficiency(seconds, kind):
-    """Return {ranks: efficiency} for {ranks: seconds per step}, in the order of ranks.
+    """Return {ranks: efficiency} for {ranks: seconds per step}, in increasing order of ranks.
 
-    The smallest number of ranks is the base: its efficiency is 1.
+    The smallest number of ranks is the baseline, with efficiency 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
-           "weak": the same batch on each rank, so any number should take the same time
+           "weak": the same batch per rank, so any number of ranks should take the same time
     """
     if kind not in ("strong", "weak"):
         raise ValueError(f"kind={kind!r} is neither 'strong' nor 'weak'")
@@ -136,10 +136,10 @@ check(exposed_step_ms=...)
 
 # %%
 def exposed_communication(events, kind="communication"):
-    """Seconds in which a rank communicates and computes nothing, on any of its lanes.
+    """Return the seconds in which a rank communicates and does not compute, on any of its lanes.
 
-    With kind="loader": seconds in which it loads and computes nothing. Events may overlap, or lie
-    inside each other; no moment counts twice.
+    With kind="loader": seconds in which it loads data and does not compute. Events may overlap or
+    be nested; no moment counts twice.
     """
     edges = sorted((time, change, event.kind) for event in events
                    for time, change in ((event.start, 1), (event.end, -1)))
@@ -177,15 +177,15 @@ plots.situations(dict(sorted(jobs.items())))
 
 # %%
 def diagnose(timelines):
-    """(verdict, shares) from the events of rank 0, of rank 1, ...: why these ranks are slow.
+    """Find why ranks are slow, given the events of rank 0, rank 1, ...; return (verdict, shares).
 
-    shares   each a share of a step:
-             "loader-bound"         loading while nothing is computed: the mean over ranks
-             "communication-bound"  exposed communication, of the rank that has least of it
-             "straggler"            computing and loading of the busiest rank, minus the mean of
-                                    the other ranks; 0.0 with a single rank. Computing: the sum
-                                    of e.end - e.start, since a Timeline has joined nested ops
-    verdict  the name of the largest share; "healthy" where that share is below a quarter
+    shares: each a fraction of a step:
+        "loader-bound"         loading while nothing is computed: the mean over ranks
+        "communication-bound"  exposed communication of the rank that has the least of it
+        "straggler"            computing and loading of the busiest rank, minus the mean of the
+                               other ranks; 0.0 with a single rank. Computing: the sum of
+                               e.end - e.start, since a Timeline has already merged nested ops
+    verdict: the name of the largest share; "healthy" if that share is below a quarter.
     """
     steps = [steps_of(events) for events in timelines]
     if not steps or not all(steps):
@@ -256,8 +256,11 @@ check(fp16_megabytes=...)
 
 # %%
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket will hold the mean over ranks of its gradients, which travel as float16, in one
-    all-reduce. DDP has several buckets, and may hand over the next one while this one travels."""
+    """Average the bucket's gradients over ranks, sent as float16 in one all-reduce.
+
+    DDP has several buckets, and may pass the next one while this one is being sent.
+    Returns: a future whose value is the bucket's buffer, which by then holds the means.
+    """
     buffer = bucket.buffer()  # the flat gradient, float32
     # future.then(f): f gets the finished future, whose value() is a list of one tensor
     raise NotImplementedError("exercise 4.4: about 3 lines")
@@ -298,11 +301,12 @@ check(top_k_break_even=...)
 
 # %%
 def top_k_compress(gradient, error, k):
-    """(values, indices, error): the k entries of gradient + error that are largest in size, their
-    places in the flattened tensor, and all other entries, for the next step. Inputs unchanged.
+    """Split gradient + error into its k largest entries and the rest; inputs stay unchanged.
 
-    Nothing is lost: the values at their places plus the new error are gradient + error. The error
-    has the gradient's shape, also if it is not contiguous. k may exceed the number of entries.
+    Nothing is lost: the values at their indices plus the new error are gradient + error.
+    Returns: (values, indices, error): the k entries of largest absolute value, their indices in the
+        flattened tensor, and all other entries, to be added in the next step. The error has the
+        gradient's shape, even if it is not contiguous. k may exceed the number of entries.
     """
     # add, choose, keep the others
     raise NotImplementedError("exercise 4.5: about 5 lines")
@@ -335,24 +339,25 @@ from ranklab.ddp import finished, top_k_bytes
 
 # %%
 def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The bucket will hold about the mean over ranks of its gradients, the same on all ranks to the
-    last bit. In a step a rank sends at most (R-1) * top_k_bytes(bucket.parameters(), 0.001) bytes.
+    """Average the bucket's gradients over ranks, approximately and in place, within a byte budget.
 
-    state   a dict for each model, in which you keep what you like. At first it is empty, or holds
+    In each step a rank sends at most (R-1) * top_k_bytes(bucket.parameters(), 0.001) bytes. All
+    ranks get the same result, to the last bit.
+    state   a dict for each model, in which you may keep anything. At first it is empty, or holds
             the group: state.get("group")
-    budget  all bytes count, in every step, also in the first: places, values, scales. An
+    budget  all bytes count, in every step including the first: indices, values, scales. An
             all-gather sends (R-1) times what a rank has, an all-reduce 2 (R-1)/R of it. Start your
-            collectives in the hook itself, because only there they are counted
-    result  what is not sent, also by rounding, is sent later. If a gradient stays the same, the
-            mean of 60 results is at most 60% of its length away from the ranks' mean; in a bucket
-            of one number, the mean of 8 results is at most 0.1% away. If zeros follow a gradient,
-            the sum of 60 results is at most 0.5% away (55 numbers, 164 zeros), or 10% (four, 69,996
-            zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a NaN or an infinity in
-            this step, and you may do what you like afterwards. 100,000 stays finite. A bucket has
-            one number or millions, and DDP makes new buckets in its second step. The check always
-            uses the same numbers
-    score   the training of section 6, seed 0, 50 steps on 2 ranks: the held-out loss must be 0.03
-            below the loss of top-k 0.1%
+            collectives in the hook itself, because collectives started elsewhere are not counted
+    result  what is not sent, including rounding errors, is sent later. If a gradient stays the
+            same, the mean of 60 results differs from the ranks' mean by at most 60% of its norm; in
+            a bucket of one number, the mean of 8 results by at most 0.1%. If zeros follow a
+            gradient, the sum of 60 results differs by at most 0.5% (55 numbers, 164 zeros), or 10%
+            (four numbers, 69,996 zeros). Zeros stay zeros. If one rank has a NaN, all ranks get a
+            NaN or an infinity in this step, and later steps may do anything. 100,000 stays finite.
+            A bucket has one number or millions, and DDP makes new buckets in its second step. The
+            check always uses the same numbers
+    score   the training run of section 6, seed 0, 50 steps on 2 ranks: the held-out loss must be
+            0.03 below the loss of top-k 0.1%
     """
     raise NotImplementedError("exercise 4.6: about 20 lines")
 
@@ -405,12 +410,13 @@ check(thin_times=...)
 
 # %%
 def power_sgd(matrix, q, error, group=None):
-    """(approximation, q, error): the mean over ranks of matrix + error, to the rank r of `q`; the
-    q to begin with in the next step; and this rank's matrix + error, minus the approximation.
-    Inputs unchanged. `q` must be the same on every rank.
+    """Approximate the mean over ranks of matrix + error by a matrix of the rank r of `q`.
 
-    shape  (n, m), (m, r), (n, m); several matrices at once in front: (b, n, m), ...
-    cost   two all-reduces, however many matrices
+    Inputs stay unchanged. `q` must be the same on every rank.
+    Returns: (approximation, q, error): q is the starting point for the next step; error is this
+        rank's matrix + error, minus the approximation.
+    Shape: (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); for a batch (b, n, m), ...
+    Cost: two all-reduces, for any number of matrices.
     """
     target = matrix + error
     # p (n, r), then q (m, r); torch.linalg.qr(p).Q is orthonormal

@@ -102,10 +102,11 @@ check(coordinator_kilobytes=...)
 def negotiate(ready, table, group=None):
     """Return the names that are ready on all ranks: the same list, in the same order, on each.
 
-    `ready` are the names that became ready here since the last call, in any order. `table` is a
-    dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready. A
-    complete name leaves it. All ranks call this, also with nothing ready.
-    cost  each rank sends rank 0 its names, and gets the complete ones alone
+    ready: the names that became ready on this rank since the last call, in any order; may be empty.
+    table: a dict that each rank keeps from call to call; on rank 0 it counts on how many ranks each
+        name is ready. A name is removed once it is complete.
+    Collective: call it on every rank.
+    Cost: each rank sends its names to rank 0, and receives only the complete ones.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lists = [None] * R if rank == 0 else None
@@ -163,9 +164,9 @@ check(fused_all_reduces=...)
 def fuse_tensors(tensors, threshold):
     """Plan which tensors share one all-reduce: return lists of positions in `tensors`.
 
-    The lists come in any order, and each keeps the order of `tensors`. Each has one dtype on one
-    device, and at most `threshold` bytes unless it is a single tensor. A tensor joins the last
-    list of its kind, or begins a new one.
+    The lists may come in any order; each keeps the order of `tensors`. Each has one dtype on one
+    device, and at most `threshold` bytes unless it is a single tensor. A tensor joins the newest
+    list of its dtype and device, or begins a new one.
     """
     if threshold < 0:
         raise ValueError(f"threshold={threshold} must not be negative")
@@ -225,15 +226,15 @@ from ranklab.horovod import tune_fusion as library_tuner
 
 # %%
 def tune_fusion(seconds_of, low, high, calls):
-    """Find the threshold, a whole number of bytes from low to high, with which a step is fastest.
+    """Find the threshold, a whole number of bytes from low to high, that makes a step fastest.
 
     Call seconds_of(threshold), which is noisy, at most `calls` times.
 
     low, high    both belong to the range; 1 <= low <= high
-    calls        1 or more: here 300. With fewer, any threshold in the range will do
+    calls        1 or more: here 300. With fewer, any threshold in the range is accepted
     seconds_of   measures one step, at a threshold in the range
-    score        how long a step takes without noise, against the best in the range: at most 5%
-                 longer in 27 of 30 workloads, and nowhere more than 50%
+    score        the time of a step without noise, compared with the best in the range: at most 5%
+                 longer in 27 of 30 workloads, and never more than 50%
     """
     raise NotImplementedError("exercise 4.3: about 12 lines")
 
@@ -281,8 +282,9 @@ from ranklab.horovod import Average, Compression, allreduce_async_, synchronize
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
     """Make optimizer.step() use gradients averaged over all ranks; return the same optimizer.
 
-    Ask for the average of a gradient, by its name, as soon as backward has made it. step() waits
-    for all, and averages zeros where p.grad is None on this rank: another rank may have one.
+    Request the average of a gradient, by its name, as soon as backward has computed it. step()
+    waits for all of them. Where p.grad is None on this rank, it averages zeros: another rank may
+    have a gradient.
     Raises: ValueError for a second backward before step().
     """
     names = {p: name for name, p in named_parameters if p.requires_grad}
@@ -336,7 +338,7 @@ check(fp16_overflow_ranks=...)
 def compress_fp16(tensor):
     """Return (small, restore): `tensor` in float16, and a function that restores a result's dtype.
 
-    Compress only floating point of more than 16 bits: return anything else as it is.
+    Compress only floating-point types of more than 16 bits: return any other tensor as it is.
     """
     dtype = tensor.dtype
     # dtype.is_floating_point and dtype.itemsize say whether it is worth it
@@ -360,13 +362,13 @@ compress_fp16 = check(compress_fp16)
 
 # %%
 def timeline(events, path):
-    """Write `events` to `path` as a Chrome trace: one row for each tensor, phases nested in it.
+    """Write `events` to `path` as a Chrome trace: one row for each tensor, with nested phases.
 
     Each event is (tensor, phase, start, end), in seconds since the timeline began. The file is
-    {"traceEvents": [entries]} in JSON: one for each row, a number, which names its tensor, and one
-    for each event, in microseconds:
+    {"traceEvents": [entries]} in JSON. Rows are numbered. There is one entry for each row, which
+    names its tensor, and one for each event, with times in microseconds:
       {"ph": "M", "name": "process_name", "pid": row, "tid": 0, "args": {"name": tensor}}
-      {"ph": "X", "name": phase, "pid": row, "tid": 0, "ts": start, "dur": how long}
+      {"ph": "X", "name": phase, "pid": row, "tid": 0, "ts": start, "dur": duration}
     """
     rows, trace = {}, []
     # a new tensor gets the next row, and its name
@@ -425,9 +427,10 @@ from ranklab.horovod import dot_products, gather_halves
 def adasum(x, sizes=None, group=None):
     """Return the Adasum of all ranks' `x`, the same on every rank; leave `x` unchanged.
 
-    `x` may hold several tensors one after the other, `sizes` elements each: combine each of them
-    separately. Add up dot products in float64.
-    cost  2(R-1)/R of x's bytes from each rank
+    sizes: element counts of the tensors that `x` holds one after the other, each of which is
+        combined separately; None: `x` is one tensor.
+    Accumulate dot products in float64.
+    Cost: each rank sends 2(R-1)/R of x's bytes.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if R & (R - 1):

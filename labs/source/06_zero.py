@@ -112,11 +112,11 @@ check(shard_numbers=...)
 
 # %%
 def partition_flat(tensors, ranks):
-    """(flat, shards): the numbers of all tensors one after the other, and flat's R equal parts.
+    """Copy the tensors into one flat tensor, and cut it into R equal shards; return (flat, shards).
 
-    Zeros at the end make `ranks` divide. shards[r] is a view of flat, and belongs to rank r. The
-    tensors are of one type, on one device, and unchanged.
-    shape  any shapes of n numbers in all -> (ceil(n/R) R,), R times (ceil(n/R),)
+    Padded with zeros so that the length is a multiple of `ranks`. shards[r] is a view of flat, and
+    belongs to rank r. The tensors have one dtype, are on one device, and stay unchanged.
+    Shape: any shapes of n numbers in total -> (ceil(n/R) R,), R times (ceil(n/R),).
     """
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
@@ -145,12 +145,13 @@ from ranklab.zero import States
 
 # %%
 def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):
-    """The States that each rank holds between two steps, after backward and before zero_grad().
+    """Compute the States that each rank holds after backward and before zero_grad().
 
-    The last three are bytes per parameter. By default this is Adam in mixed precision: 16-bit
-    parameters and gradients; master weights and two moments in float32. Where `ranks` does not
-    divide, this is the fullest rank. Not here: activations, buckets on their way, gathered units.
-    stage  0 (data parallelism) to 3
+    The default is Adam in mixed precision: 16-bit parameters and gradients; master weights and two
+    moments in float32. If `ranks` does not divide evenly, the result is for the fullest rank. Not
+    counted: activations, buckets being sent, units while they are gathered.
+    stage: 0 (data parallelism) to 3.
+    parameter_bytes, gradient_bytes, optimizer_bytes: bytes per parameter.
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
@@ -201,38 +202,43 @@ check(stage1_sends=...)
 
 # %%
 class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
-    """`module`, of which each rank keeps optimizer state for the R-th part that it owns.
+    """Wrap `module` so that each rank keeps optimizer state only for its 1/R of the parameters.
 
-    After backward() the optimizer from make_optimizer has the mean gradients of the owned part, and
-    the module has no gradients. After step() all ranks have all parameters.
-    cost   (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
-           held: parameters and gradients whole, 1/R of the optimizer's state
+    backward() sets the gradients of the optimizer from make_optimizer(): the mean over ranks for
+    this rank's part. The module's own gradients are then None. step() updates all parameters on
+    every rank.
+    Cost: (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
+        held: all parameters and gradients, 1/R of the optimizer's state.
     """
 
     def make_buckets(self, trained, bucket_cap_bytes):
         return buckets_of(trained, bucket_cap_bytes, self.group_of, ShardedBucket)
 
     def reduce(self, bucket):
-        """The mean gradient of this rank's shard is on its way to place_of(bucket), from now on
-        bucket.shard_grad; returns the handle.
+        """Start averaging this rank's shard of the bucket over ranks; return the work handle.
+
+        The mean gradient goes to place_of(bucket), which becomes bucket.shard_grad.
         """
         while self.works:  # one message at a time: its handle may hold a copy of it
             self.works.pop().wait()
         raise NotImplementedError("exercise 4.3, first part: about 3 lines")
 
     def place_of(self, bucket):
-        """Where the mean arrives: in its own place among the gradients."""
+        """Return the memory for the mean: the shard's own slice of the bucket's gradients."""
         return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
 
     def finish(self):
-        """The optimizer has its gradients, of parameters that any rank has used."""
+        """Give the optimizer the gradients of all parameters that some rank used.
+
+        Called at the end of backward.
+        """
         super().finish()
         for bucket in self.buckets:
             bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
-        """Called after the optimizer's step: all ranks have all parameters, as their owners have
-        stepped them.
+        """Gather the updated shards, so that every rank has all new parameters; called after the
+        optimizer's own step.
         """
         raise NotImplementedError("exercise 4.3, second part: about 3 lines")
 
@@ -259,11 +265,11 @@ ZeroStage1 = check(ZeroStage1)
 
 # %%
 class ZeroStage2(ZeroStage1):
-    """As ZeroStage1; and each bucket's gradients are freed as soon as they are reduced.
+    """Free each bucket's gradients once they are reduced; otherwise the same as ZeroStage1.
 
-    So a rank never holds all gradients: two buckets, and its own part of the others. Several
-    backwards add up in that part, each with its own messages.
-    cost   as stage 1; bytes held: parameters whole, 1/R of gradients and optimizer state
+    So a rank never holds all gradients, only two buckets and its own part of the others. Gradients
+    of several backwards add up in that part; each backward sends its own messages.
+    Cost: as stage 1; bytes held: all parameters, 1/R of gradients and optimizer state.
     """
 
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
@@ -272,11 +278,14 @@ class ZeroStage2(ZeroStage1):
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):
-        """A new place in each backward, because the whole is freed; those before are reduced."""
+        """Return new memory for the mean, because the bucket's gradients will be freed.
+
+        Earlier buckets are already reduced: free them.
+        """
         raise NotImplementedError("exercise 4.4, first part: about 2 lines")
 
     def finish(self):
-        """As in stage 1; and no bucket's gradients take memory."""
+        """Finish as in stage 1, then free the gradients of all buckets."""
         raise NotImplementedError("exercise 4.4, second part: about 2 lines")
 
     def free_gradients(self, buckets):
@@ -321,20 +330,21 @@ from ranklab.zero import ShardedModel
 
 
 class ZeroInference(ShardedModel):
-    """Shard `module` over the ranks, and gather each unit as a whole only while it computes.
+    """Shard `module` over the ranks, and keep each unit whole only while it computes.
 
-    A unit is gathered before its forward and freed after it. While one unit computes the next is on
-    its way, from the second forward on: the first shows their order. It is for torch.no_grad().
-    cost   a forward sends all parameters once, (R-1)/R of them; bytes held: 1/R of everything, and
-           two units
+    A unit is gathered before its forward and freed after it. From the second forward on, the next
+    unit is gathered while one computes: the first forward records their order. For torch.no_grad()
+    only.
+    Cost: a forward sends all parameters once, (R-1)/R of them; bytes held: 1/R of everything, and
+        two units.
     """
 
     def enter(self, unit, module, inputs, kwargs):
-        """Before a unit's forward: gather it, and start gathering the next one."""
+        """Gather a unit before its forward, and start gathering the next one."""
         raise NotImplementedError("exercise 4.5, first part: about 2 lines")
 
     def leave(self, unit, module, inputs, outputs):
-        """After a unit's forward: free it."""
+        """Free a unit after its forward."""
         raise NotImplementedError("exercise 4.5, second part: about 1 line")
 
 
@@ -365,24 +375,24 @@ check(stage3_sends=...)
 
 # %%
 class ZeroStage3(ShardedModel):
-    """`module`, of which each rank holds the R-th part, and each unit as a whole while it runs.
+    """Shard `module` over the ranks, and keep each unit whole only while it runs.
 
-    A unit is gathered before its forward and freed after it; the same in backward, where its
-    gradients are reduced to shards and freed. While one unit computes, the next is on its way.
-    Right also where a checkpoint runs a forward once more inside the backward.
-    cost   a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
-           of them; bytes held: 1/R of everything, and two units
+    A unit is gathered before its forward and freed after it, and likewise in backward, where its
+    gradients are reduced to shards and freed as well. The next unit is gathered while one computes.
+    Also correct if activation checkpointing runs a forward again inside the backward.
+    Cost: a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
+        of them; bytes held: 1/R of everything, and two units.
     """
 
     def enter(self, unit, module, inputs, kwargs):
-        """Before a unit's forward: gather it, and start gathering the next one."""
+        """Gather a unit before its forward, and start gathering the next one."""
         unit.end_gather()
         if not in_backward():
             self.prefetch(self.place_in_order(unit) + 1)
         return call_after_backward(functools.partial(self.backward_done, unit), (inputs, kwargs))
 
     def leave(self, unit, module, inputs, outputs):
-        """After a unit's forward: free it, and have backward_of() called before its backward."""
+        """Free a unit after its forward, and register backward_of() to run before its backward."""
         if in_backward():
             return
         begins = functools.partial(self.backward_of, unit, self.position - 1)
@@ -392,12 +402,12 @@ class ZeroStage3(ShardedModel):
         unit.free()
 
     def backward_of(self, unit, place, _):
-        """Before a unit's backward: gather it, and start gathering the one before it."""
+        """Gather a unit before its backward, and start gathering the one before it."""
         self.backward_begins()
         raise NotImplementedError("exercise 4.6, first part: about 2 lines")
 
     def backward_done(self, unit):
-        """After a unit's backward: start reducing its gradients to their owners, and free it."""
+        """After a unit's backward, start reducing its gradients to their owners, and free it."""
         raise NotImplementedError("exercise 4.6, second part: about 3 lines")
 
 
@@ -492,14 +502,14 @@ plots.muon_exchange([(6, 4), (8, 8), (5, 8)], ranks=3)
 
 # %%
 def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
-    """Step matrices of which each rank holds some rows, as torch.optim.Muon steps whole ones.
+    """Step matrices of which each rank holds some rows, as torch.optim.Muon steps whole matrices.
 
-    Each matrix W with the momentum M becomes, in place,
+    Each matrix W with momentum M becomes, in place,
     (1 - lr weight_decay) W - lr max(1, m/n)**0.5 newton_schulz(M). Collective.
-    weights, momenta: this rank's rows of each matrix, float32: of m rows shard_range(m, rank, R).
+    weights, momenta: this rank's rows of each matrix, float32: shard_range(m, rank, R) of m rows.
         The momenta are what torch orthogonalises (Nesterov's), and stay unchanged.
     shapes: (m, n) of each whole matrix, the same on every rank.
-    score  FLOPs and bytes sent, each of the busiest rank: any is accepted, and less is better
+    Score: FLOPs and bytes sent, each of the busiest rank: any is accepted, and less is better.
     """
     raise NotImplementedError("exercise 4.7: about 15 lines")
 
@@ -544,11 +554,11 @@ for ranks in (8, 64, 512):
 
 # %%
 def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
-    """The bytes that each rank sends in one step, for `nbytes` of parameters and as many of
-    gradients.
+    """Compute the bytes that each rank sends in one step; not rounded.
 
-    Stages 0 to 2: what one all-reduce of the gradients sends. Stage 3: 1.5 times that, but for
-    `resident_bytes` of parameters, which are gathered once a step and not twice. It is not rounded.
+    Stages 0 to 2 send as much as one all-reduce of the gradients. Stage 3 sends 1.5 times as much,
+    except that `resident_bytes` of parameters are gathered only once a step, not twice.
+    nbytes: the size of the parameters; the gradients have the same size.
     """
     if stage not in range(4):
         raise ValueError(f"stage={stage} must be 0, 1, 2 or 3")
@@ -575,12 +585,15 @@ from ranklab.zero import CpuMemory, Files
 
 # %%
 def offload_optimizer(model, new_optimizer, groups=None, place=None):
-    """model.make_optimizer(...), with master weights, their gradients and the optimizer's state at
-    `place`: in the CPU's memory (CpuMemory(), the default), or in Files(folder).
+    """Make model's optimizer, with master weights, their gradients and its state at `place`.
 
-    The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
-    back once. The model is a ZeroStage1, 2 or 3, and has made no optimizer before.
-    cost   sends what `model` sends; between GPU and CPU, 1/R of gradients and parameters a step
+    The CPU does the step: this rank's gradients are copied there once, and the updated shard is
+    copied back once.
+    model: a ZeroStage1, 2 or 3, without an optimizer so far.
+    place: CpuMemory(), the default, or Files(folder).
+    Returns: the optimizer from model.make_optimizer(new_optimizer, groups).
+    Cost: between ranks the same as `model`; between GPU and CPU 1/R of gradients and parameters a
+        step.
     """
     raise NotImplementedError("exercise offload_optimizer: about 6 lines")
 
@@ -607,16 +620,16 @@ for gb in (40, 24, 16, 8, 6):
 # %%
 def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_bytes=0,
                      precision="bf16", lr=3e-4, bucket=50_000_000):
-    """What deepspeed.initialize(config=...) takes for the fastest way that fits.
+    """Write the config for deepspeed.initialize(config=...) of the fastest strategy that fits.
 
-    Besides what is given: the batch, in train_batch_size, train_micro_batch_size_per_gpu and
-    gradient_accumulation_steps; and zero_optimization, with the stage, reduce_bucket_size and
-    allgather_bucket_size, in stage 3 also stage3_prefetch_bucket_size. What is away from the GPU:
-    offload_optimizer, offload_param, each {"device": "cpu", "pin_memory": True}.
-    batch        sequences in a step: micro_batch x accumulation steps x ranks
-    other_bytes  of each GPU, for all that is not a state: activations, buckets, fragments
-    bucket       numbers in a message; two are in memory at a time, in other_bytes
-    error        ValueError where the batch does not divide, or nothing fits
+    To the given keys add: train_batch_size, train_micro_batch_size_per_gpu and
+    gradient_accumulation_steps; and zero_optimization, with stage, reduce_bucket_size and
+    allgather_bucket_size, in stage 3 also stage3_prefetch_bucket_size. For what the strategy
+    offloads: offload_optimizer, offload_param, each {"device": "cpu", "pin_memory": True}.
+    batch: sequences in a step: micro_batch x accumulation steps x ranks.
+    other_bytes: memory on each GPU for everything except states: activations, buckets, fragments.
+    bucket: numbers in a message; two are in memory at a time, and count in other_bytes.
+    Raises: ValueError if the batch does not divide evenly, or nothing fits.
     """
     if batch % (micro_batch * ranks):
         raise ValueError(f"batch={batch} must be micro_batch={micro_batch} x ranks={ranks} x a "
@@ -659,11 +672,11 @@ for kept in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
 
 # %%
 def units_to_keep(step):
-    """The units that stay whole from forward to backward, as a list: step.seconds(kept) is small.
+    """List the units to keep whole from forward to backward, so that step.seconds(units) is small.
 
-    error  ValueError where the largest unit is above the limit
-    score  step.seconds(kept): at most 2% above the best of all sets for 1 to 7 units, and above the
-           library's for 20, with at most 3,000 calls of step.seconds()
+    Raises: ValueError if the largest unit is above the limit.
+    Score: step.seconds(units): at most 2% above the best of all sets for 1 to 7 units, and at most
+        2% above the library's for 20 units, with at most 3,000 calls of step.seconds().
     """
     raise NotImplementedError("exercise units_to_keep: about 10 lines")
 

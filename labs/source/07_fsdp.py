@@ -108,14 +108,15 @@ check(fsdp_rows_last=...)
 
 # %%
 def shard_parameter(parameter, group=None):
-    """This rank's rows of `parameter`, copied: the parameter can be freed.
+    """Copy this rank's rows of `parameter`, so that the parameter can be freed.
 
-    Each rank has ceil(n/R) rows; the last ones may have fewer, or none. The copy has memory for
-    its rows only, none in common with the parameter, and no gradient. The parameter is unchanged.
-    `group` is the ranks that share the rows.
-    shape  (n, ...) -> (rows, ...)
-    cost   sends nothing
-    error  ValueError for a parameter without a dimension: it has no rows
+    Each rank has ceil(n/R) rows; the last ranks may have fewer, or none. The copy has memory for
+    its rows only, shares none with the parameter, and requires no gradient. The parameter is
+    unchanged.
+    group: the ranks that share the rows.
+    Shape: (n, ...) -> (rows, ...).
+    Cost: sends nothing.
+    Raises: ValueError for a parameter without dimensions, because it has no rows.
     """
     if parameter.dim() == 0:
         raise ValueError("a parameter of shape () has no rows: give it the shape (1,)")
@@ -179,30 +180,29 @@ check(fsdp_step_mb=...)
 
 # %%
 class FullyShardedBlock(ShardedModule):
-    """`module`, of whose parameters each rank keeps some rows, and all of them while it runs.
+    """Keep some rows of each parameter on each rank; gather all rows only while the module runs.
 
     After backward() the gradients are this rank's rows of the mean over ranks.
-    cost   one all-gather before forward, one before backward, one reduce-scatter after it, in which
-           all parameters of the block travel together; each is asynchronous. Frozen parameters
-           have no part in the reduce-scatter. Messages have the types of p.padded_shard() and
-           p.padded_gradient()
+    Cost: one all-gather before forward, one before backward, one reduce-scatter after it; each is
+        asynchronous, and sends all parameters of the block together. Frozen parameters are left out
+        of the reduce-scatter. Messages have the dtypes of p.padded_shard() and p.padded_gradient().
     """
 
     def begin_unshard(self):
-        """The parameters are on their way to this rank, if they are not here."""
+        """Start gathering the parameters, unless they are already whole or on their way."""
         if not self.parameters or self.is_whole or self.work:
             return
         raise NotImplementedError("exercise 4.2, first part: about 3 lines")
 
     def unshard(self):
-        """The modules have their whole parameters."""
+        """Gather the parameters, and give the modules the whole ones."""
         self.begin_unshard()
         if not self.work:
             return
         raise NotImplementedError("exercise 4.2, second part: about 5 lines")
 
     def reduce_gradients(self):
-        """The gradients are on their way to become means, each row on its owner; none is whole."""
+        """Start averaging the gradients, each row on its owner; free the whole gradients."""
         if not self.trained:
             return
         raise NotImplementedError("exercise 4.2, third part: about 7 lines")
@@ -315,15 +315,15 @@ check(fsdp_norm_bytes=...)
 
 # %%
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
-    """The gradients, one vector over all ranks of the group, are no longer than max_norm.
+    """Scale the gradients, as one vector over all ranks, to a norm of at most max_norm.
 
-    Returns the norm before, in a tensor or as a number, equal on all ranks: NaN or infinite on all,
-    where one gradient on one rank is; what gradients are then does not matter. A parameter without
-    gradient (None) does not count, and a rank may have none at all. Gradients of 16 bits are added
-    up in more. Where the norm is below max_norm, all stay as they are, but for rounding. With
-    offload they are on the CPU: the factor must come to them.
-    group  the ranks that share the rows
-    cost   one all-reduce of 8 bytes
+    A parameter without a gradient (None) does not count, and a rank may have no gradients at all.
+    Accumulate 16-bit gradients in a wider type. If the norm is below max_norm, gradients stay the
+    same up to rounding. With offload they are on the CPU: move the factor to their device.
+    group: the ranks that share the rows.
+    Returns: the norm before clipping, as a tensor or a number, the same on all ranks: NaN or
+        infinite on all if any gradient on any rank is; the gradients may then be anything.
+    Cost: one all-reduce of 8 bytes.
     """
     raise NotImplementedError("exercise 4.3: about 9 lines")
 
@@ -377,12 +377,12 @@ from ranklab.fsdp import can_be_a_block, outermost, parameter_bytes, whole_bytes
 
 # %%
 def wrap_policy(model, most_bytes):
-    """Modules of `model` to shard as blocks, so that whole_bytes(model, blocks) <= most_bytes, and
-    no more of them than needed. The model itself is none: it is the root.
+    """Choose modules of `model` to shard as blocks, with whole_bytes(model, blocks) <= most_bytes.
 
-    None is inside another, and can_be_a_block(model, block) holds for each. The check compares
-    their number with the library's, on several models, and says both.
-    error  ValueError where the smallest blocks are too large
+    Choose no more than needed. No block is inside another, can_be_a_block(model, block) holds for
+    each, and `model` itself is not one of them: it is the root. The check compares their number
+    with the library's, on several models, and prints both.
+    Raises: ValueError if even the smallest blocks are too large.
     """
     raise NotImplementedError("exercise 4.4: about 8 lines")
 
@@ -422,18 +422,18 @@ from ranklab.data import IGNORE
 
 # %%
 def masked_loss(logits, labels, count=None, group=None):
-    """R times this rank's share of the mean loss over all answer tokens of the batch, in nats.
+    """Return R times this rank's share of the mean loss over all answer tokens, in nats.
 
     The mean of these losses over ranks is the loss of the whole batch, and the mean of their
-    gradients is its gradient, also where a rank has more answer tokens than another, or none. A
-    label is the token itself at its own place, or IGNORE; logits at a place are for the token after
-    it. Added up in float32; what is given stays as it is. `group` is the ranks over which gradients
-    are averaged, R its size.
-    shape  logits (B, T, V), labels (B, T) -> ()
-    count  how many labels count in the whole batch (with several micro-batches: in all of them),
-           if this is known; None: count these labels on all ranks
-    cost   one all-reduce of 8 bytes; nothing with `count`
-    error  ValueError on every rank where no label of the batch counts
+    gradients is its gradient, even if ranks have different numbers of answer tokens, or none. Each
+    label is the token at its own position, or IGNORE; the logits at a position predict the next
+    token. Accumulated in float32; the inputs stay unchanged.
+    group: the ranks over which gradients are averaged; R is its size.
+    Shape: logits (B, T, V), labels (B, T) -> ().
+    count: how many labels count in the whole batch (with several micro-batches: in all of them), if
+        this is known; None: count these labels on all ranks.
+    Cost: one all-reduce of 8 bytes; none with `count`.
+    Raises: ValueError on every rank if no label of the batch counts.
     """
     raise NotImplementedError("exercise 4.5: about 7 lines")
 
@@ -487,12 +487,12 @@ check(fsdp_hybrid_mb=...)
 
 # %%
 def hybrid_shard_groups(shard_ranks):
-    """(shards, replicas): the group that shares one copy of the model out, with this rank in it,
-    and the group of the ranks that hold the same rows as this one.
+    """Create (shards, replicas): the group of the ranks that, with this one, share one copy of the
+    model, and the group of the ranks that hold the same rows as this one.
 
-    Ranks 0 .. shard_ranks-1 share the first copy, and so on. All ranks must call it; ranks are in
-    rising order in each group.
-    error  ValueError where shard_ranks does not divide the number of ranks
+    Ranks 0 .. shard_ranks-1 share the first copy, and so on. Ranks are in increasing order in each
+    group. Collective: call it on every rank.
+    Raises: ValueError if shard_ranks does not divide the number of ranks.
     """
     R = dist.get_world_size()
     if shard_ranks < 1 or R % shard_ranks:
@@ -526,13 +526,13 @@ from ranklab.fsdp import gather_rows, sharded_modules
 
 # %%
 def full_state_dict(model):
-    """On the group's rank 0: {name: tensor} of the plain model, on the CPU; on the others {}.
+    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; {} elsewhere.
 
-    Weights come from the shards, in their type, not from what was gathered to compute. One
-    parameter is whole on a device at a time, and on rank 0 alone. Names, tied parameters and
-    buffers are those of model.state_dict(keep_vars=True), in which each sharded parameter stands
+    Weights are taken from the shards, in their dtype, not from what was gathered to compute. Only
+    one parameter at a time is whole on a device, and only on rank 0. Names, tied parameters and
+    buffers are the same as in model.state_dict(keep_vars=True), which holds each sharded parameter
     as its `.shard`.
-    cost   each rank sends its rows once, in a message for each parameter
+    Cost: each rank sends its rows once, in one message per parameter.
     """
     raise NotImplementedError("exercise full_state_dict: about 7 lines")
 

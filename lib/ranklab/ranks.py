@@ -41,8 +41,8 @@ def coordinates(rank, ranks, nodes=1):
 def shard_range(n, rank, size):
     """Return the part of range(n) that belongs to `rank` of `size`: contiguous, in rank order.
 
-    Together the parts are range(n), and no item is in two of them. Their lengths differ by at most
-    one; the longer ones come first. A part is a range, a list, or another sequence of numbers.
+    Together the parts make up range(n), and no two share an item. Their lengths differ by at most
+    one; the longer parts come first. A part is a range, a list, or another sequence of numbers.
     Nothing is sent: each rank computes its own part.
     Lab: 00
     """
@@ -52,10 +52,10 @@ def shard_range(n, rank, size):
 
 
 def pass_the_token(group=None):
-    """Pass a token once around the ring; return its value as it reached this rank.
+    """Pass a token once around the ring; return its value on arrival at this rank.
 
-    The token is a counter. Rank 0 starts it at 0. Each rank adds 1 and sends it to the next rank;
-    the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
+    The token is a counter, which rank 0 starts at 0. Each rank adds 1 and sends it to the next
+    rank; the last sends it to rank 0. So rank r returns the int r, and rank 0 the number of ranks.
     Cost: each rank sends one message of 8 bytes; a single rank sends none.
     Lab: 00
     """
@@ -74,9 +74,9 @@ def pass_the_token(group=None):
 
 
 def ring_shift(x, group=None):
-    """Return the `x` of the rank before this one; all ranks shift at the same time.
+    """Return the `x` of the previous rank; all ranks shift at the same time.
 
-    A new tensor in x's shape and type; `x` itself is unchanged, and all messages have arrived.
+    A new tensor with x's shape and dtype; `x` itself is unchanged, and all messages have arrived.
     Cost: each rank sends x once, in one message; a single rank sends nothing and gets a copy.
     Lab: 00
     """
@@ -96,9 +96,9 @@ def ring_shift(x, group=None):
 
 
 def all_ranks_finite(loss, group=None):
-    """Return True on every rank when `loss` is finite on every rank, else False on every rank.
+    """Return True on every rank if `loss` is finite on all ranks; otherwise False on every rank.
 
-    So all ranks take the same branch. `loss`, with the graph that it may have, is unchanged.
+    So all ranks take the same branch. `loss` and its autograd graph, if any, are unchanged.
     Cost: one all-reduce of 4 bytes.
     Lab: 00
     """
@@ -110,11 +110,11 @@ def all_ranks_finite(loss, group=None):
 def roll_call(store, rank, ranks, seconds):
     """Return the sorted list of the ranks that have not called in time, the same on every rank.
 
-    When all have called, all get [] at once. Otherwise the time is up `seconds` after the first
-    call, and each rank gets the list soon after. A rank that calls later gets the same list at
-    once, and is on it. Any rank may be missing, also rank 0.
-    store: an empty torch.distributed Store; it serves one roll call.
-    rank: this rank's number, of `ranks` that should call; there may be thousands.
+    When all ranks have called, all get [] at once. Otherwise time runs out `seconds` after the
+    first call, and each rank gets the list soon after. A rank that calls later gets the same list
+    at once, and is on it. Any rank may be missing, including rank 0.
+    store: an empty torch.distributed Store, used for one roll call only.
+    rank: this rank's number, out of `ranks` that should call; there may be thousands.
     Cost: each rank makes at most ranks + 8 calls to the store, however long it waits; no
         collective.
     Lab: 00

@@ -6,7 +6,7 @@ from ranklab.basics.targets import IGNORE
 def accumulate_gradients(loss_sum, inputs, targets, micro_batch):
     """Add the gradient of the mean loss over all targets to .grad, one micro-batch at a time.
 
-    The gradient is the same as if the batch had been one piece.
+    The gradient is the same as for the whole batch at once.
     loss_sum: (inputs, targets) -> the sum of the losses of the targets that count.
     Returns: the mean loss, detached.
     Memory: the activations of `micro_batch` rows at a time.

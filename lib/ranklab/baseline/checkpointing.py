@@ -12,8 +12,8 @@ import torch
 def checkpointed(function, *inputs):
     """Compute function(*inputs), with all its gradients, but keep only `inputs` for backward.
 
-    One of the inputs must require a gradient; the others need not. function may return a tuple.
-    Real one: torch.utils.checkpoint, which also remembers autocast, stops the second forward early
+    At least one input must require a gradient; the others need not. function may return a tuple.
+    Real one: torch.utils.checkpoint, which also restores autocast, stops the second forward early
     and works under torch.compile.
     Cost: one more forward of `function`.
     Paper: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost

@@ -8,7 +8,7 @@ Norms, GELU, softmax and the like are left out: together below 2% of the FLOPs a
 def transformer_flops(config, batch, seq, backward=True):
     """Count the FLOPs of all matrix products in one step of GPT(config) on `batch` x `seq` tokens.
 
-    Attention counts in full, with its masked half, as torch's counter and most papers do.
+    Attention counts in full, including its masked half, as in torch's counter and most papers.
     Paper: Kaplan et al. 2020, section 2.1; PaLM 2022, appendix B
     Lab: 01
     """
@@ -20,9 +20,9 @@ def transformer_flops(config, batch, seq, backward=True):
 
 
 def mfu(config, tokens_per_second, peak_flops, devices=1):
-    """Return the fraction of the devices' peak FLOP/s that the model's own FLOPs make up.
+    """Return the model FLOPs per second as a fraction of the devices' peak FLOP/s.
 
-    If something is computed twice to save memory, the second time does not count.
+    Recomputation, done to save memory, does not count.
     Paper: PaLM 2022, appendix B
     Lab: 01
     """

@@ -10,10 +10,10 @@ def frugal_gradients(model, inputs, targets):
 
     The mean is over all targets that are not IGNORE.
     model: a GPT without dropout; its head may be tied to its embedding. Frozen weights get no
-        gradient. Afterwards the model is as it was.
+        gradient. The model is left as it was.
     Returns: the mean loss, detached.
     Memory: the peak is at most twice this bound: what one row keeps for backward if each block
-        keeps only its input, plus what a single block keeps. The peak counts all tensors but
+        keeps only its input, plus what a single block keeps. The peak counts all tensors except
         parameters, gradients and buffers.
     Cost: at most 1.5 times the FLOPs of the plain step.
     Lab: 01

@@ -6,11 +6,11 @@ from ranklab.meter import SavedActivations
 
 
 def model_state_bytes(n, recipe="mixed"):
-    """Count the bytes that n parameters hold between two steps with Adam, in a dict by category.
+    """Count the bytes of n parameters' state between two steps with Adam, in a dict by category.
 
     recipe: "fp32": everything in float32;
-        "mixed": weights and gradients in bf16, float32 master weights with the optimizer;
-        "bf16": everything in bf16, also Adam's moments.
+        "mixed": weights and gradients in bf16, float32 master weights counted as optimizer state;
+        "bf16": everything in bf16, including Adam's moments.
     Paper: ZeRO, Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter
     Lab: 01
     """

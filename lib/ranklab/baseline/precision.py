@@ -12,7 +12,7 @@ class LossScale(NamedTuple):
 
 
 def scale_loss(loss, optimizer, state):
-    """Step `optimizer` with the true gradients of `loss`, or skip if the scaled ones overflow.
+    """Step `optimizer` with the true gradients of `loss`, or skip the step if scaled ones overflow.
 
     Real one: torch.amp.GradScaler, with the same rule.
     Returns: the next LossScale (halved, kept or doubled).

@@ -4,12 +4,12 @@ import numpy as np
 
 
 def fit_alpha_beta(sizes, seconds):
-    """Return the (alpha, beta) with alpha + size * beta nearest to the measured `seconds`.
+    """Fit (alpha, beta) so that alpha + size * beta is nearest to the measured `seconds`.
 
-    Nearest in proportion: least squares of the relative errors, so that 10% count the same at 1 KB
-    and at 64 MB. Plain least squares would look at the largest message only, and alpha would be
+    Nearest in relative terms: least squares of the relative errors, so that 10% counts the same at
+    1 KB and at 64 MB. Plain least squares would fit the largest message only, and alpha would be
     noise.
-    A size may come several times.
+    The same size may occur several times.
     Raises: ValueError for fewer than two different sizes.
     Lab: 02
     """

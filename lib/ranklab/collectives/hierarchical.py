@@ -37,7 +37,7 @@ def node_groups(per_node, group=None):
 
 
 def hierarchical_all_reduce(x, inside=None, across=None):
-    """Sum `x` over all nodes, to a new tensor on every rank; `x` is unchanged.
+    """Sum `x` over all nodes; return the sum in a new tensor on every rank; `x` is unchanged.
 
     inside: the group of this rank's node (see node_groups).
     across: the group of its peers on all nodes.

@@ -12,10 +12,10 @@ from ranklab.collectives.wire import sendrecv
 
 
 def ring_reduce_scatter(x, group=None, out=None):
-    """Sum `x` over ranks, and leave chunk r of the sum on rank r; `x` itself is unchanged.
+    """Sum `x` over ranks, and leave chunk r of the sum on rank r, in x's dtype; `x` is unchanged.
 
-    If `out` is given, it is as large as `x`. Partial sums arrive in it, and chunk r of the sum ends
-    as chunk r of `out`. Without `out` the result is a new tensor. Both hold on a single rank.
+    If `out` is given, it is as large as `x`. Partial sums are received into it, and the result is
+    chunk r of `out`. Without `out` the result is a new tensor. The same holds on a single rank.
     Shape: any shape of n elements -> (n/R,).
     Cost: sends all chunks but one: (R-1)/R of x's bytes, in R-1 messages.
     Paper: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", first half
@@ -36,11 +36,11 @@ def ring_reduce_scatter(x, group=None, out=None):
 
 
 def ring_all_gather(shard, group=None, out=None):
-    """Gather the shards of all ranks on every rank, one after the other; `shard` is unchanged.
+    """Gather the shards of all ranks on every rank, in rank order; `shard` is unchanged.
 
-    If `out` is given, the result goes there, `out` is returned, and `shard` may lie in its place
-    already. If shards differ in length, `out` must be given, because its size tells how long each
-    of them is.
+    If `out` is given, the result is written to it, `out` is returned, and `shard` may already be
+    its own chunk of `out`. If shards differ in length, `out` must be given, because its size tells
+    how long each of them is.
     Shape: (n/R,) -> (n,), or the shape of `out`.
     Cost: sends all chunks but one: (R-1)/R of the result's bytes, in R-1 messages.
     Lab: 02
@@ -59,10 +59,10 @@ def ring_all_gather(shard, group=None, out=None):
 def ring_all_reduce(x, group=None, out=None):
     """Return the sum over ranks of `x`, in x's shape, on every rank; `x` itself is unchanged.
 
-    If `out` is given, it has x's shape (and is never `x`), and the result goes there; `out` is
-    returned. Without `out` the result is a new tensor. All ranks get the same bits.
-    Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. Where ranks alone add up, all
-        together can't send less (arXiv 2602.22482, by a cut-set bound).
+    If `out` is given, it has x's shape (and is never `x`); the result is written to it, and `out`
+    is returned. Without `out` the result is a new tensor. All ranks get the same bits.
+    Cost: sends 2(R-1)/R of x's bytes per rank, in 2(R-1) messages. Where only ranks do the adding,
+        they can't send less in total (arXiv 2602.22482, by a cut-set bound).
     Paper: Patarasuk & Yuan 2009
     Lab: 02
     """

@@ -8,7 +8,7 @@ def parameter_server(x, server=0, group=None):
     """Sum `x` over ranks on rank `server`, and return the sum on every rank; `x` is unchanged.
 
     The result is a new tensor. Nothing is sent when x is empty.
-    Cost: the server receives and sends (R-1) times x's bytes, every other rank once.
+    Cost: the server sends and receives (R-1) times x's bytes, every other rank once.
     Paper: Li et al. 2014, "Scaling distributed machine learning with the parameter server"
     Lab: 02
     """

@@ -9,9 +9,9 @@ from ranklab.collectives.wire import sendrecv
 def tree_broadcast(x, src=0, group=None):
     """Copy rank src's `x` to every rank, in a new tensor; `x` itself is unchanged.
 
-    On the other ranks `x` gives the shape, the type and the device; its values do not matter.
+    On the other ranks `x` gives the shape, the dtype and the device; its values do not matter.
     Cost: R-1 messages of x's bytes in all, in ceil(log2 R) rounds; `src` sends in each of them;
-        nothing when x is empty.
+        nothing is sent when x is empty.
     Lab: 02
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -28,11 +28,11 @@ def tree_broadcast(x, src=0, group=None):
 
 
 def recursive_doubling(x, group=None):
-    """Sum `x` over ranks by doubling, to a new tensor on every rank; `x` itself is unchanged.
+    """Sum `x` over ranks by doubling, in a new tensor on every rank; `x` itself is unchanged.
 
-    In round k each rank swaps all it has with the rank 2^k away, so both end with the same bits.
-    If R is no power of two, take the largest power of two below it: the ranks from there on first
-    hand their x to a partner, and at the end get the sum back.
+    In round k each rank swaps its partial sum with the rank 2^k away, so both end with the same
+    bits. If R is not a power of two, take the largest power of two below it: the ranks from there
+    on first send their x to a partner, and at the end receive the sum.
     Cost: sends log2 R times x's bytes in log2 R messages (R = 2^k): few steps, more bytes.
     Paper: Thakur, Rabenseifner & Gropp 2005, "recursive doubling"
     Lab: 02

@@ -10,9 +10,9 @@ from ranklab.collectives.wire import sendrecv
 def all_to_all_v(pieces, group=None):
     """Send pieces[j] to rank j of the group; return the pieces from all ranks, in rank order.
 
-    Pieces are 1-D tensors of one type and device, each of any length, also 0; no other rank knows
-    the lengths. The results are new tensors, and `pieces` stay as they are.
-    Cost: first R-1 messages of 8 bytes for the lengths; then each piece travels once, straight to
+    Pieces are 1-D tensors of one dtype and device, each of any length, including 0; no other rank
+    knows the lengths. The results are new tensors, and `pieces` stay unchanged.
+    Cost: first R-1 messages of 8 bytes for the lengths; then each piece is sent once, straight to
         its rank, unless it is empty.
     Lab: 02
     """

@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
     """Normalise each channel of x by its mean and variance over the batches of all ranks.
 
-    Batches may differ in size. Gradients of weight and bias are this rank's part.
+    Batches may differ in size. Gradients of weight and bias are this rank's own part.
     running: (mean, variance, momentum), the statistics for evaluation, updated in place.
     Shape: x (B/R, C, ...), weight and bias (C,) -> x's.
     Cost: one all-reduce of 16 C + 8 bytes in forward, one of 16 C bytes in backward.
-    Raises: ValueError for a weight or bias that is not (C,); on every rank for fewer than 2 values
-        in a channel.
+    Raises: ValueError for a weight or bias that is not (C,); on every rank if a channel has fewer
+        than 2 values.
     Lab: 03
     """
     if x.dim() < 2 or weight.shape != x.shape[1:2] or bias.shape != x.shape[1:2]:

@@ -6,11 +6,11 @@ from ranklab.basics.flat import pieces
 
 
 def assign_buckets(parameters, bucket_cap_bytes):
-    """Group parameters whose gradients travel together, in the order in which to send them.
+    """Group parameters whose gradients are sent together; list the groups in sending order.
 
     Go from the last parameter to the first, since backward begins at the end of the model.
-    A bucket holds one type on one device. The parameter that makes it reach bucket_cap_bytes is its
-    last. Buckets that never reach it come last, in the order in which they were opened.
+    A bucket holds one dtype on one device. The parameter with which it reaches bucket_cap_bytes is
+    its last. Buckets that never reach it come last, in the order in which they were opened.
     Returns: a list of lists of parameters.
     Raises: ValueError for a bucket_cap_bytes below 1.
     Lab: 03

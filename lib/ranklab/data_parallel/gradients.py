@@ -20,10 +20,10 @@ from ranklab.data_parallel.replica import Replica
 def average_gradients(model, group=None):
     """Replace every gradient by its mean over ranks; a gradient that is None counts as zeros.
 
-    The naive form. It starts when backward is over, so nothing overlaps, and the message of a bias
-    with ten numbers pays the same latency as the message of a matrix with a million.
-    Cost: one all-reduce for each parameter that requires a gradient, or fewer; each gradient
-        travels once, in its own type.
+    The naive version. It starts when backward is over, so nothing overlaps, and the message of a
+    bias with ten numbers pays the same latency as the message of a matrix with a million.
+    Cost: one all-reduce for each parameter that requires a gradient, or fewer; each gradient is
+        sent once, in its own dtype.
     Lab: 03
     """
     R = dist.get_world_size(group)
@@ -39,12 +39,12 @@ def average_gradients(model, group=None):
 class OverlappedDataParallel(Replica):
     """Wrap `module` so that its gradients are means over ranks when backward() returns.
 
-    The all-reduce of a bucket begins as soon as all its gradients are ready, and backward goes on
+    The all-reduce of a bucket begins as soon as all its gradients are ready, and backward continues
     with the earlier layers.
-    All ranks send their buckets in the same order, whatever the order in which they become ready:
-    the first message of one rank is matched with the first of the others.
-    A parameter without gradient is an error; with find_unused_parameters it counts as zeros, at the
-    end of backward (torch looks for it in the graph, in forward).
+    All ranks send their buckets in the same order, regardless of the order in which they become
+    ready: the first message of one rank is matched with the first of the others.
+    A parameter without a gradient is an error; with find_unused_parameters it counts as zeros, at
+    the end of backward (torch looks for it in the graph, in forward).
     Cost: one all-reduce for each bucket: all gradients once; with find_unused_parameters 4 bytes
         more for each parameter.
     Raises: ValueError at the end of backward, on the ranks where a parameter got no gradient; the
@@ -72,7 +72,7 @@ class OverlappedDataParallel(Replica):
             self.launch_ready_buckets()
 
     def launch_ready_buckets(self):
-        """Send the buckets in order, up to the first one that is not ready."""
+        """Start sending buckets in order, up to the first one that is not ready."""
         while self.waiting and not self.waiting[0].missing:
             bucket = self.waiting.pop(0)
             bucket.gather()

@@ -13,7 +13,7 @@ def join_uneven(batches, model):
             ...one forward and one backward of `model`, and the optimizer's step...
 
     A rank with no batch left adds zeros to the mean, which is still over all ranks. Before each
-    step 8 bytes tell all ranks whether anybody has a batch. At the end every rank has the weights
+    step 8 bytes tell all ranks whether any rank has a batch. At the end every rank has the weights
     of a rank that took all the steps. Optimizer state is not sent: a rank that stopped early keeps
     its old momentum. torch's Join on DDP does the same.
     Cost: one all-reduce of 8 bytes a step; at the end one broadcast of the model.

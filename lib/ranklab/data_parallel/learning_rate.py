@@ -4,9 +4,9 @@
 def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear"):
     """Scale the learning rate `lr`, which is right for `base_batch`, to `batch`.
 
-    With step (from 0) and warmup: from lr at step 0 evenly up to the scaled one at step `warmup`.
+    With step (from 0) and warmup: linear from lr at step 0 to the scaled rate at step `warmup`.
     rule: "linear" (k times the batch, k times lr: for SGD) or "sqrt" (for Adam).
-    Raises: ValueError for another rule, and for a batch, base_batch or warmup that is too small.
+    Raises: ValueError for any other rule, and for a batch, base_batch or warmup that is too small.
     Paper: Goyal et al. 2017, Accurate, Large Minibatch SGD, sections 2.1 and 2.2
     Lab: 03
     """

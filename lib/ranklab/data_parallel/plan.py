@@ -11,11 +11,11 @@ from ranklab.data_parallel.buckets import assign_buckets
 def plan_buckets(ready, nbytes, alpha, beta):
     """Find the buckets for which the last all-reduce ends earliest.
 
-    Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1.
-    A bucket holds neighbours. It is sent when its last gradient is ready and the bucket before it
-    has arrived; then the link is busy for alpha + bytes * beta seconds. At 0 the link is free.
+    Gradient i has nbytes[i] bytes and is ready at ready[i] seconds, not before gradient i-1. A
+    bucket of consecutive gradients is sent once its last is ready and the previous bucket has
+    arrived; then the link is busy for alpha + bytes * beta seconds. At time 0 the link is free.
     Returns: lists of indices of gradients.
-    Cost: it looks at n^2 / 2 buckets for n gradients.
+    Cost: it tries n^2 / 2 buckets for n gradients.
     Lab: 03
     """
     # For the best plan of the first j gradients, keep its end, and where its last bucket starts.

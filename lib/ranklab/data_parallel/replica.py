@@ -144,11 +144,11 @@ class Replica(EndOfBackward, nn.Module):
 
 @contextlib.contextmanager
 def no_sync(model):
-    """Keep gradients local in the block: backward adds them up and sends nothing.
+    """Keep gradients local in the block: backward accumulates them and sends nothing.
 
-    The next backward outside averages the sums. So a batch in several pieces costs what a batch in
-    one piece does, if all but the last are inside.
-    It also holds after a failure in the block, and inside another no_sync.
+    The next backward outside averages the sums. So a batch in several pieces sends as much as a
+    batch in one piece, if all pieces but the last are inside.
+    This also holds after an error in the block, and inside another no_sync.
     Lab: 03
     """
     old_sync, model.sync = model.sync, False

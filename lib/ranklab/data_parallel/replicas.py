@@ -9,10 +9,10 @@ from ranklab.basics.flat import pack, unpack
 
 
 def broadcast_parameters(model, src=0, group=None):
-    """Copy rank src's parameters and buffers to every rank; tied ones travel once.
+    """Copy rank src's parameters and buffers to every rank; send tied ones once.
 
-    Frozen parameters and buffers too: what differs at the start stays different.
-    src: counted inside the group.
+    This includes frozen parameters and buffers: what differs at the start stays different.
+    src: rank number within the group.
     Cost: one broadcast for each parameter and each buffer.
     Lab: 03
     """
@@ -37,8 +37,8 @@ def broadcast_together(tensors, src=0, group=None):
 def replicas_agree(model, group=None):
     """Return True on every rank if all hold the same parameters, bit for bit; else False on all.
 
-    Parameters only, because between two forwards ranks may differ in the statistics of batch norm.
-    Cost: one all-reduce of 16 bytes, whatever the model's size.
+    Compares only parameters, because the statistics of batch norm may differ between two forwards.
+    Cost: one all-reduce of 16 bytes, regardless of the model's size.
     Raises: ValueError for a DTensor that is not replicated: no rank holds a copy of it.
     Lab: 03
     """

@@ -4,13 +4,13 @@ import torch
 
 
 def shard_sampler(n, rank, ranks, epoch=0, seed=0, drop_last=False):
-    """List the indices of `rank`'s samples in this epoch; the list is as long on every rank.
+    """List the indices of `rank`'s samples in this epoch; all ranks' lists have the same length.
 
-    All ranks shuffle range(n) in the same way, by seed + epoch, and take every ranks-th index.
-    If `ranks` does not divide n, the beginning of the order is repeated at its end; with drop_last
-    the end is left out. torch.utils.data.DistributedSampler gives the same lists.
+    All ranks shuffle range(n) in the same way, seeded with seed + epoch, and take every ranks-th
+    index. If `ranks` does not divide n, the beginning of the order is repeated at its end; with
+    drop_last the end is left out. torch.utils.data.DistributedSampler gives the same lists.
     Nothing is sent.
-    Raises: ValueError for a rank that is not one of `ranks`, and for no samples.
+    Raises: ValueError if rank is not in range(ranks), or if there are no samples.
     Lab: 03
     """
     if not 0 <= rank < ranks:

@@ -12,10 +12,10 @@ from ranklab.ddp.top_k import top_k_bytes
 
 
 def compress_to_budget(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average over ranks the entries that the ranks pick; send place and value in two bytes each.
+    """Average over ranks the entries that the ranks pick; send index and value in two bytes each.
 
-    What is not sent, also by rounding, is added to the next gradient.
-    state: a dict: its "group" is the group, where there is one; the errors are kept in it.
+    What is not sent, including rounding errors, is added to the next gradient.
+    state: a dict; "group", if present, is the process group; the hook keeps its errors in it.
     Cost: one all-gather; each of the other ranks gets at most top_k_bytes(parameters, 0.001).
     Lab: 04
     """

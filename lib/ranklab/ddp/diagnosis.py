@@ -7,18 +7,18 @@ from ranklab.ddp.steps import steps_of
 
 
 def diagnose(timelines):
-    """Say why ranks are slow, from the events of rank 0, of rank 1, ...; return (verdict, shares).
+    """Find why ranks are slow, given the events of rank 0, rank 1, ...; return (verdict, shares).
 
-    shares: each a share of a step:
+    shares: each a fraction of a step:
         "loader-bound"         loading while nothing is computed: the mean over ranks
-        "communication-bound"  exposed communication, of the rank that has least of it: the others
-                               also wait for that rank
+        "communication-bound"  exposed communication of the rank that has the least of it: the other
+                               ranks also wait for that rank
         "straggler"            computing and loading of the busiest rank, minus the mean of the
                                other ranks
-    verdict: the name of the largest share; "healthy" where that share is below a quarter.
-    They are shares and not seconds, because a busy machine makes everything take longer. They are
-    medians over the steps of a rank, because one slow step is no diagnosis.
-    Raises: ValueError for no step in which anything was computed.
+    verdict: the name of the largest share; "healthy" if that share is below a quarter.
+    Fractions rather than seconds, because on a busy machine everything takes longer. Medians over
+    a rank's steps, because a single slow step proves nothing.
+    Raises: ValueError if a rank has no step in which anything was computed.
     Lab: 04
     """
     steps = [steps_of(events) for events in timelines]

@@ -2,13 +2,13 @@
 
 
 def scaling_efficiency(seconds, kind):
-    """Return {ranks: efficiency} for {ranks: seconds per step}, in the order of ranks.
+    """Return {ranks: efficiency} for {ranks: seconds per step}, in increasing order of ranks.
 
-    The smallest number of ranks is the base: its efficiency is 1.
+    The smallest number of ranks is the baseline, with efficiency 1.
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
-           "weak": the same batch on each rank, so any number should take the same time
-    error  another kind; no measurement; ranks or seconds that are not positive
+           "weak": the same batch per rank, so any number of ranks should take the same time
+    error  ValueError for any other kind, no measurements, or ranks or seconds that are not positive
     lab    04
     """
     if kind not in ("strong", "weak"):

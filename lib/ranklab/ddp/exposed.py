@@ -6,10 +6,10 @@ take multiprocessors and memory bandwidth, and computing beside them is some per
 
 
 def exposed_communication(events, kind="communication"):
-    """Count the seconds in which a rank communicates and computes nothing, on any of its lanes.
+    """Return the seconds in which a rank communicates and does not compute, on any of its lanes.
 
-    With kind="loader": seconds in which it loads and computes nothing. Events may overlap, or lie
-    inside each other; no moment counts twice.
+    With kind="loader": seconds in which it loads data and does not compute. Events may overlap or
+    be nested; no moment counts twice.
     Lab: 04
     """
     edges = sorted((time, change, event.kind) for event in events

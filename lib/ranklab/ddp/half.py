@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 
 def compress_fp16_hook(group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket's gradients over ranks; send them as float16.
+    """Average the bucket's gradients over ranks, sent as float16 in one all-reduce.
 
     It divides before the cast, not after the sum, because float16 ends at 65504, and a sum of R
     gradients is up to R times larger than their mean. (torch's own fp16_compress_hook casts first,
-    so there a gradient beyond 65504 becomes infinite.) At the other end dividing costs something: a
-    gradient below 3e-8 times R becomes 0.
+    so there a gradient beyond 65504 becomes infinite.) Dividing first has a price at the small end:
+    a gradient below 3e-8 times R becomes 0.
 
     Cost: one all-reduce of half the bucket's bytes (of float32).
     Lab: 04

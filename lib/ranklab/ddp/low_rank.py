@@ -16,11 +16,11 @@ def power_sgd(matrix, q, error, group=None):
     """Approximate the mean over ranks of matrix + error by a matrix of the rank r of `q`.
 
     One power iteration: from step to step, while gradients change slowly, it comes closer to the
-    best approximation of rank r. The mean over ranks of the errors is exactly what is missing in
-    the approximation. Inputs unchanged. `q` must be the same on every rank.
-    Returns: (approximation, q, error): q is the one to begin with in the next step; error is this
+    best approximation of rank r. The mean over ranks of the errors is exactly what is missing from
+    the approximation. Inputs stay unchanged. `q` must be the same on every rank.
+    Returns: (approximation, q, error): q is the starting point for the next step; error is this
         rank's matrix + error, minus the approximation.
-    Shape: (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); several at once in front: (b, n, m).
+    Shape: (n, m), (m, r), (n, m) -> (n, m), (m, r), (n, m); for a batch of matrices (b, n, m).
     Cost: two all-reduces, of n*r and m*r numbers instead of n*m.
     Paper: Vogels et al. 2019, "PowerSGD"
     Lab: 04

@@ -14,11 +14,11 @@ INDEX = torch.int32  # enough for a bucket of 8 GB; topk's own int64 would send 
 
 
 def top_k_compress(gradient, error, k):
-    """Split gradient + error into its k largest entries and the rest; inputs unchanged.
+    """Split gradient + error into its k largest entries and the rest; inputs stay unchanged.
 
-    Nothing is lost: the values at their places plus the new error are gradient + error.
-    Returns: (values, indices, error): the entries that are largest in size, their places in the
-        flattened tensor, and all other entries, for the next step.
+    Nothing is lost: the values at their indices plus the new error are gradient + error.
+    Returns: (values, indices, error): the k entries of largest absolute value, their indices in the
+        flattened tensor, and all other entries, to be added in the next step.
     Shape: any shape of n numbers, twice -> (min(k, n),), (min(k, n),), the same shape.
     Paper: Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018
     Lab: 04

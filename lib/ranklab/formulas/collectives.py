@@ -29,8 +29,8 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
     ring: 2(R-1) steps of 1/R of the bytes.
     parameter_server: 2(R-1) steps of all the bytes.
     tree_broadcast: ceil(log2 R) steps of all the bytes.
-    recursive_doubling: the same, and one step more where R is no power of two (the extra ranks
-        hand over first).
+    recursive_doubling: as tree_broadcast, and one step more if R is not a power of two (the extra
+        ranks first send their input to a partner).
     Raises: ValueError for an algorithm that is not in ALGORITHMS.
     Lab: 02
     """
@@ -50,7 +50,7 @@ def alpha_beta_time(algorithm, nbytes, ranks, alpha, beta):
 
 
 def crossover_bytes(ranks, alpha, beta):
-    """Return the bytes at which ring and doubling all-reduce take equally long.
+    """Return the number of bytes at which ring and doubling all-reduce take equally long.
 
     Above this size the ring wins. The result is not rounded.
     Returns: infinity for 1 or 2 ranks, where doubling sends no more bytes than the ring.

@@ -20,8 +20,8 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
     """Compute the States that each rank holds after backward and before zero_grad().
 
     The default is Adam in mixed precision: 16-bit parameters and gradients; master weights and two
-    moments in float32. Where `ranks` does not divide, this is the fullest rank. Not counted:
-    activations, buckets on their way, units that are whole for a while.
+    moments in float32. If `ranks` does not divide evenly, the result is for the fullest rank. Not
+    counted: activations, buckets being sent, units while they are gathered.
     stage: 0 (data parallelism) to 3.
     parameter_bytes, gradient_bytes, optimizer_bytes: bytes per parameter.
     Paper: Rajbhandari et al. 2020, ZeRO, figure 1
@@ -36,11 +36,11 @@ def zero_memory(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, o
 
 
 def zero_traffic(stage, nbytes, ranks, resident_bytes=0):
-    """Compute the bytes that each rank sends in one step.
+    """Compute the bytes that each rank sends in one step; not rounded.
 
     Stages 0 to 2 send as much as one all-reduce of the gradients. Stage 3 sends 1.5 times as much,
-    but for `resident_bytes` of parameters, which are gathered once a step and not twice.
-    nbytes: of the parameters, and as many of the gradients.
+    except that `resident_bytes` of parameters are gathered only once a step, not twice.
+    nbytes: the size of the parameters; the gradients have the same size.
     Lab: 06
     """
     if stage not in range(4):

@@ -7,7 +7,7 @@ from ranklab.fsdp.shards import ShardedModule
 
 
 class FullyShardedBlock(ShardedModule):
-    """Keep some rows of the module's parameters on each rank, and all of them while it runs.
+    """Keep some rows of each parameter on each rank; gather all rows only while the module runs.
 
         for block in model.blocks.values():
             FullyShardedBlock(block)
@@ -16,13 +16,13 @@ class FullyShardedBlock(ShardedModule):
 
     After backward() the gradients are this rank's rows of the mean over ranks.
     Cost: a step sends the parameters of a block twice, the root's once, all gradients once: (R-1)/R
-        of them; in 1 message each; hybrid: 1/R of the gradients once more by all-reduce.
+        of them, in 1 message each; hybrid: also an all-reduce of 1/R of the gradients.
     Paper: Zhao et al. 2023, PyTorch FSDP
     Lab: 07
     """
 
     def begin_unshard(self):
-        """Start gathering the parameters, if they are not here."""
+        """Start gathering the parameters, unless they are already whole or on their way."""
         if not self.parameters or self.is_whole or self.work:
             return
         message = torch.cat([p.padded_shard() for p in self.parameters])
@@ -41,7 +41,7 @@ class FullyShardedBlock(ShardedModule):
         self.work, self.gathered, self.is_whole = None, None, True
 
     def reduce_gradients(self):
-        """Start averaging the gradients, each row on its owner; free the whole ones."""
+        """Start averaging the gradients, each row on its owner; free the whole gradients."""
         if not self.trained:
             return
         grads = torch.cat([p.padded_gradient() for p in self.trained], dim=1)  # (R, numbers)

@@ -9,11 +9,11 @@ from ranklab.engine import device
 def clip_grad_norm_sharded(parameters, max_norm, group=None):
     """Scale the gradients, as one vector over all ranks, to a norm of at most max_norm.
 
-    A parameter without gradient does not count. With offload gradients are on the CPU.
-    group: the ranks that share the rows; in hybrid sharding not the replicas: they hold the same
-        numbers once more.
-    Returns: the norm before, a tensor of shape (), alike on all ranks: NaN or infinite on all,
-        where one gradient on one rank is.
+    A parameter without a gradient does not count. With offload, gradients are on the CPU.
+    group: the ranks that share the rows; in hybrid sharding without the replicas, which hold the
+        same numbers again.
+    Returns: the norm before clipping, a tensor of shape (), the same on all ranks: NaN or infinite
+        on all if any gradient on any rank is.
     Cost: one all-reduce of 8 bytes.
     Lab: 07
     """

@@ -5,13 +5,13 @@ import torch.distributed as dist
 
 
 def hybrid_shard_groups(shard_ranks):
-    """(shards, replicas): the group that shares one copy of the model out, with this rank in it,
-    and the group of the ranks that hold the same rows as this one.
+    """Create (shards, replicas): the group of the ranks that, with this one, share one copy of the
+    model, and the group of the ranks that hold the same rows as this one.
 
-    Ranks 0 .. shard_ranks-1 share the first copy: a node, where links are fast. What travels
-    between copies is 1/shard_ranks of the gradients. All ranks must call it.
-    error  ValueError where shard_ranks does not divide the number of ranks
-    lab    07
+    Ranks 0 .. shard_ranks-1 share the first copy: a node, where links are fast. Between copies only
+    1/shard_ranks of the gradients is sent. Collective: call it on every rank.
+    Raises: ValueError if shard_ranks does not divide the number of ranks.
+    Lab: 07
     """
     R = dist.get_world_size()
     if shard_ranks < 1 or R % shard_ranks:

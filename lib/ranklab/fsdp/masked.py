@@ -7,19 +7,19 @@ from ranklab.basics.targets import IGNORE
 
 
 def masked_loss(logits, labels, count=None, group=None):
-    """R times this rank's share of the mean loss over all answer tokens of the batch, in nats.
+    """Return R times this rank's share of the mean loss over all answer tokens, in nats.
 
     The mean of these losses over ranks is the loss of the whole batch, and the mean of their
-    gradients is its gradient, also where a rank has more answer tokens than another, or none. A
-    label is the token itself at its own place, or IGNORE; logits at a place are for the token after
-    it. Added up in float32; what is given stays as it is. `group` is the ranks over which gradients
-    are averaged, R its size.
-    shape  logits (B, T, V), labels (B, T) -> ()
-    count  of labels that count in the whole batch, where it is known: with several micro-batches
-           that of all of them; None: that of these labels on all ranks
-    cost   one all-reduce of 8 bytes; nothing with `count`
-    error  ValueError on every rank where no label of the batch counts
-    lab    07
+    gradients is its gradient, even if ranks have different numbers of answer tokens, or none. Each
+    label is the token at its own position, or IGNORE; the logits at a position predict the next
+    token. Accumulated in float32; the inputs stay unchanged.
+    `group`: the ranks over which gradients are averaged; R is its size.
+    Shape: logits (B, T, V), labels (B, T) -> ().
+    count: how many labels count in the whole batch (with several micro-batches: in all of them), if
+        this is known; None: count these labels on all ranks.
+    Cost: one all-reduce of 8 bytes; none with `count`.
+    Raises: ValueError on every rank if no label of the batch counts.
+    Lab: 07
     """
     targets = labels[:, 1:].flatten()
     if count is None:

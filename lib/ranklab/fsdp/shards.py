@@ -27,11 +27,11 @@ def rows_of(n, ranks, rank):
 def shard_parameter(parameter, group=None):
     """Copy this rank's rows of `parameter`, so that the parameter can be freed.
 
-    Each rank has ceil(n/R) rows; the last ones may have fewer, or none. So a rank can tell which
-    rows another one has, without asking. The copy has memory for its rows only.
+    Each rank has ceil(n/R) rows; the last ranks may have fewer, or none. So a rank knows which rows
+    each other rank has, without asking. The copy has memory for its rows only.
     Shape: (n, ...) -> (rows, ...).
     Cost: sends nothing.
-    Raises: ValueError for a parameter without a dimension: it has no rows.
+    Raises: ValueError for a parameter without dimensions, because it has no rows.
     Lab: 07
     """
     if parameter.dim() == 0:

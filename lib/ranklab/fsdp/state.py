@@ -7,11 +7,11 @@ from ranklab.fsdp.shards import sharded_modules, sharded_parameters
 
 
 def full_state_dict(model):
-    """Gather {name: tensor} of the plain model on the CPU of the group's rank 0; {} elsewhere.
+    """Gather the plain model's {name: tensor} on the CPU of the group's rank 0; {} elsewhere.
 
-    Weights come from the shards, in their type, not from what was gathered to compute. One
-    parameter is whole on a device at a time, and on rank 0 alone.
-    Cost: each rank sends its rows once, in a message for each parameter.
+    Weights are taken from the shards, in their dtype, not from what was gathered to compute. Only
+    one parameter at a time is whole on a device, and only on rank 0.
+    Cost: each rank sends its rows once, in one message per parameter.
     Lab: 07
     """
     tensors, state = {}, {}

@@ -8,9 +8,9 @@ from torch import nn
 def wrap_policy(model, most_bytes):
     """Choose few modules to shard as blocks, so that at most most_bytes are whole at any time.
 
-    whole_bytes says how many are whole. No block is inside another. Each is called as a module, so
-    that its hooks run, and shares no parameter with what is outside of it (see can_be_a_block).
-    Raises: ValueError where the smallest blocks are too large.
+    whole_bytes counts these bytes. No block is inside another. Each is called as a module, so
+    that its hooks run, and shares no parameter with modules outside of it (see can_be_a_block).
+    Raises: ValueError if even the smallest blocks are too large.
     Lab: 07
     """
     free = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]

@@ -31,11 +31,11 @@ def adasum_length(a, b, cosine):
 def adasum(x, sizes=None, group=None):
     """Return the Adasum of all ranks' `x`, the same on every rank; leave `x` unchanged.
 
-    `x` may hold several tensors one after the other, `sizes` elements each: combine each of them
-    separately. Add up dot products in float64.
+    `x` may hold several tensors one after the other, of `sizes` elements: combine each of them
+    separately. Accumulate dot products in float64.
 
-    Cost: 2(R-1)/R of x's bytes, as a ring: the vector is halved while the distance doubles.
-    Raises: ValueError where the number of ranks is no power of two.
+    Cost: 2(R-1)/R of x's bytes, like a ring: the vector is halved while the distance doubles.
+    Raises: ValueError if the number of ranks is not a power of two.
     Paper: Maleki et al. 2020, "Scaling distributed training with adaptive summation"
     Lab: 05
     """

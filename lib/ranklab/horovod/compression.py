@@ -9,9 +9,9 @@ import torch
 def compress_fp16(tensor):
     """Return (small, restore): `tensor` in float16, and a function that restores a result's dtype.
 
-    Compress only floating point of more than 16 bits: return anything else as it is.
+    Compress only floating-point types of more than 16 bits: return any other tensor as it is.
 
-    Cost: half the bytes of float32; 11 bits of precision; above 65504 it is infinite.
+    Cost: half the bytes of float32; 11 bits of precision; values above 65504 become infinite.
     Lab: 05
     """
     dtype = tensor.dtype

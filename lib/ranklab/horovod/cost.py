@@ -66,7 +66,7 @@ def negotiation_bytes(tensors, ranks, request_bytes=None):
 
 
 def tune_fusion(seconds_of, low, high, calls):
-    """Find the threshold, a whole number of bytes from low to high, with which a step is fastest.
+    """Find the threshold, a whole number of bytes from low to high, that makes a step fastest.
 
     Call seconds_of(threshold), which is noisy, at most `calls` times.
 

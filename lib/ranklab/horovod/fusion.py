@@ -20,11 +20,11 @@ REDUCE = {"Average": dist.ReduceOp.SUM, "Sum": dist.ReduceOp.SUM, "Min": dist.Re
 def fuse_tensors(tensors, threshold):
     """Plan which tensors share one all-reduce: return lists of positions in `tensors`.
 
-    The lists come in any order, and each keeps the order of `tensors`. Each has one dtype on one
-    device, and at most `threshold` bytes unless it is a single tensor. A tensor joins the last
-    list of its kind, or begins a new one.
+    The lists may come in any order; each keeps the order of `tensors`. Each has one dtype on one
+    device, and at most `threshold` bytes unless it is a single tensor. A tensor joins the newest
+    list of its dtype and device, or begins a new one.
 
-    Cost: nothing is sent or copied: this is the plan.
+    Cost: nothing is sent or copied: this is only the plan.
     Raises: ValueError for a negative threshold.
     Lab: 05
     """

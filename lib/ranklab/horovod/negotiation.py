@@ -21,9 +21,9 @@ ALIKE = ("kind", "dtype", "shape", "device", "op", "root", "prescale", "postscal
 def negotiate(ready, table, group=None):
     """Return the names that are ready on all ranks: the same list, in the same order, on each.
 
-    `ready` are the names that became ready here since the last call, in any order. `table` is a
-    dict that each rank keeps from call to call; rank 0's says on how many ranks a name is ready. A
-    complete name leaves it.
+    ready: the names that became ready on this rank since the last call, in any order; may be empty.
+    table: a dict that each rank keeps from call to call; on rank 0 it counts on how many ranks each
+        name is ready. A name is removed once it is complete.
 
     Cost: each rank sends its new names to rank 0, which sends one list to all.
     Paper: Sergeev & Del Balso 2018, "Horovod: fast and easy distributed deep learning"

@@ -17,8 +17,8 @@ from ranklab.horovod.world import size
 def distributed_optimizer(optimizer, named_parameters, compression=Compression.none):
     """Make optimizer.step() use gradients averaged over all ranks; return the same optimizer.
 
-    Ask for the average of a gradient as soon as backward has made it; step() waits for all.
-    That is before step(closure) calls its closure: here backward must come before step().
+    Request the average of a gradient as soon as backward has computed it; step() waits for all,
+    before step(closure) calls its closure: so here backward must come before step().
 
     Cost: one request for each parameter and step.
     Raises: ValueError for a second backward before step(); DistributedOptimizer has

@@ -11,7 +11,7 @@ from ranklab.basics.files import whole_file
 
 
 def timeline(events, path):
-    """Write `events` to `path` as a Chrome trace: one row for each tensor, phases nested in it.
+    """Write `events` to `path` as a Chrome trace: one row for each tensor, with nested phases.
 
     Each event is (tensor, phase, start, end), in seconds since the timeline began.
 

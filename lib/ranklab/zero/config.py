@@ -57,14 +57,14 @@ def deepspeed_config(parameters, ranks, gpu_bytes, batch, micro_batch, other_byt
                      precision="bf16", lr=3e-4, bucket=50_000_000):
     """Write the config for deepspeed.initialize(config=...) of the fastest strategy that fits.
 
-    It has the three sizes of the batch, the optimizer AdamW with its lr, {precision: {"enabled":
-    True}} but for "fp32", and zero_optimization: the stage, sizes of buckets, and
-    "offload_optimizer" and "offload_param" to {"device": "cpu", "pin_memory": True}, where the
-    strategy has them.
+    It has the three batch sizes, the optimizer AdamW with its lr, {precision: {"enabled": True}}
+    except for "fp32", and zero_optimization: the stage, bucket sizes, and for what the strategy
+    offloads "offload_optimizer" and "offload_param", each
+    {"device": "cpu", "pin_memory": True}.
     batch: sequences in a step: micro_batch x accumulation steps x ranks.
-    other_bytes: of each GPU, for all that is not a state: activations, buckets, fragments.
-    bucket: numbers in a message; two of them are in memory at a time.
-    Raises: ValueError where the batch does not divide, or nothing fits.
+    other_bytes: memory on each GPU for everything except states: activations, buckets, fragments.
+    bucket: numbers in a message; two are in memory at a time, and count in other_bytes.
+    Raises: ValueError if the batch does not divide evenly, or nothing fits.
     Lab: 06
     """
     if batch % (micro_batch * ranks):

@@ -134,12 +134,12 @@ def published_steps():
 
 
 def units_to_keep(step):
-    """List units to keep whole from forward to backward, so that step.seconds(units) is small.
+    """List the units to keep whole from forward to backward, so that step.seconds(units) is small.
 
-    Memory is wanted twice. A unit that is kept needs no second gather; and a unit that is gathered
-    early hides behind the computing of the units before it.
+    Two uses compete for memory. A unit that is kept needs no second gather; and a unit that is
+    gathered early hides behind the computation of the units before it.
     Cost: n^2 / 2 calls of step.seconds() for each change, not 2^n; so not always the best set.
-    Raises: ValueError where the largest unit is above the limit.
+    Raises: ValueError if the largest unit is above the limit.
     Lab: 06
     """
     if step.seconds() == float("inf"):

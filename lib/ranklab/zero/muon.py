@@ -58,14 +58,14 @@ def exchange_matrices(to_ranks, shapes, group=None):
 
 
 def sharded_muon_step(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
-    """Step matrices of which each rank holds some rows, as torch.optim.Muon steps whole ones.
+    """Step matrices of which each rank holds some rows, as torch.optim.Muon steps whole matrices.
 
-    Each matrix W with the momentum M becomes, in place,
+    Each matrix W with momentum M becomes, in place,
     (1 - lr weight_decay) W - lr max(1, m/n)**0.5 newton_schulz(M). Collective.
-    weights, momenta: this rank's rows of each matrix, float32: of m rows shard_range(m, rank, R).
+    weights, momenta: this rank's rows of each matrix, float32: shard_range(m, rank, R) of m rows.
         The momenta are what torch orthogonalises (Nesterov's), and stay unchanged.
     shapes: (m, n) of each whole matrix, the same on every rank.
-    Cost: FLOPs and bytes of the busiest rank as muon_cost computes them; two all-to-alls.
+    Cost: FLOPs and bytes of the busiest rank, as computed by muon_cost; two all-to-alls.
     Paper: Liu et al. 2025, Muon is scalable for LLM training, 2.3
     Lab: 06
     """

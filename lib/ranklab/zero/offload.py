@@ -50,14 +50,14 @@ class Files:
 
 
 def offload_optimizer(model, new_optimizer, groups=None, place=None):
-    """Make model's optimizer, with master weights, their gradients and the state at `place`.
+    """Make model's optimizer, with master weights, their gradients and its state at `place`.
 
-    The step is the CPU's work: this rank's gradients go there once, and the stepped shard comes
-    back once. Neither copy holds a GPU up: backward ends when the gradients are there, and what the
-    GPU does after the step waits for the shard.
-    model: a ZeroStage1, 2 or 3, which has made no optimizer before.
-    place: CpuMemory(), the default, or Files(folder). It copies each bucket's shard, and takes the
-        state after every step.
+    The CPU does the step: this rank's gradients are copied there once, and the updated shard is
+    copied back once. Neither copy blocks the GPU: backward ends when the gradients have arrived,
+    and what the GPU does after the step waits for the shard.
+    model: a ZeroStage1, 2 or 3, without an optimizer so far.
+    place: CpuMemory(), the default, or Files(folder). It copies each bucket's shard, and takes over
+        the state after every step.
     Cost: between ranks the same as `model`; between GPU and CPU 1/R of gradients and parameters a
         step.
     Paper: Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity

@@ -16,8 +16,8 @@ def partition_flat(tensors, ranks):
     """Copy the tensors into one flat tensor, and cut it into R equal shards; return (flat, shards).
 
     Padded with zeros so that the length is a multiple of `ranks`. shards[r] is a view of flat, and
-    belongs to rank r. The tensors are of one type, on one device, and stay unchanged.
-    Shape: any shapes of n numbers in all -> (ceil(n/R) R,), R times (ceil(n/R),).
+    belongs to rank r. The tensors have one dtype, are on one device, and stay unchanged.
+    Shape: any shapes of n numbers in total -> (ceil(n/R) R,), R times (ceil(n/R),).
     Cost: sends nothing; a copy of the tensors.
     Lab: 06
     """

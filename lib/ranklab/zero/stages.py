@@ -15,16 +15,16 @@ from ranklab.zero.partition import ShardedBucket, ShardedOptimizerMixin
 
 
 class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
-    """Wrap `module` so that each rank keeps optimizer state for its R-th part alone.
+    """Wrap `module` so that each rank keeps optimizer state only for its 1/R of the parameters.
 
         model = ZeroStage1(module)
         optimizer = model.make_optimizer(torch.optim.AdamW)
         model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
 
-    backward() leaves the mean over ranks, of the part that this rank owns, in the optimizer's own
-    parameters, and sets the module's gradients to None. step() gives all ranks all parameters.
+    backward() sets the optimizer's gradients: the mean over ranks for this rank's part. The
+    module's own gradients are then None. step() updates all parameters on every rank.
     Cost: (R-1)/R of the gradients' bytes in backward, (R-1)/R of the parameters' in step(); bytes
-        held: parameters and gradients whole, 1/R of the optimizer's state.
+        held: all parameters and gradients, 1/R of the optimizer's state.
     Paper: Rajbhandari et al. 2020, ZeRO, P_os
     Lab: 06
     """
@@ -35,7 +35,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
     def reduce(self, bucket):
         """Start averaging this rank's shard of the bucket over ranks; return the work handle.
 
-        First wait for the bucket before it: one message at a time.
+        First wait for the previous bucket: one message at a time.
         """
         while self.works:  # its handle may hold a copy of the bucket
             self.works.pop().wait()
@@ -45,7 +45,7 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
                                           async_op=True)
 
     def place_of(self, bucket):
-        """Return the memory for the mean: the shard's place among the whole gradients."""
+        """Return the memory for the mean: the shard's own slice of the bucket's gradients."""
         return bucket.flat.view(-1, len(bucket.shard))[bucket.rank]
 
     def finish(self):
@@ -55,8 +55,8 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
             bucket.set_optimizer_gradients({p for p in bucket.parameters if p.grad is not None})
 
     def step_ends(self):
-        """Gather the updated shards, so that every rank has all new parameters; the optimizer calls
-        this after its own step.
+        """Gather the updated shards, so that every rank has all new parameters; called after the
+        optimizer's own step.
         """
         for bucket in self.buckets:
             bucket.update_shard()
@@ -64,12 +64,12 @@ class ZeroStage1(ShardedOptimizerMixin, OverlappedDataParallel):
 
 
 class ZeroStage2(ZeroStage1):
-    """Free each bucket's gradients as soon as they are reduced; otherwise do as ZeroStage1 does.
+    """Free each bucket's gradients once they are reduced; otherwise the same as ZeroStage1.
 
-    So a rank never holds all gradients: two buckets, and its part of the others. Several backwards
-    add up in that part, each with its own messages (no_sync keeps whole gradients, as stage 1
-    does).
-    Cost: as stage 1; bytes held: parameters whole, 1/R of gradients and optimizer state.
+    So a rank never holds all gradients, only two buckets and its own part of the others. Gradients
+    of several backwards add up in that part; each backward sends its own messages (no_sync keeps
+    all gradients, as in stage 1).
+    Cost: as stage 1; bytes held: all parameters, 1/R of gradients and optimizer state.
     Paper: Rajbhandari et al. 2020, ZeRO, P_os+g
     Lab: 06
     """
@@ -80,9 +80,9 @@ class ZeroStage2(ZeroStage1):
         self.free_gradients(self.buckets)
 
     def place_of(self, bucket):
-        """Return new memory for the mean, because the whole gradients are freed.
+        """Return new memory for the mean, because the bucket's gradients will be freed.
 
-        Buckets before this one are reduced by now: free them.
+        Earlier buckets are already reduced: free them.
         """
         self.free_gradients(self.buckets[: self.buckets.index(bucket)])
         return torch.empty_like(bucket.shard)
