@@ -1,7 +1,7 @@
-"""A checkpoint file that is whole at any moment: written beside its place, then renamed.
+"""A checkpoint file that is complete at any moment: written under a temporary name, then renamed.
 
-ranklab.basics.files has the same for text; checkpoint/ has it for the files of many ranks, whose
-index is renamed into place last.
+ranklab.basics.files does the same for text; checkpoint/ does it for the files of many ranks, and
+renames their index last.
 """
 
 import os
