@@ -19,7 +19,7 @@ from ranklab.resilience.straggler import find_straggler
 
 ONE_SIZE = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather_into_tensor")
 LIMIT = re.compile("[Tt]imed out|[Tt]imeout")
-SLOW = 1.5  # times the usual work in a step
+SLOW = 1.5  # times the median work in a step
 LEAST = 100  # MFLOP in a step: with less work, launching the ops takes most of the time
 
 

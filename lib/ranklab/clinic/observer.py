@@ -23,7 +23,7 @@ INPUTS = "input_tensor", "inputs", "input", "input_tensors"  # torch's names for
 MESSAGES = ("send", "recv")
 FLAT = "_allgather_base_", "all_gather_into_tensor", "allgather_into_tensor_coalesced_"
 MASKS = 16  # of a step
-WORD = 40  # characters of a string that may say what is reduced
+WORD = 40  # characters of a string that may name what is reduced
 ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts its FLOPs only on GPUs
 FLOPS = flop_registry | {
     getattr(torch.ops.aten, f"{ATTENTION}_for_cpu{way}"):
@@ -78,7 +78,7 @@ class Observer:
         self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places, self.clip, self.unscale = None, 1.0, 1.0
-        self.norms, self.halves, self.told = [], [], 0  # losses whose log_softmax comes yet
+        self.norms, self.halves, self.told = [], [], 0  # losses before their log_softmax
 
     def fail(self, error):
         """Record an observer's error, once for each kind of error."""

@@ -28,7 +28,7 @@ class Shard(NamedTuple):
 def stored_shards(damage=((21, 1024, LOG),)):
     """Return the Shards of the handwritten digits, as read from the store.
 
-    damage  (number of the shard, where, bytes that stand there now): it came after the checksum
+    damage  [(number of the shard, offset, new bytes)]: done after the checksum was computed
     """
     images = digits()
     parts = zip(images.train.flatten(1).half().split(SIZE), images.train_labels.byte().split(SIZE))

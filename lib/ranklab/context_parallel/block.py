@@ -20,7 +20,7 @@ def online_softmax_merge(out, lse, other, other_lse):
     Paper: Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
     Lab: 10
     """
-    total = torch.logaddexp(lse, other_lse)  # never overflows, where exp() of a score would
+    total = torch.logaddexp(lse, other_lse)  # never overflows, as exp() of a score would
     weight, other_weight = (
         (part - total).exp().nan_to_num(0.0).unsqueeze(-1)  # -inf - -inf is nan: no key at all
         for part in (lse, other_lse)

@@ -22,7 +22,7 @@ def layer_seconds(tokens, n_head, n_kv_head, head_size, ranks, gpu=H100, per_nod
         slow = R > per_node
         link = gpu.network_bandwidth if slow else gpu.nvlink_bandwidth
         forward = ring_bytes(tokens, n_kv_head, head_size, R, backward=False) / max(1, R - 1)
-        messages = {1 / 3.5: forward, 2.5 / 3.5: 3 * forward}  # backward: gradients in float32, too
+        messages = {1 / 3.5: forward, 2.5 / 3.5: 3 * forward}  # backward: plus float32 gradients
         seconds["ring"].append(sum(R * max(part * computing / R, alpha + nbytes / link)
                                    for part, nbytes in messages.items()))
         if n_kv_head % R == 0:

@@ -62,7 +62,7 @@ def _train(make, text, steps, seed, group):
         optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / WARM_UP)
         batch = batch_at(text.train, step, BATCH * R, MODEL.n_ctx, seed)
         x, y = (tokens[rank::R].to(device()) for tokens in batch)
-        with traffic if step == steps - 1 else nullcontext():  # it slows down what it counts
+        with traffic if step == steps - 1 else nullcontext():  # counting slows the step down
             model(x, y).backward()
         clip_grad_norm_(gpt.parameters(), CLIP)
         optimizer.step()

@@ -83,7 +83,7 @@ def record(names=SITUATIONS, ranks=2, steps=5):
 
 
 def _record(names, steps):
-    group = dist.new_group(backend="gloo")  # NCCL, where it is the default, has no CPU
+    group = dist.new_group(backend="gloo")  # NCCL, if it is the default, does not support the CPU
     return {name: run(name, steps, group) for name in names}
 
 

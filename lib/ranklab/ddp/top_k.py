@@ -65,7 +65,7 @@ class TopK:
         buffer, R = bucket.buffer(), dist.get_world_size(self.group)
         values, places = self._pick(bucket)
         count = values.numel()
-        # One message: the bytes of the values, then those of the places.
+        # One message: the bytes of the values, then the bytes of the indices.
         packed = torch.cat([values.view(torch.uint8), places.to(INDEX).view(torch.uint8)])
         gathered = packed.new_empty(R * packed.numel())
         work = dist.all_gather_single(gathered, packed, group=self.group, async_op=True)
@@ -76,7 +76,7 @@ class TopK:
             # their last bits, are the same on all ranks. Otherwise, on a GPU, they would not be.
             for part in gathered.view(R, -1):
                 remote, indices = part.split([values.nbytes, count * INDEX.itemsize])
-                # cloned: a view as wider numbers must begin at a multiple of their size
+                # cloned: a view as a wider type must begin at a multiple of its size
                 indices = indices.clone().view(INDEX).long()
                 buffer.index_add_(0, indices, remote.clone().view(buffer.dtype), alpha=1 / R)
             return buffer

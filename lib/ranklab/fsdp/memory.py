@@ -48,7 +48,7 @@ def moments(config, ranks, step):
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
     def memory(whole, gradients, finished, message, activations):
-        """Take numbers (bytes for activations); `finished` blocks have their gradients in rows."""
+        """Make a Memory from counts (activations: bytes); `finished` blocks have gradients."""
         arrived = 0 if step.offload else n if step.pieces > 1 else finished * block
         rows = 0 if step.offload else 4 * n / ranks
         return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0, step.width * (

@@ -19,7 +19,7 @@ from ranklab.horovod.background import Background, Counts
 
 END_LIMIT = 5.0  # seconds in which the threads of all ranks agree to end
 END_LIMIT_AT_EXIT = 1.0
-# Tensors on the CPU and on a GPU. The program's own group may know NCCL alone. gpu: a rehearsal.
+# For tensors on the CPU and on a GPU. The program's own group may have only NCCL. gpu: a rehearsal.
 BOTH = {"cuda": "cpu:gloo,cuda:nccl", "gpu": "cpu:gloo,gpu:gloo"}
 VARIABLES = {
     "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
@@ -93,15 +93,15 @@ def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_s
         make_group()
         WORLD.made_group = True
     dist.broadcast_object_list(configs, src=0)
-    # Longer than a tensor waits for a rank that lacks it: that report says more.
+    # Longer than the limit for a tensor that a rank lacks, whose report is more helpful.
     limit = timedelta(seconds=configs[0].stall_shutdown + GROUP_GRACE)
-    # Groups of its own, or its collectives would get between those of the program.
+    # Separate groups, or its collectives would be mixed with the program's.
     control = dist.new_group(backend="gloo", timeout=limit)  # the negotiation is on the CPU
     data = dist.new_group(backend=BOTH.get(device().type), timeout=limit)
     WORLD.background = Background(configs[0], control, data, device())
     atexit.register(_shut_down, END_LIMIT_AT_EXIT)
     path = os.environ.get("HOROVOD_TIMELINE")
-    if path and path != "DYNAMIC":  # Horovod's value for: start_timeline() will say when and where
+    if path and path != "DYNAMIC":  # DYNAMIC: start_timeline() gives the time and file
         start_timeline(path)
 
 

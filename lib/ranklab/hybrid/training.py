@@ -68,7 +68,7 @@ class Hybrid(GroupParallel):
         """
         model.plan = plan_with(model, self.parts)
         if self.data.context:
-            self.data.context.apply(model)  # now: it needs the layers that are dropped later
+            self.data.context.apply(model)  # now: layers keep this attention in the split model
         if isinstance(model.config, MoEConfig):
             alone = self.layout.ep == 1  # all ranks make the groups of one
             prepare_experts(model, dist.new_subgroups(1)[0] if alone else self.mesh.group("expert"))

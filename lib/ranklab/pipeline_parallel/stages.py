@@ -23,7 +23,7 @@ def split_stages(costs, stages):
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
-    # best[n] = (the largest sum, where stages begin) for the first n layers, one stage more a round
+    # best[n] = (largest sum, starts of stages) for the first n layers; each round adds a stage
     best = {n: (sum(costs[:n]), [0]) for n in range(1, len(costs) + 1)}
     for stage in range(1, stages):
         best = {n: min((max(best[k][0], sum(costs[k:n])), best[k][1] + [k])

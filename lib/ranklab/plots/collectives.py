@@ -246,7 +246,7 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
             line(ax, sizes, seconds, index, name, **({"marker": ""} if len(sizes) > 12 else {}))
     if crossover and np.isfinite(crossover):
         ax.axvline(crossover, color=INK, lw=1, ls=":")
-        # Curves rise to the right, so the upper left is free; unless the line stands at its edge.
+        # Curves rise to the right, so the upper left is free, unless the line is at its edge.
         side = "left" if crossover < 10 * sizes[0] else "right"
         ax.text(crossover, 0.97, f"  crossover {human_bytes(crossover)}  ", ha=side, va="top",
                 transform=ax.get_xaxis_transform(), fontsize=9)
@@ -289,7 +289,7 @@ def slow_link(ratios, seconds, measured=None, setting=None):
 def _crossing(ratios, seconds):
     """Return the title of slow_link, by the model of two algorithms."""
     (first, slow), (second, fast) = seconds.items()
-    ahead = np.subtract(slow, fast)  # what the second one saves
+    ahead = np.subtract(slow, fast)  # the seconds that the second one saves
     where = np.flatnonzero(ahead > 1e-9 * np.array(slow))
     if not len(where) or not where[0]:
         return f"By the model, {second if len(where) else first} is never slower"

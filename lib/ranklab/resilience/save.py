@@ -25,8 +25,8 @@ def atomic_save(state, path):
     Lab: 14
     """
     path = Path(path)
-    # In the same folder, because a rename can't reach another file system. The same name each time,
-    # so that the next save writes over what a killed one has left.
+    # In the same folder, because a rename can't cross file systems. The same name each time, so
+    # that the next save overwrites the leftovers of a killed one.
     part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as file:

@@ -83,7 +83,7 @@ class KeyValueHeads(nn.Module):
         return RegionFunction.apply(parameter, self.group, identity, self.sum_over_holders)
 
     def sum_over_holders(self, gradient, group):
-        """Sum the parts of the gradient that several ranks hold; return this rank's part."""
+        """All-reduce the whole gradient, zero outside each rank's part; return this rank's part."""
         full = gradient.new_zeros(self.split.size, *gradient.shape[1:])
         for start, part in self.split.pieces_of(gradient):
             full[start : start + len(part)] = part

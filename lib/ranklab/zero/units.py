@@ -3,7 +3,7 @@
     Shards     parameters that travel in one message; flat (sharded_model.py), or in rows
                (ranklab.fsdp)
     Unit       a module with its Shards
-    UnitHooks  all units of a model: their order, and what is done around forward and backward
+    UnitHooks  all units of a model: their order, and the calls around forward and backward
 
 data_parallel tells when a backward runs, when it ends, and whether the last one raised.
 """
@@ -149,7 +149,7 @@ class UnitHooks(EndOfBackward):
         """Return the unit's place in `order`, which this forward corrects if it differs."""
         place = self.position
         if self.order[place : place + 1] != [unit]:
-            self.order[place:] = [unit]  # the first forward, or one with another order
+            self.order[place:] = [unit]  # the first forward, or one with a different order
         self.position += 1
         return place
 
@@ -162,7 +162,7 @@ class UnitHooks(EndOfBackward):
 
     def backward_begins(self, _=None):
         """Gather the root, and make sure that finish() is called."""
-        self.await_end_of_backward()  # inside no_sync, too: units must be freed
+        self.await_end_of_backward()  # also inside no_sync: units must be freed
         self.root.end_gather()  # an earlier backward may have freed it
 
     def reduce(self, unit):

@@ -77,7 +77,7 @@ def run_the_next():
 
 def begin():
     if os.environ.get("RANKLAB_DIAGNOSE") and "ranklab.engine.server" not in " ".join(
-            sys.orig_argv):  # hooks.py observes its ranks by itself
+            sys.orig_argv):  # the server observes its ranks by itself
         sys.meta_path.insert(0, Finder())
         process.BaseProcess.run = run
     run_the_next()
