@@ -55,10 +55,10 @@ def layout_traffic(job, layout):
     step; with ep also "expert", and with cp also "context".
 
     These are the bytes that Traffic counts, except for small messages: the number of targets, the
-    norm of all gradients (8 bytes each), loads of experts, and the padding of rings. With zero=3
-    and virtual stages a run sends some percent more, because parameters outside blocks are gathered
-    for each stage. The formulas assume that all experts are chosen equally often, and that no token
-    is dropped.
+    norm of all gradients (8 bytes each), loads of experts; and for rounding, if a ring's tensor
+    does not divide evenly. With zero=3 and virtual stages a run sends some percent more, because
+    parameters outside blocks are gathered for each stage. The formulas assume that all experts are
+    chosen equally often, and that no token is dropped.
     """
     config, share, tokens = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
