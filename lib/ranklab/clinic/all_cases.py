@@ -1,4 +1,4 @@
-"""CASES: all incidents of the clinic; CASE has them by name."""
+"""CASES: all incidents of the clinic; CASE: the same by name."""
 
 from ranklab.clinic import hangs, run_state, sharding, silent_errors
 

@@ -1,4 +1,4 @@
-"""Case: an incident of the clinic. A mended program, and the edits that make it the broken one."""
+"""Case: an incident of the clinic: a fixed program, and the edits that break it."""
 
 import ast
 import inspect
@@ -12,13 +12,13 @@ from ranklab.basics.edits import edited_text
 
 @dataclass(frozen=True)
 class Case:
-    """A program that misbehaves, with its mend and the causes to choose from.
+    """A program that misbehaves, with its fix and the causes to choose from.
 
-    program  the mended one, the library's answer: a function that each rank calls, with group=None
-    edits    (mended text, broken text) pairs: the program as it was found, the stub of the lab
-    hidden   pairs for the same disease at another place, for `diagnose`
+    program  the fixed one, the library's answer: a function that each rank calls, with group=None
+    edits    (fixed text, broken text) pairs, which make the program as found, the lab's stub
+    hidden   pairs for the same disease in a different place, for `diagnose`
     causes   sentences to choose from, the right one first; the lab shows them sorted by their text
-    disease  the name that `ranklab diagnose` gives to it
+    disease  the name of the disease in `ranklab diagnose`
     """
 
     program: Callable
@@ -33,12 +33,12 @@ class Case:
 
     @property
     def choices(self):
-        """The causes as the lab shows them, numbered from 1."""
+        """The causes in the order of the lab, which numbers them from 1."""
         return sorted(self.causes)
 
     @property
     def cause(self):
-        """The number of the right one."""
+        """The number of the right cause."""
         return self.choices.index(self.causes[0]) + 1
 
     def broken_source(self):
@@ -46,7 +46,10 @@ class Case:
         return edited_source(self.program, self.edits)
 
     def is_as_found(self, program):
-        """Return whether only name, comments and empty lines differ; False for an unknown text."""
+        """Return whether `program` is the one found, but for name, comments and empty lines.
+
+        False if its text is unknown.
+        """
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(program)))
             tree.body[0].name = self.name
@@ -64,19 +67,18 @@ class Case:
 
 
 def edited_program(program, edits):
-    """Return a copy of the function with these edits, also where there are none."""
+    """Return a copy of the function with these edits, even if there are none."""
     return compiled_program(program, edited_source(program, edits))
 
 
 def edited_source(program, edits):
-    """Return the source of `program` with these (old, new) pairs; each old text must be there once.
-    """
+    """Return the source of `program` with these (old, new) pairs; each old text must occur once."""
     return edited_text(program, sum(edits, ()))
 
 
 def compiled_program(program, source):
-    """Return the function that `source` defines, with the names of the program's module."""
-    name = f"<{program.__name__} {hash(source) % 1000}>"  # not two alike: tracebacks show its lines
+    """Return the function defined by `source`, with the globals of the program's module."""
+    name = f"<{program.__name__} {hash(source) % 1000}>"  # unique: tracebacks show its lines
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     namespace = dict(vars(inspect.getmodule(program)), __name__="__main__")
     exec(compile(source, name, "exec"), namespace)

@@ -1,4 +1,4 @@
-"""Four detectors, exercises of lab 16: each finds a disease in plain lists of numbers."""
+"""Four detectors, exercises in lab 16: each finds a disease in plain lists of numbers."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""diagnose: which of the known diseases a run has, by what its ranks have shown (trace.py).
+"""diagnose: which of the known diseases a run has, by the records of its ranks (trace.py).
 
 In the modules NAME_detectors.py a detector takes [Rank, ...] and returns a sentence of evidence,
-or None. Evidence has numbers: what was seen, and what should have been. Four of them rest on
+or None. Evidence has numbers: what was seen, and what was expected. Four detectors use
 detectors.py, the exercises of lab 16.
 """
 
@@ -17,12 +17,12 @@ MODULES = (hang_detectors, gradient_detectors, drift_detectors, training_detecto
            sharding_detectors, run_state_detectors)
 
 
-CAUSES = {  # of what says less than they
+CAUSES = {  # {disease: its possible causes, which say more}
     "replicas_drift": {"collective_order", "rank_branch", "unsynchronised_start",
                        "change_in_flight", "stale_weights", "fp16_nan", "dropout_seeds",
                        "shard_norm", "old_shard"},
     "unsynchronised_start": {"old_shard"},
-    "memory_growth": {"stale_weights"},  # reductions that nobody waits for pile up
+    "memory_growth": {"stale_weights"},  # reductions that are never waited for pile up
 }
 
 
@@ -34,11 +34,11 @@ class Finding(NamedTuple):
 
 
 def diagnose(ranks, before=(), beside=()):
-    """Name the diseases of one run: [Finding, ...], or [] where none of the known ones is seen.
+    """Name the diseases of one run: [Finding, ...], or [] if no known disease is found.
 
     ranks   [Rank, ...] of the run (trace.py)
-    before  the Ranks of the run that this one goes on with; a resume is judged by both
-    beside  the Ranks of the same program on fewer ranks: without them no learning_rate is judged
+    before  the Ranks of the run that this run resumes; a resume is judged by both
+    beside  the Ranks of the same program on fewer ranks; without them learning_rate is not judged
     """
     findings, other_runs = {}, {"data_twice": [before], "optimizer_not_restored": [before],
                                 "learning_rate": [beside]}

@@ -1,4 +1,4 @@
-"""Digest: a tensor in five numbers, which are enough to see what is alike, scaled, or added up."""
+"""Digest: a tensor in five numbers, which show whether tensors are equal, scaled, or added up."""
 
 import functools
 import math
@@ -8,18 +8,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 SAMPLE = 1 << 14  # elements of a tensor that `dot` and `bits` look at
-ROWS = 256  # examples of a batch that have bits of their own
+ROWS = 256  # examples of a batch whose bits are recorded one by one
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGE = 2**63 - 1
 
 
 class Digest(NamedTuple):
-    """Two tensors with equal bits are the same, for all that can be told."""
+    """A tensor in five numbers; two tensors with equal `bits` are taken to be equal."""
 
     numel: int
     sum: float
     norm: float
-    dot: float  # with random numbers that depend on the length alone: it is linear
+    dot: float  # with random numbers that depend only on the length, so it is linear
     bits: int
 
 
@@ -48,14 +48,14 @@ def _digest_of_one(tensor):
 
 
 def has_numbers(tensor):
-    """Return whether the tensor has numbers: it is dense, not empty, and its memory is there."""
+    """Return whether the tensor has numbers: it is dense, not empty, and has memory."""
     tensor = plain(tensor)
     return (tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta"
             and not isinstance(tensor, FakeTensor) and tensor.untyped_storage().nbytes() > 0)
 
 
 def plain(tensor):
-    """Return this rank's numbers, without a graph: of a DTensor its shard."""
+    """Return this rank's numbers, without a graph; for a DTensor, its local shard."""
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
     return tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
 
@@ -67,14 +67,14 @@ def bits_of_rows(tensor):
 
 
 def _bits(rows):
-    """A number of each row that depends on all its bits and their places."""
+    """Return one number for each row, which depends on all its bits and their places."""
     words = rows.view(WORDS[rows.element_size()])
     return (words * _random(words.shape[1], words.device)[1]).sum(1) % LARGE
 
 
 @functools.lru_cache(64)
 def _random(n, device):
-    """n numbers between -1 and 1, and n odd integers; the same on every rank."""
+    """Draw n numbers between -1 and 1, and n odd integers, the same on every rank."""
     generator = torch.Generator().manual_seed(n)
     numbers = torch.rand(n, generator=generator, dtype=torch.float64) * 2 - 1
     integers = torch.randint(LARGE, (n,), generator=generator) | 1

@@ -1,4 +1,4 @@
-"""The detector of replicas that drift apart, and of the reason why.
+"""The detector of replicas that drift apart, and of the reason.
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -11,19 +11,19 @@ from ranklab.engine.report import rank_names
 
 
 def replicas_drift(ranks):
-    """Find ranks that begin with the same weights and do not keep them the same."""
+    """Find ranks whose weights are equal at the start and do not stay equal."""
     for group in copies(ranks):
         is_of_one_batch = with_same_data(group) == [group]
         if not is_of_one_batch and any(map(_shares_a_model, group)) and (evidence := _drift(group)):
             return evidence
-    for group in with_same_data(ranks):  # the parts of a split model; some weights all of them have
+    for group in with_same_data(ranks):  # the parts of a split model, which share some weights
         if evidence := _drift(group, _whole_places([r.steps[0] for r in group])):
             return evidence
     return _trained_by_some(ranks)
 
 
 def _drift(group, chosen=None):
-    """Say from where on these ranks' weights, or those of the chosen places, are not the same."""
+    """Return the evidence that these ranks' weights, or only the chosen ones, begin to differ."""
     steps = [each for each in zip(*(r.steps for r in group)) if all(step.weights for step in each)]
     apart = [_places_apart(each, chosen) for each in steps]
     first = next((i for i, places in enumerate(apart) if places), None)
@@ -50,15 +50,15 @@ def _places_apart(steps, chosen):
 
 
 def _is_apart(steps, apart):
-    """Whether a weight of these steps is apart by more than what rounding may do."""
+    """Return whether a weight differs in these steps by more than rounding may explain."""
     return any(abs(a.dot - b.dot) > 1e-5 * max(a.norm, b.norm) for place in apart[-1]
                for a, b in combinations([step.weights[place] for step in steps], 2))
 
 
 def _whole_places(first):
-    """The places of weights that all these steps have whole, where others are split; or none.
+    """List the places of weights that are whole in all these steps, if others are split.
 
-    Of a module that has a split weight, and of experts, none is meant to be the same.
+    Weights of experts, or of a module with a split weight, need not be equal: they are left out.
     """
     names, *others = [step.names for step in first]
     is_same = [len({digest.bits for digest in digests}) == 1
@@ -71,19 +71,19 @@ def _whole_places(first):
 
 
 def _is_split(group):
-    """They are parts of one model: stages send messages, and tokens go to experts."""
+    """Return whether the ranks hold parts of one model: stages that send messages, or experts."""
     return any(call.number < 0 or call.kind.startswith("all_to_all")
                for r in group for call in r.calls)
 
 
 def _shares_a_model(rank):
-    """Whether it ever gives weights or gradients to others; members of an ensemble do not."""
+    """Return whether the rank ever sends weights or gradients; an ensemble's members do not."""
     return any(call.kind in ("broadcast", "scatter") or call.in_backward or call.tensor
                for call in rank.calls if call.digest.numel > 1)
 
 
 def _gives_weights(rank, step):
-    """Whether the rank sends its weights around after this step: local SGD does."""
+    """Return whether the rank communicates its weights after this step, as in local SGD."""
     totals = {each.number: (sum(digest.numel for digest in each.weights),
                             sum(digest.sum for digest in each.weights))
               for each in rank.steps if each.weights}
@@ -97,7 +97,7 @@ def _gives_weights(rank, step):
 
 
 def _why(group, before, after, places):
-    """Which gradients were not reduced, or that something else has changed the weights."""
+    """Return a sentence on which gradients were not reduced, or what else changed the weights."""
     number = before[0].number
     finals = [[step.final[place] for step in before] for place in places]
     if all(len({digest and digest.bits for digest in each}) == 1 for each in finals):
@@ -123,7 +123,7 @@ def _why(group, before, after, places):
 
 
 def _trained_by_some(ranks):
-    """Ranks that take the same gradients, of which one trains more of the same model."""
+    """Find ranks with the same gradients, one of which trains more parameters of the same model."""
     with_steps = [r for r in ranks if r.steps and all(r.steps[0].names)]
     for a in with_steps:
         for b in with_steps:

@@ -1,4 +1,4 @@
-"""Detectors that compare what optimizers take with what the ranks' backwards have computed.
+"""Detectors that compare the optimizers' gradients with those computed by the ranks' backwards.
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -10,10 +10,10 @@ from statistics import median
 from ranklab.clinic.replicas import MOST, name_of, repeats_a_batch, replicas, together
 from ranklab.engine.report import rank_names
 
-NEAR = 0.02  # bfloat16 on the way rounds as much
+NEAR = 0.02  # rounding to bfloat16 in messages may change that much
 
 
-# --- put together by the wrong operation ----------------------------------------------------------
+# --- combined by the wrong operation --------------------------------------------------------------
 
 def wrong_reduction(ranks):
     """Find numbers of several ranks that are combined by the wrong operation, such as sum for mean.
@@ -22,7 +22,8 @@ def wrong_reduction(ranks):
 
 
 def _largest_norm(ranks):
-    """The largest of the ranks' norms is taken, where each has another part of the gradient."""
+    """Find a maximum of the ranks' norms, although each rank has a different part of the gradient.
+    """
     for rank in ranks:
         for call in rank.calls:
             is_norm = call.norm > 0 and any(math.isclose(call.digest.sum, call.norm**power,
@@ -38,8 +39,8 @@ def _largest_norm(ranks):
 
 
 def _sum_for_mean(ranks):
-    """An optimizer takes the sum of what ranks gave, where each rank's loss is a mean. Or their
-    mean, where each rank's loss is R times a mean; R is 3 or more: 2 may be a loss's own factor.
+    """Find an optimizer that takes the sum of the ranks' gradients of mean losses. Or their mean,
+    if each rank's loss is R times a mean; R is 3 or more, because 2 may be a factor of the loss.
     """
     for group in replicas(ranks):
         R, steps = len(group), together(group)
@@ -60,7 +61,7 @@ def _sum_for_mean(ranks):
 
 
 def _scattered_sum(ranks):
-    """The same, where each rank keeps a part of the sum."""
+    """Find a sum instead of a mean, as in _sum_for_mean, if each rank keeps a part of the sum."""
     R, is_sick = len(ranks), []
     for steps in together(ranks):
         factors = [step.factors for step in steps]
@@ -82,7 +83,7 @@ def micro_steps_summed(ranks):
         is_sick = []
         for each in accumulated:
             share, K = _share(each), _micro_steps(each)
-            of_all = R if math.isclose(share, 1, rel_tol=NEAR) else 1  # the sum is of ranks, too
+            of_all = R if math.isclose(share, 1, rel_tol=NEAR) else 1  # also a sum over ranks
             is_sick.append(
                 any(math.isclose(share, x, rel_tol=NEAR) for x in (1, 1 / R)) and any(
                     _is_near(weight, R * K / of_all) for weight in _weights(each)))
@@ -95,7 +96,7 @@ def micro_steps_summed(ranks):
 
 
 def micro_steps_lost(ranks):
-    """Find steps whose first micro-steps are missing from the gradient that the optimizer takes."""
+    """Find steps whose first micro-steps are missing from the optimizer's gradient."""
     for group in replicas(ranks) or [[r] for r in ranks]:
         steps = together(group)
         lost = [count for each in steps if (count := _lost(each))]
@@ -108,7 +109,7 @@ def micro_steps_lost(ranks):
 
 
 def _lost(steps):
-    """How many of the first backwards are not in the gradient; 0 where that can't be told."""
+    """Return how many of the first backwards are missing in the gradient; 0 if it is not known."""
     K, R = _like_backwards(steps), len(steps)
     if K < 2 or repeats_a_batch(steps[0]):
         return 0
@@ -130,13 +131,13 @@ def _lost(steps):
 
 
 def _micro_steps(steps):
-    """The number of like backwards in a step, if they are of one line; else 1."""
+    """Return the number of similar backwards in a step if they begin at one line, else 1."""
     lines = {line for step in steps for line in step.begins}
     return _like_backwards(steps) if len(lines) == 1 else 1
 
 
 def _like_backwards(steps):
-    """The number of backwards in a step, if they come to the same gradients; else 1."""
+    """Return the number of backwards in a step if they reach the same parameters, else 1."""
     K = len(steps[0].local)
     gradients = {sum(dot is not None for dot in dots) for step in steps for dots in step.local}
     reached = {count for step in steps for count in step.reached}
@@ -145,7 +146,7 @@ def _like_backwards(steps):
 
 
 def _share(steps):
-    """What the optimizer takes, as a multiple of the sum of all that ranks gave in this step."""
+    """Return the optimizer's gradient as a multiple of the sum of all ranks' in this step."""
     shares = []
     for place, final in enumerate(steps[0].final):
         dots = [dots[place] for step in steps for dots in step.local if dots[place] is not None]
@@ -155,9 +156,9 @@ def _share(steps):
 
 
 def _weights(steps):
-    """For each kind of loss, the weights of all targets of all ranks and backwards, added up.
+    """Return, for each kind of loss, the sum of the weights of all ranks' and backwards' targets.
 
-    One of a mean over R ranks is R: the division comes later. Ranks with the same targets, as in
+    It is R for a mean over R ranks: the division comes later. Ranks with the same targets, as in
     tensor parallelism, count once.
     """
     data, total = {}, Counter()
@@ -188,7 +189,7 @@ def change_in_flight(ranks):
 
 
 def unused_parameters(ranks):
-    """Find parameters that a step did not use, and for whose gradients DDP waits."""
+    """Find parameters that a step did not use, although DDP waits for their gradients."""
     told = [r for r in ranks if "Expected to have finished reduction" in r.fate]
     for r in told:
         last = next((step for step in reversed(r.steps) if step.final), None)
@@ -203,7 +204,8 @@ def unused_parameters(ranks):
 
 
 def no_gradient(ranks):
-    """Find a rank on which backward runs, but the optimizer has no gradient and changes nothing."""
+    """Find a rank whose backward runs although its optimizer has no gradient, so nothing changes.
+    """
     for r in ranks:
         steps = [step for step in r.steps if step.final and step.backwards]
         if len(steps) > 3 and not any(any(step.final) or step.outside for step in steps):

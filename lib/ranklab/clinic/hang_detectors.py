@@ -1,4 +1,4 @@
-"""Detectors of hangs and slowdowns (which rank is slow is judged as in resilience).
+"""Detectors of hangs and slowdowns (slow ranks are judged as in resilience).
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -19,8 +19,8 @@ from ranklab.resilience.straggler import find_straggler
 
 ONE_SIZE = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather_into_tensor")
 LIMIT = re.compile("[Tt]imed out|[Tt]imeout")
-SLOW = 1.5  # times the usual work in a step
-LEAST = 100  # MFLOP in a step: of less work, starting the ops takes most of the time
+SLOW = 1.5  # times the median work in a step
+LEAST = 100  # MFLOP in a step: with less work, launching the ops takes most of the time
 
 
 def collective_order(ranks):
@@ -39,7 +39,7 @@ def collective_order(ranks):
 
 
 def _other_parameters(ranks):
-    """Ranks that take the same gradients have their parameters in another order."""
+    """Find ranks with the same gradients whose parameters are in different orders."""
     for group in replicas(ranks):
         a, b = group[0].steps[0], group[1].steps[0]
         if a.names != b.names and sorted(a.names) == sorted(b.names) and all(a.names):
@@ -51,7 +51,7 @@ def _other_parameters(ranks):
 
 
 def _other_words(ranks):
-    """A line reduces one thing after the other, and each rank begins with another one."""
+    """Find a line that reduces several things in turn, in a different order on each rank."""
     for group, calls in _groups(ranks).items():
         by_line = defaultdict(list)
         for turn in zip(*calls.values()):
@@ -72,7 +72,7 @@ def _other_words(ranks):
 
 
 def rank_branch(ranks):
-    """Find a call that some ranks of a group make and others don't."""
+    """Find a call that some ranks of a group make and others do not."""
     for group, calls, number in _differences(ranks):
         if branch := _call_of_some(calls, number):
             line, callers = branch
@@ -88,7 +88,9 @@ def rank_branch(ranks):
 
 
 def _fewer_calls(ranks, group, calls):
-    """Say who waits, or waited, in a call to which others of the group did not come."""
+    """Return the evidence that ranks wait, or waited, in a call that others of the group did not
+    reach.
+    """
     by_number = {rank: _by_number(ranks, rank) for rank in calls}
     largest = max(map(len, calls.values()))
     failed = [rank for rank in calls if by_number[rank].fate.startswith("raised")]
@@ -114,7 +116,7 @@ def _fewer_calls(ranks, group, calls):
 
 
 def _skipped_batch(ranks, late, waiting):
-    """Say in which step a rank that is behind had a batch more than the others, and left it."""
+    """Return the step in which a late rank had one more batch than the others and skipped it."""
     for rank in late:
         own, others = _by_number(ranks, rank), [_by_number(ranks, other) for other in waiting]
         for steps in zip(own.steps, *(other.steps for other in others)):
@@ -141,7 +143,7 @@ def communicator_order(ranks):
 
 
 def message_circle(ranks):
-    """Find ranks that wait for one another in a circle, at least one of them in a message."""
+    """Find ranks that wait for each other in a circle, at least one of them in a message."""
     last, waits = waits_of(ranks)
     circle = detectors.circle_of_waits(waits)
     if not any(last[rank].number < 0 for rank in circle):
@@ -151,7 +153,7 @@ def message_circle(ranks):
 
 
 def waits_of(ranks):
-    """Return ({rank: its last call}, {rank: ranks that it waits for}) for the ranks that wait.
+    """Return ({rank: its last call}, {rank: ranks that it waits for}) for the waiting ranks.
 
     A collective waits for the ranks that have not begun it, a message for its other end.
     """
@@ -207,8 +209,8 @@ def straggler(ranks):
     """Find a rank that has more work in a step than the others, which wait for it.
 
     Work is counted, not timed, because on a busy machine a healthy rank is slow as well. So a rank
-    that is slow for another reason (its card, its loader) is not seen; find_straggler of lab 14
-    sees it.
+    that is slow for a different reason (its card, its loader) is not found; find_straggler in lab
+    14 finds it.
     """
     alike = [r for r in ranks if r.steps and [m and m.numel for m in r.steps[0].final]
              == [m and m.numel for m in ranks[0].steps[0].final]] if ranks[0].steps else []
@@ -228,14 +230,14 @@ def straggler(ranks):
 DETECTORS = {each.__name__: each for each in (
     collective_order, rank_branch, communicator_order, message_circle, sync_every_micro_step,
     straggler)}
-# These look at all of a run at once.
+# These look at a whole run at once.
 WHOLE = "collective_order", "rank_branch", "communicator_order", "message_circle"
 
 
 def whereabouts(ranks):
-    """Say of each rank that did not return where it waits, and after which calls.
+    """Report where each rank that did not return waits, and after which calls.
 
-    Returns: a line for each of these ranks, and one for the ranks that have left no trace.
+    Returns: a line for each of these ranks, and one for the ranks without a record.
     """
     lines = []
     for r in ranks:
@@ -252,7 +254,7 @@ def whereabouts(ranks):
 
 
 def _process_state(rank):
-    """Say what the rank's process does, or that there is none; no other host can tell."""
+    """Describe the state of the rank's process, if there is one; only its own host knows."""
     if not rank.process or rank.process[0] != socket.gethostname():
         return "it runs, or was killed"
     with contextlib.suppress(psutil.Error):
@@ -262,7 +264,7 @@ def _process_state(rank):
 
 
 def process_of(rank):
-    """Return the rank's process on this host, or None where there is none any more."""
+    """Return the rank's process on this host, or None if it has ended."""
     host, number, began = rank.process or ("", 0, 0)
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(number) if host == socket.gethostname() else None
@@ -280,7 +282,7 @@ def has_difference(ranks):
 # --- groups and their calls -----------------------------------------------------------------------
 
 def _groups(ranks):
-    """{group: {rank: its calls there, from a number that all have}}"""
+    """Return {group: {rank: its calls there, from a number that all ranks have}}."""
     groups = defaultdict(dict)
     for r in ranks:
         for name, members in r.groups.items():
@@ -294,7 +296,7 @@ def _groups(ranks):
 
 
 def _differences(ranks):
-    """(group, calls, number of the first that differs) of each group in which there is one."""
+    """Yield (group, calls, number of the first call that differs), if one differs in the group."""
     shapes = {r.number: tuple(m and m.numel for m in r.steps[0].final) if r.steps else ()
               for r in ranks}
     for group, calls in _groups(ranks).items():
@@ -308,16 +310,16 @@ def _differences(ranks):
 
 
 def _key(call, knows_tensor):
-    size = call.digest.numel if call.kind in ONE_SIZE else None  # on all ranks the same
+    size = call.digest.numel if call.kind in ONE_SIZE else None  # the same on all ranks
     tensor = call.tensor if knows_tensor and call.kind == "all_reduce" else ""
     return call.kind, call.root, size, tensor
 
 
 def _call_of_some(calls, number):
-    """(line, its ranks) of the call with this number that the other ranks left out; else None.
+    """Return (line, its ranks) of the call with this number that the other ranks skipped; or None.
 
-    They never come to its line, while these ranks come to the lines of the others. Or they have
-    passed it: in their last step they came to it before the line where they are now.
+    The others never reach its line, although its ranks reach the lines of the others. Or the others
+    have passed it: in their last step they reached it before the line where they are now.
     """
     line_of = {rank: rank_calls[number].line for rank, rank_calls in calls.items()
                if len(rank_calls) > number}
@@ -336,12 +338,12 @@ def _call_of_some(calls, number):
 
 
 def _has_passed(rank_calls, line):
-    """Whether the last of these calls followed one at this line a step ago, and now does not."""
+    """Return whether the last call followed a call at this line a step ago, and now does not."""
     *earlier, now = rank_calls
     came = [call.line for call in earlier]
     if now.line not in came or line not in came:
         return False
-    before = len(came) - 1 - came[::-1].index(now.line)  # when it was last where it is now
+    before = len(came) - 1 - came[::-1].index(now.line)  # its last visit to this line
     return line in came[:before] and line not in came[before:] and any(
         call.step < now.step for call in earlier if call.line == line)
 

@@ -1,6 +1,6 @@
-"""Incidents in which ranks wait for each other for ever. slowdowns.py has those that are only slow.
+"""Incidents in which ranks wait for each other forever. slowdowns.py has those that are only slow.
 
-A program uses what its lab's import cells bind: torch, dist, F, device, digits.
+A program uses names from its lab's import cells: torch, dist, F, device, digits.
 """
 
 import torch

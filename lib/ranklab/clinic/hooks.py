@@ -1,9 +1,9 @@
-"""Observe a rank: hooks and wrappers that hand what happens to its Observer.
+"""Observe a rank: hooks and wrappers that report events to its Observer.
 
     RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks [-m] PROGRAM ARGUMENTS
 
-runs a program that knows nothing of it. Ranks that `launch` starts inside observation() are
-observed, too. Nothing is sent between ranks.
+runs a program that needs no changes. Ranks that `launch` starts inside observation() are also
+observed. Nothing is sent between ranks.
 """
 
 import atexit
@@ -30,15 +30,15 @@ from ranklab.clinic.observer import Observer, address_of, line_of_program, place
 from ranklab.clinic.trace import Step
 from ranklab.clinic.wrappers import around
 
-OBSERVERS = []  # of this process: one, from the moment that its group is up until it ends
-DETAILS = 50  # steps: after these, every 50th has digests of all parameters
+OBSERVERS = []  # this process's one, from the moment that its group is up until it ends
+DETAILS = 50  # steps: after these, only every 50th has digests of all parameters
 
 
 @contextlib.contextmanager
 def observation(folder):
-    """Observe the ranks that are launched inside the block, also by a program that it starts.
+    """Observe the ranks that are launched inside the block, also those launched by a subprocess.
 
-    folder: where they write; RANKLAB_DIAGNOSE tells them
+    folder: where they write; RANKLAB_DIAGNOSE passes it on
     """
     startup = str(Path(__file__).with_name("startup"))  # for the ranks of other launchers
     path = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
@@ -48,7 +48,8 @@ def observation(folder):
 
 
 def observe_rank(fn):
-    """Observe this rank, whose group is up; return a function that calls `fn` and notes its end."""
+    """Observe this rank, whose group is up; return a function that calls `fn` and records its end.
+    """
     begin()
     OBSERVERS[0].lines.write("launched")
 
@@ -70,7 +71,7 @@ def begin_by_itself():
 
 @contextlib.contextmanager
 def ending():
-    """Write how the block ended."""
+    """Record how the block ended."""
     try:
         yield
     except BaseException as error:
@@ -80,9 +81,9 @@ def ending():
 
 
 def note_end(error=None):
-    """Write how this rank ended, if it is observed and has not been told before."""
+    """Record how this rank ended, if it is observed and its end is not recorded yet."""
     if isinstance(error, SystemExit) and error.code and error.__context__:
-        error = error.__context__  # multiprocessing's spawn says so what a rank has raised
+        error = error.__context__  # the rank's own error, hidden by multiprocessing's spawn
     is_good = error is None or isinstance(error, SystemExit) and not error.code
     while OBSERVERS:
         OBSERVERS.pop().lines.write("fate", "returned" if is_good else f"raised {error!r}"[:300])
@@ -126,7 +127,7 @@ def _optimizers(observer):
 
 
 def _begin_step(observer, optimizer, args, options):
-    """Look at what the optimizer will take: now, or after the closure that comes to it."""
+    """Record the gradients that the optimizer will use: now, or after its closure computes them."""
     closure = args[1] if len(args) > 1 else options.get("closure")
     if closure is None:
         _before_step(observer, optimizer)
@@ -179,7 +180,7 @@ def _has_details(observer):
 
 @quiet
 def _gradient(observer, key, gradient):
-    """A parameter's gradient of this rank, before a wrapper reduces it."""
+    """Record a parameter's gradient on this rank, before a wrapper reduces it."""
     if observer.accumulates and _has_details(observer):
         with _disable_current_modes(), torch.no_grad():
             observer.local[-1][key] = digest_of(gradient).dot
@@ -196,7 +197,7 @@ def _write_step(observer, optimizer):
 
 
 def _after_step(observer, optimizer):
-    if observer.step:  # else an optimizer inside this one has written it, or it was not seen
+    if observer.step:  # else an optimizer inside this one has recorded it, or it was not seen
         _write_step(observer, optimizer)
         observer.steps += 1
         observer.step = None
@@ -208,7 +209,7 @@ def _after_step(observer, optimizer):
 # --- the model and backward -----------------------------------------------------------------------
 
 def _modules(observer):
-    depth, waits = [0], [False]  # for a batch: a model that takes keywords hands it on
+    depth, waits = [0], [False]  # waits for a batch: a model with keyword arguments passes it on
 
     def before(module, args):
         depth[0] += 1
@@ -230,7 +231,7 @@ def _modules(observer):
 
 @quiet
 def _enters(observer, args):
-    """A batch enters the model, if one of these is one. Returns whether that is so."""
+    """Record a batch that enters the model, if one of `args` is a batch; return whether one is."""
     batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
     if batch is not None:
         observer.rows.append(bits_of_rows(batch))
@@ -285,8 +286,8 @@ def _backward(observer):
 
 
 def main():
-    """Run the program of the command line; observe it from the moment its group is up."""
-    for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may start it, too
+    """Run the program on the command line; observe it from the moment that its group is up."""
+    for owner in (dist, dist.distributed_c10d, dist.device_mesh):  # a mesh may also start it
         around(owner, "init_process_group",
                after=lambda *_: begin())
     sys.argv[:] = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""look(): the first thing to do with a program that misbehaves. The labs' bugs use it."""
+"""look(): the first thing to do with a program that misbehaves. The labs' bug hunts use it."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from ranklab.engine import HangError, RankError, launch
 def look(program, ranks=4, **settings):
     """Run a program that returns a dict on `ranks` ranks, and print what each rank returns.
 
-    The weights are left out. Of a run that hangs or fails the report is printed.
+    The weights are left out. If the run hangs or fails, its report is printed.
     settings  keyword arguments of the program
     """
     try:

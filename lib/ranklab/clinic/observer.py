@@ -1,4 +1,4 @@
-"""Observer: what a rank's ops tell, from one optimizer step to the next. hooks.py puts it in."""
+"""Observer: record a rank's ops from one optimizer step to the next. hooks.py attaches it."""
 
 import ast
 import functools
@@ -19,16 +19,16 @@ from ranklab.meter.ops import NAMESPACES, read_ops
 from ranklab.meter.storage import tensors_in
 from ranklab.meter.watcher import Watcher
 
-INPUTS = "input_tensor", "inputs", "input", "input_tensors"  # what a rank gives, by torch's names
+INPUTS = "input_tensor", "inputs", "input", "input_tensors"  # torch's names for a rank's input
 MESSAGES = ("send", "recv")
 FLAT = "_allgather_base_", "all_gather_into_tensor", "allgather_into_tensor_coalesced_"
 MASKS = 16  # of a step
-WORD = 40  # characters of a string that may say what is reduced
-ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts it on GPUs alone
+WORD = 40  # characters of a string that may name what is reduced
+ATTENTION = "_scaled_dot_product_flash_attention"  # torch counts its FLOPs only on GPUs
 FLOPS = flop_registry | {
     getattr(torch.ops.aten, f"{ATTENTION}_for_cpu{way}"):
         flop_registry[getattr(torch.ops.aten, ATTENTION + way)] for way in ("", "_backward")}
-SMALLEST = 16  # numbers of a mask: two of so many are not alike by chance; and of a gradient
+SMALLEST = 16  # numbers of a mask: two of that size are not equal by chance; and of a gradient
 NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer",
                    "ranklab.clinic.hooks", "ranklab.clinic.wrappers", "ranklab.engine",
                    "ranklab.meter")
@@ -37,30 +37,30 @@ NOT_THE_PROGRAM = ("torch.", "contextlib", "threading", "ranklab.clinic.observer
 def quiet(method):
     """Wrap a method of an observer so that its errors never stop the program.
 
-    The errors are written, for the report.
+    The errors are recorded, for the report.
     """
     @functools.wraps(method)
     def call(observer, *args):
         try:
             return method(observer, *args)
-        except Exception as error:  # whatever it is: it is ours
+        except Exception as error:  # any error here is ours
             observer.fail(error)
 
     return call
 
 
 class Observer:
-    """Watch from now on what this thread and backward compute, and write what they send."""
+    """Watch the computation of this thread and of backward, and record what they send."""
 
     def __init__(self, folder, rank):
         self.lines = Lines(folder, rank)
         self.optimizers, self.steps, self.pending = [], 0, []
-        self.in_flight = []  # (its Work, Span, name, line) of what is given to a collective
+        self.in_flight = []  # (its Work, Span, name, line) of each tensor given to a collective
         self.order, self.next_number = weakref.WeakKeyDictionary(), itertools.count()
         self.everyone = dist.group.WORLD.group_name
         self.numbers, self.groups = {}, set()  # of calls in each group
-        self.reduction = None  # of the function of torch.distributed that runs
-        self.numel, self.spans = 0, []  # numbers that this rank gives to that function; where
+        self.reduction = None  # of the torch.distributed function that is running
+        self.numel, self.spans = 0, []  # count and memory of this rank's input to that function
         self.in_backward, self.accumulates, self.is_half = False, False, False
         self.alive, self.validated = {}, {}
         self.failures, self.step = set(), None
@@ -71,23 +71,23 @@ class Observer:
         Watcher(self, self.after_op, self.before_op).__enter__()
 
     def begin_step(self):
-        """Forget what was seen of the step before, and observe the next one."""
+        """Forget the previous step, and observe the next one."""
         self.backwards, self.flops, self.largest = 0, 0, 0.0
         self.losses, self.values, self.rows, self.masks, self.sums = [], [], [], [], []
         self.local, self.begins = [{}], []  # of each backward: {id of a parameter: dot}
         self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places, self.clip, self.unscale = None, 1.0, 1.0
-        self.norms, self.halves, self.told = [], [], 0  # losses whose log_softmax comes yet
+        self.norms, self.halves, self.told = [], [], 0  # losses before their log_softmax
 
     def fail(self, error):
-        """Write what an observer could not do, once for each kind of error."""
+        """Record an observer's error, once for each kind of error."""
         if (kind := f"{type(error).__name__}: {error}"[:200]) not in self.failures:
             self.failures.add(kind)
             self.lines.write("failure", kind)
 
     def number_of(self, optimizer):
-        """Return the number of an optimizer, which keeps it."""
+        """Return the number of an optimizer, which stays the same."""
         if optimizer not in self.order:
             self.order[optimizer] = next(self.next_number)
         return self.order[optimizer]
@@ -151,7 +151,7 @@ class Observer:
                            for kind, x in (("weight", p), ("gradient", p.grad))}
         address = address_of(tensor)
         kind, number, p = self.places.get(address, ("", 0, None))
-        now = p.grad if kind == "gradient" else p  # what was freed may have left its place
+        now = p.grad if kind == "gradient" else p  # a freed tensor's memory may be reused
         return f"{kind} {number}" if address and address_of(now) == address else ""
 
     def _norm(self):
@@ -187,7 +187,8 @@ class Observer:
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def _look_for_changes(self, tensors):
-        """An op works in place on these: does it change what a collective still reads?"""
+        """Record whether an in-place op on these tensors changes one that a collective still reads.
+        """
         self.in_flight = [entry for entry in self.in_flight if entry[0]() and entry[1].is_there()]
         spans = [Span(tensor) for tensor in tensors if has_numbers(tensor)]
         for entry in [entry for entry in self.in_flight
@@ -195,16 +196,16 @@ class Observer:
             self.lines.write("change", *entry[2:], line_of_program())
             self.in_flight.remove(entry)
 
-    # --- ops that are looked at, by their names in aten -------------------------------------------
+    # --- ops that are recorded, by their names in aten --------------------------------------------
 
     def _look_nll_loss_backward(self, args, result):
         gradient, _, targets, weight, reduction, ignored, *_ = args
         self.told += 1
-        if weight is None:  # all classes weigh the same
+        if weight is None:  # all classes have equal weight
             self._loss(gradient, targets, reduction, (targets != ignored).sum().item())
 
     def _look__log_softmax_backward_data(self, args, result):
-        """What a program picks from log_softmax by itself; rows' sums are the targets' weights."""
+        """Record a loss computed from log_softmax by the program; row sums are targets' weights."""
         if self.told:  # nll_loss_backward has been here
             self.told -= 1
         elif args[0].dim():
@@ -220,18 +221,18 @@ class Observer:
     def _loss(self, gradient, targets, reduction, count):
         if reduction:  # a mean (1) or a sum (2)
             weight = gradient.item() / (max(count, 1) if reduction == 1 else 1)
-        else:  # a number for each target: with a mask, one for those that it leaves
+        else:  # one number for each target, or for each that a mask keeps
             weights = plain(gradient)[plain(gradient) != 0].double()
             count, weight = weights.numel(), weights.mean().item() if weights.numel() else 0.0
             if weight <= 0 or (weights - weight).abs().max() > 1e-3 * weight:
-                return  # targets weigh differently by themselves
+                return  # the targets have different weights on purpose
         self.losses.append(Loss(count, weight, digest_of(targets).bits))
 
     def _look_embedding(self, args, result):
         self.embed.add(address_of(args[0]))
 
     def _look_bernoulli_(self, args, result):
-        """A mask of dropout, on a CPU; what it is applied to comes with the next product."""
+        """Record a dropout mask, on a CPU; the next product shows the tensor it is applied to."""
         if torch.is_grad_enabled() and len(self.masks) < MASKS and result.numel() >= SMALLEST:
             self.fresh[place(result)] = len(self.masks)
             self.masks.append([digest_of(result != 0).bits, None])
@@ -248,7 +249,7 @@ class Observer:
             self.masks.append([digest_of(result[1]).bits, digest_of(args[0]).bits])
 
     def _look_native_batch_norm(self, args, result):
-        """In eval() the statistics that it uses are written, a hundred times a step at most."""
+        """Record the statistics that it uses in eval(), at most a hundred times a step."""
         count = self.validated[self.steps] = self.validated.get(self.steps, 0) + (not args[5])
         if not args[5] and args[3] is not None and count <= 100:
             mean = digest_of(args[3])
@@ -271,7 +272,7 @@ class Observer:
     _look__foreach_div_ = _look_div_
 
     def _scaled(self, args, power):
-        """What a reduce_scatter gave is multiplied."""
+        """Record the factor by which the result of a reduce_scatter is multiplied."""
         for tensor in tensors_in(args[0]) if self.scattered else ():
             if place(tensor) in self.scattered:
                 factor = args[1] if len(args) > 1 else math.nan
@@ -284,22 +285,23 @@ class Observer:
         self.unscale = args[2].item()
 
     def _look_copy_(self, args, result):
-        if self.scattered and self.reduction is None:  # else it is gloo's own
+        if self.scattered and self.reduction is None:  # else it is gloo's own division
             self.scattered.pop(place(args[0]), None)
 
 
 def address_of(tensor):
-    """Return where the tensor's first number lies; None where it has no numbers."""
+    """Return the address of the tensor's first number; None if it has no numbers."""
     return plain(tensor).data_ptr() if tensor is not None and has_numbers(tensor) else None
 
 
 def place(tensor):
-    """Return where the tensor's memory begins: the same for views of it; None as above."""
+    """Return the start of the tensor's storage, the same for its views; None if it has no numbers.
+    """
     return plain(tensor).untyped_storage().data_ptr() if has_numbers(tensor) else None
 
 
 class Span:
-    """Where a tensor's numbers lie, for as long as they do."""
+    """The memory of a tensor's numbers, as long as it exists."""
 
     def __init__(self, tensor):
         flat = plain(tensor)
@@ -321,7 +323,7 @@ def line_of_program():
 
 
 def words_of_program():
-    """Return the strings over which a loop of the program goes, around the line of this call:
+    """Return the string variables of the program's loops around the line of this call:
     {"name": "wiki"}. No other variable is read: it might be a password.
     """
     frame = _frame_of_program()
@@ -333,10 +335,10 @@ def words_of_program():
 
 @functools.lru_cache(None)
 def _loops_of(filename):
-    """[(first line, last line, names that it sets)] of each for loop in this file."""
+    """List (first line, last line, names that it sets) for each for loop in this file."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
-    except SyntaxError:  # a notebook's magic, say
+    except SyntaxError:  # for example, a notebook's magic
         return []
     return [(node.lineno, node.end_lineno,
              [name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)])

@@ -1,22 +1,22 @@
-"""What ranks have in common: steps side by side, gradients, data, the weights they began with."""
+"""What ranks have in common: matching steps, gradients, data, and initial weights."""
 
 import math
 from collections import defaultdict
 
-MOST = 0.8  # of the steps must show it
+MOST = 0.8  # share of the steps that must show a disease
 
 
 def together(ranks):
     """Line up the steps of these ranks: [(the first step of each rank), ...].
 
-    A step is left out where one of the ranks has no digests.
+    A step is left out if one of the ranks has no digests for it.
     """
     steps = zip(*(r.steps for r in ranks))
     return [each for each in steps if all(step.final for step in each)]
 
 
 def replicas(ranks):
-    """List the groups of two or more ranks that always take the same gradients for all they train.
+    """List the groups of two or more ranks whose gradients of all parameters are always equal.
 
     Gradients that are all 0, or not finite, are no evidence.
     """
@@ -32,7 +32,7 @@ def replicas(ranks):
 def copies(ranks):
     """List the groups of two or more ranks that had the same weights at their first step.
 
-    A weight whose numbers are all equal, as a bias begins, is no evidence.
+    A weight whose numbers are all equal, like a new bias, is no evidence.
     """
     groups = defaultdict(list)
     for r in ranks:
@@ -45,15 +45,13 @@ def copies(ranks):
 
 
 def repeats_a_batch(step):
-    """Return whether a batch entered the model twice, as with L-BFGS or sharpness-aware training.
-    """
+    """Return whether a batch entered the model twice, as in L-BFGS or sharpness-aware training."""
     batches = list(map(str, step.rows))
     return len(set(batches)) < len(batches)
 
 
 def with_same_data(ranks):
-    """List the groups of two or more ranks that had the same batches, like parts of a split model.
-    """
+    """List the groups of two or more ranks with the same batches, like parts of a split model."""
     groups = defaultdict(list)
     for r in ranks:
         batches = [(step.rows, targets_of(step)) for step in r.steps[:10]]
@@ -68,7 +66,7 @@ def is_constant(digest):
 
 
 def gives_gradient(call):
-    """Return whether a call reduces gradients, and not a single number such as a loss."""
+    """Return whether a call reduces gradients, not a single number such as a loss."""
     return "reduce" in call.kind and (call.in_backward or call.backwards > 0) and (
         call.digest.numel > 1)
 

@@ -1,7 +1,7 @@
-"""Incidents of what a run keeps: its numbers, memory, data files, and checkpoints (labs 14 and 16).
+"""Incidents in the state of a run: numbers, memory, data files, and checkpoints (labs 14 and 16).
 
-The programs use what their labs' import cells bind, and no more: hashlib, io, tempfile, Path,
-torch, dist, nn, F, device, digits (ranklab.data.images), stored_shards (ranklab.clinic.shards).
+The programs use only names from their labs' import cells: hashlib, io, tempfile, Path, torch, dist,
+nn, F, device, digits (ranklab.data.images), stored_shards (ranklab.clinic.shards).
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Detectors of diseases of what a run keeps: its numbers, memory, data files, checkpoints.
+"""Detectors of diseases in the state of a run: numbers, memory, data files, checkpoints.
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -6,7 +6,7 @@ A detector takes the Ranks of a run (trace.py); it returns its evidence, a sente
 import itertools
 from statistics import median
 
-LARGEST = 20  # times the largest number of all other batches: no data is so by itself
+LARGEST = 20  # times the largest number of all other batches: healthy data is never that large
 LOUD = 5  # times the usual loss
 LATE = 5  # steps that a save in a thread may come late
 LOOKS = 50  # at the examples that have come
@@ -27,7 +27,7 @@ def fp16_nan(ranks):
 
 
 def memory_growth(ranks):
-    """Find a rank on which the memory that is alive after a step grows with each step."""
+    """Find a rank on which the memory in use after a step grows with each step."""
     for r in ranks:
         alive = [step.memory for step in r.steps][2:]
         growths = [b - a for a, b in zip(alive, alive[1:])]
@@ -43,7 +43,7 @@ def memory_growth(ranks):
 
 
 def corrupt_shard(ranks):
-    """Find a batch that has numbers like no other batch, and a loss that shows it."""
+    """Find a batch with numbers unlike any other batch's, and a loss that shows it."""
     batches = [(step.largest, max(step.values, default=0), r.number, step.number)
                for r in ranks for step in r.steps if step.largest and step.values]
     if len(batches) < 8:
@@ -61,9 +61,9 @@ def corrupt_shard(ranks):
 
 
 def data_twice(ranks, before):
-    """Find examples that come again, after a resume, before all others have come as often.
+    """Find examples that are repeated after a resume before all others have been used as often.
 
-    The resume is inside this run, or this run goes on with the run `before`.
+    The resume is inside this run, or this run resumes the run `before`.
     """
     cut, kept = max((_resume(r, ranks) for r in ranks if r.loads), default=(0, 0))
     old = _by_step(r.steps for r in before) + _by_step(r.steps[:kept] for r in ranks)
@@ -80,10 +80,10 @@ def data_twice(ranks, before):
 
 
 def _resume(rank, ranks):
-    """(steps before the rank's last load, how many of them are in what it reads: a rollback)"""
+    """Return (steps before the rank's last load, number of these steps in the loaded file)."""
     steps, step, bits, _ = rank.loads[-1]
     if step is None:
-        return steps, steps  # weights alone, say the best ones: the data go on
+        return steps, steps  # only weights, for example the best ones: the data go on
     at_save = min((done for r in ranks if (done := _step_of_save(r, bits)) is not None),
                   default=steps)
     is_of_steps = 0 < at_save - step <= LATE  # a thread saves a little later
@@ -91,15 +91,15 @@ def _resume(rank, ranks):
 
 
 def _by_step(ranks):
-    """The rows of step 0 on all these ranks, of step 1, ..."""
+    """List the rows of step 0 on all these ranks, of step 1, ..."""
     return [[row for step in steps if step for batch in step.rows for row in batch]
             for steps in itertools.zip_longest(*ranks)]
 
 
 def _most_apart(times, steps):
-    """(how much more often some rows came than others, after how many of the steps, how often,
-    how seldom), at the first moment when that is 2 or more; `times` counts on. One row in 50 at
-    either end is left out: a loader may drop its last batch.
+    """Return (how much more often some rows came than others, after how many of the steps, most
+    often, least often), at the first moment when the difference is 2 or more; `times` is updated.
+    One row in 50 at either end is left out, because a loader may drop its last batch.
     """
     for count, rows in enumerate(steps, 1):
         for row in rows:
@@ -138,7 +138,8 @@ def old_shard(ranks):
 
 
 def _step_of_save(rank, bits):
-    """The number of steps that the rank had taken when it saved this; None: it never did."""
+    """Return the number of steps that the rank had taken when it saved this; None if it never did.
+    """
     return next((steps for steps, _, save_bits, _ in rank.saves if save_bits == bits), None)
 
 

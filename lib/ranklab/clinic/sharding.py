@@ -1,10 +1,9 @@
-"""What breaks where a model is split: tensor_parallel, pipeline_parallel, ZeRO and FSDP.
+"""Bugs in split models: tensor_parallel, pipeline_parallel, ZeRO and FSDP.
 
-An answer uses these names of its lab's import cells: os, torch, dist, nn, F, DeviceMesh,
+An answer uses these names from its lab's import cells: os, torch, dist, nn, F, DeviceMesh,
 fully_shard, GPT, GPTConfig, batch_at, held_out_batch, text_file, device, and lab 08's
 copy_to_region, reduce_from_region, dropout_seeds and own_random, lab 09's keep_layers.
-The text is the source of Python's module os. Batches and sizes are such that 1 to 4 ranks divide
-them.
+The text is the source of Python's module os. Batches and sizes are divisible by 1 to 4 ranks.
 """
 
 import os

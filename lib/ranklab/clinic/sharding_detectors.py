@@ -1,4 +1,4 @@
-"""Detectors of diseases of split models: masks, copies, shards and their norms.
+"""Detectors of diseases in split models: masks, copies, shards and their norms.
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -12,8 +12,8 @@ from ranklab.clinic import detectors
 from ranklab.clinic.replicas import (
     MOST, copies, is_constant, name_of, replicas, targets_of, together)
 
-LEAST = 64  # numbers: of fewer, two may be alike by chance
-ROUNDED = 1e-2  # as far as a norm in bfloat16 may be off
+LEAST = 64  # numbers: with fewer, two may be equal by chance
+ROUNDED = 1e-2  # largest relative error of a norm in bfloat16
 
 
 def dropout_seeds(ranks):
@@ -39,7 +39,7 @@ def dropout_seeds(ranks):
 
 
 def tied_weights(ranks):
-    """Find an embedding matrix that begins equal to another matrix and does not stay so."""
+    """Find an embedding matrix that is equal to another matrix at first, but not later."""
     first = [(r, i, digest) for r in ranks if r.steps
              for i, digest in enumerate(r.steps[0].weights)
              if digest.numel >= LEAST and not is_constant(digest)]
@@ -62,7 +62,7 @@ def tied_weights(ranks):
 def stale_weights(ranks):
     """Find a model that computes with older weights than its optimizers hold.
 
-    A reduction that is not awaited before the step counts as well.
+    A step that does not wait for a reduction also counts.
     """
     for r in ranks:
         lines = Counter(line for step in r.steps for line in {*step.pending})
@@ -77,7 +77,7 @@ def stale_weights(ranks):
     used = [of_ranks[0][0] for of_ranks in sums]
     for held in ([of_ranks[0][1] for of_ranks in sums],
                  [sum(held for _, held in of_ranks) for of_ranks in sums]):
-        near = 1e-9 * max(map(abs, held))  # a sum of numbers of both signs is no exacter
+        near = 1e-9 * max(map(abs, held))  # the error of a sum of numbers of both signs
         fresh = [math.isclose(a, b, rel_tol=1e-9, abs_tol=near) for a, b in zip(used, held)]
         behind = detectors.steps_behind(used, held)
         if behind == 0 or sum(fresh) > len(fresh) / 2:
@@ -90,7 +90,7 @@ def stale_weights(ranks):
 
 
 def _never_copied(ranks):
-    """The model's weights stay, and those that the optimizer holds move, which began alike."""
+    """Find weights that never change in the model, although the optimizer's equal copies do."""
     return next((evidence for r in ranks
                  if (evidence := _whole_model_stays(r) or _weight_stays(r))), None)
 
@@ -107,7 +107,7 @@ def _whole_model_stays(rank):
 
 
 def _weight_stays(rank):
-    """The same of one weight of the model, in 16 bits, and of the optimizer's copy of it."""
+    """Find one such weight of the model, in 16 bits, whose copy in the optimizer changes."""
     steps = [step for step in rank.steps if step.halves and step.weights]
     for name, numel, start in steps[0].halves if len(steps) > 4 else ():
         norms = {norm for step in steps for each, _, norm in step.halves if each == name}
@@ -136,7 +136,7 @@ def optimizer_before_sharding(ranks):
 
 
 def shard_norm(ranks):
-    """Find ranks that each clip by the norm of their own part of the gradient."""
+    """Find ranks that each clip by the norm of only their own part of the gradient."""
     if any(len(group) == len(ranks) for group in copies(ranks)):
         return None  # nothing is sharded
     for gradients, clause in ((_final, "that its optimizer takes"),
@@ -153,8 +153,8 @@ def shard_norm(ranks):
 
 
 def _own_norms(of_ranks):
-    """Norms of the ranks' gradients, without what is alike on all of them: clipped by each rank's
-    own norm it would not be. Ranks with the same gradient count once.
+    """Return the norms of the ranks' gradients, without parts that are equal on all ranks, which
+    clipping by each rank's own norm would change. Ranks with the same gradient count once.
     """
     alike = [len({digest.bits for digest in digests}) == 1 for digests in zip(*of_ranks)]
     shards = [[m for m, is_alike in itertools.zip_longest(digests, alike) if m and not is_alike]
@@ -174,7 +174,7 @@ def _contributions(rank, step):
 
 
 def _last(rank, place, other, other_place):
-    """Digests of both at the last step for which both are known: a rank may go on alone."""
+    """Return both digests at the last step for which both are known: one rank may have gone on."""
     pairs = [(a.weights[place], b.weights[other_place]) for a, b in zip(rank.steps, other.steps)
              if len(a.weights) > place and len(b.weights) > other_place
              and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]

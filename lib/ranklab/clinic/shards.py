@@ -13,7 +13,7 @@ SIZE = 32  # images in a file
 
 
 class Shard(NamedTuple):
-    """A file of a data store: float16 images, then a byte for each label; and its checksum."""
+    """A file of a data store: float16 images, then one byte for each label; with its checksum."""
 
     content: bytes
     sha256: str
@@ -26,9 +26,9 @@ class Shard(NamedTuple):
 
 
 def stored_shards(damage=((21, 1024, LOG),)):
-    """Return the Shards of the handwritten digits, as they come from the store.
+    """Return the Shards of the handwritten digits, as read from the store.
 
-    damage  (number of the shard, where, bytes that stand there now): it came after the checksum
+    damage  [(number of the shard, offset, new bytes)]: done after the checksum was computed
     """
     images = digits()
     parts = zip(images.train.flatten(1).half().split(SIZE), images.train_labels.byte().split(SIZE))

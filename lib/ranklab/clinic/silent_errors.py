@@ -1,4 +1,4 @@
-"""Trainings that run to the end and are wrong. The mended programs are in trainings.py."""
+"""Training runs that finish with a wrong result. The fixed programs are in trainings.py."""
 
 from ranklab.clinic import trainings
 from ranklab.clinic.case import Case

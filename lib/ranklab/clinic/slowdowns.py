@@ -1,6 +1,6 @@
-"""Incidents in which all is right and slow: hangs.py's CASES end with these.
+"""Incidents in which the results are right but slow; they are the last of hangs.py's CASES.
 
-A program uses what its lab's import cells bind: argparse, inspect, re, torch, dist, device, GPT,
+A program uses names from its lab's import cells: argparse, inspect, re, torch, dist, device, GPT,
 GPTConfig.
 """
 

@@ -1,12 +1,12 @@
-"""SYMPTOMS: what each disease shows of itself, before anybody looks for it.
+"""SYMPTOMS: the visible signs of each disease, before anybody looks for it.
 
-A sign is a comparison of the program as it was found with the mended one, on four ranks; the
-mended one equals one process. tests/test_clinic_symptoms.py runs both and measures all symptoms.
+A sign is a difference between the program as found and the fixed one, on four ranks; the fixed
+program equals one process. tests/test_clinic_symptoms.py runs both and measures all symptoms.
 """
 
 HANGS = "hangs"
-SLOW = "slow"  # half as much work again on the busiest rank, or as many bytes
-RANKS = "ranks differ"  # in what is the same on all ranks of the mended one
+SLOW = "slow"  # half as much work again on the busiest rank, or half as many bytes again
+RANKS = "ranks differ"  # in results that are equal on all ranks of the fixed program
 PROCESS = "differs from one process"
 FINITE = "not finite"
 MEMORY = "memory grows"

@@ -1,7 +1,7 @@
-"""What a run shows of itself: each rank writes lines of JSON into a folder, and they are read back.
+"""The record of a run: each rank writes lines of JSON into a folder, from which they are read.
 
-observer.py writes a line when something happens, so a rank that is killed in a hang has said what
-it did. This file says what the lines are. Numbers of tensors are Digests (digests.py).
+observer.py writes a line at each event, so even a rank killed in a hang has recorded what it did.
+This file defines the lines. Tensors are recorded as Digests (digests.py).
 """
 
 import itertools
@@ -17,68 +17,68 @@ MOST_BYTES = 1 << 24  # of a file; the first and the two newest are kept
 
 
 class Call(NamedTuple):
-    """A collective of this rank, or a message."""
+    """A collective or a message of this rank."""
 
     number: int  # in its group, from 0; of messages -1
-    group: str  # the name by which all its ranks know it
+    group: str  # the name, the same on all its ranks
     kind: str  # "all_reduce", ...
-    op: str  # "SUM", ...; "" where it has none
+    op: str  # "SUM", ...; "" if it has none
     root: int | None
     line: str  # of the program: "train.py:31"
     step: int  # optimizer steps before it
     backwards: int  # since the last of these
     in_backward: bool
     tensor: str  # "gradient 3", "weight 3": of the optimizers' parameters; or ""
-    digest: Digest  # of what this rank gives
-    norm: float  # of its gradients at that moment, where what it gives is one number
-    words: dict  # strings over which a loop around it goes: {"name": "wiki"}
+    digest: Digest  # of this rank's input
+    norm: float  # of its gradients at that moment, if its input is one number
+    words: dict  # string variables of the loops around it: {"name": "wiki"}
 
 
 class Loss(NamedTuple):
-    """A mean or sum over targets, as backward came to it."""
+    """A mean or sum over targets, recorded in backward."""
 
-    count: float  # targets that are not left out
-    weight: float  # of each of them, in what backward began with
+    count: float  # targets that are not ignored
+    weight: float  # of each of them, in the loss from which backward began
     targets: int  # their bits
 
 
 class Step(NamedTuple):
-    """A step of an optimizer. Lists with digests have one for each parameter."""
+    """A step of an optimizer. Lists of digests have one for each parameter."""
 
     number: int
-    optimizer: int  # the number of the one that takes it
+    optimizer: int  # the number of the optimizer
     calls: int  # collectives of all ranks before it
     backwards: int  # since the step before
-    flops: int  # of products that it has computed since; not in validation
+    flops: int  # of products computed since then, without validation
     rate: float  # the largest learning rate
     names: list  # of the parameters
     weights: list  # Digest, before the step
-    local: list  # of each backward, Digest.dot of the gradients that it came to, or None
-    reached: list  # of each backward, the number of parameters of all optimizers
-    final: list  # Digest or None, of gradients as the optimizer takes them
-    factors: list  # numbers that a sum of reduce_scatter was multiplied by; None: not known
+    local: list  # for each backward, Digest.dot of the gradients that it computed, or None
+    reached: list  # for each backward, the number of parameters, of all optimizers, that it reached
+    final: list  # Digest or None, of the gradients used by the optimizer
+    factors: list  # factors on the sums of reduce_scatter; None: not known
     finite: bool  # the weights after it
     losses: list  # Loss
-    values: list  # of losses, from which backward began; without their sign
+    values: list  # of losses from which backward began, without their sign
     rows: list  # bits of examples that entered the model
     largest: float  # number that entered the model
-    masks: list  # (bits of a mask of dropout, bits of what it was applied to)
-    sums: list  # of the weights that the model used, of those that optimizers held; or []
-    norms: list  # of the same
-    halves: list  # (name, numbers, norm) of the model's in 16 bits that no optimizer holds
-    memory: int  # bytes that live
-    pending: list  # lines of reductions that nobody has waited for
+    masks: list  # (bits of a dropout mask, bits of the tensor it was applied to)
+    sums: list  # of the weights used by the model, and of those held by optimizers; or []
+    norms: list  # of the same weights
+    halves: list  # (name, numbers, norm) of the model's 16-bit weights that no optimizer holds
+    memory: int  # bytes in use
+    pending: list  # lines of reductions that have not been waited for
     outside: int  # parameters of the model that have a gradient and no optimizer
-    embeddings: list  # numbers of the parameters that embed
-    clip: float  # by which torch's clipping multiplied the gradients
-    unscale: float  # by which torch's GradScaler did
+    embeddings: list  # indices of the embedding parameters
+    clip: float  # factor of torch's clipping on the gradients
+    unscale: float  # factor of torch's GradScaler on the gradients
     begins: list  # the line at which each backward began
     anew: bool  # the optimizer has no state yet
 
 
 @dataclass
 class Rank:
-    """All that one rank has shown."""
+    """The whole record of one rank."""
 
     number: int
     groups: dict = field(default_factory=dict)  # name -> its ranks
@@ -90,11 +90,11 @@ class Rank:
     changes: list = field(default_factory=list)  # (tensor, its reduction's line, the change's line)
     saves: list = field(default_factory=list)
     passes: list = field(default_factory=list)  # (sampler, epoch, whether it shuffles)
-    waits: str = ""  # the line at which it waits, or waited when it was ended
-    fate: str = ""  # "returned", "raised ...", or "": it was ended
+    waits: str = ""  # the line at which it waits, or waited when it was killed
+    fate: str = ""  # "returned", "raised ...", or "": it was killed
     half: bool = False  # it computed in float16
     process: tuple = ()  # its host, its id, when it began
-    failures: list = field(default_factory=list)  # what its observer could not do
+    failures: list = field(default_factory=list)  # errors of its observer
     launched: bool = False  # by ranklab's launch
 
     def in_group(self, name):
@@ -103,10 +103,10 @@ class Rank:
 
 
 def by_optimizer(ranks):
-    """Yield the same ranks for each optimizer, with its steps alone.
+    """Yield the same ranks for each optimizer, with only its steps.
 
-    Where some ranks have more optimizers than others, the optimizers belong together that begin
-    after the same number of collectives of all ranks.
+    If some ranks have more optimizers than others, those optimizers are matched that begin after
+    the same number of collectives of all ranks.
     """
     parts = [_by_optimizer(r.steps) for r in ranks]
     if len(set(map(len, parts))) == 1:
@@ -126,14 +126,14 @@ def _by_optimizer(steps):
 
 
 def launches(folder):
-    """Return the folders of a run's launches, in order."""
+    """Return the folders of a run's launches, in order of time."""
     files = {path.parent: path.stat().st_mtime_ns
              for path in sorted(Path(folder).glob("**/rank*.0.jsonl"))}
     return sorted(files, key=files.get)
 
 
 def read(folder):
-    """Return [Rank, ...] by number, from what they wrote into this folder."""
+    """Return [Rank, ...], sorted by number, from the lines in this folder."""
     files = defaultdict(list)
     for path in Path(folder).glob("rank*.*.jsonl"):
         files[int(path.name.split(".")[0][4:])].append(path)
@@ -146,7 +146,7 @@ def _rank(number, paths):
         for line in path.read_text().splitlines():
             try:
                 kind, *content = json.loads(line)
-            except ValueError:  # it was killed as it wrote
+            except ValueError:  # it was killed while writing
                 continue
             READERS[kind](rank, *content)
     return rank
@@ -185,7 +185,8 @@ READERS = {
 
 
 class Lines:
-    """The file of a rank. After MOST_BYTES the next begins; the first and the two newest stay."""
+    """The file of a rank. After MOST_BYTES it starts a new one; the first and the two newest stay.
+    """
 
     def __init__(self, folder, rank):
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Detectors of diseases of the training itself: it runs to its end, and is wrong.
+"""Detectors of diseases of the training itself: it finishes, but its result is wrong.
 
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
@@ -11,7 +11,7 @@ from ranklab.clinic.replicas import (
     MOST, copies, gives_gradient, list_of, name_of, replicas, targets_of, together)
 from ranklab.engine.report import rank_names
 
-UNEVEN = 1.1  # times the weight: 22 examples of 64 on one of three ranks are no disease
+UNEVEN = 1.1  # ratio of weights: 22 of 64 examples on one of three ranks are not a disease
 
 
 def unsynchronised_start(ranks):
@@ -19,7 +19,7 @@ def unsynchronised_start(ranks):
     part_of = {r.number: i for i, group in enumerate(copies(ranks)) for r in group}
     for group in replicas(ranks):
         if len({part_of.get(r.number) for r in group} - {None}) > 1:
-            continue  # a grid, whose gradients are put together along a wrong axis
+            continue  # a grid, whose gradients are combined along a wrong axis
         first = [r.steps[0] for r in group]
         apart = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
                  if len({digest.bits for digest in digests}) > 1]
@@ -33,9 +33,9 @@ def unsynchronised_start(ranks):
 
 
 def same_data(ranks):
-    """Find ranks that add up their gradients but compute them from the same data.
+    """Find ranks that add up their gradients although they compute them from the same data.
 
-    A sampler that shuffles every epoch into the same order counts as well.
+    A sampler that shuffles every epoch into the same order also counts.
     """
     for a, b in combinations(ranks, 2):
         pairs = [(x, y) for x, y in together([a, b]) if x.losses or any(x.rows)]
@@ -56,14 +56,14 @@ def same_data(ranks):
 
 
 def _scatter_alike(a, b):
-    """They give the same to each reduce_scatter of the first steps."""
+    """Return whether both ranks have the same input to each reduce_scatter of the first steps."""
     digests = [[call.digest.bits for call in r.calls if call.kind == "reduce_scatter"][:20]
              for r in (a, b)]
     return bool(digests[0]) and digests[0] == digests[1]
 
 
 def token_mean(ranks):
-    """Find steps in which an example weighs more on one rank, or in one backward, than in another.
+    """Find steps in which an example has more weight on one rank, or in one backward, than another.
     """
     ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
     for group in replicas(ranks) or [ranks] * any(
@@ -96,7 +96,7 @@ def batch_norm(ranks):
         return None
     last = max(by_place, key=lambda place: [int(number) for number in place.split(",")])
     if last not in apart:
-        return None  # in the end they agree: statistics were being made anew, layer by layer
+        return None  # in the end they agree: statistics were being recomputed, layer by layer
     means = next(iter(apart.values()))
     return (f"in {len(apart)} of {len(by_place)} validations of a batch norm the ranks' running "
             f"means differ: their norms are {list_of(norm for _, norm in means.values())} on "
@@ -104,10 +104,10 @@ def batch_norm(ranks):
 
 
 def learning_rate(ranks, beside):
-    """Find a batch that has grown with the ranks while the learning rate has not; or the reverse.
+    """Find a batch that has grown with the ranks while the learning rate has not, or the reverse.
 
-    Compares with the run `beside` this one, on fewer ranks. By how much a rate should grow is not
-    judged.
+    It compares this run with the run `beside`, on fewer ranks. It does not judge by how much the
+    rate should grow.
     """
     batches, rates = [], []
     for run in (beside, ranks):
@@ -127,7 +127,7 @@ def learning_rate(ranks, beside):
 
 
 def _batch(run, i):
-    """Targets of step i, on all ranks that have some of their own."""
+    """Count the targets of step i, on all ranks with different targets."""
     data = {tuple(loss.targets for loss in r.steps[i].losses): r.steps[i].losses for r in run}
     return sum(loss.count for losses in data.values() for loss in losses)
 

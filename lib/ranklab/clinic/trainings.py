@@ -1,8 +1,8 @@
-"""The programs of silent_errors.py, mended: short trainings on real data.
+"""The programs of silent_errors.py, fixed: short training runs on real data.
 
-What an answer uses of its lab's import cells, besides torch, dist, nn and F: argparse, copy,
-inspect, LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and of ranklab CNN,
-CNNConfig, GPT, GPTConfig, convert_sync_batch_norm (made of data_parallel), device, digits, pack.
+From its lab's import cells an answer uses, besides torch, dist, nn and F: argparse, copy, inspect,
+LambdaLR, DataLoader, DistributedSampler, TensorDataset, pad_sequence; and from ranklab CNN,
+CNNConfig, GPT, GPTConfig, convert_sync_batch_norm (from data_parallel), device, digits, pack.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Watch: looks at a run from outside, and ends ranks that can't go on."""
+"""Watch a run from outside, and kill ranks that can't go on."""
 
 import contextlib
 import threading
@@ -8,20 +8,20 @@ from ranklab.clinic.hang_detectors import has_difference, is_stuck, process_of
 from ranklab.clinic.trace import launches, read
 
 SECONDS = 2  # between two looks
-MOST_BYTES = 1 << 22  # of lines that are read while the run writes more of them
+MOST_BYTES = 1 << 22  # of lines to read while the run still writes
 
 
 class Watch:
-    """What is seen of the run that writes into this folder, look by look."""
+    """Repeated looks at the run that writes into this folder."""
 
     def __init__(self, folder):
         self.folder, self.looks, self.sizes = Path(folder), 0, {}
-        self.ended = ""  # or why the ranks were ended, a sentence
+        self.ended = ""  # or why the ranks were killed, a sentence
 
     def look(self):
-        """Return the Ranks of a launch in which no rank can ever go on; [] where there is none.
+        """Return the Ranks of a launch in which no rank can ever go on; [] if there is none.
 
-        What `launch` has started is left out: it ends ranks that stand still by itself.
+        Ranks started by `launch` are left out: it kills ranks that hang by itself.
         """
         self.looks += 1
         for folder in launches(self.folder):
@@ -30,7 +30,7 @@ class Watch:
             self.sizes[folder] = sizes
             if is_still or sum(sizes) < MOST_BYTES:
                 first, ranks = read(folder), read(folder)
-                # Ranks are read one after the other: only what both times show is so at once.
+                # Ranks are read one after the other: only what both reads show is true at once.
                 if _standing(first) == _standing(ranks) and not any(r.launched for r in ranks) and (
                         is_stuck(ranks) or is_still and has_difference(ranks)):
                     return ranks

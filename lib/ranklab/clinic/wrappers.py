@@ -1,4 +1,4 @@
-"""Wrappers of torch's functions that communicate, read and write: for hooks.py."""
+"""Wrappers, for hooks.py, of torch's functions that communicate, read and write."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from ranklab.clinic.digests import digest_of
 from ranklab.clinic.observer import SMALLEST, line_of_program
 from ranklab.meter.storage import tensors_in
 
-STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # of a checkpoint, as people call it
+STEP_NAMES = ("step", "global_step", "iteration", "epoch")  # usual names in a checkpoint
 
 
 def around(owner, name, before=None, after=None):
@@ -38,7 +38,7 @@ def around(owner, name, before=None, after=None):
 # --- collectives ----------------------------------------------------------------------------------
 
 def collectives(observer):
-    """Observe which ranks wait where, and which reductions nobody has waited for."""
+    """Observe which ranks wait where, and which reductions have not been waited for."""
     for name, function in [*vars(dist).items()]:
         is_function = type(function) is types.FunctionType
         if is_function and "async_op" in inspect.signature(function).parameters:
@@ -60,7 +60,7 @@ def collectives(observer):
         if is_done:
             forget(work)
 
-    # who has the future waits for it: DDP does, for what a hook returns
+    # the holder of the future waits for it: DDP does, for a hook's future
     around(dist.Work, "get_future", before=forget)
     around(dist.Work, "is_completed", after=polled)
     around(dist.Work, "wait", before=waits, after=lambda *_: write_in_main_thread("back"))
@@ -79,7 +79,7 @@ def _with_reduction(observer, real):
         finally:
             observer.reduction = None
         if isinstance(work, dist.Work):
-            is_gradient = reduces and observer.numel >= SMALLEST  # and not a loss, say, for the log
+            is_gradient = reduces and observer.numel >= SMALLEST  # not, for example, a logged loss
             reference, line = weakref.ref(work), line_of_program()
             observer.pending.append((reference, line, is_gradient))
             observer.in_flight += [(reference, *span, line) for span in observer.spans]
@@ -100,10 +100,10 @@ def files(observer):
 
 
 class Version(NamedTuple):
-    """What a file holds."""
+    """The content of a file: which step, and which bits."""
 
     steps: int  # of the optimizer so far
-    step: int | None  # that it says
+    step: int | None  # that the file itself names
     bits: int  # of all its tensors; 0: it has none
     has_moments: bool
 
@@ -126,7 +126,7 @@ def samplers(observer):
 
 
 def begin_passes(observer, is_training):
-    """Write the passes that samplers have begun, if a model is trained with their examples."""
+    """Record the passes that samplers have begun, if a model is trained with their examples."""
     for sampler, about in observer.passes.items() if is_training else ():
         observer.lines.write("pass", sampler, *about)
     observer.passes.clear()

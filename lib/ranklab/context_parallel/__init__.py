@@ -1,12 +1,12 @@
-"""Context parallelism: each rank has some tokens of every sequence, and its queries meet all keys.
+"""Context parallelism: each rank has some tokens of every sequence; its queries attend to all keys.
 
     block.py      online_softmax_merge, block_attention: attention over some keys, block by block
-    ring.py       ring_attention: keys and values go round
-    ulysses.py    ulysses_attention: tokens are traded for heads
+    ring.py       ring_attention: keys and values go around a ring
+    ulysses.py    ulysses_attention: trade tokens for heads
 
 Those three are the idea. Then:
     shard.py      zigzag_shard, shard_documents: which rank has which tokens
-    seconds.py    layer_seconds of both; formulas/context_parallel.py has their bytes
+    seconds.py    layer_seconds of both kinds; formulas/context_parallel.py has their bytes
     training.py   ContextParallel: the training loop's view
 
 Context ranks have different tokens of the same rows, and hold the same weights. So for the weights

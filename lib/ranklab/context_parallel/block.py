@@ -1,7 +1,7 @@
-"""Attention over one block of keys, and how two such results become one.
+"""Attention over one block of keys, and how two such results are merged.
 
-Softmax needs the sum over all keys. If they come block by block, each block's result carries lse,
-the logarithm of the sum of exp(score), and a later block only rescales the result so far.
+Softmax needs the sum over all keys. If the keys come block by block, each block's result carries
+lse, the logarithm of the sum of exp(score), and a later block only rescales the result so far.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ def online_softmax_merge(out, lse, other, other_lse):
     Paper: Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
     Lab: 10
     """
-    total = torch.logaddexp(lse, other_lse)  # never overflows, where exp() of a score would
+    total = torch.logaddexp(lse, other_lse)  # never overflows, as exp() of a score would
     weight, other_weight = (
         (part - total).exp().nan_to_num(0.0).unsqueeze(-1)  # -inf - -inf is nan: no key at all
         for part in (lse, other_lse)
@@ -29,8 +29,7 @@ def online_softmax_merge(out, lse, other, other_lse):
 
 
 class Visible(NamedTuple):
-    """Which queries of a rank see which keys of a block: rows x keys, except where mask is False.
-    """
+    """Which queries of a rank see which keys of a block: rows x keys, unless the mask is False."""
 
     rows: torch.Tensor  # the queries that see any key; (rows,)
     keys: torch.Tensor  # the keys that any query sees; (keys,)
@@ -38,10 +37,10 @@ class Visible(NamedTuple):
 
 
 def causal_blocks(positions, rank, begins=None):
-    """List the Visible of `rank`'s queries and the keys of rank 0, 1, ..., on this rank's device.
+    """List the Visible of `rank`'s queries for the keys of rank 0, 1, ..., on this rank's device.
 
     positions: (R, T/R), on the CPU: which tokens of the sequence each rank has
-    begins: (B, T/R): where the document of each of this rank's tokens begins; None: at 0
+    begins: (B, T/R): the start of each of this rank's tokens' document; None: 0
     """
     query = positions[rank][:, None]  # (T/R, 1)
     first = torch.zeros(1, 1, 1) if begins is None else begins[..., None].cpu()  # (B, T/R, 1)
@@ -74,10 +73,9 @@ def block_attention(q, k, v, visible):
 
 
 def block_gradients(grad_out, q, k, v, out, lse, visible):
-    """Return (dq, dk, dv) that one block of keys contributes, float32, in the shapes of q, k, v.
+    """Return one block's part of (dq, dk, dv), in float32, with the shapes of q, k, v.
 
-    Nothing of the forward pass is kept but out and lse, over all keys; the probabilities are
-    computed again.
+    Of the forward pass only out and lse, over all keys, are kept; the probabilities are recomputed.
     Cost: 10 B H D FLOPs for each of the rows x keys of `visible`.
     """
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
@@ -96,7 +94,7 @@ def block_gradients(grad_out, q, k, v, out, lse, visible):
 
 
 def _visible_parts(q, k, v, visible):
-    """Cut out the rows and keys that matter, in float32; heads (KV, H/KV), (KV, 1), (KV, 1)."""
+    """Select the visible rows and keys, in float32; heads (KV, H/KV), (KV, 1), (KV, 1)."""
     H, KV = q.shape[1], k.shape[1]
     if H % KV:
         raise ValueError(f"n_kv_head={KV} must divide n_head={H}")
@@ -110,5 +108,5 @@ def _scores(q, k, mask):
 
 
 def _probabilities(scores, lse):
-    """Zero in a row without a key, where exp(-inf - -inf) is nan."""
+    """Return the probabilities: 0 in a row without keys, where exp(-inf - -inf) is nan."""
     return (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)

@@ -1,11 +1,11 @@
-"""Ring attention: keys and values go round, and each rank's queries attend to them block by block.
+"""Ring attention: keys and values go around a ring; each rank's queries attend block by block.
 
-    ring_attention           R blocks, R - 1 hops: the next block travels while one is computed
-    ring_attention_backward  once more round; a block's gradients travel with it, and then home
+    ring_attention           R blocks, R - 1 hops: the next block travels during the computation
+    ring_attention_backward  around again; a block's gradients travel with it, and back to its rank
     context_attention        both, as one function for autograd
 
-Through ring_attention alone autograd gives k and v only this rank's part of their gradients.
-Messages are those of lab 02 (collectives).
+If you differentiate ring_attention itself, autograd gives k and v only this rank's part of their
+gradients. The messages come from lab 02 (collectives).
 """
 
 import torch
@@ -16,7 +16,7 @@ from ranklab.context_parallel.block import block_attention, block_gradients, onl
 
 
 class Hop:
-    """Send a tensor to the next rank of the ring while the previous rank's arrives."""
+    """Send a tensor to the next rank of the ring while receiving one from the previous rank."""
 
     def __init__(self, x, group=None):
         rank, R = dist.get_rank(group), dist.get_world_size(group)
@@ -24,7 +24,7 @@ class Hop:
         self.works = start_sendrecv(self.source, (rank + 1) % R, self.buffer, (rank - 1) % R, group)
 
     def wait(self):
-        """Return the tensor from the previous rank, once it has arrived."""
+        """Wait for the tensor from the previous rank, and return it."""
         for work in self.works:
             work.wait()
         return self.buffer
@@ -78,7 +78,7 @@ def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
 
 
 class ContextAttention(torch.autograd.Function):
-    """Run ring_attention forward and ring_attention_backward backward, or a learner's own."""
+    """Run ring_attention in forward and ring_attention_backward in backward, or a learner's own."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible, group, forward, backward):
@@ -98,12 +98,12 @@ class ContextAttention(torch.autograd.Function):
 
 def context_attention(q, k, v, visible, group=None, forward=ring_attention,
                       backward=ring_attention_backward):
-    """Attend with this rank's queries to the keys of all ranks, in q's type, with the gradient.
+    """Attend with this rank's queries to the keys of all ranks, in q's type; differentiable.
 
     visible: causal_blocks(positions, rank in the group, begins).
-    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D); the result is of q's shape.
-    Cost: as ring_attention and ring_attention_backward; q, k, v, the result and a float32 for each
-        of its rows are kept.
+    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D); the result has q's shape.
+    Cost: as ring_attention and ring_attention_backward. Backward keeps q, k, v, the result, and a
+        float32 for each of its rows.
     Lab: 10
     """
     return ContextAttention.apply(q, k, v, visible, group, forward, backward)

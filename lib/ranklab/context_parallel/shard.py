@@ -1,7 +1,7 @@
-"""Which rank has which tokens: positions (R, T/R); row r has rank r's, ascending.
+"""Which rank has which tokens: positions (R, T/R); row r lists the tokens of rank r, ascending.
 
-In causal attention token i has i + 1 keys to look at, so equal parts of a sequence are not equal
-parts of the work. A range is cut as in lab 00 (ranks).
+In causal attention token i attends to i + 1 keys, so equal parts of a sequence are not equal parts
+of the work. A range is split as in lab 00 (ranks).
 """
 
 import torch
@@ -11,7 +11,8 @@ from ranklab.ranks import shard_range
 
 
 def contiguous_shard(tokens, ranks):
-    """Give rank r the r-th part: the first rank has the least work, and the last has the most."""
+    """Give rank r the r-th part, so that the first rank has the least work, and the last the most.
+    """
     refuse_uneven(tokens, ranks)
     return torch.arange(tokens).view(ranks, -1)
 
@@ -38,13 +39,14 @@ def refuse_uneven(tokens, parts):
 # --- documents packed in one sequence -------------------------------------------------------------
 
 def begins_of(lengths):
-    """Return where each token's document begins, for documents of these lengths in a row: (T,)."""
+    """Return the start of each token's document, for consecutive documents of these lengths: (T,).
+    """
     lengths = torch.as_tensor(lengths)
     return (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def begins_in(tokens, end):
-    """Return where each token's document begins, if `end` is the last token of each: (B, T)."""
+    """Return the start of each token's document, if each document ends with `end`: (B, T)."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
     return (F.pad(tokens[:, :-1] == end, (1, 0)) * places).cummax(1).values
 
@@ -52,13 +54,13 @@ def begins_in(tokens, end):
 def pairs_of(positions, begins):
     """Count the scores that each rank computes: (R,).
 
-    A score is a query with a key of its document, up to the query.
+    A score belongs to a query and a key of its document, at most as late as the query.
     """
     return (positions - begins[positions] + 1).sum(1)
 
 
 def fetched_of(positions, begins):
-    """Count, for each rank, the keys of its queries that are tokens of other ranks: (R,)."""
+    """Count, for each rank, the keys that its queries need from other ranks: (R,)."""
     T, counts = positions.numel(), []
     for row in positions:
         change = torch.zeros(T + 1, dtype=torch.long)  # where a query's keys begin, and end
@@ -72,7 +74,7 @@ def fetched_of(positions, begins):
 def plan_score(plan, lengths, ranks):
     """Score a plan by its balance and its messages: plan(lengths, ranks) -> positions.
 
-    Returns: (pairs of the rank that has most, over the mean; tokens fetched by all ranks together).
+    Returns: (largest number of pairs on a rank / mean; tokens fetched by all ranks together).
     """
     begins, positions = begins_of(lengths), plan(list(lengths), ranks)
     pairs = pairs_of(positions, begins).double()
@@ -126,7 +128,7 @@ def shard_documents(lengths, ranks):
                 rank = max(range(ranks), key=space.__getitem__)
                 spans.insert(0, (n - space[rank], begin, start + space[rank]))
                 give(rank, begin, start, start + space[rank])
-        for keys, position in sorted(single, reverse=True):  # what has most keys first
+        for keys, position in sorted(single, reverse=True):  # tokens with most keys first
             rank = min((rank for rank in range(ranks) if space[rank]), key=pairs.__getitem__)
             give(rank, position + 1 - keys, position, position + 1)
         return torch.stack([torch.cat(part).sort().values for part in parts]), pairs

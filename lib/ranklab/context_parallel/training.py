@@ -1,4 +1,4 @@
-"""ContextParallel: each rank has some tokens of every sequence, as the training loop sees it.
+"""ContextParallel, for the training loop: each rank has some tokens of every sequence.
 
 For the weights it is a DataParallel (data_parallel).
 """
@@ -14,14 +14,14 @@ from ranklab.data_parallel.training import DataParallel
 
 
 class TokenShard:
-    """The tokens of a sequence over the ranks of a ring, of a Ulysses group, or of both.
+    """Split the tokens of a sequence over the ranks of a ring, of a Ulysses group, or of both.
 
-    All these ranks are neighbours, and the ulysses rank varies fastest. With both, a ring's block
-    is what a Ulysses group has together.
-    ring, ulysses: groups; None: a group of this rank alone
+    All these ranks are neighbours, and the ulysses rank varies fastest. With both, a block of the
+    ring has all tokens of a Ulysses group.
+    ring, ulysses: groups; None: a group of only this rank
     shard: (T, ranks) -> positions (R, T/R), the same on all ranks
-    end: the token that ends a document: no token sees past it. None: one document
-    attention, trade: context_attention and ulysses_attention; a learner's own functions fit
+    end: the last token of each document; no token attends across it. None: one document
+    attention, trade: context_attention and ulysses_attention, or a learner's own functions
     Lab: 10
     """
 
@@ -40,7 +40,7 @@ class TokenShard:
     def batch(self, inputs, targets):
         """Take this rank's tokens of all rows.
 
-        With `end` the inputs are (B, 2, T/R): tokens, and where the document of each begins.
+        With `end` the inputs are (B, 2, T/R): the tokens, and the start of each token's document.
         """
         self.length = inputs.shape[1]
         positions = self.shard(self.length, self.ranks)[self.rank]
@@ -49,7 +49,7 @@ class TokenShard:
         return inputs[..., positions], targets[:, positions]
 
     def apply(self, model):
-        """Make the attention of `model`, a GPT, reach the keys of all ranks; in place."""
+        """Make `model`, a GPT, attend to the keys of all ranks. In place."""
         if model.config.dropout:
             raise ValueError(f"dropout={model.config.dropout} must be 0: probabilities that are "
                              "computed again in backward would be dropped otherwise")
@@ -59,14 +59,14 @@ class TokenShard:
         return model
 
     def enter(self, model, args, kwargs):
-        """Give the model the positions of its tokens, before a forward."""
+        """Pass the positions of its tokens to the model, before a forward."""
         x, begins = args[0].unbind(1) if self.end is not None else (args[0], None)
-        # of a pipeline's hidden states a tensor rank may have its tokens only
+        # a tensor rank may have only its own tokens of a pipeline's hidden states
         positions = self.set_visible(self.length or x.shape[1] * self.ranks, x.device, begins)
         return (x, *args[1:]), {**kwargs, "positions": positions}
 
     def set_visible(self, tokens, device, begins=None):
-        """Set, for all layers, the keys that each query sees in sequences of so many tokens.
+        """Set, for all layers, the keys that each query sees in sequences of `tokens` tokens.
 
         Returns: the positions of this rank's tokens.
         """
@@ -78,7 +78,7 @@ class TokenShard:
         return self.positions
 
     def gather(self, begins):
-        """Gather `begins` of all tokens that a Ulysses group has together, by an all_gather."""
+        """All-gather the `begins` of all tokens of the Ulysses group."""
         if begins is None or self.ulysses is None:
             return begins
         parts = [torch.empty_like(begins) for _ in range(self.ranks // self.rows)]
@@ -95,9 +95,9 @@ class TokenShard:
 
 
 class ContextParallel(DataParallel):
-    """Train with the same weights and different tokens on each rank; sum gradients as over rows.
+    """Train with the same weights and different tokens on each rank; gradients as over rows.
 
-    group: all ranks that hold these weights: of `tokens`, times those that have other rows.
+    group: all ranks that hold these weights: the ranks of `tokens`, once for each share of rows.
     tokens: a TokenShard; None: a ring of the whole group. Its ranks are neighbours in the group.
     options: for DataParallel.
     Lab: 10

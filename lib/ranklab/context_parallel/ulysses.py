@@ -1,4 +1,4 @@
-"""Ulysses: tokens are traded for heads, so that each rank has all tokens of some heads."""
+"""Ulysses: ranks trade tokens for heads, so that each has all tokens of some heads."""
 
 import torch
 import torch.distributed as dist
@@ -38,9 +38,9 @@ class Trade(torch.autograd.Function):
 
 
 def trade(x, split_dim, join_dim, group=None):
-    """Return the rank-th part along split_dim of every rank's x, joined along join_dim.
+    """Return this rank's part along split_dim of every rank's x, joined along join_dim.
 
-    It is one all_to_all, and brings no gradient back: Trade does.
+    It is one all_to_all. It returns no gradient; Trade does.
     """
     R = dist.get_world_size(group)
     parts = torch.stack(x.chunk(R, dim=split_dim))  # (R, ...): part r goes to rank r

@@ -1,19 +1,19 @@
-"""Data parallelism: every rank holds the whole model, and all average their gradients.
+"""Data parallelism: every rank holds the whole model, and the ranks average their gradients.
 
-    replicas.py        all start equal (broadcast_parameters), and stay so (replicas_agree)
+    replicas.py        equal replicas at the start (broadcast_parameters) and later (replicas_agree)
     shards.py          which samples belong to which rank
-    buckets.py         assign_buckets: few large messages; Bucket: the memory of one
+    buckets.py         assign_buckets: few large messages; Bucket: the memory of one message
     gradients.py       average_gradients, one by one after backward; OverlappedDataParallel, in
-                       buckets that travel while backward goes on
-    plan.py            plan_buckets: which buckets leave the least time exposed
-    replica.py         what a wrapped model needs besides the idea: buckets, equal buffers
-    refusals.py        what it can't do, refused at once; recovery.py: after a backward that raised
-    batch_norm.py      statistics of the whole batch, not of this rank's part
-    learning_rate.py   what a larger batch does to the learning rate
+                       buckets that are sent while backward still runs
+    plan.py            plan_buckets: the buckets that leave the least communication exposed
+    replica.py         the rest of a data-parallel wrapper: buckets, equal buffers
+    refusals.py        unsupported cases, refused at once; recovery.py: after a backward that raised
+    batch_norm.py      batch norm with statistics of the whole batch, not of this rank's part
+    learning_rate.py   the learning rate for a larger batch
     join.py            ranks with fewer batches than others
 
-Every function takes `group=None` (all ranks). Lab 03 builds all of this; torch's own is
-torch.nn.parallel.DistributedDataParallel, and the tests hold the two together.
+Every function takes `group=None` (all ranks). Lab 03 builds all of this. torch's own version is
+torch.nn.parallel.DistributedDataParallel, and the tests compare the two.
 """
 
 from ranklab.basics.flat import pack, unpack

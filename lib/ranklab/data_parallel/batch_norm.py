@@ -1,8 +1,9 @@
 """Batch norm over the batch of all ranks: forward and backward by hand.
 
-In float64, because mean(x^2) - mean(x)^2 has no digit left in float32 where the mean is far from
-zero. A simplification: whole activations are made float64 for it, 8 bytes a number, and most GPUs
-are slow in that. torch's kernels keep x narrow, and merge the means and variances of the ranks.
+It computes in float64, because mean(x^2) - mean(x)^2 loses all its digits in float32 if the mean
+is far from zero. A simplification: whole activations are converted to float64, 8 bytes a number,
+and most GPUs are slow at that. torch's kernels keep x in its own type, and merge the means and
+variances of the ranks.
 """
 
 import torch
@@ -65,14 +66,15 @@ def sync_batch_norm(x, weight, bias, eps=1e-5, group=None, running=None):
 
 
 def batch_norm_bytes(channels):
-    """Count the bytes that sync_batch_norm all-reduces in forward: two sums a channel, a count."""
+    """Count the bytes all-reduced by sync_batch_norm in forward: two sums a channel, and a count.
+    """
     return (2 * channels + 1) * torch.float64.itemsize
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Train a batch norm (1d, 2d or 3d) with the statistics of the batch of all ranks.
+    """Train a batch norm (1d, 2d or 3d) with the statistics of all ranks' batches together.
 
-    For evaluation it is an ordinary batch norm. torch.nn.SyncBatchNorm does the same on GPUs.
+    In evaluation it is an ordinary batch norm. torch.nn.SyncBatchNorm does the same on GPUs.
     """
 
     def __init__(self, num_features, *args, group=None, **kwargs):
@@ -80,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         self.group = group
 
     def _check_input_dim(self, x):
-        """sync_batch_norm looks at the shape itself."""
+        """Check nothing: sync_batch_norm checks the shape itself."""
 
     def forward(self, x):
         if not self.training and self.track_running_stats:
@@ -99,12 +101,12 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batch_norm(model, group=None):
-    """Put a SyncBatchNorm, with the same parameters, in the place of every batch norm of `model`.
+    """Replace every batch norm of `model` by a SyncBatchNorm with the same parameters.
 
-    Its messages must come in the same order on all ranks. In the group of a Replica they come
-    between the messages of the buckets, and the order differs where ranks use different parameters:
-    then give it a group of its own, dist.new_group().
-    Returns: the model itself, or its replacement when it is a batch norm.
+    All ranks must send its messages in the same order. In the group of a Replica these messages
+    come between those of the buckets, and the order differs if ranks use different parameters:
+    then pass a separate group, dist.new_group().
+    Returns: the model itself, or its replacement if the model is a batch norm.
     """
     if isinstance(model, _BatchNorm) and not isinstance(model, SyncBatchNorm):
         norm = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine,
@@ -117,6 +119,6 @@ def convert_sync_batch_norm(model, group=None):
 
 
 def sync_batch_norm_groups(model):
-    """List the group of each SyncBatchNorm in `model`, ours or torch's; None is all ranks."""
+    """List the group of each SyncBatchNorm in `model`, ours or torch's; None means all ranks."""
     return [norm.group if isinstance(norm, SyncBatchNorm) else norm.process_group
             for norm in model.modules() if isinstance(norm, (SyncBatchNorm, nn.SyncBatchNorm))]

@@ -1,4 +1,4 @@
-"""Buckets: which gradients travel together, and the flat memory from which they do."""
+"""Buckets: which gradients travel together, and the flat memory that holds them."""
 
 import heapq
 
@@ -28,9 +28,9 @@ def assign_buckets(parameters, bucket_cap_bytes):
 
 
 def buckets_of(parameters, bucket_cap_bytes, group_of, new_bucket):
-    """Make a new_bucket(parameters, group) for each message, in the order in which to send them.
+    """Make a new_bucket(parameters, group) for each message, in the order of sending.
 
-    A bucket's parameters are of one type, on one device, and averaged over one group,
+    A bucket's parameters have one type and one device, and are averaged over one group,
     group_of(parameter).
     """
     parameters = list(parameters)
@@ -39,15 +39,15 @@ def buckets_of(parameters, bucket_cap_bytes, group_of, new_bucket):
         groups.setdefault(group_of(parameter), []).append(parameter)
     rows = [[new_bucket(bucket, group) for bucket in assign_buckets(members, bucket_cap_bytes)]
             for group, members in groups.items()]
-    # What is complete earlier in backward comes first, whatever its group.
+    # Buckets that are complete earlier in backward come first, whatever their group.
     return list(heapq.merge(*rows, key=lambda bucket: -min(map(place.get, bucket.parameters))))
 
 
 class Bucket:
-    """Hold the gradients of some parameters, of one type and group, in one flat tensor.
+    """Hold the gradients of some parameters of one type and group in one flat tensor.
 
     flat: the message.
-    views: parts of `flat`, in the shapes of `parameters`.
+    views: views into `flat`, in the shapes of `parameters`.
     missing: the parameters that have no gradient yet in this backward.
     """
 
@@ -60,7 +60,7 @@ class Bucket:
         self.missing = set(parameters)
 
     def gather(self):
-        """Move all gradients into `flat` and make them views of it; None counts as zeros."""
+        """Move all gradients into `flat` and make them views of it; None becomes zeros there."""
         for parameter, view in zip(self.parameters, self.views):
             if parameter.grad is None:
                 view.zero_()  # and it stays None: perhaps no other rank has one either
@@ -69,7 +69,7 @@ class Bucket:
                 parameter.grad = view
 
     def fill_none(self, used):
-        """Give the mean of all ranks to each parameter without gradient that some rank used."""
+        """Set the missing gradients to the mean over ranks, for parameters that some rank used."""
         for parameter, view in zip(self.parameters, self.views):
             if parameter.grad is None and parameter in used:
                 parameter.grad = view

@@ -1,12 +1,12 @@
-"""Two ways to average gradients over ranks: after backward, or while it still computes.
+"""Two ways to average gradients over ranks: after backward, or while backward still runs.
 
-    average_gradients         naive: one message for each parameter, when backward is over
-    OverlappedDataParallel    a message for each bucket, as soon as its gradients are ready
+    average_gradients         naive: one message for each parameter, after backward
+    OverlappedDataParallel    one message for each bucket, as soon as its gradients are ready
 
-Torch's DDP sends the same bytes as the second. It learns the order of its buckets from the first
-backward; ours is the reverse of registration. Where layers are registered in the order of use, the
-two orders differ only inside a layer (a convolution's weight is ready before its bias), so the
-borders of buckets differ as well.
+torch's DDP sends the same bytes as the second. It learns the order of its buckets from the first
+backward; ours is the reverse order of registration. If layers are registered in the order of use,
+the two orders differ only inside a layer (a convolution's weight is ready before its bias), so
+bucket boundaries differ as well.
 """
 
 import functools

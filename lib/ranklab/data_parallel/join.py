@@ -1,4 +1,4 @@
-"""Ranks with fewer batches than others: they go on taking part, with zeros."""
+"""Ranks with fewer batches than others: they keep taking part in collectives, with zeros."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A larger batch has a less noisy gradient, and allows a larger step."""
+"""A larger batch has a less noisy gradient, which allows a larger step."""
 
 
 def scale_learning_rate(lr, batch, base_batch, step=None, warmup=0, rule="linear"):

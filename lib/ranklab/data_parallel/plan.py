@@ -1,6 +1,6 @@
-"""When each bucket is sent, and which buckets leave the least time exposed. Nothing is sent here.
+"""When each bucket is sent, and which buckets leave the least time exposed; a model, without ranks.
 
-A model: an all-reduce of n bytes takes alpha + n * beta seconds, and all of them share one link.
+An all-reduce of n bytes takes alpha + n * beta seconds, and all all-reduces share one link.
 """
 
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def exposed_seconds(buckets, ready, nbytes, alpha, beta):
 
 
 def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
-    """List the buckets of assign_buckets for gradients of one type, as lists of indices."""
+    """Return the buckets of assign_buckets for gradients of one type, as lists of indices."""
     gradients = [SimpleNamespace(place=i, nbytes=n, dtype=None, device=None)
                  for i, n in enumerate(nbytes)]
     buckets = assign_buckets(gradients[::-1], bucket_cap_bytes)  # it begins at the end
@@ -58,11 +58,12 @@ def capped_buckets(nbytes, bucket_cap_bytes=25 * 2**20):
 
 
 def block_timeline(blocks=12, width=768, tokens=8192, flops=125e12):
-    """Time the backward of a GPT's blocks, by default GPT-2's on an A100 at 40% of peak.
+    """Compute when the gradients of a GPT's blocks are ready, by default GPT-2's on an A100.
 
-    A weight takes 4 FLOPs for each of its numbers and tokens; everything else is free. All is
-    float32. The embedding is left out: its gradient is ready last, and always exposed.
-    Returns: (ready, nbytes), as plan_buckets takes them.
+    The A100 runs at 40% of its peak. Backward takes 4 FLOPs a weight and token; everything else
+    is free. All numbers are float32. The embedding is left out: its gradient is ready last, and
+    always exposed.
+    Returns: (ready, nbytes), the arguments of plan_buckets.
     """
     layers = [(4 * width**2, width), (4 * width**2, 4 * width, width, width),  # down; up and norm
               (width**2, width), (3 * width**2, 3 * width, width, width)]  # out; qkv and norm

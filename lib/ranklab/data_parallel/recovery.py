@@ -1,4 +1,4 @@
-"""Call a method when a backward ends; and begin the next one clean after one that raised."""
+"""Call a method at the end of a backward, and recover from a backward that raised."""
 
 import contextlib
 
@@ -6,12 +6,12 @@ import torch
 
 
 def in_backward():
-    """Return True inside a backward, where a checkpoint runs forwards once more."""
+    """Return True inside a backward, where activation checkpointing runs forwards again."""
     return torch._C._current_graph_task_id() != -1
 
 
 class EndOfBackward:
-    """Call finish(), a method of the subclass, when all of a backward is done."""
+    """Call finish(), a method of the subclass, when a whole backward is done."""
 
     in_backward = False
 
@@ -28,17 +28,18 @@ class EndOfBackward:
 
 
 def failed_before(replica):
-    """Return True when the last backward raised, so that it did not come to its end."""
+    """Return True if the last backward raised and so did not finish."""
     return replica.in_backward and not in_backward()
 
 
 def end_failed_backward(replica):
-    """Send what a failed backward left unsent, and drop its gradients.
+    """Send the buckets that a failed backward left unsent, and drop its gradients.
 
-    Recovered: messages. Buckets on their way can't be called back, and other ranks may have
-    sent more of them or fewer; so all send the rest, and the next backward meets the next.
-    Not recovered: the step. A rank that did not fail has a mean with parts missing, and may
-    have stepped by it: after an error that one rank alone can have, all must skip that step.
+    Recovered: the order of messages. Buckets on their way can't be called back, and other ranks
+    may have sent more or fewer of them; so all ranks send the rest, and the next backward's
+    messages match again.
+    Not recovered: the step. A rank that did not fail has a mean with parts missing, and may have
+    used it: after an error that only one rank can have, all ranks must skip that step.
     """
     replica.in_backward = False
     with contextlib.suppress(ValueError):  # we know that gradients are missing

@@ -1,4 +1,4 @@
-"""What a Replica can't do: refused at once and on every rank, with the names of the parameters."""
+"""Errors for what a Replica can't do: at once, on every rank, with the parameters' names."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from ranklab.data_parallel.batch_norm import sync_batch_norm_groups
 
 
 def refuse_mixed_messages(module, group=None):
-    """Raise ValueError, on every rank, if a SyncBatchNorm sends in the group of the buckets."""
+    """Raise ValueError, on every rank, if a SyncBatchNorm uses the group of the buckets."""
     if any((norm_group or dist.group.WORLD) == (group or dist.group.WORLD)
            for norm_group in sync_batch_norm_groups(module)):
         raise ValueError("find_unused_parameters=True with a SyncBatchNorm in the same group: "
@@ -18,9 +18,9 @@ def refuse_mixed_messages(module, group=None):
 
 
 def refuse_other_shapes(module, group=None):
-    """Raise ValueError, on every rank, unless all have parameters of the same names and shapes.
+    """Raise ValueError, on every rank, unless parameters have the same names and shapes on all.
 
-    Types and requires_grad must be the same as well.
+    Their types and requires_grad must be the same as well.
     Cost: one all-reduce of 16 bytes.
     """
     if dist.get_backend(group) == "fake":  # a dry run: no other rank exists
@@ -56,7 +56,7 @@ def no_gradient(replica, missing):
 
 
 def second_gradient(replica, parameter):
-    """Return the error for a gradient that comes when its bucket may be on its way already."""
+    """Return the error for a gradient that comes when its bucket may have been sent already."""
     return ValueError(f"{_names(replica, [parameter])[0]} got two gradients in one backward. Does "
                       "checkpointing run it twice? use_reentrant=False adds them up first")
 

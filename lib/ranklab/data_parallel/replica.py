@@ -1,4 +1,4 @@
-"""What a data-parallel model needs besides the idea: equal replicas, buckets, equal buffers."""
+"""The base class of data-parallel models: equal replicas, buckets, equal buffers."""
 
 import contextlib
 
@@ -18,11 +18,11 @@ class Replica(EndOfBackward, nn.Module):
 
     A subclass averages the gradients. It registers its hooks in __init__, and has a method
     `finish()`, called at the end of each backward unless `sync` is False (see no_sync).
-    It takes no sparse gradients. And don't use torch.autograd.grad with it: a backward that stops
+    Sparse gradients are not supported. Don't use torch.autograd.grad with it: a backward that stops
     before the parameters looks like any other, so the buckets are sent with no gradients in them.
 
-    buckets: the Bucket of each message, in the order in which they must travel.
-    find_unused_parameters: whether a parameter may get no gradient; it then counts as zeros.
+    buckets: the Bucket of each message, in the order of sending.
+    find_unused_parameters: whether a parameter may get no gradient; its gradient is then zeros.
     Raises: ValueError for a module that trains nothing, or whose parameters differ in shape between
         ranks; for find_unused_parameters with a SyncBatchNorm in the same group.
     """
@@ -49,7 +49,7 @@ class Replica(EndOfBackward, nn.Module):
         return buckets_of(trained, bucket_cap_bytes, self.group_of, Bucket)
 
     def group_of(self, tensor):
-        """Return the group of the ranks that hold a copy of this tensor; in some models not all do.
+        """Return the group of the ranks that hold a copy of this tensor (in some models not all).
         """
         return self.group
 
@@ -62,7 +62,7 @@ class Replica(EndOfBackward, nn.Module):
         return outputs
 
     def begin_step(self):
-        """Broadcast the buffers, and clear away a backward that failed before."""
+        """Broadcast the buffers, and clean up after a backward that failed."""
         if self.joining:
             refusals.refuse_while_joining(self)
         if recovery.failed_before(self):
@@ -70,10 +70,10 @@ class Replica(EndOfBackward, nn.Module):
         self.sync_buffers()
 
     def sync_buffers(self):
-        """Broadcast the buffers, if the forward before this one trained.
+        """Broadcast the buffers, if the previous forward was for training.
 
-        As torch does: without such a forward nothing is sent, so that evaluation may take more
-        batches on some ranks than on others, but at least one on each: its first forward sends.
+        As in torch, an evaluation forward sends nothing unless it follows a training forward. So
+        some ranks may evaluate more batches than others, but each at least one.
         Cost: one broadcast for each type of buffer.
         """
         if self.buffers_stale:
@@ -81,12 +81,12 @@ class Replica(EndOfBackward, nn.Module):
         self.buffers_stale = self.sync and torch.is_grad_enabled()
 
     def backward_begins(self, _=None):
-        """Make sure that finish() is called when all of this backward is done."""
+        """Make sure that finish() is called at the end of this backward."""
         if self.sync:
             self.await_end_of_backward()
 
     def reduce_now(self):
-        """Average the gradients that backwards inside no_sync have added up."""
+        """Average the gradients accumulated inside no_sync."""
         missing = {p for p in self.parameters() if p.requires_grad and p.grad is None}
         for bucket in self.buckets:
             bucket.missing.clear()
@@ -108,9 +108,9 @@ class Replica(EndOfBackward, nn.Module):
         return {p for p, ranks in zip(parameters, counts.tolist()) if ranks}
 
     def shadow(self):
-        """Take part, with zeros, in all that the other ranks send in a forward and backward.
+        """Take part, with zeros, in all collectives of the other ranks' forward and backward.
 
-        Afterwards this rank has their gradients and buffers.
+        Afterwards this rank has the averaged gradients and the buffers.
         """
         self.begin_step()
         for bucket in self.buckets:
@@ -124,7 +124,7 @@ class Replica(EndOfBackward, nn.Module):
         return refusals.no_gradient(self, missing)
 
     def second_gradient(self, parameter):
-        """Return the error for a gradient that comes when its bucket may be on its way already."""
+        """Return the error for a gradient that comes when its bucket may have been sent already."""
         return refusals.second_gradient(self, parameter)
 
     def no_sync(self):
@@ -132,9 +132,9 @@ class Replica(EndOfBackward, nn.Module):
         return no_sync(self)
 
     def state_dict(self, *args, **kwargs):
-        """Return the state dict of the plain module, so that a checkpoint knows nothing of ranks.
+        """Return the state dict of the plain module, so that a checkpoint is independent of ranks.
 
-        Only for the outermost module: one with a Replica inside can't load what it has saved.
+        Only for the outermost module: a module with a Replica inside can't load its own state dict.
         """
         return self.module.state_dict(*args, **kwargs)
 

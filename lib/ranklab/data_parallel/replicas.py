@@ -1,4 +1,4 @@
-"""Replicas start equal, and a few bytes tell whether they still are."""
+"""Make replicas equal at the start, and check with a few bytes whether they still are."""
 
 import hashlib
 
@@ -21,9 +21,9 @@ def broadcast_parameters(model, src=0, group=None):
 
 
 def broadcast_together(tensors, src=0, group=None):
-    """Copy rank src's `tensors` to every rank, packed together; `src` counts in the group.
+    """Copy rank src's `tensors` to every rank, packed together; `src` is a rank of the group.
 
-    Cost: one broadcast for each type, however many tensors.
+    Cost: one broadcast for each type, however many tensors there are.
     """
     kinds = {}
     for tensor in tensors:

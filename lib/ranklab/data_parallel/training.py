@@ -1,4 +1,4 @@
-"""DataParallel: data parallelism as the training loop sees it."""
+"""DataParallel: data parallelism behind the training loop's interface."""
 
 import contextlib
 
@@ -10,10 +10,11 @@ from ranklab.trainer.parallel import GroupParallel
 
 
 class DataParallel(GroupParallel):
-    """Train with the whole model on every rank, which takes every R-th row of the batch.
+    """Train with the whole model on every rank; each rank takes every R-th row of the batch.
 
     wrap: (model, group=group) -> the module that averages gradients in backward: ours, or DDP.
-    equal_parts: whether all ranks have equally many targets in each step, so that no rank asks.
+    equal_parts: whether all ranks have equally many targets in each step; if so, they need not
+        exchange the numbers of targets.
     compressor: the state that the wrap's hook keeps from step to step on each rank; it has
         state_dict(model).
     Cost: besides the gradients, one all-reduce of 8 bytes a step, if not equal_parts.
@@ -21,8 +22,8 @@ class DataParallel(GroupParallel):
     Lab: 03
     """
 
-    context = None  # lab 10: over how many neighbours the tokens of a row are divided
-    each_piece_talks = False  # True: all ranks must run as many micro-batches, or they hang
+    context = None  # lab 10: the ranks over which the tokens of a row are split
+    each_piece_talks = False  # True: all ranks must run equally many micro-batches, or they hang
 
     def __init__(self, group=None, wrap=OverlappedDataParallel, equal_parts=False,
                  compressor=None):  # fmt: skip
@@ -37,8 +38,8 @@ class DataParallel(GroupParallel):
     def batch(self, inputs, targets):
         """Take every R-th row.
 
-        Where each piece talks, all ranks get equally many rows: some get a last row without a
-        target that counts, so that it changes neither loss nor gradient.
+        If each_piece_talks, all ranks get equally many rows: some get a last row whose targets are
+        all ignored, so that it changes neither loss nor gradient.
         """
         sharing = self.context.ranks if self.context else 1  # ranks that have the same rows
         rank, ranks = self.rank // sharing, self.ranks // sharing
@@ -57,11 +58,11 @@ class DataParallel(GroupParallel):
         return count * self.ranks if self.equal_parts else self.total(count)
 
     def reduce_now(self):
-        """Average the gradients that backwards without communication have added up."""
+        """Average the gradients accumulated without communication."""
         self.replica.reduce_now()
 
     def gradients(self, model):
-        """List (parameter, the gradient with which this rank steps it, how many ranks have it)."""
+        """List (parameter, the gradient for this rank's step, number of ranks that have it)."""
         return [(p, p.grad, self.ranks) for p in model.parameters() if p.grad is not None]
 
     def communication(self, is_last):

@@ -1,18 +1,18 @@
-"""Around torch's DDP: why a step is slow, and how to send fewer bytes.
+"""Tools for torch's DDP: find out why a step is slow, and send fewer bytes.
 
 Read in this order:
 
     efficiency.py   scaling_efficiency: the share of the perfect speed-up
-    exposed.py      exposed_communication: what no computing hides
+    exposed.py      exposed_communication: the part that no computation hides
     steps.py        steps_of: a timeline, cut into training steps
-    diagnosis.py    diagnose: loader, communication, a straggler, or nothing
+    diagnosis.py    diagnose: the loader, communication, a straggler, or nothing
     half.py         compress_fp16_hook: 16 bits a number
     top_k.py        top_k_compress and the hook TopK: the largest entries, with error feedback
     low_rank.py     power_sgd and the hook PowerSGD: two thin matrices instead of one large
     budget.py       compress_to_budget: more entries than top-k, of fewer bytes each
-    quality.py      compare_hooks: one GPT trained with each hook, bytes beside loss
+    quality.py      compare_hooks: one GPT trained with each hook; its bytes and its loss
     slow_link.py    a hook that emulates a slow network
-    situations.py   four recorded runs for diagnose: one healthy, three with a cause each
+    situations.py   four recorded runs for diagnose: one healthy, three slow for different reasons
 """
 
 from ranklab.ddp import situations

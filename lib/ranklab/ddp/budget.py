@@ -1,4 +1,4 @@
-"""Twice as many entries as top-k for the same bytes, because each takes half as many.
+"""Send twice as many entries as top-k for the same bytes, because each entry takes half as many.
 
     model.register_comm_hook({}, compress_to_budget)
 """

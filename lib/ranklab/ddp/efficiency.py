@@ -1,4 +1,4 @@
-"""How well a job scales: the share of the perfect speed-up that it got."""
+"""How well a job scales: the share of perfect speed-up that it achieved."""
 
 
 def scaling_efficiency(seconds, kind):

@@ -1,7 +1,7 @@
-"""Exposed communication: the part that no computing hides.
+"""Exposed communication: the part that no computation hides.
 
-The first-order cost of communication. On a GPU hidden transfers cost something too: NCCL's kernels
-take multiprocessors and memory bandwidth, and computing beside them is some percent slower.
+It is the first-order cost of communication. On a GPU hidden transfers also cost something: NCCL's
+kernels take multiprocessors and memory bandwidth, which slows computation by some percent.
 """
 
 

@@ -1,11 +1,11 @@
-"""Gradients travel in 16 bits: half the bytes, and no state to keep.
+"""Send gradients in 16 bits: half the bytes, and no state to keep.
 
     model.register_comm_hook(None, compress_fp16_hook)    # the first argument is the group
 
-DDP calls the hook with each bucket as soon as its gradients are there, and goes on with backward.
-The future that the hook returns must come to hold the mean over ranks of that bucket.
+DDP calls the hook with each bucket as soon as its gradients are ready, and goes on with backward.
+The hook returns a future, whose result must be the bucket's mean over ranks.
 
-This is for gradients in float32. If the model is in 16 bits already, it saves nothing, and neither
+This is for gradients in float32. If the model is already in 16 bits, it saves nothing, and neither
 does torch's own hook.
 """
 

@@ -1,9 +1,9 @@
-"""PowerSGD: the gradient of a matrix travels as two thin matrices, found by power iteration.
+"""PowerSGD: send the gradient of a matrix as two thin matrices, found by power iteration.
 
     model.register_comm_hook(PowerSGD(rank=4), PowerSGD.hook)
 
-Unlike top-k's picks, thin matrices can be added up: everything goes by all-reduce, so the cost does
-not grow with the ranks.
+Unlike the entries that top-k picks, thin matrices can be added up: everything goes by all-reduce,
+so the cost does not grow with the number of ranks.
 """
 
 import torch
@@ -37,19 +37,20 @@ def power_sgd(matrix, q, error, group=None):
 
 
 class PowerSGD:
-    """A DDP hook: gradients of matrices travel to rank `rank`, all others as they are.
+    """A DDP hook: send matrix gradients as approximations of rank `rank`, all others unchanged.
 
-    Other shapes than (n, m) count as (first dimension, all others). A matrix that would not get
-    more than `shrink` times smaller travels as it is. Matrices of one shape travel together.
+    Tensors of more dimensions count as matrices: (first dimension, all others). A matrix that would
+    not get more than `shrink` times smaller is sent unchanged. Matrices of one shape are sent
+    together.
 
     start           number of steps at the beginning in which nothing is compressed
-    error_feedback  False: what is left out is lost (for comparison)
+    error_feedback  False: the approximation error is dropped (for comparison)
     seed            of the first q; the same on every rank
     approximate     power_sgd, or a learner's own
 
-    cost   a bucket: two all-reduces for each shape, and one for all the rest. They block: nothing
-           is hidden behind backward
-    error  rank below 1
+    Cost: for each bucket, two all-reduces for each shape, and one for all the rest. They block:
+        nothing is hidden behind backward.
+    Raises: ValueError for a rank below 1.
     """
 
     def __init__(self, rank=4, group=None, start=0, error_feedback=True, shrink=2, seed=0,
@@ -62,7 +63,7 @@ class PowerSGD:
         self.generator = torch.Generator().manual_seed(seed)
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average the bucket's gradients over ranks, matrices roughly."""
+        """Average the bucket's gradients over ranks, matrices approximately."""
         by_shape, rest = {}, []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             if self.step >= self.start and self._is_worth_it(gradient):
@@ -77,7 +78,7 @@ class PowerSGD:
         return finished(bucket.buffer())
 
     def state_dict(self, model):
-        """Return the state that the next step depends on, by the plain model's parameter names.
+        """Return the state for the next step, keyed by the plain model's parameter names.
 
         The errors differ from rank to rank.
         """

@@ -1,7 +1,7 @@
-"""What does compression cost in quality? One GPT, trained by torch's DDP with each of some hooks.
+"""What does compression cost in quality? One GPT, trained by torch's DDP with several hooks.
 
-Plain SGD with clipping, so that a hook's damage is seen: Adam divides much of it away. The text is
-the source of Python's library, the loss is of files that nobody trained on.
+Training uses plain SGD with clipping, to show a hook's damage: Adam divides much of it away. The
+text is the source of Python's standard library; the loss is on held-out files.
 """
 
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ HELD_OUT = 64  # sequences
 
 
 class Quality(NamedTuple):
-    """What training with one hook has brought."""
+    """The result of training with one hook."""
 
     name: str
     sent: int  # bytes that a rank sends in a step, at the end of training
@@ -34,13 +34,13 @@ def compare_hooks(hooks, ranks=2, steps=50, seed=0):
     """Train with each hook for `steps` steps, from the same weights and on the same batches.
 
     hooks: {name: function that makes (state, hook), or None for DDP's own all-reduce}
-    Returns: [Quality of each hook].
+    Returns: a list with the Quality of each hook.
     """
     return launch(train_with_each, hooks, steps, seed, ranks=ranks, timeout=600)[0]
 
 
 def train_with_each(hooks, steps, seed, group=None):
-    """Train with each hook, on a rank that a launch has started; return [Quality of each].
+    """Train with each hook, on a rank that is already launched; list the Quality of each.
 
     hooks: {name: function that makes (state, hook), or None}
     """
@@ -49,11 +49,11 @@ def train_with_each(hooks, steps, seed, group=None):
 
 
 def _train(make, text, steps, seed, group):
-    """(bytes that this rank sends in the last step, the held-out loss)"""
+    """Train with one hook; return (bytes that this rank sends in the last step, held-out loss)."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(seed)
     gpt = GPT(MODEL).to(device())
-    # Buffers are rotary angles, equal on all ranks: DDP would broadcast them in every step.
+    # The buffers are rotary angles, equal on all ranks; DDP would broadcast them in every step.
     model = DistributedDataParallel(gpt, process_group=group, forward_sync_buffers=False)
     if make:
         model.register_comm_hook(*make())
@@ -62,7 +62,7 @@ def _train(make, text, steps, seed, group):
         optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / WARM_UP)
         batch = batch_at(text.train, step, BATCH * R, MODEL.n_ctx, seed)
         x, y = (tokens[rank::R].to(device()) for tokens in batch)
-        with traffic if step == steps - 1 else nullcontext():  # it slows down what it counts
+        with traffic if step == steps - 1 else nullcontext():  # counting slows the step down
             model(x, y).backward()
         clip_grad_norm_(gpt.parameters(), CLIP)
         optimizer.step()

@@ -1,11 +1,11 @@
 """Four recorded situations: real runs of torch's DDP, one healthy and three slow.
 
     healthy              images are ready, the link is fast, all ranks have the same work
-    loader-bound         images come one by one from an emulated file server
+    loader-bound         images arrive one by one from an emulated file server
     communication-bound  gradients go through an emulated slow link
     straggler            the last rank's batch is three times as large
 
-The device is emulated too, on the CPU, also where there are GPUs: each layer computes for real, and
+The device is emulated as well, on the CPU even if there are GPUs: each layer really computes, and
 then sleeps as long as a large layer would take. So ranks don't compete for the cores of this
 machine, and a trace shows only the cause that was built in.
 """
@@ -48,7 +48,8 @@ class Photos(Dataset):
 
 
 class LargeLayer(nn.Linear):
-    """A linear layer that takes COMPUTE seconds an image, and twice that in backward, asleep."""
+    """A linear layer that sleeps COMPUTE seconds an image in forward, and twice that in backward.
+    """
 
     def forward(self, x):
         return _Sleep.apply(super().forward(x), COMPUTE * len(x)).relu()
@@ -70,7 +71,7 @@ class _Sleep(torch.autograd.Function):
 
 
 def record(names=SITUATIONS, ranks=2, steps=5):
-    """Record the training in each of these situations, all by one launch.
+    """Record a training run in each of these situations, all in one launch.
 
     Returns: {situation: [Timeline of rank 0, of rank 1, ...]}.
     Raises: ValueError for a name that is not in SITUATIONS.
@@ -82,7 +83,7 @@ def record(names=SITUATIONS, ranks=2, steps=5):
 
 
 def _record(names, steps):
-    group = dist.new_group(backend="gloo")  # NCCL, where it is the default, has no CPU
+    group = dist.new_group(backend="gloo")  # NCCL, if it is the default, does not support the CPU
     return {name: run(name, steps, group) for name in names}
 
 
@@ -90,7 +91,7 @@ def run(situation, steps, group=None):
     """Do `steps` training steps in this situation; return the Timeline of this rank.
 
     Collective: call it on every rank.
-    group: a group of gloo
+    group: a gloo group
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     is_straggler = situation == "straggler" and rank == R - 1

@@ -1,8 +1,8 @@
-"""A slow network on one machine: a DDP hook whose buckets take as long as their bytes would.
+"""A slow network on one machine: a DDP hook that delays each bucket by its time on a slow link.
 
-An emulation, not a simulation: real gradients go by a real all-reduce, and only the waiting is
-added, by the formula of ranklab.collectives for a ring. A separate thread sleeps, one bucket after
-the other as on one cable, so backward goes on meanwhile and hides what it can.
+It is an emulation, not a simulation: real gradients go through a real all-reduce, and only the
+waiting time is added, by the ring formula of ranklab.collectives. A separate thread sleeps for one
+bucket after the other, as on one cable, so backward goes on meanwhile and hides what it can.
 
     link = SlowLink(bandwidth=10e6)
     model.register_comm_hook(link, SlowLink.hook)
@@ -21,11 +21,11 @@ from ranklab.meter import mark
 
 
 class SlowLink:
-    """A DDP hook: the mean over ranks, through a link of `bandwidth` bytes a second.
+    """A DDP hook: average over ranks through a link of `bandwidth` bytes a second.
 
-    On CPU only: on a GPU the thread would have to follow the streams of the bucket.
+    CPU only: on a GPU the thread would have to follow the streams of the bucket.
 
-    Cost: one all-reduce a bucket, which takes 2(R-1)/R of its bytes / bandwidth longer.
+    Cost: one all-reduce a bucket, slower by 2(R-1)/R * bytes / bandwidth seconds.
     Raises: ValueError for a bandwidth that is not positive.
     """
 
@@ -42,7 +42,7 @@ class SlowLink:
         return future
 
     def close(self):
-        """Wait until all buckets under way have arrived, and end the thread."""
+        """Wait until all buckets in flight have arrived, and end the thread."""
         self.cable.shutdown()
 
     def _send(self, buffer, future):

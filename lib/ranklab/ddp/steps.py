@@ -2,12 +2,12 @@
 
 
 def steps_of(events):
-    """Cut a timeline into steps: [events of the first step, of the second, ...].
+    """Cut a timeline into steps: [events of the first step, events of the second step, ...].
 
     Each step begins with its loader event. So loading must be marked once in each step, as torch's
-    DataLoader does. What comes before the first loader event belongs to the first step; without any
-    loader event, all is one step. A part without computing is not a step: a loop asks its
-    DataLoader once more at the end.
+    DataLoader does. Events before the first loader event belong to the first step; without any
+    loader event, all events are one step. A part without computation is not a step: at its end a
+    loop asks its DataLoader once more.
     """
     steps, kinds = [[]], set()  # the kinds of events in the last step
     for event in sorted(events, key=lambda event: event.start):

@@ -1,10 +1,10 @@
-"""Top-k: only the largest entries travel; what stays behind is added to the next gradient.
+"""Top-k: send only the largest entries; the others are added to the next gradient.
 
     model.register_comm_hook(TopK(0.01), TopK.hook)
 
-Every rank picks different entries, so nothing can be summed on the way: places travel with the
-values, and each rank gets the picks of all. In an all-reduce of n numbers a rank sends about 2n,
-whatever the number of ranks. Here it sends (R-1) times what one rank picks.
+Every rank picks different entries, so nothing can be summed on the way: indices travel with the
+values, and each rank gets the picks of all ranks. In an all-reduce of n numbers a rank sends about
+2n, whatever the number of ranks. Here it sends R-1 times what one rank picks.
 """
 
 import torch
@@ -31,7 +31,7 @@ def top_k_compress(gradient, error, k):
 
 
 def top_k_bytes(parameters, fraction):
-    """Count the bytes that TopK(fraction) sends to each other rank, in float32: 8 bytes an entry.
+    """Count the bytes that TopK(fraction) sends to each other rank; a float32 entry takes 8 bytes.
 
     Lab: 04
     """
@@ -39,17 +39,17 @@ def top_k_bytes(parameters, fraction):
 
 
 def count_of(tensor, fraction):
-    """Count the entries of the tensor that are sent: one or more."""
+    """Count the entries of the tensor to send: at least one."""
     return max(1, int(fraction * tensor.numel()))
 
 
 class TopK:
-    """A DDP hook: of each parameter's gradient only `fraction` of the entries travel, one or more.
+    """A DDP hook: send only `fraction` of each parameter's gradient entries, and at least one.
 
-    error_feedback=False drops what is not sent (for comparison). `compress` may be a learner's own
-    top_k_compress.
+    error_feedback=False drops the entries that are not sent (for comparison). `compress` may be a
+    learner's own top_k_compress.
 
-    Cost: one all-gather a bucket: each of the other ranks gets 4 bytes a place, and the value.
+    Cost: one all-gather a bucket: for each entry, the other ranks get its value and a 4-byte index.
     Raises: ValueError for a fraction that is not above 0 and at most 1.
     """
 
@@ -61,11 +61,11 @@ class TopK:
         self.errors = {}  # by parameter and not by bucket: DDP rebuilds its buckets in step 2
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start averaging over ranks what the ranks have picked; return the future."""
+        """Start averaging the picked entries over ranks; return the future of the mean."""
         buffer, R = bucket.buffer(), dist.get_world_size(self.group)
         values, places = self._pick(bucket)
         count = values.numel()
-        # One message: the bytes of the values, then those of the places.
+        # One message: the bytes of the values, then the bytes of the indices.
         packed = torch.cat([values.view(torch.uint8), places.to(INDEX).view(torch.uint8)])
         gathered = packed.new_empty(R * packed.numel())
         work = dist.all_gather_single(gathered, packed, group=self.group, async_op=True)
@@ -76,7 +76,7 @@ class TopK:
             # their last bits, are the same on all ranks. Otherwise, on a GPU, they would not be.
             for part in gathered.view(R, -1):
                 remote, indices = part.split([values.nbytes, count * INDEX.itemsize])
-                # cloned: a view as wider numbers must begin at a multiple of their size
+                # cloned: a view as a wider type must begin at a multiple of its size
                 indices = indices.clone().view(INDEX).long()
                 buffer.index_add_(0, indices, remote.clone().view(buffer.dtype), alpha=1 / R)
             return buffer
@@ -84,7 +84,7 @@ class TopK:
         return work.get_future().then(unpack)
 
     def state_dict(self, model):
-        """Return {name: what this rank has not sent yet} of the plain model's parameters."""
+        """Return {name: entries not yet sent by this rank}, named as in the plain model."""
         return {name: self.errors[p] for name, p in model.named_parameters() if p in self.errors}
 
     def load_state_dict(self, model, state):
@@ -92,7 +92,7 @@ class TopK:
                        if name in state}  # fmt: skip
 
     def _pick(self, bucket):
-        """Pick what this rank sends of the bucket: values, and their places in the bucket."""
+        """Pick the entries to send: their values, and their indices in the bucket."""
         values, places, start = [], [], 0
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             has_error = parameter in self.errors

@@ -1,18 +1,18 @@
-"""Expert parallelism: experts are spread over ranks, and tokens go to those that they chose.
+"""Expert parallelism: experts are spread over ranks, and tokens go to the experts they chose.
 
-    route.py      top_k_route, capacity, load_balance_loss: who goes where
+    route.py      top_k_route, capacity, load_balance_loss: which token goes to which expert
     dispatch.py   dispatch_tokens, combine_tokens: there and back, two all-to-alls
-    layer.py      MoE: router and experts in the place of an MLP; moe_gpt: a GPT with them
+    layer.py      MoE: a router and experts instead of an MLP; moe_gpt: a GPT with them
 
 Those three are the idea. Then:
     gradients.py  expert_gradients: which gradient is averaged over which ranks
     training.py   ExpertParallel: the training loop's view
     traffic.py    moe_traffic, moe_parameters: formulas
-    place.py      place_experts: which expert stands where, by a trace of loads
+    place.py      place_experts: which rank gets which experts, by a trace of loads
     scan.py       chunked_scan: a state-space model's scan over ranks
 
-Ranks with other experts take other rows: for all other weights they are data-parallel ranks
-(data_parallel). An expert's matrices are cut from the whole as tensor parallelism cuts its own
+Ranks with different experts take different rows: for all other weights they are data-parallel ranks
+(data_parallel). An expert's matrices are cut from the whole as in tensor parallelism
 (tensor_parallel.split).
 """
 

@@ -1,4 +1,4 @@
-"""Tokens go to the ranks that have their experts, and come back: two all-to-alls."""
+"""Send tokens to the ranks of their experts, and back: two all-to-alls."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ import torch.distributed as dist
 
 
 class Sent(NamedTuple):
-    """How a dispatch went; the way back needs it."""
+    """What a dispatch sent and received; combine_tokens needs it for the way back."""
 
-    order: torch.Tensor  # (m,) places in chosen.flatten(), in the order in which rows were sent
+    order: torch.Tensor  # (m,) indices into chosen.flatten(), in the order in which rows were sent
     to: list  # rows sent to each rank of the group
     came: list  # rows that came from each rank
-    by_expert: torch.Tensor  # (n,) the order that sorts what came by expert
+    by_expert: torch.Tensor  # (n,) the order that sorts received rows by expert
     counts: torch.Tensor  # (E/R,) rows for each expert of this rank; a list will do
 
 
@@ -61,7 +61,7 @@ def combine_tokens(rows, sent, weights, group=None):
 
 
 class AllToAll(torch.autograd.Function):
-    """Send the rows of x to ranks, to[r] of them to rank r; came[r] come from it, in rank order."""
+    """Send rows of x to all ranks, to[r] to rank r; receive came[r] from rank r, in rank order."""
 
     @staticmethod
     def forward(ctx, x, to, came, group):
@@ -74,7 +74,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def all_to_all_rows(x, to, came, group=None):
-    """Exchange rows in unequal numbers, as AllToAll does, but without a gradient."""
+    """Exchange unequal numbers of rows, as AllToAll does, but without a gradient."""
     out = x.new_empty(sum(came), *x.shape[1:])
     dist.all_to_all_single(out, x.contiguous(), came, to, group=group)
     return out

@@ -1,4 +1,4 @@
-"""expert_gradients: experts are summed over the ranks that hold them, the rest over all ranks."""
+"""expert_gradients: sum experts' gradients over the ranks that hold them, others over all ranks."""
 
 import torch
 import torch.distributed as dist

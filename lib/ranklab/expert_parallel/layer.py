@@ -18,11 +18,11 @@ BALANCE = ("loss", "bias", "none")
 
 @dataclass(frozen=True)
 class MoEConfig(GPTConfig):
-    """A GPT with experts in each block; checked when it is made.
+    """The configuration of a GPT with experts in each block; checked when it is made.
 
-    expert_width: F of an expert; 0: 4 C / top_k, so that a token costs what it costs without
-        experts (and a router)
-    shared_width: F of an MLP that all tokens take besides (DeepSeek's shared experts); 0: none
+    expert_width: F of an expert; 0: 4 C / top_k, so that a token costs as much as without experts
+        (apart from the router)
+    shared_width: F of an MLP that all tokens also pass (DeepSeek's shared experts); 0: none
     factor: of the capacity, in each sequence; 0: no token is dropped
     balance: by an auxiliary loss of weight `coefficient`, by a bias that moves by `rate` in each
         step, or not at all
@@ -62,7 +62,7 @@ class MoEConfig(GPTConfig):
 class ExpertLinear(nn.Module):
     """A matrix for each expert: row i of x is multiplied by its expert's matrix.
 
-    It uses torch's one kernel for all experts if there is one, otherwise a loop over the experts.
+    It uses torch's grouped kernel for all experts if it can, otherwise a loop over the experts.
     """
 
     def __init__(self, n_expert, n_in, n_out):
@@ -79,22 +79,22 @@ class ExpertLinear(nn.Module):
 
 
 def autocast(x):
-    """Cast x to the type of matrix products if autocast is on: half the bytes to send."""
+    """Cast x to autocast's type if autocast is on, which halves the bytes to send."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def takes_grouped(x, weight):
-    """Return whether torch's grouped_mm takes x and weight: bfloat16, rows of whole 16 bytes."""
+    """Return whether torch's grouped_mm takes x and weight: bfloat16, rows of n * 16 bytes."""
     return x.dtype == torch.bfloat16 and not any(size % 8 for size in weight.shape[1:])
 
 
 class MoE(nn.Module):
-    """Each token's sum of what its experts make of it: (B, T, C) -> (B, T, C).
+    """Sum the outputs of each token's experts: (B, T, C) -> (B, T, C).
 
-    A new MoE has all experts. `spread_experts` leaves it the experts of this rank.
-    route, limit, dispatch, combine, balance_loss: a learner's own functions fit here.
-    seen: the choices of the last forward: wanted, and chosen, which is wanted with -1 for dropped.
+    A new MoE has all experts. `spread_experts` leaves only the experts of this rank.
+    route, limit, dispatch, combine, balance_loss: may be a learner's own functions.
+    seen: the choices of the last forward: (wanted, chosen); in chosen a dropped choice is -1.
     """
 
     def __init__(self, config):
@@ -111,10 +111,10 @@ class MoE(nn.Module):
         self.seen = {}
 
     def reset_buffers(self):
-        """Set the bias to zeros, as at the beginning."""
+        """Reset the bias to zeros."""
         E, moves = self.config.n_expert, self.config.balance == "bias"
         self.register_buffer("bias", torch.zeros(E) if moves else None)
-        self.loads = 0  # (E,) choices since the bias moved last; counted again where recomputed
+        self.loads = 0  # (E,) choices since the last move of the bias; recomputation counts again
 
     def forward(self, x):
         config, flat = self.config, x.flatten(0, 1)
@@ -133,7 +133,7 @@ class MoE(nn.Module):
         config = self.config
         if config.jitter and self.training:
             x = x * torch.empty_like(x).uniform_(1 - config.jitter, 1 + config.jitter)
-        with torch.autocast(x.device.type, enabled=False):  # small differences choose experts
+        with torch.autocast(x.device.type, enabled=False):  # small differences change the choice
             logits = self.router(x.float())  # (B, T, E)
         chosen, weights = self.route(logits, config.top_k, config.renormalize, self.bias)
         aux = self.auxiliary(logits, chosen)
@@ -144,7 +144,9 @@ class MoE(nn.Module):
         return limited.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):
-        """Return the addition to the sum of all tokens' losses, equal for each token; or None."""
+        """Return the auxiliary loss, added to the sum of all tokens' losses, equally for each
+        token; or None.
+        """
         config, aux = self.config, 0
         if config.balance == "loss":
             aux = aux + config.coefficient * self.balance_loss(logits, chosen)  # (B,)
@@ -159,18 +161,18 @@ class MoE(nn.Module):
 
 
 class AuxGradient:
-    """How much of the sum of losses a backward differentiates, told by whoever begins it.
+    """The factor on the sum of losses in this backward, set by the caller of backward.
 
-    part: this rank's part of the auxiliary loss: 1/tp where tp ranks count the same one.
+    part: this rank's part of the auxiliary loss: 1/tp if tp ranks count the same one.
     """
 
     scale, part = None, 1.0
 
 
 class WithAux(torch.autograd.Function):
-    """Return x as it is; in backward, give the auxiliary loss its gradient, wherever the layer is.
+    """Return x unchanged; in backward, add the gradient of the auxiliary loss, in any layer.
 
-    So no stage of a pipeline has to pass it on, and the loss that is shown is the tokens' loss.
+    So no stage of a pipeline has to pass it on, and the reported loss is only the tokens' loss.
     """
 
     @staticmethod
@@ -192,7 +194,8 @@ def layers_of(model):
 
 
 def moe_gpt(config):
-    """Make a GPT with experts, whose loss tells the layers what their auxiliary losses weigh."""
+    """Make a GPT with experts, whose loss passes the weight of the auxiliary losses to the layers.
+    """
     model = GPT(config)
     model.register_forward_hook(functools.partial(_tell, layers_of(model)), with_kwargs=True)
     return model

@@ -1,4 +1,4 @@
-"""Which experts stand on which rank, by their loads in a trace. Nothing is sent."""
+"""Which rank holds which experts, by their loads in a trace. Nothing is sent."""
 
 import torch
 
@@ -45,17 +45,17 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
 
 
 def chosen_together(chosen, n_experts):
-    """Count the tokens that chose both experts of each pair, (E, E)."""
+    """Count the tokens that chose both experts of each pair: (E, E)."""
     choices = torch.nn.functional.one_hot(chosen, n_experts).sum(1).double()  # (N, E)
     pairs = choices.T @ choices
     return pairs - torch.diag(pairs.diag())
 
 
 def placement_score(plan, chosen, n_experts, per_node):
-    """Return (load of the fullest rank / mean load, nodes that a token must reach besides its own).
+    """Return (load of the fullest rank / mean load, other nodes that a token must reach).
 
-    Tokens are on the ranks in turn. A token crosses to a node once, however many of its experts are
-    there (as DeepEP does). Where an expert has copies, the copy on the token's own node is taken.
+    Tokens are dealt to the ranks in turn. A token is sent to a node once, however many of its
+    experts are there (as in DeepEP). If an expert has a copy on the token's own node, that is used.
     """
     ranks = len(plan)
     copies = torch.zeros(ranks, n_experts)

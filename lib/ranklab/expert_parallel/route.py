@@ -1,7 +1,7 @@
-"""Which experts a token goes to, how many an expert takes, and what keeps the loads even.
+"""Which experts a token goes to, how many tokens an expert takes, and what keeps the loads even.
 
-Tokens stand in sequences, (..., T, ...), and everything is counted in each sequence by itself. So
-the counts are the same however sequences are spread over ranks. Nothing here is sent.
+Tokens are in sequences, (..., T, ...), and everything is counted separately in each sequence. So
+the counts are the same however sequences are spread over ranks. Nothing is sent here.
 """
 
 import math

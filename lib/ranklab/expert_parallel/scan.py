@@ -1,4 +1,4 @@
-"""A state-space model's scan over tokens that are on several ranks: forward only.
+"""A state-space model's scan over tokens on several ranks: forward only.
 
 No gradient goes from one rank to the rank before it, so do not train with chunked_scan.
 """
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def scan(a, b):
-    """Return h with h[t] = a[t] h[t-1] + b[t] and nothing before it.
+    """Return h with h[t] = a[t] h[t-1] + b[t], starting from zero.
 
     Shape: a, b and h (B, T, C).
     """

@@ -1,4 +1,4 @@
-"""What experts cost in bytes, numbers and FLOPs, by formulas."""
+"""The cost of experts in bytes, parameters and FLOPs, by formulas."""
 
 import torch
 
@@ -25,17 +25,17 @@ def moe_traffic(counts, row_bytes):
 
 
 def sent_by(rank, counts, row_bytes):
-    """Return the bytes of moe_traffic that a rank sends to all others; counts may be lists."""
+    """Return the bytes that a rank sends to all others in moe_traffic; counts may be lists."""
     return moe_traffic(torch.as_tensor(counts), row_bytes)[rank].sum().item()
 
 
 def even_bytes(tokens, k, width, ranks, element=2, backward=True):
-    """Return the bytes that a rank sends to others in a layer with even loads: see moe_traffic."""
+    """Return the bytes that a rank sends to others in a layer, for even loads: see moe_traffic."""
     return 2 * (1 + backward) * tokens * k * width * element * (ranks - 1) // ranks
 
 
 def moe_parameters(config):
-    """Return (all, active): the parameters of a MoE GPT, and how many of them one token uses."""
+    """Return (all, active): the parameters of a MoE GPT, and the number used by one token."""
     C, E, k = config.n_embd, config.n_expert, config.top_k
     dense = count_parameters(config) - config.n_layer * 8 * C * C  # each block without its MLP
     unit = config.n_layer * 2 * C  # parameters of all MLPs for each number of their width

@@ -1,7 +1,7 @@
-"""ExpertParallel: each rank has some of the experts, as the training loop sees it.
+"""ExpertParallel: some of the experts on each rank, behind the training loop's interface.
 
-For everything else it is a DataParallel (data_parallel). An expert's part is cut and put together
-again like a part in tensor parallelism (tensor_parallel).
+For everything else it is a DataParallel (data_parallel). An expert's part is cut out and
+reassembled like a part in tensor parallelism (tensor_parallel).
 """
 
 import functools
@@ -20,7 +20,7 @@ from ranklab.trainer.parallel import groups_here
 
 
 def spread_experts(model, group):
-    """Leave each rank of the group E/R of the experts of each layer, in a row; return the model.
+    """Leave each rank of the group E/R consecutive experts of each layer; return the model.
 
     The model is changed in place.
     Raises: ValueError if R does not divide n_expert.
@@ -57,7 +57,7 @@ class ExpertReplica(OverlappedDataParallel):
 
 
 class AveragedAfterwards(Replica):
-    """An ExpertReplica that averages when backward is over, by a function like expert_gradients."""
+    """An ExpertReplica that averages after backward, by a function like expert_gradients."""
 
     def __init__(self, module, group, own, average):
         self.own, self.experts, self.average = own, set(experts_of(module)), average
@@ -73,12 +73,12 @@ class AveragedAfterwards(Replica):
 
 
 class ExpertParallel(DataParallel):
-    """Each rank takes every R-th row, and has some of the experts; rows go to experts and back.
+    """Train with some of the experts and every R-th row on each rank; rows go to experts and back.
 
     group: all ranks.
     experts: the group over which the experts of a layer are spread; None: the whole of `group`.
-    own: the group of the ranks that have the same experts; None: this rank alone.
-    average: expert_gradients or a learner's function; None: in buckets, while backward goes on.
+    own: the group of the ranks that have the same experts; None: only this rank.
+    average: expert_gradients or a learner's function; None: in buckets, while backward still runs.
     options: for DataParallel.
     Lab: 11
     """
@@ -111,7 +111,7 @@ class ExpertParallel(DataParallel):
 
 
 def with_own_copies(gradients, model, own):
-    """Return a DataParallel's `gradients`, with experts counted on the ranks of `own` only."""
+    """Return a DataParallel's `gradients`, with experts counted only on the ranks of `own`."""
     experts, copies = set(experts_of(model)), dist.get_world_size(own)
     return [(p, gradient, copies if p in experts else ranks) for p, gradient, ranks in gradients]
 

@@ -1,24 +1,24 @@
-"""FSDP: ZeRO's stage 3 as PyTorch does it, each parameter in rows.
+"""FSDP: ZeRO's stage 3 as in PyTorch, with the rows of each parameter sharded.
 
 Read three files, the first of which is ZeRO's:
 
     zero/units.py  the engine of lab 06: units, their order, gather, free, reduce, prefetch
-    shards.py      shard_parameter; and what a block has: parameters in rows, on that engine
-    block.py       FullyShardedBlock: how they travel, in one message a block
+    shards.py      shard_parameter; ShardedModule: a block's parameters in rows, on that engine
+    block.py       FullyShardedBlock: how rows are sent, in one message a block
 
 The rest:
 
     clip.py        clip_grad_norm_sharded
-    wrapping.py    wrap_policy: what to shard as a block of its own
-    hybrid.py      hybrid_shard_groups: shards inside a node, copies over nodes
+    wrapping.py    wrap_policy: which modules to shard as separate blocks
+    hybrid.py      hybrid_shard_groups: shards inside a node, a copy on each node
     masked.py      masked_loss: instruction tuning
     state.py       full_state_dict, and the way back: fill_shards
-    pretrained.py  weights of a Hugging Face folder, row by row
+    pretrained.py  weights from a Hugging Face folder, row by row
     memory.py      predicted_memory of a Llama, by a formula
     training.py    FullyShard: the training loop's view
 
-It is built on zero, lab 06: ZeroStage3's methods say when a block is gathered, freed and reduced.
-The tests hold ours and torch's together (peers/fsdp2).
+It is built on zero, lab 06: ZeroStage3's methods decide when a block is gathered, freed and
+reduced. The tests compare it with torch's FSDP (peers/fsdp2).
 """
 
 from ranklab.formulas.overlap import hidden_shard_tokens

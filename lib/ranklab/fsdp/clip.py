@@ -1,4 +1,4 @@
-"""Clipping where no rank has all gradients."""
+"""Gradient clipping when no rank has all gradients."""
 
 import torch
 import torch.distributed as dist

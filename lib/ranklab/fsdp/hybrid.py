@@ -1,4 +1,4 @@
-"""Hybrid sharding: rows are sharded inside a node, and every node has all of them."""
+"""Hybrid sharding: rows are sharded inside a node, and every node has a copy of all rows."""
 
 import torch
 import torch.distributed as dist

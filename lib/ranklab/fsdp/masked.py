@@ -1,4 +1,4 @@
-"""The loss of instruction tuning: on answers only, and each token of the batch has equal weight."""
+"""The loss of instruction tuning: on answers only, with equal weight for each of their tokens."""
 
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The memory of a GPU that a Llama under FSDP takes, by a formula. Nothing is run."""
+"""The GPU memory of a Llama under FSDP, by a formula. Nothing is run."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from ranklab.meter import Memory
 
 
 class Step(NamedTuple):
-    """How each rank does a step."""
+    """The settings of a step on each rank."""
 
     micro_batch: int = 1
     n_ctx: int = 1024
@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
     @property
     def width(self):
-        """The bytes of a number that is computed."""
+        """The bytes of a number in the compute type."""
         return 2 if self.precision == "bf16" else 4
 
     def __str__(self):
@@ -28,19 +28,19 @@ class Step(NamedTuple):
 
 
 def predicted_memory(config, ranks, **fields):
-    """Predict the Memory of one GPU at the largest of all moments().
+    """Predict the peak Memory of one GPU: the largest of all moments().
 
-    config: a dict, as transformers.LlamaConfig takes it.
-    fields: of Step.
+    config: a dict, in the form of transformers.LlamaConfig.
+    fields: fields of Step.
     """
     return max(moments(config, ranks, Step(**fields)).values(), key=lambda memory: memory.total)
 
 
 def moments(config, ranks, step):
-    """Predict {moment: Memory of one GPU}, where forward and backward may hold most.
+    """Predict {moment: Memory of one GPU} for the moments at which a step may hold most.
 
-    Rows, their gradients and Adam's moments are float32; with offload they are on the CPU. What is
-    whole for a while counts as gathered, gradients as well; messages count as activations.
+    Rows, their gradients and Adam's moments are float32; with offload they are on the CPU.
+    Parameters and gradients that are whole for a while count as gathered, messages as activations.
     """
     L, block, head, root = parameters_of(config)
     n = root + L * block
@@ -48,7 +48,7 @@ def moments(config, ranks, step):
     down = config["hidden_size"] * config["intermediate_size"]  # the first gradient of a block
 
     def memory(whole, gradients, finished, message, activations):
-        """Count numbers, but for the activations; the gradients of `finished` blocks are in."""
+        """Make a Memory from counts (activations: bytes); `finished` blocks have gradients."""
         arrived = 0 if step.offload else n if step.pieces > 1 else finished * block
         rows = 0 if step.offload else 4 * n / ranks
         return Memory(*map(int, (rows, 4 * arrived / ranks, 2 * rows, 0, step.width * (
@@ -56,15 +56,15 @@ def moments(config, ranks, step):
 
     memories = {"the loss is taken": memory(root, 0, 0, 0, L * kept_bytes + at_loss)}
     for finished in range(L):
-        # The next block is on its way, and so are its rows.
+        # The next block is being gathered, from a copy of its rows.
         next_block = block + block / ranks if finished < L - 1 else 0
         whole = root + block + next_block
         activations = (L - finished - 1) * kept_bytes + input_bytes
-        # The block before is on its way out, in a message; its rows may be among those arrived.
+        # The previous block is being reduced, in a message; its rows may have arrived already.
         extra = (block + (step.offload or step.pieces > 1) * block / ranks) if finished else 0
         memories[f"block {L - finished}'s backward runs"] = memory(
             whole, head + down, finished, extra, activations + inner_bytes + flowing)
-        # A message is made of float32 copies, which are there as well.
+        # A message is made from float32 copies, which are in memory as well.
         memories[f"block {L - finished}'s gradients leave"] = memory(
             whole, head + block, finished, 2 * block, activations)
     memories["the root's gradients leave"] = memory(root, root, L, 2 * root, 0)
@@ -79,7 +79,8 @@ def widths_of(config):
 
 
 def parameters_of(config):
-    """Count (blocks, parameters of each, of head and last norm, of everything in no block)."""
+    """Count (blocks, parameters of a block, of head and last norm, of all modules outside blocks).
+    """
     C, F, V, kv = widths_of(config)
     block = 2 * C * C + 2 * C * kv + 3 * C * F + 2 * C  # q and o; k and v; the MLP; two norms
     root = V * C + C + (0 if config.get("tie_word_embeddings") else V * C)
@@ -89,8 +90,8 @@ def parameters_of(config):
 def activations_of(config, step):
     """Predict the bytes of activations on one rank.
 
-    Returns: [at the loss, of a block until its backward, of its input where it computes again,
-        of everything inside of it, of the gradients in its MLP].
+    Returns: [at the loss, of a block until its backward, of its input with recomputation, of
+        everything inside the block, of the gradients in its MLP].
     """
     C, F, V, kv = widths_of(config)
     width, tokens = step.width, step.micro_batch * step.n_ctx
@@ -106,10 +107,10 @@ def predicted_costs(numbers, config, ranks):
     """Predict [bytes of parameters, of gradients, of the optimizer, sent in a step] of each rank.
 
     Rows, gradients and Adam's two moments are in float32. For each micro-batch parameters are
-    gathered, the blocks' parameters twice, and gradients reduced; in hybrid sharding over copies as
-    well.
+    gathered, the blocks' parameters twice, and gradients reduced; with hybrid sharding, gradients
+    are also summed over the copies.
     numbers: of parameters: in the model, and in each of its blocks
-    config: has batch, micro_batch, precision and shard_ranks, of which 0 means all ranks
+    config: has batch, micro_batch, precision and shard_ranks (0 means all ranks)
     """
     model, *blocks = numbers
     S = config.shard_ranks or ranks

@@ -1,6 +1,6 @@
-"""Weights row by row, fresh or from a Hugging Face folder; and a folder written for other tools.
+"""Weights row by row, new or from a Hugging Face folder; and a folder written for other tools.
 
-A model that fits on no rank is made on the meta device, and each rank reads its own rows:
+If a model fits on no rank, make it on the meta device; each rank then reads its own rows:
 
     fill_shards(model, rows_in("models/Llama-2-7b"))
 """
@@ -14,9 +14,9 @@ from ranklab.models.initialise import normal_by_name
 
 
 def rows_by_name(std):
-    """Make a source of fresh weights for fill_shards: a function of (name, shape, first, stop).
+    """Make a source of new weights for fill_shards: a function of (name, shape, first, stop).
 
-    A parameter is whole for a moment, the model never.
+    One parameter at a time is whole in memory, never the whole model.
     """
     def rows(name, shape, first, stop):
         parameter = torch.ones(shape)  # norms stay so
@@ -27,10 +27,10 @@ def rows_by_name(std):
 
 
 def rows_in(folder):
-    """Make a source for fill_shards of the weights in a Hugging Face folder.
+    """Make a source for fill_shards from the weights in a Hugging Face folder.
 
-    Only the rows that are asked for are read.
-    Raises: ValueError, when rows are read: a file is missing or not whole, or has another shape.
+    Only the requested rows are read.
+    Raises: ValueError, when rows are read, for a missing or incomplete file or a wrong shape.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -52,7 +52,7 @@ def rows_in(folder):
 
 
 def save_pretrained(folder, model, weights, tokenizer):
-    """Write to `folder` what from_pretrained loads, with the weights of a full_state_dict."""
+    """Write a `folder` for from_pretrained, with the weights of a full_state_dict."""
     from safetensors.torch import save_file
 
     Path(folder).mkdir(parents=True, exist_ok=True)

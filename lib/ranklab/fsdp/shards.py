@@ -1,8 +1,8 @@
-"""Parameters in rows: each rank keeps some of them, and all are there only while they are used.
+"""Parameters in rows: each rank keeps some rows, and gathers all of them only for their use.
 
-When they come and go is as in ZeRO's stage 3, by the same engine (ranklab.zero). What is FSDP's
-own: a model is wrapped block by block, any optimizer of torch will do, and a block may stay whole
-until its backward. no_sync is that of data_parallel.
+The engine of ZeRO's stage 3 (ranklab.zero) decides when they are gathered and freed. New in FSDP: a
+model is wrapped block by block, any torch optimizer works, and a block may stay whole until its
+backward. no_sync comes from data_parallel.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from ranklab.zero.units import Shards, Unit, UnitHooks
 
 
 def rows_of(n, ranks, rank):
-    """Return (first, last + 1) of n rows: the chunk of this rank, as torch.chunk cuts them."""
+    """Return (first, last + 1) of `rank`'s chunk of n rows, as torch.chunk cuts them."""
     length = -(-n // ranks)
     return min(n, rank * length), min(n, (rank + 1) * length)
 
@@ -45,16 +45,16 @@ def shard_parameter(parameter, group=None):
 class Precision(NamedTuple):
     """Types of numbers; None means the type of the parameters."""
 
-    compute: torch.dtype | None = None  # of gathered parameters, and of what is fed to the module
-    reduce: torch.dtype | None = None  # of gradients on their way; None: as computed
+    compute: torch.dtype | None = None  # of gathered parameters, and of the module's inputs
+    reduce: torch.dtype | None = None  # of gradients in messages; None: as computed
 
 
 class ShardedParameter:
     """A parameter of which this rank keeps `shard`; `whole` has memory only while it is gathered.
 
-    The modules hold one of the two: the shard, which the optimizer steps, or the whole, which the
-    forward uses. Rows travel between ranks with zeros at the end, so that all ranks send equally
-    many: `numbers` each.
+    The modules hold one of the two: `shard`, which the optimizer steps, or `whole`, which the
+    forward uses. In messages, rows are padded with zeros so that all ranks send the same count:
+    `numbers` each.
     """
 
     def __init__(self, parameter, places, group, precision, offload=False):
@@ -71,14 +71,15 @@ class ShardedParameter:
             rows = rows.cpu().pin_memory()
         self.shard = nn.Parameter(rows, parameter.requires_grad)
         self.shard.shard_spec = getattr(parameter, "shard_spec", None)  # of lab 08
-        # A block that meets either of them elsewhere must not shard it again.
+        # A block that finds either of them elsewhere must not shard it again.
         self.shard.is_sharded = parameter.is_sharded = True
         memory = torch.empty(self.shape, dtype=precision.compute or parameter.dtype, device=place)
         self.whole = nn.Parameter(memory, parameter.requires_grad)
         self.free()
 
     def padded_shard(self, dtype=None):
-        """Return the shard as it travels: flat, zeros at the end; in compute's type, or dtype."""
+        """Return the shard for a message: flat, padded with zeros; in the compute type, or dtype.
+        """
         padded = self.whole.new_zeros(self.numbers, dtype=dtype)
         padded[: self.shard.numel()] = self.shard.detach().flatten().to(padded, non_blocking=True)
         return padded
@@ -88,13 +89,13 @@ class ShardedParameter:
 
         Shape: parts (R, numbers): the padded shard of each rank.
         """
-        memory = self.whole.data  # autograd need not know: to it the numbers have not changed
+        memory = self.whole.data  # hidden from autograd, for which the numbers have not changed
         memory.untyped_storage().resize_(memory.nbytes)
         memory.copy_(parts.flatten()[: memory.numel()].view(self.shape))
         self.install(self.whole)
 
     def free(self):
-        """Free the memory of the whole, and let the modules use the shard."""
+        """Free the memory of `whole`, and let the modules use the shard."""
         self.whole.untyped_storage().resize_(0)
         self.install(self.shard)
 
@@ -103,10 +104,10 @@ class ShardedParameter:
             module._parameters[attribute] = tensor
 
     def padded_gradient(self):
-        """Return the whole gradient as it travels: a row for each rank.
+        """Return the whole gradient for a message: a row for each rank.
 
-        A missing one travels as -0.0, because a sum is -0.0 only where all ranks send that, and 0.0
-        as soon as one sends 0.0.
+        A missing gradient is sent as -0.0, because a sum is -0.0 only if all ranks send -0.0, and
+        0.0 as soon as one rank sends 0.0.
         Shape: (R, numbers).
         """
         padded = self.whole.new_zeros(self.ranks * self.numbers, dtype=self.reduce_in)
@@ -118,10 +119,10 @@ class ShardedParameter:
         return padded.view(self.ranks, self.numbers)
 
     def add_gradient(self, part):
-        """Add `part`, which has arrived, to the optimizer's gradient.
+        """Add `part`, a received gradient, to the optimizer's gradient.
 
-        A parameter that no rank has used gets none, because with zeros AdamW would decay it. (To
-        look at the numbers is to wait for the device.)
+        A parameter that no rank has used gets none, because with zeros AdamW would decay it. (This
+        test of the numbers waits for the device.)
         Shape: part (numbers,).
         """
         gradient = part[: self.shard.numel()].view(self.shard.shape).to(self.shard)
@@ -131,28 +132,28 @@ class ShardedParameter:
 
 
 class BlockHooks(UnitHooks):
-    """Call the methods of stage 3 around each ShardedModule of a model."""
+    """Call the methods of stage 3 for each ShardedModule of a model."""
 
     enter, leave = ZeroStage3.enter, ZeroStage3.leave
     backward_of, backward_done = ZeroStage3.backward_of, ZeroStage3.backward_done
 
 
 class ShardedModule(Shards):
-    """Shard the module's parameters, but for modules inside that were sharded before.
+    """Shard the module's parameters, except those of modules inside that are already sharded.
 
     So shard the blocks of a model first, and then the model: it is their root.
 
-    A subclass says how they travel: begin_unshard(), by which self.gathered is on its way,
-    unshard() and reduce_gradients(). The optimizer is any of torch's over module.parameters(), made
-    afterwards. All ranks must have the same weights before: they are not sent. All ranks must use
-    the same blocks in the same order.
+    A subclass defines how parameters are sent, in begin_unshard(), which starts to fill
+    self.gathered, unshard() and reduce_gradients(). Afterwards make any torch optimizer over
+    module.parameters(). All ranks must start with the same weights: they are not sent. All ranks
+    must use the same blocks in the same order.
 
     group: the ranks that share the rows; None: all
     replicas: the ranks with the same shard as this one, in hybrid sharding; None: no other
-    precision: what is computed and reduced in; the shards keep the type of the parameters
-    reshard_after_forward: False: whole until backward is done: more memory, one gather less. A root
-        stays whole in any case
-    offload: shards, gradients and optimizer live in the CPU's memory
+    precision: the types for computing and reducing; the shards keep the type of the parameters
+    reshard_after_forward: if False, the block stays whole until the end of backward: more memory,
+        one gather less. A root stays whole in any case
+    offload: keep shards, gradients and optimizer in the CPU's memory
     Raises: ValueError for parameters without dimension, of several types, or shared with
         another block
     """
@@ -172,13 +173,13 @@ class ShardedModule(Shards):
         module.fully_sharded = self
 
     def cast(self, module, inputs, kwargs):
-        """Cast the module's floating-point inputs to the type of computing."""
+        """Cast the module's floating-point inputs to the compute type."""
         def cast(x):
             return x.to(self.compute) if torch.is_tensor(x) and x.is_floating_point() else x
         return tree_map(cast, (inputs, kwargs)) if self.compute else None
 
     def free(self):
-        """Let the modules hold this rank's rows alone."""
+        """Free the whole parameters, so that the modules hold only this rank's rows."""
         for parameter in self.parameters:
             parameter.free()
 
@@ -186,7 +187,7 @@ class ShardedModule(Shards):
         return any(p.whole.grad is not None for p in self.trained)
 
     def add_gradients(self, gradient):
-        """Give the shards their gradients."""
+        """Add the reduced `gradient` to the shards' gradients, averaged over replicas."""
         if self.replicas is not None:  # the other copies of this shard have seen other data
             gradient /= dist.get_world_size(self.replicas)
             dist.all_reduce(gradient, group=self.replicas)
@@ -198,7 +199,7 @@ class ShardedModule(Shards):
             parameter.whole.grad = parameter.shard.grad = None
 
     def no_sync(self):
-        """Leave whole gradients where they are in the block, and add them up; for a root."""
+        """Accumulate whole gradients in the block, without sending; for a root."""
         return no_sync(self.unit.hooks)
 
 
@@ -213,7 +214,7 @@ def sharded_parameters(module):
 
 
 def places_of(module):
-    """Return {parameter: [(module, attribute)]} of all that is not in a block inside `module`.
+    """Return {parameter: [(module, attribute)]} of `module`, without those of sharded blocks in it.
 
     Raises: ValueError, see ShardedModule.
     """

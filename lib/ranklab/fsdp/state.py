@@ -1,4 +1,4 @@
-"""Whole tensors out of shards, and shards out of whole tensors, one parameter at a time."""
+"""Whole tensors from shards, and shards from whole tensors, one parameter at a time."""
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ def full_state_dict(model):
 
 
 def gather_rows(parameter, group):
-    """Gather a whole ShardedParameter on the CPU of the group's rank 0; None on the others."""
+    """Gather a whole ShardedParameter on the CPU of the group's rank 0; return None elsewhere."""
     rows = parameter.padded_shard(parameter.shard.dtype)
     is_first = dist.get_rank(group) == 0
     parts = [torch.empty_like(rows) for _ in range(parameter.ranks)] if is_first else None
@@ -35,9 +35,9 @@ def gather_rows(parameter, group):
 
 @torch.no_grad()
 def fill_shards(model, rows):
-    """Fill the shards with the numbers that `rows` gives; nothing is whole, and nothing is sent.
+    """Fill the shards with the numbers from `rows`; nothing is gathered or sent.
 
-    So a model made on the meta device gets its weights, however large it is.
+    This gives a model made on the meta device its weights, however large it is.
     rows: (name, shape, first, stop) -> the rows of that parameter from `first` to `stop`.
     """
     parameters = sharded_parameters(model)

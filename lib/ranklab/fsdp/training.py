@@ -1,4 +1,4 @@
-"""FullyShard: FSDP as the training loop sees it, a DataParallel (data_parallel) in rows."""
+"""FullyShard: FSDP behind the training loop's interface, a DataParallel (data_parallel) in rows."""
 
 import math
 
@@ -16,13 +16,13 @@ class FullyShard(DataParallel):
 
     groups: (shards, replicas) of hybrid_shard_groups; None: the group shards one copy.
     blocks: (model) -> the modules to shard one by one; None: the model's `blocks`.
-    block: the class that shards them, and then the model; a learner's own fits.
-    clip: the function that gives the norm of gradients in shards; a learner's own fits.
-    options: of FullyShardedBlock: precision, reshard_after_forward, offload.
+    block: the class that shards them, and then the model; it may be a learner's own.
+    clip: the function that returns the norm of sharded gradients; it may be a learner's own.
+    options: for FullyShardedBlock: precision, reshard_after_forward, offload.
     Lab: 07
     """
 
-    # The gradients of each piece travel, or they would stay whole on each rank.
+    # The gradients of each piece are sent, or else they would stay whole on each rank.
     each_piece_talks, communication = True, Parallel.communication
 
     def __init__(self, group=None, groups=None, blocks=None, block=FullyShardedBlock,
@@ -40,11 +40,11 @@ class FullyShard(DataParallel):
         return model
 
     def make_optimizer(self, new_optimizer, groups):
-        # a name that is missing is in rows already: a part of a model may use another name
+        # a missing name is already in rows: a part of a model may use a different name
         return new_optimizer(groups_here(groups, lambda name, p: self.rows.get(name, p)))
 
     def reduce_now(self):
-        """Do nothing: each piece's gradients have travelled."""
+        """Do nothing: each piece's gradients have already been reduced."""
 
     def gradients(self, model):
         """List the gradients of this rank's rows."""
@@ -52,16 +52,16 @@ class FullyShard(DataParallel):
 
     def grad_norm(self, parameters):
         norm = self.norm_of(parameters, math.inf, self.shards)
-        # A learner's may be a number. Offloaded gradients are where their rows are.
+        # A learner's norm may be a number. Offloaded gradients are where their rows are.
         return torch.as_tensor(norm, device=parameters[0].device)
 
     def state(self, model, optimizer):
-        """List this rank's rows, and state that is no parameter."""
+        """List this rank's rows, and the state that is not in rows."""
         pieces = [self.placed(piece) for piece in Parallel.state(self, model, optimizer)]
         return [piece for piece in pieces if piece.tensor.numel()]
 
     def placed(self, piece):
-        """Put `piece` at the place of this rank's rows in the whole."""
+        """Return `piece` with the offset of this rank's rows in the whole parameter."""
         if not (placement := self.rows_in(piece)):
             return piece
         shape, first, rows = placement
@@ -69,7 +69,7 @@ class FullyShard(DataParallel):
         return piece._replace(shape=tuple(shape), offset=offset, tensor=rows)
 
     def rows_in(self, piece):
-        """Return (whole shape, first of this rank's rows, the rows); None if it is not in rows."""
+        """Return (whole shape, index of this rank's first row, the rows); None if not in rows."""
         parameter = self.sharded.get(self.rows.get(piece.name))
         if parameter is not None and piece.tensor.dim():
             return parameter.shape, parameter.first, piece.tensor

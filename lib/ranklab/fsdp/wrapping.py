@@ -1,4 +1,4 @@
-"""What to shard as a block of its own: small blocks save memory, large ones save messages."""
+"""Which modules to shard as separate blocks: small blocks save memory, large ones save messages."""
 
 from collections import Counter
 
@@ -26,8 +26,9 @@ def wrap_policy(model, most_bytes):
 def whole_bytes(model, blocks):
     """Count the bytes of whole parameters in memory at the worst moment of a step.
 
-    The root's, and twice the largest block's: a block's parameters exist twice for a moment, in the
-    message and in their shapes; later the message of the next block is in memory as well.
+    These are the root's bytes and twice the largest block's: a block's parameters exist twice for
+    a moment, in the message and in their shapes; later the next block's message is in memory as
+    well.
     """
     sizes = [parameter_bytes(block) for block in blocks]
     root = parameter_bytes(model) - sum(sizes)
@@ -39,10 +40,10 @@ def parameter_bytes(module):
 
 
 def can_be_a_block(model, module):
-    """Return whether `module` has a forward, and all its parameters for itself.
+    """Return whether `module` has a forward, and shares no parameters with modules outside it.
 
-    A ModuleList has no forward. Some layers have one that is never called: out_proj of torch's
-    MultiheadAttention.
+    A ModuleList has no forward. Some layers have a forward that is never called: out_proj of
+    torch's MultiheadAttention.
     """
     uses, inside = uses_of(model), uses_of(module)
     times = sum(m is module for _, m in model.named_modules(remove_duplicate=False))
@@ -51,19 +52,19 @@ def can_be_a_block(model, module):
 
 
 def uses_of(module):
-    """Count {parameter: its places}; a layer that is in two modules is in two places."""
+    """Return {parameter: number of its places}; a layer in two modules counts twice."""
     return Counter(p for _, owner in module.named_modules(remove_duplicate=False)
                    for p in owner._parameters.values())
 
 
 def outermost(modules):
-    """List the `modules` that are inside no other one of them, in the same order."""
+    """List those `modules` that are not inside another of them, in the same order."""
     inner = {inside for m in modules for inside in m.modules() if inside is not m}
     return [m for m in modules if m not in inner]
 
 
 def without_needless(model, blocks, most_bytes):
-    """Drop the blocks that fit in the root as well, the smallest ones first."""
+    """Drop the blocks that fit into the root, the smallest first."""
     for block in sorted(blocks, key=parameter_bytes):
         remaining = [b for b in blocks if b is not block]
         if whole_bytes(model, remaining) <= most_bytes:

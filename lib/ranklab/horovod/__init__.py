@@ -1,23 +1,23 @@
 """Horovod's API on torch.distributed: `import ranklab.horovod as hvd` for `horovod.torch`.
 
-Read negotiation.py, fusion.py and optimizer.py: what all ranks have, what travels together, and
-what step() waits for. Around them:
+Read negotiation.py, fusion.py and optimizer.py: which tensors all ranks have, which of them travel
+together, and what step() waits for. Around them:
 
     ops.py            allreduce, allgather, broadcast, ...: what a script calls
-    background.py     the thread that negotiates and communicates while the others compute
+    background.py     the thread that negotiates and communicates during computation
     world.py          init, shutdown, rank, size
     parameters.py     the same start on every rank
     compression.py    gradients in 16 bits
     adaptive_sum.py   adasum: add what differs, average what agrees
     trace.py          timeline: what happened to each tensor, as a trace
-    cost.py           what all this costs, before it is run; tune_fusion
+    cost.py           the cost of negotiation and fusion, predicted; tune_fusion
     training.py       HorovodParallel, for the training loop
 
-Lab 05 builds its ideas. It uses sendrecv and the model of time from collectives. It leaves out
-the old argument average=, step(closure), the response cache, join, process sets, alltoall,
-reducescatter, sparse tensors, grouped calls that return a handle, SyncBatchNorm, the timeline's
-mark_cycles, elastic runs, tuning while a model trains, and the questions about the build
-(mpi_enabled, nccl_built, ...).
+Lab 05 builds its ideas. It uses sendrecv and the time model of collectives. Left out are the old
+argument average=, step(closure), the response cache, join, process sets, alltoall, reducescatter,
+sparse tensors, grouped calls that return a handle, SyncBatchNorm, the timeline's mark_cycles,
+elastic runs, tuning while a model trains, and queries about the build (mpi_enabled, nccl_built,
+...).
 """
 
 from ranklab.horovod.adaptive_sum import adasum, adasum_of_two, dot_products, gather_halves

@@ -2,7 +2,7 @@
 
 For two gradients it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2). This adds orthogonal gradients
 and averages equal ones, and gradients twice as large give a result twice as large. So the learning
-rate of one rank stays right for many ranks. More than two gradients combine in pairs, in a tree.
+rate for one rank also works for many ranks. More than two gradients combine in pairs, in a tree.
 Built on `sendrecv` of collectives.
 """
 
@@ -13,7 +13,7 @@ from ranklab.collectives import sendrecv
 
 
 def adasum_of_two(a, b):
-    """Combine two gradients by the definition: average what they share, and add the rest."""
+    """Combine two gradients by the definition: average the part they share, and add the rest."""
     a64, b64 = a.double().flatten(), b.double().flatten()
     dot, aa, bb = a64 @ b64, a64 @ a64, b64 @ b64
     a64 = a64 * (1 - dot / (2 * aa)) if aa > 0 else a64
@@ -22,7 +22,7 @@ def adasum_of_two(a, b):
 
 
 def adasum_length(a, b, cosine):
-    """Return the length of the Adasum of two gradients of lengths `a` and `b` at that cosine."""
+    """Return the length of the Adasum of two gradients with lengths `a` and `b` and this cosine."""
     along, across = b * cosine, b * (1 - cosine**2) ** 0.5
     pair = torch.tensor([[a, 0.0], [along, across]], dtype=torch.float64)
     return adasum_of_two(*pair).norm().item()
@@ -67,7 +67,7 @@ def adasum(x, sizes=None, group=None):
 
 
 def gather_halves(part, lengths, group=None):
-    """Return the whole vector, on every rank, whose `part` the rank holds after the halving.
+    """Gather the whole vector on every rank; `part` is the rank's part of it after the halvings.
 
     `lengths` are the lengths of the rank's part before each halving.
     """
@@ -84,7 +84,7 @@ def gather_halves(part, lengths, group=None):
 def dot_products(a, b, tensor_of, tensors):
     """Return a.b, a.a and b.b of each tensor, in float64: shape (3, tensors).
 
-    `tensor_of` says which of the `tensors` each element belongs to.
+    `tensor_of` holds, for each element, the number of its tensor; `tensors` is how many there are.
     """
     a, b = a.double(), b.double()
     dots = torch.zeros(3, tensors, dtype=torch.float64, device=a.device)

@@ -1,10 +1,10 @@
-"""The thread of each rank that negotiates and communicates, while the others compute.
+"""The thread of each rank that negotiates and communicates while other threads compute.
 
 In each cycle one small all-reduce tells whether any rank has new names. If so, the names go to
-rank 0, and its answer goes to all ranks; then the thread does what was agreed on. All ranks go
-through the same cycles. So their collectives come in one order, in whatever order their tensors
-become ready. (Horovod also has a response cache, left out here: a name that was negotiated once
-costs one bit.)
+rank 0, and its answer goes to all ranks; then the thread runs the collectives agreed on. All ranks
+go through the same cycles. So their collectives run in one order, in whatever order their tensors
+become ready. (Horovod also has a response cache, left out here: a name that has been negotiated
+before costs one bit.)
 """
 
 import threading
@@ -27,17 +27,17 @@ IDLE = 0.02  # seconds: the longest pause between two cycles, while nothing happ
 
 @dataclass
 class Counts:
-    """What the background thread of this rank has sent; see `counted`."""
+    """Counts of what this rank's background thread has sent; see `counted`."""
 
     data: Traffic = field(default_factory=Traffic)
     tensors: int = 0  # how many were reduced, gathered or broadcast
 
 
 class Background:
-    """Negotiate and communicate, in a thread, the tensors that `submit` takes.
+    """Negotiate and communicate, in a thread, the tensors passed to `submit`.
 
     `control` and `data` are groups that only this thread uses.
-    Raises: HorovodInternalError, on every handle and from then on, when the thread has ended.
+    Raises: HorovodInternalError, for every pending and later handle, once the thread has ended.
     """
 
     def __init__(self, config, control, data, device):
@@ -56,10 +56,10 @@ class Background:
         self.thread.start()
 
     def submit(self, *handles):
-        """Hand over the handles all at once: no cycle sees only some of them.
+        """Hand over the handles all at once, so that no cycle sees only some of them.
 
-        Raises: ValueError for a name that is still in the works; HorovodInternalError when the
-            thread has ended.
+        Raises: ValueError for a name that is still pending; HorovodInternalError if the thread
+            has ended.
         """
         named = {handle.request.name: handle for handle in handles}
         with self.lock:
@@ -72,13 +72,13 @@ class Background:
         self.wake.set()
 
     def next_name(self):
-        """Return a name for a tensor without one: all ranks ask for these in the same order."""
+        """Return a name for an unnamed tensor; all ranks must submit these in the same order."""
         with self.lock:
             self.unnamed += 1
             return f"noname.{self.unnamed}"
 
     def stop(self, limit):
-        """Wait at most `limit` seconds for the threads of all ranks to end; leave the groups.
+        """Wait at most `limit` seconds for the threads of all ranks to end, then leave the groups.
 
         A thread that is still inside a collective keeps its groups.
         """
@@ -92,9 +92,9 @@ class Background:
     def _leave_groups(self, abort=False):
         """Leave this rank's two groups, so that nothing refers to them; may be called twice.
 
-        A group's sockets, threads and files live as long as somebody refers to it. When they close,
-        a peer that waits for this rank has an error at once. With `abort` it does not wait for what
-        is under way (NCCL; gloo never does).
+        A group's sockets, threads and files live as long as something refers to it. When they
+        close, a peer that waits for this rank gets an error at once. With `abort` it does not wait
+        for collectives in flight (NCCL; gloo never waits).
         """
         groups = [self.control, self.executor.group] if self.control is not None else []
         self.control = self.executor.group = None
@@ -131,7 +131,7 @@ class Background:
             self._leave_groups(abort=True)
 
     def _cycle(self):
-        """Agree and do, once; return (was anything done?, why to stop or "")."""
+        """Run one cycle; return (was anything done?, the reason to stop or "")."""
         with self.lock:
             pending = dict(self.pending)
         fresh = [handle for handle in pending.values() if not handle.is_sent]
@@ -142,7 +142,8 @@ class Background:
         return bool(responses), reason
 
     def _has_anybody_news(self, fresh):
-        """Return the same answer on all ranks, by an all-reduce of one byte."""
+        """Return whether any rank has new names, the same on all ranks: an all-reduce of one byte.
+        """
         if self.rank == 0:
             self.coordinator.check_stalls()
         news = torch.tensor(bool(fresh) or bool(self.coordinator.stop), dtype=torch.uint8)
@@ -150,7 +151,7 @@ class Background:
         return bool(news)
 
     def _negotiate(self, fresh):
-        """Send names to rank 0; return (responses, why to stop), the same on all ranks."""
+        """Send names to rank 0; return (responses, reason to stop), the same on all ranks."""
         for handle in fresh:
             handle.is_sent = True
         lists = [None] * self.ranks if self.rank == 0 else None
@@ -165,7 +166,7 @@ class Background:
         return answer[0]
 
     def _do(self, responses, pending):
-        """Do everything in `responses`, or put an error on its handle."""
+        """Carry out each of the `responses`, or set an error on its handle."""
         known, work = time.perf_counter(), []
         for response in responses:
             handle = pending[response.name]

@@ -21,16 +21,16 @@ def compress_fp16(tensor):
 
 
 def ranks_until_infinite(element):
-    """Return the fewest ranks whose sum in 16 bits is infinite, when each adds `element`.
+    """Return the smallest number of ranks whose sum in 16 bits is infinite, if each adds `element`.
 
-    `element` is a power of two, at least 64. (A smaller one never gets there: 1 + 1 + ... stops at
-    2048, as 2049 takes 12 bits.)
+    `element` is a power of two, at least 64. (A smaller one never overflows: 1 + 1 + ... stops at
+    2048, because 2049 takes 12 bits.)
     """
     return int(torch.finfo(torch.float16).max // element) + 1
 
 
 class Compressor(NamedTuple):
-    """Wrap a function like compress_fp16 in the two methods that Horovod calls."""
+    """Wrap a function like compress_fp16 into the two methods that Horovod calls."""
 
     compress: Callable
 
@@ -39,7 +39,7 @@ class Compressor(NamedTuple):
 
 
 class Compression:
-    """The compressors to choose from: nothing is changed, or floats are summed in 16 bits."""
+    """The available compressors: none, or one that sums floats in 16 bits."""
 
     none = Compressor(lambda tensor: (tensor, lambda reduced: reduced))
     fp16 = Compressor(compress_fp16)

@@ -1,7 +1,7 @@
-"""What negotiation and fusion cost, by the model of collectives; and which threshold is fastest.
+"""The cost of negotiation and fusion, by the model of collectives; and the fastest threshold.
 
-Horovod's own autotuner (HOROVOD_AUTOTUNE=1) is a Bayesian optimisation by a Gaussian process, over
-threshold and cycle time together.
+Horovod's own autotuner (HOROVOD_AUTOTUNE=1) is a Bayesian optimisation with a Gaussian process,
+over threshold and cycle time together.
 """
 
 import functools
@@ -16,8 +16,8 @@ from ranklab.collectives import alpha_beta_time
 from ranklab.horovod.fusion import fuse_tensors
 
 CALLS, NOISE, STRAGGLERS, LATE = 300, 0.08, 0.1, 3
-SEED = 27  # right answers that we know get 29 or 30 of 30 here; one measurement each 21 to 25
-KINDS = {  # where the best threshold lies: latencies and backward, in wire times; the range
+SEED = 27  # known right answers get 29 or 30 of 30 here; those that measure once each get 21 to 25
+KINDS = {  # the location of the best threshold: latencies and backward, in wire times; the range
     "in the middle": (2.0, 1.0, 2**12, 2**28),
     "at the low end": (0.02, 1.0, 2**20, 2**28),
     "at the high end": (20.0, 0.1, 2**14, 2**26),
@@ -27,7 +27,7 @@ KINDS = {  # where the best threshold lies: latencies and backward, in wire time
 def fused_time(sizes, threshold, ranks, alpha, beta):
     """Return the seconds of ring all-reduces for tensors of `sizes` bytes.
 
-    They are fused up to `threshold` bytes.
+    Tensors are fused into buffers of at most `threshold` bytes.
 
     Lab: 05
     """
@@ -35,11 +35,11 @@ def fused_time(sizes, threshold, ranks, alpha, beta):
 
 
 def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
-    """Return the seconds from the start of backward until all tensors are reduced, ring by ring.
+    """Return the seconds from the start of backward until all tensors are reduced, one ring each.
 
-    Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer leaves when it is full,
-    or when backward is over. (Simplified: Horovod also sends a buffer that is not full, at the end
-    of a cycle. So its curve is flatter at high thresholds.)
+    Tensor i of n is ready after (i + 1)/n of `backward` seconds. A buffer is sent when it is full,
+    or at the end of backward. (Simplified: Horovod also sends a partly filled buffer at the end of
+    a cycle. So its curve is flatter at high thresholds.)
 
     Lab: 05
     """
@@ -55,8 +55,9 @@ def overlapped_time(sizes, threshold, backward, ranks, alpha, beta):
 def negotiation_bytes(tensors, ranks, request_bytes=None):
     """Return the bytes of one cycle in which `tensors` names become ready on all ranks.
 
-    With `request_bytes` each: what reaches rank 0 by name. Without: the cache's bit vector, one
-    bit for each name and one that says whether anybody has names to send; every rank has it.
+    With `request_bytes`, the bytes of one request: the requests that rank 0 receives. Without:
+    the cache's bit vector on every rank, with one bit for each name and one that says whether any
+    rank has names to send.
 
     Lab: 05
     """
@@ -95,7 +96,7 @@ def tune_fusion(seconds_of, low, high, calls):
 class Workload:
     """A model on a network: the seconds of a step at each threshold, without noise.
 
-    They come from overlapped_time: low thresholds cost latencies, high ones wait for backward.
+    They come from overlapped_time: low thresholds cost latency, high ones wait for backward.
     """
 
     seed: int
@@ -118,7 +119,7 @@ class Workload:
         return self.known[threshold]
 
     def score(self, threshold):
-        """Return a step's time here over its time at the best threshold."""
+        """Return a step's time at `threshold`, divided by the time at the best threshold."""
         return self.seconds(threshold) / self.best
 
     def grid(self):
@@ -127,13 +128,15 @@ class Workload:
 
     @functools.cached_property
     def best(self):
-        """Seconds at the best threshold of the grid."""
+        """Seconds of a step at the best threshold of the grid."""
         return min(map(self.seconds, self.grid()))
 
 
 class NoisySteps:
-    """seconds_of(threshold): one step, with noise; one in ten waits for a straggler, three times as
-    long (NOISE, STRAGGLERS, LATE). `asked` holds all thresholds that were measured.
+    """A function seconds_of(threshold) that measures one step, with noise.
+
+    One step in ten waits for a straggler and takes three times as long (NOISE, STRAGGLERS, LATE).
+    `asked` holds all thresholds that were measured.
     """
 
     def __init__(self, workload, calls=CALLS):
@@ -146,5 +149,5 @@ class NoisySteps:
         return self.workload.seconds(threshold) * draw.gauss(1, NOISE) * late
 
     def tuned(self, tune):
-        """Return the threshold that `tune` chooses here."""
+        """Return the threshold that `tune` chooses from these steps."""
         return tune(self, self.workload.low, self.workload.high, self.calls)

@@ -1,6 +1,6 @@
-"""Tensor fusion: many small all-reduces become a few large ones; the Executor does them.
+"""Tensor fusion: many small all-reduces become a few large ones; the Executor runs them.
 
-A message costs its latency however small it is, and a ring pays it 2(R-1) times. So tensors that
+A message costs its latency however small it is, and a ring pays that 2(R-1) times. So tensors that
 are ready at the same time are copied into one buffer, reduced together, and copied back.
 """
 
@@ -42,16 +42,16 @@ def fuse_tensors(tensors, threshold):
 
 
 class Executor:
-    """Do what the handles ask for, over `group` and in the background thread; note the phases."""
+    """Run the handles' collectives over `group`, in the background thread; record the phases."""
 
     def __init__(self, threshold, group, recorder, device):
         self.threshold, self.group, self.recorder, self.device = threshold, group, recorder, device
         self.streams = {}
 
     def run(self, handles, known):
-        """Yield the handles of each collective when it is done, in the same order on all ranks.
+        """Run the collectives in the same order on all ranks; after each, yield its handles.
 
-        `known` is the time at which the ranks agreed on them.
+        `known` is the time at which the ranks agreed on the handles.
         """
         for batch in self._batches(handles):
             names, kind = [handle.request.name for handle in batch], batch[0].request.kind
@@ -62,7 +62,7 @@ class Executor:
             yield batch
 
     def _batches(self, handles):
-        """Yield lists of handles that one collective serves."""
+        """Yield lists of handles; each list is served by one collective."""
         alike = {}
         for handle in handles:
             one = handle.request
@@ -100,7 +100,7 @@ class Executor:
 
     @staticmethod
     def _writable(handles):
-        """Enter torch.inference_mode() for tensors made in it: only there can they be changed."""
+        """Enter torch.inference_mode() for inference tensors, which can be changed only there."""
         is_inference = any(handle.tensor is not None and handle.tensor.is_inference()
                            for handle in handles)
         return torch.inference_mode() if is_inference else nullcontext()
@@ -128,7 +128,7 @@ class Executor:
                 unpack(flat, tensors)
 
     def _allgather(self, handles):
-        """Gather the rows of all ranks: the shorter ones travel padded to the longest."""
+        """Gather the rows of all ranks; shorter tensors are padded to the longest."""
         handle, = handles
         rows, tensor = handle.rows, handle.tensor
         longest = tensor.new_zeros(max(rows), *tensor.shape[1:])

@@ -1,7 +1,7 @@
 """Which tensors do all ranks have? `negotiate` is the short answer, Coordinator the complete one.
 
-Requests that don't fit together are an error on every rank, and a tensor that some ranks never ask
-for is reported with their numbers: Horovod's stall inspector.
+Requests that don't match are an error on every rank. A tensor that some ranks never request is
+reported with the numbers of these ranks, as by Horovod's stall inspector.
 """
 
 import itertools
@@ -55,7 +55,7 @@ class Mismatch(HorovodInternalError, ValueError):
 
 
 class Request(NamedTuple):
-    """One tensor that is ready on one rank: its name, and all that the ranks must agree on."""
+    """One tensor that is ready on one rank: its name, and the fields on which ranks must agree."""
 
     name: str
     kind: str  # "allreduce", "allgather", "broadcast", "barrier", "shutdown"
@@ -77,7 +77,7 @@ class Response(NamedTuple):
 
 
 class Handle:
-    """The future of one tensor: poll() and synchronize() take it."""
+    """The future of one tensor, for poll() and synchronize()."""
 
     def __init__(self, request, tensor=None):
         self.request = request
@@ -100,7 +100,7 @@ class Handle:
 # --- rank 0's table -------------------------------------------------------------------------------
 
 class Coordinator:
-    """Which ranks have asked for what: requests come in, responses go out, in one order for all."""
+    """Collect the ranks' requests, and make responses in one order for all ranks."""
 
     def __init__(self, ranks, config, recorder):
         self.ranks, self.config, self.recorder = range(ranks), config, recorder
@@ -120,12 +120,12 @@ class Coordinator:
                 self.heard.setdefault(request.name, {})[rank] = now
 
     def answer(self):
-        """Take the responses that are possible now out of the table, and return them."""
+        """Remove the tensors that all ranks have requested from the table; return the responses."""
         complete = [name for name, requests in self.table.items() if not self._missing(requests)]
         return [self._response(name, self.table.pop(name)) for name in complete]
 
     def _missing(self, requests):
-        """List the ranks that still have to ask."""
+        """List the ranks that have not sent their request yet."""
         return [rank for rank in self.ranks if rank not in requests]
 
     def _response(self, name, requests):
@@ -141,9 +141,10 @@ class Coordinator:
         return Response(name, rows, error)
 
     def check_stalls(self):
-        """Report a tensor that waits too long, once. If it waits much too long, stop all ranks.
+        """Report once each tensor that waits for stall_check seconds.
 
-        Raises: nothing here: `stop` then holds the sentence.
+        After stall_shutdown seconds, set `stop` to the reason why all ranks must stop. Raises
+        nothing.
         """
         now = time.perf_counter()
         for name, requests in self.table.items():
@@ -161,7 +162,7 @@ class Coordinator:
 
 
 def mismatch(requests):
-    """Say in one sentence how the requests of the ranks differ; "" when they fit together."""
+    """Return one sentence on how the requests of the ranks differ; "" if they match."""
     ranks = sorted(requests)
     first = requests[ranks[0]]
     for rank, field in itertools.product(ranks[1:], ALIKE):

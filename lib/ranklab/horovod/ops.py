@@ -1,15 +1,14 @@
-"""The collectives that a script calls. All end in one request to the background thread.
+"""The collectives that a script calls. Each submits requests to the background thread.
 
 A function with `async` in its name returns a handle at once, for poll() and synchronize(). A
 trailing underscore means that the tensor itself is changed; neither kind has a gradient. Tensors
-are matched by name; those without one are numbered, so all ranks must ask for them in the same
-order.
+are matched by name. Unnamed tensors are numbered, so all ranks must submit them in the same order.
 
 Gradients flow back as in Horovod 0.28.1, in backward() of every rank: through allreduce by the
 same all-reduce (right for Average and Sum: the gradient of the sum of the ranks' losses), through
 allgather and broadcast by an average (the gradient of the mean of the ranks' losses).
 
-Any type can be gathered or broadcast; allreduce takes those that gloo and NCCL can both add up.
+Any type can be gathered or broadcast; allreduce takes the types that both gloo and NCCL can add up.
 """
 
 import torch
@@ -24,15 +23,15 @@ REDUCED = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.
 
 def allreduce_async_(tensor, average=None, name=None, op=Average, prescale_factor=1.0,
                      postscale_factor=1.0):
-    """Return a handle: `tensor` will hold the average (or what `op` says) over the ranks.
+    """Start averaging `tensor` over ranks in place (or reducing it by `op`); return a handle.
 
-    Multiply by prescale_factor before, and by postscale_factor after.
+    It is multiplied by prescale_factor before, and by postscale_factor after the reduction.
     """
     return _reduce([tensor], average, name, op, prescale_factor, postscale_factor)[0]
 
 
 def allreduce_async(tensor, *args, **options):
-    """Return a handle, whose result is the average; options as for allreduce_async_."""
+    """Return a handle whose result is the average; options as for allreduce_async_."""
     return allreduce_async_(tensor.detach().clone(), *args, **options)
 
 
@@ -52,10 +51,10 @@ def allreduce(tensor, *args, **options):
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=Average,
                       prescale_factor=1.0, postscale_factor=1.0):
-    """Return the averages of several tensors: they become ready together, and fuse if they fit.
+    """Return the averages of several tensors; they are submitted together, and fused if they fit.
 
-    Options as for allreduce_async_, and `compression` of what travels. The gradients are averaged
-    (or what `op` says) in the same way.
+    Options as for allreduce_async_, and `compression` on the wire. The gradients are averaged
+    (or reduced by `op`) in the same way.
     """
     small, ctxs = zip(*(compression.compress(tensor) for tensor in tensors))
     reduced = _Allreduce.apply((average, name, op, prescale_factor, postscale_factor), *small)
@@ -64,7 +63,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 
 def grouped_allreduce_(tensors, average=None, name=None, op=Average, prescale_factor=1.0,
                        postscale_factor=1.0):
-    """Put the averages into several tensors, and return them; options as for allreduce_async_."""
+    """Average several tensors in place, and return them; options as for allreduce_async_."""
     for handle in _reduce(tensors, average, name, op, prescale_factor, postscale_factor):
         synchronize(handle)
     return tensors
@@ -85,20 +84,20 @@ class _Allreduce(torch.autograd.Function):
 
 
 def allgather(tensor, name=None):
-    """Return the tensors of all ranks, one after the other; their first dimensions may differ.
+    """Concatenate the tensors of all ranks along dim 0; their first dimensions may differ.
 
-    The gradient is the average over the ranks, of which each takes its own rows.
+    Backward averages the gradient over ranks; each rank takes its own rows of the average.
     """
     return grouped_allgather([tensor], name)[0]
 
 
 def allgather_async(tensor, name=None):
-    """Return a handle, whose result is the tensors of all ranks, one after the other."""
+    """Return a handle whose result is allgather's: the tensors of all ranks, concatenated."""
     return _gather([tensor], name)[0]
 
 
 def grouped_allgather(tensors, name=None):
-    """Return what allgather returns, for each of several tensors."""
+    """Gather each of several tensors as allgather does; return the list of results."""
     return list(_Allgather.apply(name, *tensors))
 
 
@@ -121,18 +120,18 @@ class _Allgather(torch.autograd.Function):
 def broadcast(tensor, root_rank, name=None):
     """Return rank root_rank's tensor.
 
-    The gradient is the average over the ranks on rank root_rank, and zero on the others.
+    On rank root_rank the gradient is the average over ranks; on the others it is zero.
     """
     return _Broadcast.apply(tensor, root_rank, name)
 
 
 def broadcast_async(tensor, root_rank, name=None):
-    """Return a handle, whose result is rank root_rank's tensor."""
+    """Return a handle whose result is rank root_rank's tensor."""
     return broadcast_async_(tensor.detach().clone(), root_rank, name)
 
 
 def broadcast_async_(tensor, root_rank, name=None):
-    """Return a handle: `tensor` will hold rank root_rank's."""
+    """Start copying rank root_rank's tensor into `tensor`; return a handle."""
     ranks = background().ranks
     if root_rank not in range(ranks):
         raise ValueError(f"root_rank={root_rank} is not one of the {ranks} ranks")
@@ -140,13 +139,13 @@ def broadcast_async_(tensor, root_rank, name=None):
 
 
 def broadcast_(tensor, root_rank, name=None):
-    """Put rank root_rank's tensor into `tensor`, and return it."""
+    """Copy rank root_rank's tensor into `tensor`, and return it."""
     synchronize(broadcast_async_(tensor, root_rank, name))
     return tensor
 
 
 class _Broadcast(torch.autograd.Function):
-    """Backward averages on all ranks, as in Horovod, and only root_rank's input has it."""
+    """Backward averages on all ranks, as in Horovod; only root_rank's input gets the average."""
 
     @staticmethod
     def forward(ctx, tensor, root_rank, name):
@@ -165,15 +164,15 @@ def barrier():
 
 
 def poll(handle):
-    """Return True when synchronize(handle) would not wait."""
+    """Return True if synchronize(handle) would not wait."""
     return handle.finished.is_set()
 
 
 def synchronize(handle):
     """Wait for the result of `handle`, and return it.
 
-    Raises: HorovodInternalError where the ranks disagree about the tensor (Mismatch), some ranks
-        never asked for it (stall_shutdown), or Horovod was shut down.
+    Raises: HorovodInternalError if the ranks disagree about the tensor (Mismatch), if some ranks
+        never submitted it (stall_shutdown), or if Horovod was shut down.
     """
     # This wait ends: the thread has a limit for each tensor and for each message, and finishes
     # every handle before it ends.
@@ -214,7 +213,7 @@ def _gather(tensors, name):
 
 
 def _submit(kind, tensors, name, **options):
-    """Hand the tensors to the background thread; return the handles, one for each tensor."""
+    """Submit the tensors to the background thread; return one handle for each tensor."""
     thread = background()
     for tensor in tensors:
         _refuse(tensor, kind)
@@ -229,7 +228,7 @@ def _submit(kind, tensors, name, **options):
 
 
 def _refuse(tensor, kind):
-    """Raise here, on the calling rank, what would end the background thread of every rank."""
+    """Raise on the calling rank for a tensor that would end the background thread of every rank."""
     if tensor is None:
         return
     if tensor.layout != torch.strided or tensor.is_quantized:

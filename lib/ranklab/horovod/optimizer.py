@@ -1,6 +1,6 @@
 """Optimizers whose step waits for gradients that are averaged while backward still runs.
 
-`distributed_optimizer` is the idea, `DistributedOptimizer` is Horovod's, with all its options.
+`distributed_optimizer` is the idea; `DistributedOptimizer` is Horovod's class, with its options.
 """
 
 import warnings
@@ -57,8 +57,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     op                         Average, Sum, or Adasum (of steps, not of gradients)
     gradient_predivide_factor  an average divides by it before the sum, and by size()/it afterwards
 
-    Raises: ValueError for parameters without a name, or two of one name; for factors that make no
-        sense.
+    Raises: ValueError for unnamed parameters, or two with one name; for factors that make no sense.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor divides an average: it needs op=Average")
@@ -97,7 +96,7 @@ def _names(optimizer, named_parameters):
 
 
 class _AverageOfGradients:
-    """A base class put before the optimizer's own: its step() waits for the averages."""
+    """A base class placed before the optimizer's own: its step() waits for the averages."""
 
     def _prepare(self, names, compression, passes, op, predivide):
         self._names, self._compression, self._op = names, compression, op
@@ -108,12 +107,12 @@ class _AverageOfGradients:
             p.register_post_accumulate_grad_hook(self._count)
 
     def set_backward_passes_per_step(self, passes):
-        """Send gradients after `passes` backward passes, from the next pass on."""
+        """Send gradients after every `passes` backward passes, counted from the next pass."""
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._names, passes)
 
     def _count(self, p):
-        """Count a backward pass that made, or added to, p.grad; ask after the last one."""
+        """Count a backward pass that added to p.grad; after the last one, start its average."""
         if p in self._handles:
             raise AssertionError(
                 f"gradients were computed more than backward_passes_per_step="
@@ -130,7 +129,8 @@ class _AverageOfGradients:
             postscale_factor=self._predivide), ctx
 
     def synchronize(self):
-        """Replace every gradient by the average; call it before step(), to clip or look at them."""
+        """Replace every gradient by its average; call it before step() to clip or read gradients.
+        """
         self._is_synchronized = True
         for p in self._names:
             if p not in self._handles:  # another rank may have used it, and waits
@@ -143,7 +143,8 @@ class _AverageOfGradients:
 
     @contextmanager
     def skip_synchronize(self):
-        """Keep step() from synchronizing inside the block: after synchronize() was called."""
+        """Keep step() from synchronizing inside the block, when synchronize() was already called.
+        """
         self._skips = True
         try:
             yield
@@ -151,7 +152,7 @@ class _AverageOfGradients:
             self._skips = False
 
     def step(self, closure=None):
-        """Take the optimizer's step with averages.
+        """Take the optimizer's step with averaged gradients.
 
         Raises: ValueError for a closure: its gradients would come after the averages.
         """
@@ -174,10 +175,10 @@ class _AverageOfGradients:
 
 
 class _AdasumOfSteps:
-    """A base class put before the optimizer's own: Adasum combines the *changes* of ranks' steps.
+    """A base class placed before the optimizer's own: Adasum combines ranks' *changes*.
 
-    So Adam's division by the gradients' size comes first. Horovod does it parameter by parameter
-    in backward; here it waits for step(), and takes what any number of backward passes added up.
+    So Adam's division by the gradients' size comes first. Horovod does this parameter by parameter
+    in backward; here it happens in step(), for gradients of any number of backward passes.
     """
 
     def _prepare(self, names, compression, *_):

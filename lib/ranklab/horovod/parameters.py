@@ -16,7 +16,7 @@ def broadcast_parameters(params, root_rank):
 
     `params` is a state dict, or named parameters, or tensors.
 
-    Cost: each tensor once; asked for together, and sent one after the other.
+    Cost: each tensor once; all are requested together, and sent one after the other.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
@@ -28,11 +28,11 @@ def broadcast_parameters(params, root_rank):
 
 
 def broadcast_optimizer_state(optimizer, root_rank):
-    """Give `optimizer` rank root_rank's state and options.
+    """Copy rank root_rank's optimizer state and options to `optimizer`, on all ranks.
 
-    A fresh optimizer may take over the state of a used one.
-    In Horovod a fresh optimizer first takes a step with zero gradients, so that there is state to
-    fill. With Adam that step counts, and weight decay acts in it. Here there is no such step.
+    A new optimizer may receive the state of a used one.
+    In Horovod a new optimizer first takes a step with zero gradients, so that there is state to
+    fill. In Adam that step counts, and weight decay acts in it. Here there is no such step.
 
     Cost: the state of rank root_rank once, as one object in the CPU's memory.
     """
@@ -43,7 +43,7 @@ def broadcast_optimizer_state(optimizer, root_rank):
 
 
 def broadcast_object(obj, root_rank=0, name="broadcast_object"):
-    """Return rank root_rank's `obj`, on every rank; the others may give None.
+    """Return rank root_rank's `obj` on every rank; the other ranks may pass None.
 
     Cost: one pickle, and 8 bytes for the length.
     """

@@ -1,4 +1,4 @@
-"""What happened to each tensor, as a trace to look at in Perfetto or chrome://tracing."""
+"""What happened to each tensor, as a trace for Perfetto or chrome://tracing."""
 
 import json
 import time
@@ -36,22 +36,22 @@ class Recorder:
         self.path, self.events, self.began = None, None, 0.0
 
     def start(self, path):
-        """Begin to keep events, for the file `path`."""
+        """Start recording events, for the file `path`."""
         open(path, "a").close()  # a path that can't be written is an error now, not at the end
         self.path, self.began, self.events = path, time.perf_counter(), []
 
     def note(self, tensor, phase, start, end=None):
-        """Note that `phase` went from `start` to `end` (now), in time.perf_counter()'s seconds."""
+        """Record a `phase` from `start` to `end` (default: now), in time.perf_counter() seconds."""
         events, end = self.events, time.perf_counter() if end is None else end
         if events is not None and start >= self.began:
             events.append((tensor, phase, start - self.began, end - self.began))
 
     @contextmanager
     def phase(self, tensors, phase, stream=None):
-        """Note the block as `phase`, for each of `tensors`.
+        """Record the block as `phase`, for each of `tensors`.
 
-        `stream` is the GPU stream on which the block enqueues kernels: wait for it before and after
-        the block, but only while a timeline is on, since that takes time.
+        `stream` is the GPU stream on which the block launches kernels. It is synchronized before
+        and after the block, but only while a timeline is on, since that takes time.
         """
         waits = stream is not None and self.events is not None
         if waits:
@@ -65,7 +65,7 @@ class Recorder:
             self.note(tensor, phase, start, end)
 
     def stop(self):
-        """Write the file, if a timeline was on; until now it was the one before, whole."""
+        """Write the file, if a timeline was on; until then an earlier file stays complete."""
         events, self.events = self.events, None
         if events is not None:
             with whole_file(self.path) as part:  # another run may read or write the file now
@@ -90,11 +90,11 @@ class Phase(NamedTuple):
 
 
 def read_timeline(path):
-    """Read the Phases in a timeline, in the order in which they began.
+    """Read the Phases of a timeline, in the order in which they began.
 
-    Horovod writes a begin and an end, ours a duration; and Horovod's file may lack its last
-    bracket, when the job was ended.
-    Raises: ValueError where the file is no timeline.
+    Horovod's file has begin and end events, ours has durations. Horovod's may lack its closing
+    bracket, if the job was killed.
+    Raises: ValueError if the file is not a timeline.
     """
     try:
         text = Path(path).read_text().rstrip().rstrip(",")
@@ -122,9 +122,9 @@ def _phases(events):
 
 
 def all_reduces(phases):
-    """Count the tensors that each all-reduce carried: [17, 24, ...].
+    """Count the tensors in each all-reduce: [17, 24, ...].
 
-    One thread does them one after the other, so what overlaps was fused into one.
+    One thread runs all-reduces one after the other, so phases that overlap were fused into one.
     """
     carried, end = [], -1.0
     for phase in filter(lambda phase: phase.is_all_reduce, phases):
@@ -136,9 +136,9 @@ def all_reduces(phases):
 
 
 def one_step(phases):
-    """Return the phases of the last step but one; it begins where a tensor is asked for again.
+    """Return the phases of the last step but one; a step begins when a tensor is requested again.
 
-    Early steps negotiate by name, and the last one may be cut off.
+    Early steps negotiate by name, and the last step may be cut off.
     """
     steps, tensors = [[]], set()
     for phase in phases:

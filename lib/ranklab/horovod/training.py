@@ -1,15 +1,16 @@
-"""HorovodParallel: Horovod as the training loop (trainer/) sees it, ours or the real one."""
+"""HorovodParallel: Horovod, ours or the real one, behind the training loop's interface (trainer/).
+"""
 
 from ranklab.trainer.parallel import Parallel
 
 
 class HorovodParallel(Parallel):
-    """Each rank holds the whole model, and has as many rows in each step as any other.
+    """Train with the whole model on each rank, and equally many rows on all ranks in each step.
 
     A batch must be one piece: Horovod averages after one backward.
 
     hvd          ranklab.horovod or horovod.torch, after init()
-    compression  of gradients on the wire: hvd.Compression.none, or what has its two functions
+    compression  of gradients on the wire: hvd.Compression.none, or an object with its two functions
     """
 
     def __init__(self, hvd, compression):

@@ -1,7 +1,7 @@
-"""init() and shutdown(), and what a rank knows in between: rank, size, how Horovod works here.
+"""init() and shutdown(), and the state in between: rank, size and configuration.
 
 Horovod's functions take no handle: a process is in one Horovod world, or in none. So this module,
-unlike any other here, keeps what init() made.
+unlike any other here, keeps the state made by init().
 """
 
 import atexit
@@ -19,7 +19,7 @@ from ranklab.horovod.background import Background, Counts
 
 END_LIMIT = 5.0  # seconds in which the threads of all ranks agree to end
 END_LIMIT_AT_EXIT = 1.0
-# Tensors on the CPU and on a GPU. The program's own group may know NCCL alone. gpu: a rehearsal.
+# For tensors on the CPU and on a GPU. The program's own group may have only NCCL. gpu: a rehearsal.
 BOTH = {"cuda": "cpu:gloo,cuda:nccl", "gpu": "cpu:gloo,gpu:gloo"}
 VARIABLES = {
     "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
@@ -31,12 +31,12 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Config:
-    """How the background thread works; init() gives every rank the Config of rank 0.
+    """Settings of the background thread; init() gives every rank the Config of rank 0.
 
     fusion_threshold  bytes in one fusion buffer; 0 turns fusion off
-    cycle_time_ms     pause between two negotiations, in which tensors gather
+    cycle_time_ms     pause between two negotiations, in which tensors accumulate
     stall_check       seconds until a tensor that some ranks lack is reported
-    stall_shutdown    seconds until it is an error on every rank. (Horovod's own default is never.)
+    stall_shutdown    seconds until it is an error on every rank (Horovod's own default is never)
     """
 
     fusion_threshold: int = 128 * 2**20
@@ -51,7 +51,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, **arguments):
-        """Take the arguments first, then Horovod's own variables, then the defaults."""
+        """Make a Config from the arguments, else Horovod's environment variables, else defaults."""
         values = {}
         for field in fields(cls):
             variable = VARIABLES[field.name]
@@ -65,7 +65,7 @@ class Config:
 
 
 class World:
-    """What init() made in this process."""
+    """The state made by init() in this process."""
 
     background = None
     made_group = False  # the process group is ours to destroy
@@ -77,10 +77,10 @@ WORLD = World()
 def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_shutdown=None):
     """Start this rank's background thread; then rank(), size() and all other functions work.
 
-    Use the process group that is up; else make one, of torchrun's ranks or of this process
-    alone. All ranks must call it. The arguments are ours: see Config, and VARIABLES for
-    Horovod's own. Rank 0's hold for all: ranks that fuse in different ways would not fit
-    together. With HOROVOD_TIMELINE=FILE a timeline begins at once.
+    Uses the existing process group; without one, makes one of torchrun's ranks or of this process
+    only. All ranks must call it. The arguments are ours: see Config, and VARIABLES for Horovod's
+    own. Rank 0's arguments apply to all ranks, because ranks that fuse differently would not
+    match. With HOROVOD_TIMELINE=FILE a timeline begins at once.
 
     Cost: broadcasts the Config, and makes two process groups.
     Raises: ValueError for a value that is out of range.
@@ -93,22 +93,22 @@ def init(*, fusion_threshold=None, cycle_time_ms=None, stall_check=None, stall_s
         make_group()
         WORLD.made_group = True
     dist.broadcast_object_list(configs, src=0)
-    # Longer than a tensor waits for a rank that lacks it: that report says more.
+    # Longer than the limit for a tensor that a rank lacks, whose report is more helpful.
     limit = timedelta(seconds=configs[0].stall_shutdown + GROUP_GRACE)
-    # Groups of its own, or its collectives would get between those of the program.
+    # Separate groups, or its collectives would be mixed with the program's.
     control = dist.new_group(backend="gloo", timeout=limit)  # the negotiation is on the CPU
     data = dist.new_group(backend=BOTH.get(device().type), timeout=limit)
     WORLD.background = Background(configs[0], control, data, device())
     atexit.register(_shut_down, END_LIMIT_AT_EXIT)
     path = os.environ.get("HOROVOD_TIMELINE")
-    if path and path != "DYNAMIC":  # Horovod's value for: start_timeline() will say when and where
+    if path and path != "DYNAMIC":  # DYNAMIC: start_timeline() gives the time and file
         start_timeline(path)
 
 
 def shutdown():
-    """End the background threads of all ranks; a tensor that still waits becomes an error.
+    """End the background threads of all ranks; each pending tensor becomes an error.
 
-    Once one rank calls it, no other can use Horovod any more, as in Horovod. Destroys
+    Once one rank calls it, no other rank can use Horovod any more, as in Horovod itself. Destroys
     the groups that init() made.
     """
     _shut_down(END_LIMIT)
@@ -167,21 +167,21 @@ def cross_rank():
 
 
 def start_timeline(file_path):
-    """Begin to record on rank 0 what happens to each tensor, for the trace `file_path`."""
+    """Start recording on rank 0 what happens to each tensor, for the trace `file_path`."""
     if rank() == 0:
         background().recorder.start(file_path)
 
 
 def stop_timeline():
-    """Write the trace. (shutdown() and the end of the process do it too.)"""
+    """Write the trace. (shutdown() and the end of the process also do this.)"""
     background().recorder.stop()
 
 
 @contextmanager
 def counted():
-    """Count inside the block, `as counts`, what this rank's background thread sends.
+    """Count what this rank's background thread sends inside the block, `as counts`.
 
-    counts.data is a Traffic of the tensors, counts.tensors how many they were. Horovod has no such
+    counts.data is a Traffic of the tensors, counts.tensors their number. Horovod has no such
     function.
     """
     counts = background().counts = Counts()

@@ -1,20 +1,20 @@
 """3D parallelism: data, tensor and pipeline parallelism on one model, over one mesh.
 
-    layout.py       Layout: how many ranks each axis has, and which options
-    parallelize.py  parallelize: applies all of it to a model, in order
-    training.py     Hybrid: how the training loop sees the mesh
-    parts.py        PARTS: the functions and classes of labs 03 to 12 of which it is made
+    layout.py       Layout: how many ranks each axis has, and the options
+    parallelize.py  parallelize: applies each kind to a model, in order
+    training.py     Hybrid: the mesh behind the training loop's interface
+    parts.py        PARTS: the functions and classes of labs 03 to 12 that it uses
 
 Those four are the idea. Then:
     experts.py      a MoE layer over tensor ranks, and layouts that can't have experts
-    shares.py       which layers a rank has, and how many numbers of them
+    shares.py       which layers a rank has, and how many parameters of them
     costs.py        layout_traffic: what a layout sends, by formulas
     memory.py       layout_memory: what it holds, by formulas
     legal.py        legal: which layouts a job can have; planner/choose.py finds the fastest
     counted.py      counted_step, dry_run: what a step holds and sends, counted
-    transfer.py     transfer_weights: from trainers to generators in another layout, live
+    transfer.py     transfer_weights: from trainers to generators in a different layout, live
 
-Everything from labs 03 to 11 is imported, and not written again here.
+Everything from labs 03 to 11 is imported, not rewritten here.
 """
 
 from ranklab.formulas.overlap import cheapest_tensor_parallel

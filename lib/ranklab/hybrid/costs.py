@@ -1,4 +1,4 @@
-"""What a layout sends, by formulas. memory.py says what it holds, and the planner its seconds.
+"""What a layout sends, by formulas. memory.py computes what it holds, the planner its seconds.
 
 All formulas are for the first rank: the first stage, data rank 0, tensor rank 0. As in the trainer,
 weights and gradients are float32, and autocast runs matrix products in job.precision.
@@ -18,7 +18,7 @@ from ranklab.models.gpt import GPTConfig
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, whatever the layout.
+    """The model and batch to train, independent of the layout.
 
     batch        sequences of n_ctx tokens in a step, over all ranks
     micro_batch  sequences in one forward
@@ -32,21 +32,21 @@ class Job:
 
     @property
     def tokens(self):
-        """The tokens of a micro-batch."""
+        """The tokens in a micro-batch."""
         return self.micro_batch * self.config.n_ctx
 
     @property
     def width(self):
-        """The bytes of a number that goes into a matrix product or comes out."""
+        """The bytes of a number in the inputs and outputs of matrix products."""
         return 4 if self.precision == "fp32" else 2
 
     def on_a_rank(self, layout):
-        """Return the job with shorter sequences: the tokens that one context rank has."""
+        """Return the job with the shorter sequences of one context rank."""
         n_ctx = self.config.n_ctx // layout.cp
         return replace(self, config=replace(self.config, n_ctx=n_ctx)) if layout.cp > 1 else self
 
     def micro_batches(self, layout):
-        """Return how many micro-batches go through each pipeline in a step."""
+        """Return the number of micro-batches that go through each pipeline in a step."""
         return self.batch // (layout.dp * layout.ep * self.micro_batch)
 
 
@@ -54,11 +54,11 @@ def layout_traffic(job, layout):
     """Return {"data": bytes, "tensor": bytes, "pipeline": bytes} that the first rank sends in a
     step; with ep also "expert", and with cp also "context".
 
-    These are the bytes that Traffic counts, without small things: the number of targets, the norm
-    of all gradients (8 bytes each), loads of experts, and the rounding of rings that do not divide.
-    With zero=3 and virtual stages a run sends some percent more, because parameters outside of
-    blocks are gathered for each stage. All experts are assumed to be chosen equally often, and no
-    token is dropped.
+    These are the bytes that Traffic counts, except for small messages: the number of targets, the
+    norm of all gradients (8 bytes each), loads of experts; and for rounding, if a ring's tensor
+    does not divide evenly. With zero=3 and virtual stages a run sends some percent more, because
+    parameters outside blocks are gathered for each stage. The formulas assume that all experts are
+    chosen equally often, and that no token is dropped.
     """
     config, share, tokens = job.config, shares(job.config, layout)[0], job.tokens
     job = job.on_a_rank(layout)
@@ -100,10 +100,10 @@ def gradient_bytes(job, layout, share):
 
 
 def expert_bytes(job, layout):
-    """Return the bytes that a rank sends to ranks with other experts, in a block for a micro-batch.
+    """Return the bytes that a rank sends to other expert ranks, in one block for a micro-batch.
 
-    Rows go there and come back in the type of matrix products, and in backward gradients do the
-    same. Before that, ranks tell each other how many rows they send.
+    Rows are sent there and back in the compute type, and so are their gradients in backward. Before
+    that, ranks tell each other how many rows they will send.
     """
     rows = even_bytes(job.tokens, job.config.top_k, job.config.n_embd, layout.ep, job.width, False)
     counts = 8 * job.config.n_expert * (layout.ep - 1) // layout.ep
@@ -116,12 +116,12 @@ def ring(ranks, nbytes):
 
 
 def tensor_sums(job, layout, share):
-    """Return the bytes of a micro-batch in the all-reduces of the tensor ranks."""
+    """Return the bytes of the tensor ranks' all-reduces for a micro-batch."""
     sequence, outputs = layout.sequence_parallel, job.width * job.tokens * job.config.n_embd
     extra = 0  # of a block
-    if layout.recompute:  # what attention needs once more; the MLP's sum is not needed again
+    if layout.recompute:  # attention's sum is needed again; the MLP's is not
         extra = outputs / 2 + 4 * job.tokens * job.config.n_embd if sequence else outputs
-    if isinstance(job.config, MoEConfig):  # float32 leaves it, and a router's gradient is summed
+    if isinstance(job.config, MoEConfig):  # its output is float32; a router's gradient is summed
         extra += (4 - job.width) * job.tokens * job.config.n_embd
         extra += 4 * job.config.n_expert * job.config.n_embd
     return share.blocks * extra + summed_bytes(

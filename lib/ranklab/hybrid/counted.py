@@ -1,4 +1,4 @@
-"""What a rank holds and sends in a step, counted: in a run, and in a dry run of any size."""
+"""Count what a rank holds and sends in a step: in a run, and in a dry run of any size."""
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,9 @@ from ranklab.trainer.text import TextTrainer, TrainConfig
 
 
 def counted_step(trainer, batch=None):
-    """Do one step of the trainer; return (Memory at the peak of the step, Traffic) of this rank.
+    """Run one step of the trainer; return (peak Memory of the step, Traffic) of this rank.
 
-    Buckets of gradients count as well, and with zero=3 everything that is gathered for a while.
+    Gradient buckets count as well, and with zero=3 everything that is gathered for a while.
     Collective: call it on every rank.
     """
     hybrid = trainer.parallel
@@ -47,25 +47,25 @@ def sent_along(traffic, mesh):
 
 
 def dry_run(job, layout):
-    """Return (Memory at the peak of a step, {axis: bytes sent in a step}) of the first rank.
+    """Return (peak Memory of a step, {axis: bytes sent in a step}) of the first rank.
 
     One process plays the first rank: messages go nowhere, and tensors have a shape but no memory.
-    So a step of 130B takes a minute of one core. It runs two short steps: the first fills the
-    pipeline once, the second twice. Later micro-batches hold nothing more, and each of them sends
-    as much as each extra micro-batch of the second step did.
+    So a step of a 130B model takes a minute on one core. It runs two short steps: the first fills
+    the pipeline once, the second twice. Later micro-batches hold nothing more, and each of them
+    sends as much as each extra micro-batch of the second step.
     """
     return launch(dry_run_on_one_rank, job, layout, ranks=1, timeout=600)[0]
 
 
 def dry_run_on_one_rank(job, layout):
-    """Return what dry_run does, on the only rank of a job."""
+    """Do the work of dry_run, on the only rank of a job."""
     pieces = job.micro_batches(layout)
     first, second = min(layout.pp, pieces), min(2 * layout.pp, pieces)  # of the two short steps
     config = TrainConfig(micro_batch=job.micro_batch, precision=job.precision)
     with posing(layout.ranks) as stack:
         hybrid = PretendingHybrid(layout.new_mesh(build_mesh, layout.ranks), layout)
         hybrid.stack = stack
-        if hybrid.data.context:  # now, because only real numbers say which scores are hidden
+        if hybrid.data.context:  # now, because only real numbers show which scores are masked
             hybrid.data.context.length = job.config.n_ctx
             hybrid.data.context.set_visible(job.config.n_ctx, device())
         with torch.device("meta"):
@@ -76,7 +76,7 @@ def dry_run_on_one_rank(job, layout):
             trainer.step(_batch(job.on_a_rank(layout), first))
         first_bytes = sent_along(traffic, hybrid.mesh)
         memory, traffic = counted_step(trainer, _batch(job.on_a_rank(layout), second))
-    steps_left = (pieces - second) / max(1, second - first)  # each sends what the second sent more
+    steps_left = (pieces - second) / max(1, second - first)  # each sends the second's extra bytes
     return memory, {axis: int(n + steps_left * (n - first_bytes[axis]))
                     for axis, n in sent_along(traffic, hybrid.mesh).items()}
 
@@ -84,7 +84,7 @@ def dry_run_on_one_rank(job, layout):
 class PretendingHybrid(Hybrid):
     """A Hybrid whose tensors have no memory from `materialize` on.
 
-    A tensor without memory could not leave the device "meta", so this starts after it has.
+    A tensor without memory could not leave the device "meta", so this starts after materializing.
     """
 
     def materialize(self, model):
@@ -95,7 +95,7 @@ class PretendingHybrid(Hybrid):
 
 
 def even_dispatch(x, chosen, n_experts, group=None):
-    """Dispatch tokens as dispatch_tokens does, for numbers without values.
+    """Dispatch tokens as dispatch_tokens does, for tensors without values.
 
     All experts are chosen equally often.
     """

@@ -1,4 +1,4 @@
-"""A GPT with experts in a mesh: over expert ranks, then each expert over tensor ranks (lab 11)."""
+"""A GPT with experts in a mesh: spread over expert ranks, each split over tensor ranks (lab 11)."""
 
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ def experts(layer, how):
     expert.
 
     Inside the region each rank has all tokens, and all ranks route them in the same way. But a rank
-    knows only a part of their outputs, so it has only a part of the gradients of the router and of
-    the inputs.
+    computes only a part of their outputs, so it has only a part of the gradients of the router and
+    of the inputs.
     """
     for linear, dim in ((layer.up, 1), (layer.down, 2)):  # (E/ep, F/tp, C), (E/ep, C, F/tp)
         linear.weight = split_parameter(linear.weight, dim, how.group)
@@ -30,7 +30,7 @@ def experts(layer, how):
 
 
 class CopiedLinear(nn.Module):
-    """`linear` inside a region: the same on all ranks; its gradient is the sum of their parts."""
+    """`linear` inside a region: equal on all ranks; its gradient is summed over the ranks."""
 
     def __init__(self, linear, group=None):
         super().__init__()
@@ -50,14 +50,14 @@ def prepare_experts(model, group):
     """Leave in `model` only the experts of this rank, and give it a plan for tensor ranks.
 
     Call it before parallelize, which need not know about experts.
-    group  of the ranks that share a layer's experts
+    group  the ranks that share a layer's experts
     """
     spread_experts(model, group)
     model.plan = MOE_PLAN
 
 
 def refuse_experts(layout, config):
-    """Raise ValueError if the layout does not suit the experts of this GPT, or if it has none."""
+    """Raise ValueError if the layout does not fit the experts of this GPT, or if it has none."""
     if not isinstance(config, MoEConfig):
         if layout.ep > 1:
             raise ValueError(f"ep={layout.ep} shares out experts, and this GPT has none")

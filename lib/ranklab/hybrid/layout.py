@@ -1,4 +1,4 @@
-"""A layout: how many ranks each axis has, and which options."""
+"""A layout: how many ranks each axis has, and the options."""
 
 import functools
 import os
@@ -24,17 +24,17 @@ WORDS = {"sp": {"sequence_parallel": True}, "zero": {"zero": 1}, "full": {"zero"
 class Layout:
     """dp x tp x pp x cp x ep ranks; checked when it is made.
 
-    schedule   one of SCHEDULES; zero bubble gains nothing with tp > 1, because the layers of
-               tensor parallelism compute the gradients of their weights in I
+    schedule   one of SCHEDULES; zero bubble gains nothing with tp > 1, because tensor-parallel
+               layers compute the gradients of their weights in I
     virtual    stages on each rank; above 1 the schedule is interleaved
     zero       1 shards the optimizer's state over the data ranks (lab 06). 3 also shards weights
                and gradients, in rows that are gathered for each micro-batch (lab 07). 2, which
-               Llama 3 took (arXiv 2407.21783, 3.3.2), is not here: it reduces the gradients of each
-               micro-batch, but those of a tied matrix must first be summed over two stages. (Llama
-               3 has no tied matrix.)
+               Llama 3 used (arXiv 2407.21783, 3.3.2), is missing: it reduces the gradients of each
+               micro-batch, but a tied matrix's gradients must first be summed over two stages.
+               (Llama 3 has no tied matrix.)
     outermost  the axis whose ranks are furthest apart, "pipeline" or "data"
-    cp         ranks that share a sequence, by ring attention in zigzag (lab 10)
-    ep         ranks that each have some of the experts, and take other rows (lab 11)
+    cp         ranks that share a sequence, by zigzag ring attention (lab 10)
+    ep         ranks that each have some of the experts, and take different rows (lab 11)
     """
 
     dp: int = 1
@@ -75,7 +75,7 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp * self.ep
 
     def new_schedule(self, parts=None):
-        """Return the function (ranks of the pipeline, micro-batches) -> a schedule.
+        """Return the function (pipeline ranks, micro-batches) -> a schedule.
 
         parts  a learner's own: {name of the function: function}
         """
@@ -98,8 +98,8 @@ class Layout:
         """Return the Mesh of all ranks of this job, with groups.
 
         build     build_mesh, or a learner's own
-        per_node  ranks in a row that NVLink joins; None: the ranks of a host. An NVL72 rack has 72
-                  in 18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
+        per_node  consecutive ranks joined by NVLink; None: the ranks of a host. An NVL72 rack has
+                  72 in 18 hosts of 4 (NVIDIA's Multi-Node NVLink guide)
         Raises ValueError if the sizes do not multiply to the number of ranks, or if tensor ranks
         would be on several nodes.
         Collective: call it on every rank.
@@ -113,8 +113,8 @@ class Layout:
 
     @property
     def axes_of_gradients(self):
-        """The axes whose ranks take other rows or other tokens, but have the same weights (experts
-        aside).
+        """The axes whose ranks take different rows or tokens, but have the same weights (except for
+        experts).
         """
         return tuple(axis for axis in ("data", "expert", "context") if axis in self.mesh.axes)
 
@@ -130,7 +130,7 @@ class Layout:
                              "they talk in every layer, so tp must divide the ranks of a node")
 
     def words(self):
-        """Return the options, in the words of parse_layout."""
+        """Return the options, in parse_layout's words."""
         plain = Layout()
         named = [word for word, options in WORDS.items() for name, value in options.items()
                  if getattr(self, name) == value != getattr(plain, name)]
@@ -142,10 +142,10 @@ class Layout:
 
 
 def parse_layout(text):
-    """Return the Layout of a text.
+    """Return the Layout that `text` describes.
 
-    "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" has options as well: see WORDS.
-    Raises ValueError with the known words.
+    "2x2x2" is dp 2, tp 2, pp 2; "2x2x2,zero,sp,virtual=2" also has options: see WORDS.
+    Raises ValueError, which lists the known words.
     """
     sizes, *words = text.split(",")
     if not re.fullmatch(r"\d+x\d+x\d+", sizes):

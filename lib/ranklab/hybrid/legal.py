@@ -1,4 +1,4 @@
-"""Which layouts a job can have: legal lists them, refuse_misfits says why one can't be."""
+"""Which layouts a job can have: legal lists them, refuse_misfits explains why one is impossible."""
 
 import itertools
 
@@ -10,9 +10,9 @@ from ranklab.pipeline_parallel.stages import gpt_costs
 
 
 def legal(job, gpus, node):
-    """Yield (Layout, micro_batch) of every legal choice, but no choice twice by another name.
+    """Yield (Layout, micro_batch) for every legal choice, without equivalent ones.
 
-    node  GPUs in a row that may hold the tensor ranks of a group
+    node  consecutive GPUs that may hold the tensor ranks of a group
     """
     config = job.config
     for tp, pp in itertools.product(divisors(gpus), repeat=2):
@@ -33,7 +33,7 @@ def legal(job, gpus, node):
 
 
 def divisors(n):
-    """Return the divisors of n, the smallest first."""
+    """Return the divisors of n, in ascending order."""
     return [divisor for divisor in range(1, n + 1) if n % divisor == 0]
 
 

@@ -1,8 +1,8 @@
-"""What a layout holds, by formulas: Memory of the first rank at the worst moment of a step.
+"""What a layout holds, by formulas: Memory of the first rank at the peak of a step.
 
 The formulas describe the course's own trainer. Weights, gradients and Adam's moments are float32.
 Autocast copies each matrix in each forward of a stage, and backward needs the copy. So without
-recompute each micro-batch that waits for its backward keeps copies of its own. With recompute the
+recompute each micro-batch that waits for its backward keeps its own copies. With recompute the
 copies exist only while a stage runs forward.
 """
 
@@ -14,12 +14,12 @@ from ranklab.meter import Memory
 
 
 def layout_memory(job, layout):
-    """Return the Memory of the course's trainer on the first rank, at the largest of all moments().
-    States are exact but for a few bytes for each tensor; the total is within a few percent of the
-    dry run's.
+    """Return the peak Memory of the course's trainer on the first rank: the largest of moments().
+    States are exact except for a few bytes for each tensor; the total is within a few percent of
+    the dry run's.
 
-    Gradients count twice: fresh from autograd, and in the buckets in which they will travel. If no
-    backward has run yet when most micro-batches wait (GPipe, one micro-batch), there are no fresh
+    Gradients count twice: new ones from autograd, and the buckets in which they will be sent. If no
+    backward has run yet when most micro-batches wait (GPipe, one micro-batch), there are no new
     gradients, so the rank holds less than this. With experts and zero=3 it is up to 11% less.
     """
     return max(moments(job, layout).values(), key=lambda memory: memory.total)
@@ -36,10 +36,10 @@ def moments(job, layout):
     per_block = hidden if recompute else activations + copies  # until its backward
     waiting = in_flight(job, layout, share, per_block)
     gradient = 2 * sum(mlp_numbers(config, layout))  # of one matrix of two: the MLP's, or experts'
-    casts = 6 * x if e == 2 else 0  # of inputs and outputs, together with what was cast
-    message = 16 * C * C // tp + 2 * gradient if layout.zero == 3 else 0  # a block's, on their way
+    casts = 6 * x if e == 2 else 0  # of inputs and outputs, together with the originals
+    message = 16 * C * C // tp + 2 * gradient if layout.zero == 3 else 0  # a block's, in flight
     expert_copies = 2 * mlp_numbers(config, layout)[1] if e == 2 else 0
-    rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # of experts: gradients
+    rows = 8 * config.top_k * x if isinstance(config, MoEConfig) else 0  # experts' gradients
     rerun = activations + max(copies + gradient, copies + casts, copies + rows, message)
     peaks = {
         "a block runs backward": rerun if recompute else hidden + max(gradient, message, rows),
@@ -55,19 +55,19 @@ def moments(job, layout):
 
 
 def states(job, layout, share, activations):
-    """Return the Memory of a rank with this Share, which holds so many bytes of activations."""
+    """Return the Memory of a rank with this Share and so many bytes of activations."""
     config, dp = job.config, layout.dp * layout.cp
     block, root = parameters_of(config, layout, share)
     n = 4 * (share.blocks * block + root)
     tables = 8 * config.n_ctx * config.head_size * share.blocks  # of rotary positions
-    if layout.zero == 3:  # whole: a block, its gradients, the next block, and what is in no block
+    if layout.zero == 3:  # whole: a block, its gradients, the next block, all that is in no block
         return Memory(n // dp, n // dp, 2 * n // dp, tables, 4 * (root + 3 * block), 0, activations)
     return Memory(n, n, 2 * n // (dp if layout.zero else 1), tables, 0, n, activations)
 
 
 def block_bytes(job, layout):
-    """Return (bytes of autocast's copies of a block's matrices, bytes of all else that the block
-    keeps for its backward).
+    """Return (bytes of autocast's copies of a block's matrices, bytes of all other tensors that the
+    block keeps for its backward).
     """
     config, tp = job.config, layout.tp
     x, e = job.tokens * config.n_embd, job.width
@@ -84,8 +84,8 @@ def mlp_bytes(job, layout):
     """Return the bytes that a block's MLP or its experts keep, if all experts have equally many
     tokens.
 
-    With experts the router keeps x. Each row is kept as it goes into its expert, as it comes back,
-    and, in float32, as it is added up. Probabilities and places are left out.
+    With experts the router keeps x. Each row is kept as its expert's input, as its output, and, in
+    float32, as a term of the sum. Probabilities and indices are left out.
     """
     config, e, x = job.config, job.width, job.tokens * job.config.n_embd
     middle = 2 * e * job.tokens * config.mlp_width // layout.tp  # between the two matrices
@@ -96,14 +96,13 @@ def mlp_bytes(job, layout):
 
 
 def in_flight(job, layout, share, per_block):
-    """Return the bytes that wait for backward at the schedule's worst moment, with outputs on their
-    way.
+    """Return the bytes that wait for backward at the schedule's peak, with outputs in flight.
 
     per_block  bytes that wait in each block
     """
     x = hidden_bytes(job, layout)
     C, V = job.config.n_embd, vocabulary_rows(job.config, layout)
-    head = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # with the loss
+    head = 2 * x + 4 * V * job.tokens + (2 * V * C if job.width == 2 else 0)  # including the loss
     pieces, P = job.micro_batches(layout), layout.pp
     stage_bytes = {stage: blocks * per_block + x for stage, blocks in share.stages.items()}
     if share.head:

@@ -1,4 +1,4 @@
-"""parallelize: all kinds of parallelism on one model, in the order in which they must come."""
+"""parallelize: apply all kinds of parallelism to one model, in the only order that works."""
 
 import functools
 

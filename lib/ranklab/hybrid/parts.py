@@ -23,8 +23,7 @@ TENSOR = {"copy": "copy_to_region", "reduce": "reduce_from_region",  # a field o
 
 
 def plan_with(model, parts):
-    """Return the model's plan of tensor parallelism, where each TPConfig gets a learner's `parts`.
-    """
+    """Return the model's plan of tensor parallelism, with a learner's `parts` in each TPConfig."""
     changes = {field: parts[name] for field, name in TENSOR.items()
                if parts[name] is not PARTS[name]}
 

@@ -1,4 +1,4 @@
-"""Which part of a model each rank of a layout has, by formulas."""
+"""The part of a model on each rank of a layout, by formulas."""
 
 import functools
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from ranklab.ranks import shard_range
 
 
 class Share(NamedTuple):
-    """The part of the model that a rank of the pipeline has."""
+    """The part of the model on one pipeline rank."""
 
     stages: dict  # number of a stage -> blocks in it
     embedding: bool
@@ -24,11 +24,11 @@ class Share(NamedTuple):
 
 
 def shares(config, layout):
-    """Return the Share of each rank of the pipeline."""
+    """Return the Share of each pipeline rank."""
     return _shares(config, layout.pp, layout.virtual, layout.schedule)
 
 
-@functools.lru_cache(maxsize=256)  # a search asks for the same pipeline again and again
+@functools.lru_cache(maxsize=256)  # a search needs the same pipeline again and again
 def _shares(config, pp, virtual, schedule):
     place = places(actions_of(pp, virtual, schedule, 2 * pp))
     layers, last, rank_shares = _split(config, len(place)), max(place), []
@@ -62,7 +62,7 @@ def hidden_bytes(job, layout):
 
 
 def parameters_of(config, layout, share):
-    """Return (numbers in a block, numbers outside of blocks) of a rank with this Share."""
+    """Return (parameters in a block, parameters outside blocks) of a rank with this Share."""
     C = config.n_embd
     matrix = vocabulary_rows(config, layout) * C * (share.embedding or share.head)
     block = 4 * C * C // layout.tp + 2 * C + sum(mlp_numbers(config, layout))
@@ -70,7 +70,7 @@ def parameters_of(config, layout, share):
 
 
 def mlp_numbers(config, layout):
-    """Return (numbers of a block's MLP that all ranks have, numbers of its experts) on a rank."""
+    """Return (a rank's parameters in a block's MLP without experts, and in its experts)."""
     C = config.n_embd
     if not isinstance(config, MoEConfig):
         return 8 * C * C // layout.tp, 0

@@ -1,4 +1,4 @@
-"""Hybrid: data, tensor and pipeline parallelism together, as the training loop sees them."""
+"""Hybrid: data, tensor and pipeline parallelism together, behind the training loop's interface."""
 
 import functools
 
@@ -23,13 +23,13 @@ from ranklab.zero.training import Zero
 
 
 class Hybrid(GroupParallel):
-    """A mesh of ranks. Each rank has some layers, a part of each layer, and some of the rows; with
-    cp it has some of their tokens, and with ep some of the experts.
+    """Train on a mesh of ranks. Each rank has some layers, a part of each layer, and some of the
+    rows; with cp it has some of their tokens, and with ep some of the experts.
 
-    mesh    with the axes of the layout; see Layout.new_mesh
+    mesh    a mesh with the axes of the layout; see Layout.new_mesh
     layout  a Layout
     apply_by, sync, norm_of  parallelize, tied_embedding_sync, mesh_grad_norm, or a learner's own
-    parts   of PARTS, a learner's own: {name: function}
+    parts   a learner's own functions to use from PARTS: {name: function}
     Lab: 12
     """
 
@@ -45,7 +45,7 @@ class Hybrid(GroupParallel):
         if layout.ep > 1:
             self.data.wrap = functools.partial(ExpertReplica, own=self.same_experts)
         self.data.context = TokenShard(mesh.group("context")) if layout.cp > 1 else None
-        self.data.each_piece_talks = True  # all pipelines run as many, or all refuse
+        self.data.each_piece_talks = True  # all pipelines run equally many, or all refuse
         at = mesh.coordinates()
         self.tensor = TensorParallel(mesh.group("tensor"), place=(
             self.data.rank * layout.pp + at["pipeline"], mesh.axes))
@@ -54,7 +54,7 @@ class Hybrid(GroupParallel):
         self.pipeline.token_ranks = layout.tp if layout.sequence_parallel else 1
 
     def new_data(self, group):
-        """Return the kind of data parallelism that the layout asks for."""
+        """Return the kind of data parallelism in the layout."""
         if self.layout.zero == 3:
             return FullyShard(group)
         if self.layout.zero == 1:
@@ -68,7 +68,7 @@ class Hybrid(GroupParallel):
         """
         model.plan = plan_with(model, self.parts)
         if self.data.context:
-            self.data.context.apply(model)  # now: layers cut off later keep their attention
+            self.data.context.apply(model)  # now: layers keep this attention in the split model
         if isinstance(model.config, MoEConfig):
             alone = self.layout.ep == 1  # all ranks make the groups of one
             prepare_experts(model, dist.new_subgroups(1)[0] if alone else self.mesh.group("expert"))
@@ -87,9 +87,7 @@ class Hybrid(GroupParallel):
             materialize(model, device(), draw_part)
 
     def make_optimizer(self, new_optimizer, groups):
-        """Return the optimizer of this rank's parameters; `groups` are the groups of the whole
-        model.
-        """
+        """Return the optimizer of this rank's parameters, from the whole model's `groups`."""
         optimizer = self.data.make_optimizer(new_optimizer, self.pipeline.local_groups(groups))
         optimizer.register_step_post_hook(lambda *_: move_biases(self.moe_layers, self.data.group))
         return optimizer
@@ -120,8 +118,7 @@ class Hybrid(GroupParallel):
         return self.pipeline.forward_only(loss_sum, inputs, targets, micro_batch)
 
     def grad_norm(self, parameters):
-        """Return the norm of all gradients: each number of the model counts once, wherever it is.
-        """
+        """Return the norm of all gradients; each number of the model counts once."""
         tied = {id(p) for p in self.pipeline.copies}
         gradients = self.data.gradients(self.pipeline.model)
         if self.layout.ep > 1:
@@ -131,10 +128,10 @@ class Hybrid(GroupParallel):
                              for part, tensor_copies in self.copies_of(p, gradient)])
 
     def copies_of(self, parameter, gradient):
-        """Return [(a part of the gradient, how many tensor ranks hold these numbers)].
+        """Return [(a part of the gradient, number of tensor ranks that hold it)].
 
-        Raises ValueError for a shard of a matrix if unequal numbers of ranks hold its parts: key
-        heads that several query heads share, and that tp does not divide.
+        Raises ValueError for a shard of a matrix if unequal numbers of ranks hold its parts: shared
+        key heads whose number tp does not divide.
         """
         split = split_of(parameter)
         if split is None:
@@ -160,11 +157,11 @@ class Hybrid(GroupParallel):
         return sum(shares) / self.layout.tp
 
     def bubble(self, spans):
-        """Return the part of the ranks' time in which they compute nothing.
+        """Return the share of the ranks' time in which they compute nothing.
 
         It compares no clocks, because the first stage begins first and ends last. (With zero bubble
         schedules it may end earlier. Then a flush is not counted, as in their papers.)
-        spans  of this rank's pipeline in one timed step; see PipelineExecutor
+        spans  this rank's Spans in one timed step; see PipelineExecutor
         """
         busy = sum(span.end - span.start for span in spans)
         local = torch.tensor([busy, spans[-1].end - spans[0].start], dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Weights from trainers to generators, live: from shard to shard, or whole through one rank.
 
-In reinforcement learning some ranks train and others generate, each in a layout of its own. After
-an update the generators need the new weights. checkpoint/reshard.py finds what two boxes share;
-here both boxes are in the memory of ranks, and only what they share travels.
+In reinforcement learning some ranks train and others generate, in different layouts. After an
+update the generators need the new weights. checkpoint/reshard.py finds the overlap of two boxes;
+here both boxes are in the memory of ranks, and only the overlap is sent.
 """
 
 import math
@@ -50,10 +50,10 @@ def transfer_weights(pieces, held, wanted, group=None):
 
 
 def routes(held, wanted):
-    """List what travels: (sender, number of its Piece, receiver, number of its Piece, part).
+    """List the messages: (sender, number of its Piece, receiver, number of its Piece, part).
 
-    `part` takes both Pieces, and returns its part of what they share: (view, view).
-    Raises: ValueError if a wanted Piece has numbers that nobody holds.
+    `part` takes both Pieces, and returns the views of their overlap to send: (view, view).
+    Raises: ValueError if a wanted Piece has numbers that no rank holds.
     """
     holders, moves = {}, []  # {a box: [(rank, number of its Piece), ...]}
     for rank, pieces in enumerate(held):
@@ -77,7 +77,7 @@ def routes(held, wanted):
 
 
 def intersect(one, other):
-    """Return whether two Pieces share numbers: one name, and boxes that overlap."""
+    """Return whether two Pieces share numbers: they have one name, and their boxes overlap."""
     return one.name == other.name and all(
         a < b + m and b < a + n for a, n, b, m in
         zip(one.offset, one.tensor.shape, other.offset, other.tensor.shape))  # fmt: skip
@@ -88,7 +88,7 @@ def box_of(piece):
 
 
 def part_of(k, parts):
-    """Return the function that cuts part number k of `parts` out of what two Pieces share."""
+    """Return the function that cuts part number k of `parts` out of the overlap of two Pieces."""
     def part(target, source):
         views = overlap(target, source.offset, source.tensor)
         return tuple(torch.atleast_1d(view).tensor_split(parts)[k] for view in views)
@@ -97,12 +97,12 @@ def part_of(k, parts):
 
 
 def broadcast_weights(pieces, held, wanted, group=None):
-    """Do the same with whole tensors: gathered on the first trainer, then passed on along a chain.
+    """Transfer whole tensors: gather them on the first trainer, then pass them along a chain.
 
     The chain is the first trainer and the generators, in rank order. Each generator receives whole
     tensors and cuts its pieces out of them.
-    Cost: the first trainer and all generators but the last send each tensor, all generators
-        receive it; of each box the first holder sends it to the first trainer.
+    Cost: the first holder of each box sends it to the first trainer. The first trainer and all
+        generators but the last send each tensor; all generators receive it.
     """
     rank, chain, boxes = dist.get_rank(group), chain_of(held, wanted), first_boxes(held)
     names = {piece.name: piece for of_rank in wanted for piece in of_rank}
@@ -149,7 +149,7 @@ def first_boxes(held):
 
 
 def transfer_bytes(held, wanted):
-    """Return [(bytes sent, bytes received) of each rank] by transfer_weights."""
+    """Return [(bytes sent, bytes received) by each rank] in transfer_weights."""
     sent, received = ([0] * len(held) for _ in range(2))
     for sender, i, receiver, j, part in routes(held, wanted):
         size = part(wanted[receiver][j], held[sender][i])[0].nbytes
@@ -159,7 +159,7 @@ def transfer_bytes(held, wanted):
 
 
 def broadcast_bytes(held, wanted):
-    """Return [(bytes sent, bytes received) of each rank] by broadcast_weights."""
+    """Return [(bytes sent, bytes received) by each rank] in broadcast_weights."""
     names = {piece.name: piece for of_rank in wanted for piece in of_rank}
     chain, whole = chain_of(held, wanted), sum(
         math.prod(piece.shape) * piece.tensor.itemsize for piece in names.values())
@@ -176,7 +176,7 @@ def broadcast_bytes(held, wanted):
 
 
 def refit_bytes(weight_bytes, shards, generator_shards, copies=1, generator_copies=1):
-    """Return (bytes that a trainer sends, bytes that a generator receives), where all divides.
+    """Return (bytes sent by a trainer, bytes received by a generator), for sizes that divide.
 
     shards: parts into which the trainers cut the weights; copies: replicas of each part.
     """

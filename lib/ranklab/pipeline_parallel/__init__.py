@@ -1,25 +1,25 @@
 """Pipeline parallelism: each rank has some layers, and micro-batches pass through all ranks.
 
-    actions.py      Action, and what it needs; places; the text form: parse_schedule, schedule_text
+    actions.py      Action and its dependencies; places; text form: parse_schedule, schedule_text
     schedules.py    gpipe_schedule, one_f_one_b_schedule, interleaved_schedule: several stages on a
                     rank; zero_bubble_schedule: ZB-H1, the backward in two halves
-    executor.py     PipelineExecutor: runs any of them on real ranks
+    executor.py     PipelineExecutor: runs any schedule on real ranks
 
 Those three are the idea. Then:
-    v_shaped.py     zb_v_schedule, dualpipe_v: to be drawn and compared
-    validity.py     problems: what is wrong with a schedule
+    v_shaped.py     zb_v_schedule, dualpipe_v: for drawing and comparison
+    validity.py     problems: the errors of a schedule
     simulate.py     simulate, bubble_fraction, in_flight_activations, memory_line; the papers'
                     own numbers are in formulas/pipeline_parallel.py
     messages.py     with_messages: the sends and receives between the actions
     deferred.py     the backward in two halves, for I and W
     pipedream.py    pipedream_schedule, stale_weights; PipeDreamExecutor updates after each backward
-    stages.py       split_stages: which layers a stage has; GPTStage: a GPT of these layers alone;
+    stages.py       split_stages: which layers a stage has; GPTStage: a GPT of only these layers;
                     tied_embedding_sync
     emulated.py     SleepingStage: work that only takes time
     training.py     PipelineParallel: the training loop's view
 
-A schedule is pure data: it says what each rank does, and in which order. Running, drawing and
-checking it all read the same tuples.
+A schedule is pure data: it lists what each rank does, in order. Running, drawing and checking all
+read the same tuples.
 """
 
 from ranklab.formulas.overlap import micro_batches_for

@@ -1,6 +1,6 @@
-"""What a rank of a pipeline does, one action after the other; and the text form of a schedule.
+"""The actions of a pipeline's ranks, and the text form of a schedule.
 
-A schedule has a tuple for each rank: its actions, in the order in which that rank does them. It is
+A schedule has a tuple for each rank: its actions, in the order in which the rank runs them. It is
 pure data, so it can be printed, checked, drawn and timed before any process exists.
 """
 
@@ -11,10 +11,10 @@ KINDS = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):
-    """One piece of work, "F2.5": the forward of stage 2 on micro-batch 5.
+    """One piece of work; "F2.5" is the forward of stage 2 on micro-batch 5.
 
     kind: F forward; B whole backward; or B in two halves: I is the gradient of the stage's input,
-        and the previous stage waits for it; W is the gradient of its weights, and no rank waits
+        for which the previous stage waits; W is the gradient of its weights: no rank waits for it
     """
 
     kind: str
@@ -24,16 +24,17 @@ class Action(NamedTuple):
     def __str__(self):
         return f"{self.kind}{self.stage}.{self.micro_batch}"
 
-    __repr__ = __str__  # a schedule that is the last line of a cell can be read
+    __repr__ = __str__  # so that a schedule in the last line of a cell is readable
 
 
 def places(schedule):
-    """Return {stage: the rank that has it}, by stage."""
+    """Return {stage: the rank that has it}, in order of stages."""
     return dict(sorted((a.stage, rank) for rank, actions in enumerate(schedule) for a in actions))
 
 
 def result(action):
-    """Return the action whose result is there: I makes what B makes, the input's gradient."""
+    """Return the action that stands for this result: B for an I, as both give the input's gradient.
+    """
     return action._replace(kind="B") if action.kind == "I" else action
 
 
@@ -49,9 +50,9 @@ def dependencies(action, stages):
 
 
 def walk(schedule):
-    """Yield (rank, action) in an order in which all ranks could do them, each in its own order.
+    """Yield (rank, action) in an order that is possible for all ranks, and keeps each rank's order.
 
-    Raises: ValueError where no rank can go on; it names the ranks and what they wait for.
+    Raises: ValueError if no rank can go on; it names the ranks and what they wait for.
     """
     stages = len(places(schedule))
     queues, results = [deque(actions) for actions in schedule], set()
@@ -75,10 +76,10 @@ def _deadlock(queues, results, stages):
 
 
 def parse_schedule(text):
-    """Read a schedule from `text`: a line for each rank, "F0 F1 B0 B1".
+    """Read a schedule from `text`: one line for each rank, such as "F0 F1 B0 B1".
 
     "F5" is micro-batch 5 on the stage with the number of the line; "F2.5" names stage 2.
-    Raises: ValueError for a word that is no action.
+    Raises: ValueError for a word that is not an action.
     """
     lines = [line.split() for line in text.strip().splitlines()]
     return tuple(tuple(_action(word, rank) for word in words) for rank, words in enumerate(lines))
@@ -93,15 +94,14 @@ def _action(word, rank):
 
 
 def schedule_text(schedule):
-    """Write `schedule` as parse_schedule reads it; name stages only where they are not the ranks.
-    """
+    """Write `schedule` in parse_schedule's form; name stages only if they differ from the ranks."""
     plain = all(stage == rank for stage, rank in places(schedule).items())
     return "\n".join(" ".join(f"{a.kind}{a.micro_batch}" if plain else str(a) for a in actions)
                      for actions in schedule)
 
 
 def check_counts(**counts):
-    """Raise ValueError, with name and number, for a count below 1."""
+    """Raise ValueError, with its name and value, for a count below 1."""
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name}={count} must be 1 or more")

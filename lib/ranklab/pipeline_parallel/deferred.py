@@ -1,8 +1,8 @@
-"""Gradients of weights for later: B in two halves, I and W.
+"""Deferred gradients of weights: B in two halves, I and W.
 
-A linear layer's backward is two products. One gives the gradient of its input, and the previous
-stage waits for it. The other gives the gradient of its weight, and no rank waits for it, so it is
-put into a queue. Whatever is small (norms, biases, an embedding) stays in I.
+A linear layer's backward is two products. One gives the gradient of its input, for which the
+previous stage waits. The other gives the gradient of its weight, for which no rank waits, so it is
+put into a queue. Small parts (norms, biases, an embedding) stay in I.
 Paper: Qi et al. 2023 (arXiv 2401.10241), section 2
 """
 
@@ -16,14 +16,14 @@ from torch import nn
 
 
 class WeightQueue:
-    """Hold the work that I leaves for W, for each stage and micro-batch."""
+    """Hold the work that I defers to W, for each stage and micro-batch."""
 
     def __init__(self):
         self.pending, self.current = defaultdict(list), None
 
     @contextlib.contextmanager
     def deferral(self, stage, micro_batch):
-        """Leave the products for weights in the block to run(stage, micro_batch)."""
+        """Defer the weights' products of the block to run(stage, micro_batch)."""
         self.current = stage, micro_batch
         try:
             yield
@@ -31,10 +31,10 @@ class WeightQueue:
             self.current = None
 
     def add(self, work):
-        """Call `work`, a function, at the W of the I that is running now."""
+        """Defer `work`, a function, to the W that belongs to the I running now."""
         self.pending[self.current].append(work)
 
-    @torch.no_grad()  # else the gradients have a graph, which keeps all that they come from
+    @torch.no_grad()  # else the gradients have a graph, which keeps their inputs in memory
     def run(self, stage, micro_batch):
         for work in self.pending.pop((stage, micro_batch), []):
             work()
@@ -50,7 +50,7 @@ def defer_weights(module, queue):
 
 
 class DeferredLinear(nn.Module):
-    """Compute `linear`, and the gradient of its weight at W, if the schedule has one."""
+    """Compute `linear`; defer the gradient of its weight to W, if the schedule has W."""
 
     def __init__(self, linear, queue):
         super().__init__()

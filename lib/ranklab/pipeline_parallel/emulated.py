@@ -1,6 +1,6 @@
-"""A stage whose work is sleep, so that a real run of a schedule shows its bubble on two cores.
+"""A stage that sleeps instead of computing, so that a real run on two cores shows the bubble.
 
-Ranks that sleep really overlap. Messages, order and waits are real.
+Sleeping ranks really overlap. Messages, order and waits are real.
 """
 
 import time
@@ -11,7 +11,7 @@ import torch
 class SleepingStage:
     """Return x, or its sum for the last stage, after `forward` seconds.
 
-    Backward takes input_gradient + weight_gradient; the second part waits for W if there is one.
+    Backward takes input_gradient + weight_gradient seconds; the second is deferred to W, if any.
     """
 
     def __init__(self, forward, input_gradient, weight_gradient, queue, is_last=False):

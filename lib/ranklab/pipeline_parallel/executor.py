@@ -1,4 +1,4 @@
-"""PipelineExecutor: any schedule, run by real ranks with real messages."""
+"""PipelineExecutor: run any schedule on real ranks with real messages."""
 
 import contextlib
 import time
@@ -15,8 +15,8 @@ class ScheduleRunner:
     """Run this rank's part of a schedule, for the stages that it has.
 
     A subclass computes and sends, in four methods: forward(action), backward(action),
-    send(message), receive(message). They keep their tensors in these, which are new in each run;
-    the keys are (stage, micro-batch):
+    send(message), receive(message). They keep their tensors in these attributes, which are new in
+    each run; the keys are (stage, micro-batch):
         activations_in   (handle, tensor): the input of the stage, on its way to this rank
         activations      (input, output) of the stage, from its forward to its backward
         activations_out  the output of the stage, until the next stage takes it or it is sent
@@ -27,28 +27,28 @@ class ScheduleRunner:
         loss             a tensor, which run returns
 
     stages: {number of a stage: (x, targets) -> its output}; the last stage's output is a loss.
-    last: the number of the last stage of all.
+    last: the number of the pipeline's last stage.
     new_hidden: (inputs of a micro-batch) -> an empty tensor like a stage's output for them.
     group: its ranks are the ranks of the schedule.
-    weight_queue: holds the work that an I leaves for its W; see deferred.py.
-    timed: `spans` gets a Span for each action, without the waits; a GPU is waited for.
+    weight_queue: holds the work that an I defers to its W; see deferred.py.
+    timed: synchronize the GPU, so that each action's Span in `spans`, without waits, is exact.
     """
 
     def __init__(self, stages, last, new_hidden, group=None, weight_queue=None, timed=False):
         self.stages, self.last, self.new_hidden, self.group = stages, last, new_hidden, group
         self.weight_queue, self.timed = weight_queue, timed
         self.rank = dist.get_rank(group)
-        # A send that is older than these has arrived; with gloo only wait() frees its memory.
+        # Sends older than these have arrived; with gloo only wait() frees their memory.
         self.max_sends = 2 * dist.get_world_size(group)
 
     def run(self, schedule, pieces, weight=1.0, scale=1.0):
         """Run this rank's part of `schedule`; return the sum of its losses, times weight.
 
         pieces: [(inputs, targets)] of the micro-batches; every rank has all of them.
-        weight: of each loss, in gradients and result: one over the targets of the whole batch.
+        weight: factor of each loss, in gradients and result: 1 / targets of the whole batch.
         scale: a further factor of the gradients.
         Returns: 0 on ranks without the last stage.
-        Raises: ValueError for a schedule that deadlocks, and for an output of another shape.
+        Raises: ValueError for a schedule that deadlocks, and for an output of the wrong shape.
         """
         self.pieces, self.weight, self.scale = pieces, weight, scale
         self.loss = torch.zeros((), device=pieces[0][0].device)
@@ -70,33 +70,35 @@ class ScheduleRunner:
         return self.loss
 
     def take_activations(self, stage, m):
-        """Return the stage's input: received, or the output of the stage before it on this rank."""
+        """Return the stage's input: received, or the output of the previous stage on this rank."""
         if (stage, m) in self.activations_in:
             return self.wait(*self.activations_in.pop((stage, m)))
         return self.activations_out.pop((stage - 1, m))
 
     def take_gradients(self, stage, m):
-        """Return the gradient of the stage's output: received, or made by the stage after it."""
+        """Return the gradient of the stage's output: received, or from the next stage on this rank.
+        """
         if (stage, m) in self.gradients_in:
             return self.wait(*self.gradients_in.pop((stage, m)))
         return self.gradients_out.pop((stage + 1, m))
 
     def wait(self, handle, tensor):
         handle.wait()
-        self.began = self.clock()  # a wait is no work
+        self.began = self.clock()  # waiting is not work
         return tensor
 
     def weights(self, action):
-        """Add up the gradients of weights that the I of this W has left."""
+        """Add up the gradients of weights that the I of this W has deferred."""
         self.weight_queue.run(action.stage, action.micro_batch)
 
     def deferral(self, action):
-        """Leave the gradients of weights for W in the block, if `action` is an I."""
+        """Defer the gradients of weights in the block to W, if `action` is an I."""
         kind, stage, m = action
         return self.weight_queue.deferral(stage, m) if kind == "I" else contextlib.nullcontext()
 
     def check_shape(self, kind, stage, m):
-        """Raise ValueError if a stage's output does not have the shape that the next expects."""
+        """Raise ValueError if a stage's output does not have the shape expected by the next stage.
+        """
         if kind == "F" and stage != self.last:
             shape = tuple(self.activations_out[stage, m].shape)
             expected = tuple(self.new_hidden(self.pieces[m][0]).shape)
@@ -105,7 +107,7 @@ class ScheduleRunner:
                                  "is expected")
 
     def clock(self):
-        """Return the seconds of time.time(), so that ranks of one machine compare."""
+        """Return time.time(), which can be compared between ranks of one machine."""
         if self.timed and torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.time()

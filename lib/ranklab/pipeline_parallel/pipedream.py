@@ -1,6 +1,6 @@
-"""PipeDream: 1F1B without an end. The weights change after each backward, and no rank waits.
+"""PipeDream: 1F1B without a flush. The weights change after each backward, and no rank waits.
 
-Old weights are kept for the backwards of their forwards.
+Old weights are kept for the backward of each forward that used them.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from ranklab.pipeline_parallel.schedules import one_f_one_b_schedule
 
 
 def pipedream_schedule(stages, micro_batches):
-    """Make a schedule in the order of 1F1B, in which an update of the stage follows each B.
+    """Make a schedule in the order of 1F1B, for an update of the stage after each B.
 
     So there is one warm-up for a whole epoch, and no bubble after it. The price is that a
     micro-batch's backward uses weights that its forward did not use: see stale_weights.
@@ -43,11 +43,11 @@ def stale_weights(schedule, stash=True):
 
 
 class PipeDreamExecutor(PipelineExecutor):
-    """Update a stage's weights after each of its B, by `update(stage)`; no flush.
+    """Update a stage's weights after each of its B, by `update(stage)`; without a flush.
 
     modules: {number of a stage: its module}; they share no parameters.
-    stash: whether each B uses the weights that its F used: a copy is kept for each micro-batch in
-        flight. Without it, B uses the newest weights with the activations of old ones.
+    stash: whether each B uses the weights of its F: a copy is kept for each micro-batch in
+        flight. Without it, B uses the newest weights with activations from old weights.
     versions: {action: the version of the weights that it used}; see stale_weights.
     Cost: memory for one copy of the weights for each micro-batch in flight; that is one more than
         needed, because the newest forward has the newest weights.

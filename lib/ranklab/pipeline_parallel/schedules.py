@@ -1,7 +1,7 @@
 """GPipe, 1F1B, interleaved 1F1B and ZB-H1: the weights change when all gradients are complete.
 
-A stage does its backwards in order of micro-batches. One process that takes them one after the
-other adds the gradients up in the same order, so the sums are equal to the last bit.
+A stage runs its backwards in order of micro-batches. One process that runs the micro-batches one
+after the other adds up the gradients in the same order, so the sums are equal to the last bit.
 """
 
 from ranklab.pipeline_parallel.actions import Action, check_counts

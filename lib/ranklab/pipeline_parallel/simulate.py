@@ -1,4 +1,4 @@
-"""When a rank does which action, and how much it holds meanwhile: computed, nothing is run."""
+"""When each rank runs each action, and how much it holds then: computed, without running it."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from ranklab.pipeline_parallel.actions import Action, dependencies, places, resu
 
 
 class Span(NamedTuple):
-    """One action with its times: simulated here, or measured in a run."""
+    """One action with its start and end: simulated here, or measured in a run."""
 
     rank: int
     action: Action
@@ -18,12 +18,12 @@ class Span(NamedTuple):
 def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=1, send=0):
     """Compute the Spans of all actions, sorted by start.
 
-    Each rank starts each action as soon as the one before is done and its inputs have arrived.
+    Each rank starts each action as soon as its previous action is done and the inputs have arrived.
     forward, backward, input_gradient, weight_gradient: the cost of F, B, I and W, one number for
         all stages or one for each.
-    send: the time of a message between two ranks, which keeps neither of them from working;
-        messages do not wait for each other.
-    Raises: ValueError where no rank can go on.
+    send: the time of a message between two ranks, during which both can compute; messages do not
+        wait for each other.
+    Raises: ValueError if no rank can go on.
     """
     costs = dict(zip("FBIW", (forward, backward, input_gradient, weight_gradient)))
     place = places(schedule)
@@ -73,7 +73,7 @@ def in_flight_activations(schedule):
 
 
 def memory_line(spans, rank):
-    """List (time, activations that `rank` holds from then on), as in_flight_activations counts.
+    """List (time, activations that `rank` holds from then on), counted as in_flight_activations.
 
     An F holds its memory from its start.
     """

@@ -1,6 +1,6 @@
-"""Which layers a stage has, a GPT cut down to them, and a matrix that is on two stages.
+"""Which layers a stage has, a GPT cut down to these layers, and a matrix on two stages.
 
-FLOPs are counted by baseline.
+baseline counts the FLOPs.
 """
 
 import torch
@@ -23,7 +23,7 @@ def split_stages(costs, stages):
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
-    # best[n] = (the largest sum, where stages begin) for the first n layers, one stage more a round
+    # best[n] = (largest sum, starts of stages) for the first n layers; each round adds a stage
     best = {n: (sum(costs[:n]), [0]) for n in range(1, len(costs) + 1)}
     for stage in range(1, stages):
         best = {n: min((max(best[k][0], sum(costs[k:n])), best[k][1] + [k])
@@ -33,18 +33,18 @@ def split_stages(costs, stages):
 
 
 def gpt_costs(config):
-    """Count a token's FLOPs of forward in each layer of a GPT: embedding, blocks, norm and head.
+    """Count the forward FLOPs a token in each layer of a GPT: embedding, blocks, norm and head.
 
-    An embedding is looked up, and costs nothing; the head is one product of C x V.
+    An embedding is a lookup, and costs nothing; the head is one product of C x V.
     """
     head = 2 * config.n_embd * config.vocab_size
     all_layers = transformer_flops(config, 1, config.n_ctx, backward=False) // config.n_ctx
-    extra = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # above an MLP
+    extra = 4 * config.n_embd * (config.mlp_width - 4 * config.n_embd)  # beyond an MLP of width 4 C
     return [0, *[(all_layers - head) // config.n_layer + extra] * config.n_layer, head]
 
 
 class GPTStage(GPT):
-    """Compute some layers of `model`, a GPT; share them, under the names that they have in it.
+    """Compute some layers of `model`, a GPT; the stage shares them, under the same names.
 
     layers: a range or set of layers, counted as in gpt_costs.
     """
@@ -61,7 +61,7 @@ class GPTStage(GPT):
 
 
 def keep_layers(model, *ranges):
-    """Drop all layers of `model` but these, counted as in gpt_costs; names stay. In place."""
+    """Drop all layers of `model` except these, counted as in gpt_costs; names stay. In place."""
     part = GPTStage(model, {layer for layers in ranges for layer in layers})
     model.token, model.blocks = part.token, part.blocks
     model.norm, model.head = part.norm, part.head
@@ -69,14 +69,14 @@ def keep_layers(model, *ranges):
 
 
 def materialize(model, device, draw=normal_by_name):
-    """Move a part of a GPT that was made on "meta" to `device`, with fresh weights. In place.
+    """Move a part of a GPT that was made on "meta" to `device`, with new weights. In place.
 
     draw: see GPT.reset_parameters.
     """
     attributes = {name: dict(vars(p)) for name, p in model.named_parameters()}
     model.to_empty(device=device)
     if None not in (model.token, model.head):
-        model.head.weight = model.token.weight  # to_empty has made two of the one
+        model.head.weight = model.token.weight  # to_empty has made two copies of it
     for name, parameter in model.named_parameters():
         vars(parameter).update(attributes[name])  # what part it is, if it is one (labs 08 and 11)
     with torch.device(device):

@@ -1,4 +1,4 @@
-"""PipelineParallel: a pipeline as the training loop sees it."""
+"""PipelineParallel: a pipeline behind the training loop's interface."""
 
 import functools
 
@@ -19,10 +19,10 @@ from ranklab.trainer.parallel import GroupParallel, groups_here
 class PipelineParallel(GroupParallel):
     """Train a GPT with some of its layers on each rank; all ranks take the same batch, in pieces.
 
-    schedule: (ranks, micro_batches) -> a schedule; a learner's own function fits.
+    schedule: (ranks, micro_batches) -> a schedule; it may be a learner's own function.
     split: (costs of layers, stages) -> the layers of each stage.
-    executor: the class that runs a schedule; a learner's own class fits.
-    sync: the function that adds up the gradients of a matrix that is on two ranks.
+    executor: the class that runs a schedule; it may be a learner's own.
+    sync: the function that adds up the gradients of a matrix on two ranks.
     Lab: 09
     """
 
@@ -31,10 +31,10 @@ class PipelineParallel(GroupParallel):
         super().__init__(group)
         self.schedule, self.split, self.executor, self.sync = schedule, split, executor, sync
         self.queue = WeightQueue()
-        self.token_ranks = 1  # more: between layers each of so many has its tokens (lab 08)
+        self.token_ranks = 1  # above 1: ranks that share a row's tokens between layers (lab 08)
 
     def apply(self, model):
-        """Drop the other ranks' layers from the model; it then runs the stage `self.current`."""
+        """Drop the other ranks' layers from the model, which then runs the stage `self.current`."""
         self.keep_stages(model)
         if next(model.parameters()).is_meta:
             materialize(model, device())
@@ -42,7 +42,7 @@ class PipelineParallel(GroupParallel):
 
     def keep_stages(self, model):
         """Keep only this rank's layers of `model`, in place."""
-        # where the stages are does not depend on how many micro-batches there are
+        # the place of a stage does not depend on the number of micro-batches
         plan = self.schedule(self.ranks, 2 * self.ranks)
         self.place = places(plan)
         layers = self.split(gpt_costs(model.config), len(self.place))
@@ -67,7 +67,8 @@ class PipelineParallel(GroupParallel):
         return self.stages[self.current](*args, **kwargs)
 
     def tie(self, model):
-        """Find the copies of a matrix that is the first stage's embedding and the last one's head.
+        """Find the copies of a matrix that is the first stage's embedding and the last stage's
+        head.
 
         Each of the two ranks adds the other's gradient, so both copies stay equal.
         """
@@ -95,7 +96,7 @@ class PipelineParallel(GroupParallel):
         return self.run(loss_sum, inputs, targets, micro_batch)
 
     def run(self, loss_sum, inputs, targets, micro_batch, weight=1.0, scale=1.0):
-        """Run the schedule, or without gradients its forwards, for the pieces of this batch."""
+        """Run the schedule for the pieces of this batch; under no_grad, only its forwards."""
         pieces = list(zip(inputs.split(micro_batch), targets.split(micro_batch)))
         schedule = self.schedule(self.ranks, len(pieces))
         if not torch.is_grad_enabled():
@@ -115,7 +116,7 @@ class PipelineParallel(GroupParallel):
                            device=tokens.device)  # fmt: skip
 
     def grad_norm(self, parameters):
-        """Return the norm, in which each number counts once: half on each rank, if two hold it."""
+        """Return the norm; each number counts once: half on each rank, if two ranks hold it."""
         copies = {id(p) for p in self.copies}
         return mesh_grad_norm([(p.grad, 2 if id(p) in copies else 1) for p in parameters
                                if p.grad is not None], self.group)

@@ -1,8 +1,8 @@
 """Two schedules in the shape of a V: rank r has stages r and 2 * ranks - 1 - r, so that a
 micro-batch goes down all ranks and up again, and its loss is computed on rank 0.
 
-Both are lists of steps, (how often, pattern). In a pattern "Fd" is the next forward of the stage on
-the way down, "Iu" the next I of the stage on the way up, "Wu" its next W, and "W" the W that has
+Both are lists of steps, (repetitions, pattern). In a pattern "Fd" is the next forward of the stage
+on the way down, "Iu" the next I of the stage on the way up, "Wu" its next W, and "W" the W that has
 waited longest on either stage.
 """
 
@@ -14,8 +14,8 @@ from ranklab.pipeline_parallel.actions import Action, check_counts
 def zb_v_schedule(ranks, micro_batches):
     """Make a schedule without a bubble, with the activation memory of 1F1B, equal on all ranks.
 
-    It has no bubble where F, I and W take equal time and micro_batches is at least 2 * ranks - 1.
-    The time is counted without a flush: see bubble_fraction.
+    It has no bubble if F, I and W take equal time and micro_batches is at least 2 * ranks - 1.
+    This counts the time without a flush: see bubble_fraction.
     Paper: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 6
     """
     check_counts(ranks=ranks, micro_batches=micro_batches)
@@ -34,9 +34,9 @@ def zb_v_schedule(ranks, micro_batches):
 def dualpipe_v(ranks, micro_batches):
     """Make DualPipeV's schedule: most forwards come right before another micro-batch's backward.
 
-    On GPUs the two run as one, so that the messages of each hide behind the work of the other. This
-    is how DeepSeek-V3 hides its experts' all-to-all. Here they run one after the other.
-    Raises: ValueError with fewer than 2 * ranks micro-batches: they would not fill the V.
+    On GPUs the two run together, so that the messages of each hide behind the work of the other.
+    This is how DeepSeek-V3 hides its experts' all-to-all. Here they run one after the other.
+    Raises: ValueError for fewer than 2 * ranks micro-batches: they would not fill the V.
     Paper: DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437), section 3.2.1; cut in half as V
     """
     check_counts(ranks=ranks, micro_batches=micro_batches)
@@ -48,7 +48,7 @@ def dualpipe_v(ranks, micro_batches):
         rest, half = ranks - rank - 1, (rank + 1) // 2
         steps = [(2 * rest, "Fd"), (rank + 1, "Fd Fu"), (rest, "Iu W Fu"),
                  (micro_batches - ranks - rest, "Fd Bu Fu Bd"), (rest, "Bu Fu Bd"),
-                 # From here on the halves are apart, because other ranks wait for I.
+                 # From here on the halves are separate, because other ranks wait for I.
                  (half, "Bu Bd"), (1 - rank % 2, "Bu Id"), (half, "Iu Id"),
                  (rest, "W Id"), (rank + 1, "W")]
         schedule.append(tuple(_numbered(steps, rank, 2 * ranks - 1 - rank)))
@@ -61,7 +61,7 @@ def _numbered(steps, down_stage, up_stage):
     counts, halves, actions = Counter(), [], []
     for word in words:
         kind, stage = word[0], {"d": down_stage, "u": up_stage}.get(word[1:])
-        if kind == "W":  # of the oldest I that has none yet
+        if kind == "W":  # for the oldest I that has no W yet
             half = next(action for action in halves if stage in (None, action.stage))
             halves.remove(half)
             actions.append(half._replace(kind="W"))

@@ -1,4 +1,4 @@
-"""Whether a schedule can train a model: what is wrong with it, in sentences."""
+"""Check whether a schedule can train a model, and describe its faults in sentences."""
 
 from collections import Counter
 
@@ -9,10 +9,10 @@ from ranklab.pipeline_parallel.actions import KINDS, Action, places, walk
 def problems(schedule, ranks, micro_batches):
     """List what is wrong with `schedule`, a sentence for each fault; an empty list if it is right.
 
-    A right schedule has equally many stages on each rank. Each stage does F, and then either B or I
+    A right schedule has equally many stages on each rank. Each stage runs F, and then either B or I
     and W, exactly once for each micro-batch, and the ranks never wait for each other in a circle.
-    A stage may do its backwards in any order: messages carry their own order (see with_messages),
-    and gradients are added up, so only the rounding of the sum depends on it.
+    A stage may run its backwards in any order: messages carry their own order (see with_messages),
+    and gradients are added up, so the order changes only the rounding of the sum.
     Lab: 09
     """
     if len(schedule) != ranks:

@@ -1,7 +1,7 @@
 """Every figure of the course, and the only folder that imports matplotlib.
 
-One file per lab; style.py, gantt.py and boxes.py for what they share. Each function takes plain
-data and returns a figure; nothing is drawn at import.
+There is one file per lab, and style.py, gantt.py and boxes.py for shared code. Each function takes
+plain data and returns a figure; nothing is drawn at import.
 """
 
 HEAVY = True  # matplotlib would make each fork of the engine slower

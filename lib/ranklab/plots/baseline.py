@@ -1,4 +1,4 @@
-"""Lab 01's figures: where memory goes, what the roofline allows, what training reached."""
+"""The figures of lab 01: memory, the roofline, and training curves."""
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from ranklab.plots.style import (FAINT, INK, TONES, bars, bytes_axis, clean, fig
 
 @styled
 def hierarchy(device):
-    """Draw the memory levels of `device`: the higher, the smaller and the faster."""
+    """Draw the memory levels of `device`: the higher, the smaller and faster."""
     levels = device.levels()
     fig, ax = figure(6.6, 0.5 * len(levels) + 0.8)
     rates = [level.bandwidth for level in levels]
     for row, level in enumerate(levels):
-        # widths grow with the logarithm of the size, so that a pyramid comes out
+        # widths grow with the logarithm of the size, which gives a pyramid
         width = 4.4 + 3.6 * row / max(1, len(levels) - 1)
         ax.barh(row, width, left=-width / 2, height=0.78, color=TONES[0], edgecolor="white",
                 alpha=1 - 0.11 * row)  # fmt: skip
@@ -58,7 +58,7 @@ def activations(keeps, parts, model="one block"):
     """Draw the activations that a model keeps for backward, stacked by part.
 
     keeps: {bar: [bytes of each part]}
-    model: the words for the model and its batch
+    model: a description of the model and its batch
     """
     fig, ax = figure(7, 3.4)
     bottom = np.zeros(len(keeps))
@@ -112,7 +112,7 @@ def roofline(operations, device, title=None):
     ax.text(device.balance, 2 * low * bandwidth, f"balance: {device.balance:.0f} FLOP/byte ",
             ha="right", fontsize=9)  # fmt: skip
     waiting = sum(each.intensity < device.balance for each in operations)
-    legend, groups = [], []  # operations that are too close to be told apart share a label
+    legend, groups = [], []  # operations too close to be distinguished share a label
     for number, operation in enumerate(sorted(operations, key=lambda o: o.intensity), 1):
         if not groups or operation.intensity > 1.2 * groups[-1][0]:
             groups.append((operation.intensity, []))
@@ -138,7 +138,7 @@ def roofline(operations, device, title=None):
 
 @styled
 def loss_curve(history, bigram, title="A GPT learns more than pairs of letters"):
-    """Draw training and held-out loss over the steps, and the loss of the bigram model to beat."""
+    """Draw training and held-out loss over the steps, and the bigram model's loss as a baseline."""
     fig, ax = figure(7, 3.2)
     line(ax, history.steps, history.loss, 0, "training batch", marker="", linewidth=1.3)
     held_out = sorted(history.held_out.items())
@@ -175,7 +175,7 @@ def scale_history(scales, skipped, large=()):
 
 @styled
 def arena(states, title="The same free bytes, in one piece and in pieces"):
-    """Draw a memory map in each row, taken pieces dark, gaps empty; `states` is {label: Arena}."""
+    """Draw a memory map in each row, allocations dark, gaps empty; `states` is {label: Arena}."""
     fig, ax = figure(7, 0.62 * len(states) + 1.1)
     for row, (label, arena) in enumerate(states.items()):
         ax.barh(row, arena.size, height=0.6, color="white", edgecolor=INK)

@@ -1,4 +1,4 @@
-"""The figures of lab 16: what each disease shows, who waits for whom, losses after a restart."""
+"""The figures of lab 16: the signs of each disease, who waits for whom, losses after a restart."""
 
 from ranklab.clinic.detectors import first_difference
 from ranklab.clinic.symptoms import COLUMNS, PROCESS, SYMPTOMS
@@ -6,15 +6,15 @@ from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, styled
 
 PALE = "#e8edf2"
-STANDING = "#f2c9a4"  # light in grey, too: what a rank waits in
+STANDING = "#f2c9a4"  # light in grey as well: the call in which a rank waits
 
 
 @styled
 def symptoms(title=None):
     """Draw a row for each of the diseases, in their groups, with a dark square for each sign.
 
-    A sign is what a disease shows of itself on four ranks, compared with the fixed program. An
-    orange diamond is the only sign of a disease that differs from one process.
+    A sign is a visible difference from the fixed program, on four ranks. An orange diamond marks a
+    disease whose only sign is a difference from one process.
     """
     groups = [*SYMPTOMS.items()]
     fig, axes = figure(8.6, 4.6, cols=2)
@@ -51,8 +51,8 @@ def symptoms(title=None):
 def waits(calls, title="A circle of waits"):
     """Draw four ranks in a square, an arrow from each to the one it waits for, and their calls.
 
-    Two ranks stand in each row and column; the calls are on the right, the last one in colour.
-    calls: of each rank, until all hang: [(ranks of the group, what), ...]
+    Two ranks are in each row and column; the calls are on the right, the last one in colour.
+    calls: for each rank, until all hang: [(ranks of the group, name), ...]
     """
     fig, (square, rows) = figure(8.4, 3.5, cols=2, width_ratios=(1, 1.15))
     clean(square)
@@ -82,7 +82,7 @@ def waits(calls, title="A circle of waits"):
 
 
 def _wait(ax, start, end, name, what):
-    """An arrow between two places, with its words outside of the square."""
+    """Draw an arrow between two places, with its words outside the square."""
     (x, y), (to_x, to_y) = start, end
     arrow(ax, (x + 0.16 * (to_x - x), y + 0.2 * (to_y - y)),
           (x + 0.84 * (to_x - x), y + 0.8 * (to_y - y)), lw=2)
@@ -107,7 +107,7 @@ def orders(calls, title="The k-th call of each rank"):
     """Draw the calls of each rank in one group, in colour from the first one that differs.
 
     There is a row for each rank, and a column for each call.
-    calls: of each rank: [what, ...]
+    calls: for each rank: [name, ...]
     """
     first = first_difference(dict(enumerate(calls)))
     longest = max(map(len, calls))
@@ -127,7 +127,7 @@ def orders(calls, title="The k-th call of each rank"):
 
 @styled
 def restarts(runs, stop, first=4, title="After a restart"):
-    """Draw a panel for each disease: the loss of each step without a stop, and as it was found.
+    """Draw a panel for each disease: the loss of each step without a stop, and as found.
 
     A dotted line marks the stop.
     runs: {disease: (losses of a run without a stop, losses as found)}

@@ -1,4 +1,4 @@
-"""The figures of lab 15 about monitoring: a run and its alarm, step times and the rule's limit."""
+"""The figures of lab 15 on monitoring: a run and its alarm, step times and the rule's limit."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ ROWS = {SECONDS: "step, s", DATA: "wait for data, s", TEMP: "GPU, C", CLOCK: "SM
 def recorded(recording, alarm=None, title=""):
     """Draw the metrics of an emulated run over time, sick ranks in colour and the others in grey.
 
-    Vertical lines mark where the sickness begins, and where the alarm comes.
+    Vertical lines mark the start of the sickness and the alarm.
     alarm: (scrape, rank) of alarm.play, or (None, None)
     """
     fig, axes = figure(8.6, 6.4, rows=len(ROWS) // 2, cols=2, sharex=True)
@@ -46,7 +46,7 @@ def step_times(series, factor, fired=()):
     """Draw each rank's seconds until the collective over time, the rule's limit, and its alert.
 
     series: {labels: [(seconds, value)]} of one run's train_step_seconds
-    fired: what alerts.alerts returns; a line marks the first alert
+    fired: the result of alerts.alerts; a line marks the first alert
     """
     fig, ax = figure(8, 3.2)
     named = {dict(labels)["rank"]: points for labels, points in series.items()}

@@ -1,13 +1,13 @@
-"""The figures of lab 15 about networks: their speed, and the rings of a log over its nodes."""
+"""The figures of lab 15 on networks: their speed, and the rings of an NCCL log over its nodes."""
 
 from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 
-MOST = 4  # rings that are drawn
+MOST = 4  # rings to draw, at most
 
 
 @styled
 def rings(log, title=None):
-    """Draw the order in which the ring of each channel visits the ranks, and the nodes they are in.
+    """Draw the order in which the ring of each channel visits the ranks, and the ranks' nodes.
 
     log: an NcclLog
     """
@@ -46,7 +46,7 @@ def rings(log, title=None):
 
 @styled
 def networks(speeds, nbytes, title=None):
-    """Draw a bar for each network: its GB/s, and the seconds that `nbytes` take.
+    """Draw a bar for each network: its GB/s, and the seconds for `nbytes`.
 
     speeds: {name: bytes/s}
     """

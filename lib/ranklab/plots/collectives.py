@@ -1,4 +1,4 @@
-"""The figures of lab 02: which data moves where, and how long it takes."""
+"""The figures of lab 02: which data moves where, and how long that takes."""
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
@@ -13,8 +13,8 @@ from ranklab.plots.style import (
 
 SHADES = LinearSegmentedColormap.from_list("ranklab", ["#ffffff", "#8fa9c4", "#12355b"])
 
-# Before and after, for three ranks: a row each, three slots. A letter is a piece, "+" the sum of
-# its column over the ranks. Two look alike on purpose: reduce-scatter ends where all-gather begins.
+# Before and after, for three ranks: one row each, of three slots. A letter is a piece, "+" the sum
+# of its column over the ranks. Two match on purpose: reduce-scatter ends where all-gather begins.
 DIAGONAL = ["A..", ".B.", "..C"]
 OWN = ["ABC", "DEF", "GHI"]
 VERBS = {
@@ -61,10 +61,10 @@ def _slot(ax, x, y, text):
 def steps(messages, ranks, nodes=1, title=None, cols=None):
     """Draw what every rank holds after each step, replayed from its messages.
 
-    `messages`: see collectives.watch. There is one panel per step (`cols` in a row), and in it a
-    row per rank and a column per chunk. The number and the shade of a cell say how many ranks are
-    summed in it. A frame marks what has just arrived, dashed where it came from another node. In
-    the first panel a circle marks what each rank sends first.
+    `messages`: see collectives.watch. There is one panel per step (`cols` in a row), with a row per
+    rank and a column per chunk. The number and the shade of a cell show how many ranks are summed
+    in it. A frame marks new data, dashed if it came from another node. In the first panel a circle
+    marks what each rank sends first.
     """
     flat = [m for of_rank in messages for m in of_rank]
     n_steps = 1 + max((m.step for m in flat), default=-1)
@@ -99,7 +99,7 @@ def steps(messages, ranks, nodes=1, title=None, cols=None):
 
 
 def _deliver(held, messages):
-    """What is held after `messages` arrived: sums of other ranks are added, finished ones kept."""
+    """Return the data held after `messages`: partial sums are added, finished sums kept."""
     after = [list(row) for row in held]
     for m in messages:
         mine = held[m.to][m.chunk]
@@ -130,9 +130,9 @@ def _frame(ax, chunk, rank, dashes):
 
 @styled
 def traffic_matrix(bytes_to, title="bytes sent"):
-    """Draw the bytes that each rank sent to each other one: row = sender, column = receiver.
+    """Draw the bytes that each rank sent to each other rank: row = sender, column = receiver.
 
-    `bytes_to` has one mapping per rank: peer -> bytes, as meter's Traffic.bytes_to gives it.
+    `bytes_to` has one mapping per rank: peer -> bytes, as in meter's Traffic.bytes_to.
     """
     return traffic_matrices({title: bytes_to})
 
@@ -141,8 +141,8 @@ def traffic_matrix(bytes_to, title="bytes sent"):
 def tree(bytes_to, root=0):
     """Draw who sends to whom in a broadcast, with a row for each round.
 
-    A rank's circle stands in the round in which it gets the data. A rank is taken to send its
-    messages one in a round, from the next round on, in the order of its mapping.
+    A rank's circle is in the round in which it gets the data. Each rank is assumed to send one
+    message a round, from the next round on, in the order of its mapping.
     `bytes_to`: as for traffic_matrix
     """
     rounds, edges, order = {root: 0}, [], []
@@ -169,7 +169,7 @@ def tree(bytes_to, root=0):
 
 
 def _branch(bytes_to, rank, rounds, edges, order):
-    """Fill in the round of all ranks below `rank`, the edges, and an order that crosses none."""
+    """Fill in the round of all ranks below `rank`, the edges, and an order without crossings."""
     order.append(rank)
     reached = [to for to in bytes_to[rank] if to not in rounds]
     for number, to in enumerate(reached, rounds[rank] + 1):
@@ -213,7 +213,7 @@ def _matrix(ax, bytes_to, most):
 def busiest_rank(sent):
     """Draw the bytes that each rank sends, as bars.
 
-    `sent` is {algorithm: [bytes of rank 0, 1, ...]}.
+    `sent` is {algorithm: [bytes of rank 0, of rank 1, ...]}.
     """
     fig, ax = figure(7, 2.8)
     width = 0.8 / len(sent)
@@ -233,7 +233,7 @@ def busiest_rank(sent):
 
 @styled
 def time_against_size(measured, fits=None, crossover=None, title=None):
-    """Draw time against message size: points as measured, lines as fitted, the crossover named.
+    """Draw time against message size: measured points, fitted lines, and the crossover.
 
     `measured` is {name: (sizes, seconds)}; `fits` is {name: (sizes, seconds)} of the model.
     """
@@ -246,7 +246,7 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
             line(ax, sizes, seconds, index, name, **({"marker": ""} if len(sizes) > 12 else {}))
     if crossover and np.isfinite(crossover):
         ax.axvline(crossover, color=INK, lw=1, ls=":")
-        # Curves rise to the right, so the upper left is free; unless the line stands at its edge.
+        # Curves rise to the right, so the upper left is free, unless the line is at its edge.
         side = "left" if crossover < 10 * sizes[0] else "right"
         ax.text(crossover, 0.97, f"  crossover {human_bytes(crossover)}  ", ha=side, va="top",
                 transform=ax.get_xaxis_transform(), fontsize=9)
@@ -261,10 +261,10 @@ def time_against_size(measured, fits=None, crossover=None, title=None):
 
 @styled
 def slow_link(ratios, seconds, measured=None, setting=None):
-    """Draw the time of each algorithm against how much slower the link between the nodes is.
+    """Draw the time of each algorithm against the slowdown of the link between the nodes.
 
     `seconds` is {name: [seconds at each ratio]} from the model, `measured` the same from
-    emulated links (drawn as points). `setting` says what is sent, and over which links.
+    emulated links (drawn as points). `setting` describes the message and the links.
     """
     fig, ax = figure(7, 3.4)
     for index, (name, values) in enumerate(seconds.items()):
@@ -287,9 +287,9 @@ def slow_link(ratios, seconds, measured=None, setting=None):
 
 
 def _crossing(ratios, seconds):
-    """The title of slow_link, by the model of two algorithms."""
+    """Return the title of slow_link, by the model of two algorithms."""
     (first, slow), (second, fast) = seconds.items()
-    ahead = np.subtract(slow, fast)  # what the second one saves
+    ahead = np.subtract(slow, fast)  # the seconds that the second one saves
     where = np.flatnonzero(ahead > 1e-9 * np.array(slow))
     if not len(where) or not where[0]:
         return f"By the model, {second if len(where) else first} is never slower"

@@ -15,7 +15,7 @@ def masks(plans):
     """Draw the rank that computes each score, for each way to share the tokens, and its work.
 
     Queries run down, keys across; the right panel has the number of scores of each rank.
-    plans: {title: positions (R, T/R)} of few tokens, each of which stands for a part
+    plans: {title: positions (R, T/R)} of a few tokens, each of which represents a part
     """
     fig, axes = figure(8.2, 2.2 + 1.5 * len(plans), rows=len(plans), cols=2, squeeze=False,
                        width_ratios=(1, 1.2))
@@ -55,7 +55,7 @@ def _cell(x, y, tone):
 
 @styled
 def by_length(lengths, nbytes, budget=None, title=None):
-    """Draw the bytes that attention keeps for backward on each rank, by length of the sequence.
+    """Draw the bytes that attention keeps for backward on each rank, by sequence length.
 
     `nbytes` is {name: [bytes]}, `budget` the bytes of a GPU.
     """
@@ -82,7 +82,7 @@ def by_length(lengths, nbytes, budget=None, title=None):
 def by_ranks(ranks, seconds, title=None):
     """Draw the time of one layer's attention by number of ranks.
 
-    seconds: {name: [seconds]}; the last one is the computing alone
+    seconds: {name: [seconds]}; the last one is only the computation
     """
     fig, ax = figure(7.4, 3.3)
     if title is None:
@@ -106,8 +106,8 @@ def by_ranks(ranks, seconds, title=None):
 def by_position(losses):
     """Draw how much lower the first model's loss is at each position in the document.
 
-    The first part of a sequence shows what is not due to the context; with one model its loss is
-    drawn.
+    The first part of a sequence shows the difference that is not due to the context. With only one
+    model its loss is drawn.
     losses: {name: [(position, nats per token)]} of one or two models, at the same positions
     """
     fig, ax = figure(7.4, 3.0)

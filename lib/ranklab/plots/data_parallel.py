@@ -1,4 +1,4 @@
-"""The figures of lab 03: what data parallelism is, what travels when, what each piece does."""
+"""The figures of lab 03: what data parallelism is, what is sent when, what each piece does."""
 
 import statistics
 
@@ -50,7 +50,7 @@ def replicas(ranks=4, images=8, title="Between replicas only gradients travel"):
 
 @styled
 def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
-    """Draw a step on every rank: computing above, all-reduces below, numbered as they begin.
+    """Draw a step on every rank: computation above, all-reduces below, numbered as they begin.
 
     `events_per_rank` has meter's events of each rank. Dark orange is exposed: this rank
     communicates, and computes nothing.
@@ -83,7 +83,7 @@ def bucket_plans(plans, ready, setting=None):
     """Draw the all-reduces of each plan below the backward pass.
 
     `plans` is {name: [(start, end)]} in seconds. Backward ends at ready[-1]. Dark orange is
-    exposed: backward is over. A number counts the buckets. `setting`: of which model and link.
+    exposed: backward has ended. A number counts the buckets. `setting`: the model and link.
     """
     fig, ax = figure(8.2, 0.5 * len(plans) + 1.5)
     over = 1e3 * ready[-1]
@@ -106,7 +106,7 @@ def bucket_plans(plans, ready, setting=None):
 
 
 def _phases(ax, events, start, y):
-    """Words over the computing of one rank: where forward, backward and the optimizer begin."""
+    """Label the starts of forward, backward and the optimizer above one rank's computation."""
     computing = sorted((e.start, e.end, e.name) for e in events if e.kind == "compute")
     backward = [begin for begin, _, name in computing if "backward" in name.lower()]
     arrived = max((e.end for e in events if e.kind == "communication"), default=None)
@@ -123,7 +123,7 @@ def _phases(ax, events, start, y):
 
 
 def _all_reduces(ax, events, busy, start, span, y):
-    """The messages of one rank, in as many thin rows as run at once; returns exposed ms."""
+    """Draw the messages of one rank, in as many thin rows as run at once; return the exposed ms."""
     messages = sorted((e for e in events if e.kind == "communication"), key=lambda e: e.start)
     lanes = list(dict.fromkeys(e.lane for e in messages))
     height = 0.8 / max(1, len(lanes))
@@ -141,7 +141,7 @@ def _all_reduces(ax, events, busy, start, span, y):
 
 
 def _without(a, b, busy):
-    """The parts of [a, b] that lie in none of `busy`."""
+    """Return the parts of [a, b] outside all of `busy`."""
     for begin, end in busy:
         if begin >= b:
             break
@@ -183,7 +183,7 @@ def speed_up(seconds):
 
 @styled
 def held_out_errors(found, title="Held-out errors, one point a seed"):
-    """Draw the errors of rank 0's replica, and of the worst replica where that is another one.
+    """Draw the errors of rank 0's replica, and of the worst replica if that is a different one.
 
     found: {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
     """
@@ -213,7 +213,7 @@ def held_out_errors(found, title="Held-out errors, one point a seed"):
 
 
 def _range(ax, values, y, index):
-    """Points at height y, their range as a line, their mean as a stroke."""
+    """Draw points at height y, their range as a line, and their mean as a tick."""
     line(ax, [min(values), max(values)], [y, y], index, None, marker="", linewidth=1.5)
     line(ax, values, np.full(len(values), y), index, None, linestyle="", alpha=0.75)
     mean = statistics.mean(values)

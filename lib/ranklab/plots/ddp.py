@@ -1,4 +1,4 @@
-"""The figures of lab 04: one step of a production run, how it scales, why it is slow."""
+"""The figures of lab 04: one step of a production run, its scaling, and why it is slow."""
 
 from matplotlib.ticker import NullFormatter
 
@@ -7,8 +7,8 @@ from ranklab.plots.gantt import Span, boxed, gantt, kinds_below, merged
 from ranklab.plots.style import FAINT, INK, TONES, bytes_axis, clean, figure, line, styled
 
 # The opening picture, in parts of a step: (start, length) of forward and of the backward of each
-# bucket, then of each bucket's all-reduce: it begins when its gradients are there, and no earlier
-# than the one before it has ended.
+# bucket, then of each bucket's all-reduce: it begins when its gradients are ready and the previous
+# all-reduce has ended.
 FORWARD, BACKWARD = (0.0, 2.0), ((2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0))
 ALL_REDUCE = ((3.0, 1.2), (4.2, 1.2), (5.4, 1.2), (6.6, 1.2))
 OPTIMIZER = (7.8, 0.6)
@@ -16,7 +16,7 @@ OPTIMIZER = (7.8, 0.6)
 
 def _block(ax, row, start, length, text, kind):
     middle, is_compute = start + length / 2, kind == "compute"
-    # number 0 has the tone of computing, and white edges between blocks
+    # number 0 has the tone of computation, and white edges between blocks
     gantt(ax, [Span(row, start, start + length, 0 if is_compute else kind, 0.62)], lw=1)
     if is_compute:
         ax.text(middle, row, text, ha="center", va="center", fontsize=9, color="white")
@@ -62,7 +62,7 @@ def production_step(ranks=2):
 def scaling(rows, setting=None):
     """Draw images per second against ranks, with the ideal.
 
-    `rows`: see projects.ddp.strong_and_weak; `setting`: of which model
+    `rows`: see projects.ddp.strong_and_weak; `setting`: the model
     """
     fig, ax = figure(7, 3.6)
     ranks = sorted({row.ranks for row in rows})
@@ -139,9 +139,9 @@ def _lanes(ax, of_ranks):
 def loss_against_bytes(rows, setting=None, tolerance=0.03):
     """Draw held-out loss against the bytes that a rank sends in a step.
 
-    `rows` are Quality of ddp.quality. A name with "..., no feedback" is drawn hollow, with a line
-    to the same hook with feedback, whose name labels both. The title names the least that is sent
-    at a loss of at most `tolerance` above the first row. `setting`: of which model, on which ranks.
+    `rows` are Quality tuples of ddp.quality. A name with "..., no feedback" is drawn hollow, with a
+    line to the same hook with feedback, whose name labels both. The title names the fewest bytes
+    at a loss of at most `tolerance` above the first row. `setting`: the model and the ranks.
     """
     fig, ax = figure(7.4, 3.6)
     points = {row.name: (row.sent, row.loss) for row in rows}

@@ -44,7 +44,7 @@ def layer(chosen, ranks, n_experts, title=None):
 
 @styled
 def loads(runs, title=None):
-    """Draw the load of the fullest expert of all layers over training, relative to the mean.
+    """Draw the load of the fullest expert in all layers over training, relative to the mean.
 
     runs: {name: [(step, loads of each layer)]}; a load of 1 is the mean
     """
@@ -67,7 +67,7 @@ def loads(runs, title=None):
 
 @styled
 def matrix(nbytes, title=None):
-    """Draw the bytes that each rank sends to each other one.
+    """Draw the bytes that each rank sends to each other rank.
 
     nbytes: (R, R)
     """
@@ -93,9 +93,9 @@ def matrix(nbytes, title=None):
 
 @styled
 def hot(shares, times, title=None):
-    """Draw the time of a layer, relative to an even one, by the part of all rows on one rank.
+    """Draw the time of a layer, relative to even loads, by the share of all rows on one rank.
 
-    times: {name: [times the even one]}
+    times: {name: [ratio to the time with even loads]}
     """
     fig, ax = figure(7.4, 3.0)
     for index, (name, values) in enumerate(times.items()):

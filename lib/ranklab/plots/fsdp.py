@@ -17,8 +17,8 @@ EMPTY = {"facecolor": "white", "edgecolor": INK, "hatch": "xxx", "lw": 0.5}
 def over_a_step(blocks=4, ranks=4, rank=1, title=None):
     """Draw the rows that one rank holds over a step of ZeRO stage 3.
 
-    The step is zero's one_step. The rank holds its own rows all the time, and the other rows only
-    while their block is whole. The root stays whole from forward to backward.
+    The step is zero's one_step. The rank holds its own rows all the time, and the other ranks' rows
+    only while their block is whole. The root stays whole from forward to backward.
     """
     works = one_step(3, blocks)
     end = max(work.end for work in works)
@@ -47,7 +47,7 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
 
 @styled
 def rows(shares):
-    """Draw a lane for each parameter and a cell for each row; crossed cells are zeros that travel.
+    """Draw a lane for each parameter and a cell for each row; crossed cells are zeros in messages.
 
     shares: {name: [rows of rank 0, rows of rank 1, ...]}
     """

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 
 from ranklab.plots.style import INK, TONES, look
 
-# How each kind of event looks. A wait is empty, because nothing happens.
+# The look of each kind of event. A wait is empty, because nothing happens.
 LOOKS = {
     "compute": {"facecolor": TONES[0], "edgecolor": TONES[0]},
     "communication": look(1),
@@ -19,7 +19,8 @@ LOOKS = {
 
 
 class Span(NamedTuple):
-    """One bar: `row` is its middle, `kind` one of `looks` or the number of a tone and hatching."""
+    """One bar: `row` is its middle, `kind` a key of `looks` or the number of a tone and hatching.
+    """
 
     row: float
     start: float
@@ -31,7 +32,7 @@ class Span(NamedTuple):
 def gantt(ax, spans, names=None, looks=LOOKS, **changes):
     """Draw the spans, later ones on top; `names` is {row: its label}.
 
-    looks: {kind: how it looks}
+    looks: {kind: its options for drawing}
     changes: options for all looks: lw=0.3, label="copy in"
     """
     for kind, same in groupby(spans, lambda span: span.kind):
@@ -52,7 +53,7 @@ def boxed(ax, x, y, text, pad=0.8, **words):
 
 
 def kinds_below(fig, names):
-    """Draw a legend below the figure; `names` is {kind of LOOKS: what it means}."""
+    """Draw a legend below the figure; `names` is {kind of LOOKS: its meaning}."""
     handles = [Patch(**LOOKS[kind], label=name) for kind, name in names.items()]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 

@@ -15,13 +15,13 @@ from ranklab.plots.style import (
 )
 
 PALE = "#dbe4ec"
-# When each gradient is ready on each rank, in the opening picture; and what follows from it.
+# The time at which each gradient is ready on each rank, in the opening picture; and what follows.
 READY = {"rank 0": {"d": 0, "c": 1, "b": 2, "a": 3.1},
          "rank 1": {"c": 0, "d": 1.4, "a": 2.7, "b": 5},
          "rank 2": {"d": 0.6, "b": 1.7, "c": 3.2, "a": 5.2}}  # fmt: skip
 ROUNDS = {4.1: "cd", 6.0: "ba"}  # tensors that all ranks have by then, and did not have before
 
-# Of a timeline: which phases are drawn, by their endings, and how they look.
+# The phases of a timeline to draw, by the ends of their names, and their look.
 PHASES = {"NEGOTIATE_ALLREDUCE": ("negotiation", {"facecolor": FAINT}),
           "MEMCPY_IN_FUSION_BUFFER": ("copy in", look(2)), "_ALLREDUCE": ("all-reduce", look(0)),
           "MEMCPY_OUT_FUSION_BUFFER": ("copy out", look(1))}
@@ -65,10 +65,10 @@ def _gradient(ax, x, y, name, is_first):
 
 @styled
 def timeline(phases, title=None):
-    """Draw a row for each all-reduce with its phases, and a stroke where each gradient is ready.
+    """Draw a row for each all-reduce with its phases, and a tick where each gradient is ready.
 
-    `phases` are (tensor, phase, start, end) of one step, as horovod.trace reads them. Gradients
-    whose all-reduces overlap were fused into one.
+    `phases` are (tensor, phase, start, end) of one step, from horovod.trace. Gradients whose
+    all-reduces overlap were fused into one.
     """
     began = min(phase[2] for phase in phases)
     of_tensor = {}
@@ -117,8 +117,8 @@ def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None)
     """Draw the number of all-reduces, and their time by the model, against the fusion threshold.
 
     The gradients, of `sizes` bytes, are ready at once.
-    fuse: a learner's fuse_tensors will do
-    title: what the model assumes: ranks, latency, bandwidth
+    fuse: fuse_tensors, or a learner's own
+    title: the model's assumptions: ranks, latency, bandwidth
     """
     tensors = [torch.empty(n, dtype=torch.uint8, device="meta") for n in sizes]
     seconds = [fused_time(sizes, threshold, ranks, alpha, beta) for threshold in thresholds]

@@ -15,11 +15,11 @@ FILLS = ((TONES[0], "white"), ("#e39d62", INK), ("#cfdcc0", INK), (TONES[3], "wh
 
 @styled
 def compared(rows):
-    """Draw what a rank holds and sends in each layout, and its loss where that is another one.
+    """Draw what a rank holds and sends in each layout, and the layout's loss if it is different.
 
     Each loss is compared with the first row, and the title says for how many it is the same. The
-    losses themselves are not shown, because the text differs from Python to Python.
-    rows: of projects.hybrid.compare.compare
+    losses themselves are not shown, because the text differs between Python versions.
+    rows: from projects.hybrid.compare.compare
     """
     fig, (held, sent) = figure(9.6, 0.3 * len(rows) + 1.9, cols=2, sharey=True)
     axes = [axis for axis in AXES if any(axis in row["sent"] for row in rows)]
@@ -58,7 +58,7 @@ def along_axes(traffic, mesh, per_node, setting=""):
     """Draw a bar for each axis: the bytes that a rank sends along it in a step.
 
     traffic: {axis: bytes}
-    setting: of which model
+    setting: the model
     """
     fig, ax = figure(7.6, 2.1)
     inside = mesh.axes_inside(per_node)

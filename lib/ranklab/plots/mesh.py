@@ -1,4 +1,5 @@
-"""The figure of a mesh: a panel for each axis, with lines between the ranks that talk along it."""
+"""The figure of a mesh: a panel for each axis, with lines between ranks that communicate along it.
+"""
 
 import math
 
@@ -7,20 +8,20 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from ranklab.plots.boxes import disc
 from ranklab.plots.style import DASHES, FAINT, INK, TONES, clean, figure, styled
 
-BACK = 0.8  # how far right and up the next rank behind is drawn
+BACK = 0.8  # offset, to the right and up, of the next rank behind
 
 
 @styled
 def who_talks_to_whom(mesh, per_node=None):
     """Draw the ranks in the same places for each axis; lines join the ranks of each of its groups.
 
-    With `per_node`, a box is a node, and a line that leaves its node is dashed. Where many lines
-    lead from square to square, they are faint, except for rank 0.
+    With `per_node`, a box is a node, and a line that leaves its node is dashed. If many lines lead
+    from square to square, they are faint, except for rank 0.
     """
-    flat = 2 if per_node else 3  # nodes would hide each other behind one another
+    flat = 2 if per_node else 3  # in 3D one node would hide the next
     at, width, height = _places(mesh, flat)
     nodes = _nodes(at, per_node) if per_node else []
-    pad = 2.4 if nodes else 1.2  # their names stand on the left
+    pad = 2.4 if nodes else 1.2  # their names are on the left
     rows = 1 if len(mesh.axes) * (width + pad) < 18 else len(mesh.axes)
     cols = len(mesh.axes) // rows
     scale = min(0.62, 10.5 / (cols * (width + pad)))
@@ -48,14 +49,14 @@ def who_talks_to_whom(mesh, per_node=None):
 
 
 def _said(mesh, per_node):
-    """The title: along which axes messages leave a node."""
+    """Return the title: along which axes messages leave a node."""
     inside = mesh.axes_inside(per_node)
     leave, stay = ", ".join(axis for axis in mesh.axes if axis not in inside), ", ".join(inside)
     return f"Between nodes: {leave}" + (f"; inside a node: {stay}" if stay else "")
 
 
 def _nodes(at, per_node):
-    """(left, top, right, bottom) of each node's ranks; [] where such boxes would overlap."""
+    """Return (left, top, right, bottom) of each node's ranks; [] if such boxes would overlap."""
     boxes = []
     for first in range(0, len(at), per_node):
         x, y = zip(*at[first:first + per_node])
@@ -73,9 +74,9 @@ def _title(mesh, axis, per_node):
 
 
 def _places(mesh, flat):
-    """([(x, y) of each rank], width, height): the last axis to the right, the one before it down,
-    the one before that to the back, as in a drawing of a box; further ones as boxes side by side.
-    With `flat` = 2 none lies behind another one: squares stand below each other.
+    """Return ([(x, y) of each rank], width, height): the last axis to the right, the one before it
+    down, the one before that to the back, as in a drawing of a box; further axes as boxes side by
+    side. With `flat` = 2 no square is behind another: they are below each other.
     """
     sizes = [*reversed(mesh.axes.values()), 1, 1, 1]
     deep = sizes[2] if flat == 3 else 1
@@ -93,7 +94,8 @@ def _places(mesh, flat):
 
 
 def _link(ax, a, b, crosses, is_far, is_bold):
-    """A line from place a to place b; `is_far`: an arc from box to box, faint unless `is_bold`."""
+    """Draw a line from place a to place b; `is_far`: an arc between boxes, faint unless `is_bold`.
+    """
     tone = TONES[1] if crosses else TONES[0]
     ax.add_patch(FancyArrowPatch(
         a, b, arrowstyle="-", lw=1.8 if is_bold else 1, zorder=1, shrinkA=0, shrinkB=0,

@@ -9,7 +9,7 @@ from ranklab.plots.boxes import arrow, box
 from ranklab.plots.gantt import Span, gantt
 from ranklab.plots.style import DASHES, INK, TONES, clean, figure, styled
 
-# Each kind has its tone, dark for F, then B and I, light for W, whose boxes are lower, too. A
+# Each kind has its tone, dark for F, then B and I, light for W, whose boxes are also lower. A
 # rank's later stages are paler, but any F stays darker than any B. Idle time is white.
 TONE = {"F": "#12355b", "B": "#e39d62", "I": "#e39d62", "W": "#cfdcc0"}
 PALEST = {"F": 0.35, "B": 0.55, "I": 0.55, "W": 0.55}  # of the way to white
@@ -19,7 +19,7 @@ UNIT = "time (1: a micro-batch's forward on a rank)"
 
 @styled
 def layers_on_ranks(stages, title="Activations and gradients travel, weights stay"):
-    """Draw the ranks next to each other with their layers, and what travels between neighbours.
+    """Draw the ranks next to each other with their layers, and the messages between neighbours.
 
     stages: [[names of layers] of each rank]
     """
@@ -51,9 +51,9 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
     """Draw a lane for each rank, a box for each action, and below them the activations in memory.
 
     The number in a box is its micro-batch; the curve counts activations.
-    spans: of simulate, or measured: pipeline_parallel.Span
-    title: what was run; the highest peak is added to it
-    ranks: whose memory is drawn; None: of the ranks with the highest and with the lowest peak
+    spans: from simulate, or measured: pipeline_parallel.Span
+    title: the name of the run; the highest peak is added to it
+    ranks: the ranks whose memory is drawn; None: those with the highest and with the lowest peak
     """
     spans, end, lanes = _from_zero(spans)
     fig, (top, below) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
@@ -81,11 +81,11 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
 def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
     """Draw the lanes of several runs, one below the other, each with its bubble and its peak.
 
-    All share one time axis. The peak is the most micro-batches whose activations a rank holds,
-    over all its stages together.
-    title: None: how large the first and the last bubble are
+    All share one time axis. The peak is the largest number of micro-batches whose activations a
+    rank holds, over all its stages together.
+    title: None: the first and the last bubble
     flush: as for bubble_fraction
-    numbers: whether a box has its micro-batch in it; a run has none where some box is too narrow
+    numbers: whether boxes show their micro-batch; a run has none if some box is too narrow
     """
     drawn = {name: _from_zero(spans) for name, spans in named.items()}
     end = max(end for _, end, _ in drawn.values())
@@ -108,7 +108,7 @@ def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
 
 
 def _said(bubbles):
-    """The title of several runs: how the bubble changes from the first to the last."""
+    """Return the title of several runs: how the bubble changes from the first to the last."""
     (first, before), *_, (last, after) = [*bubbles.items()] * 2 if len(bubbles) < 2 \
         else bubbles.items()
     if abs(before - after) < 0.001:
@@ -117,7 +117,7 @@ def _said(bubbles):
 
 
 def _from_zero(spans):
-    """(spans that start at 0, the last end, how many ranks)"""
+    """Return (spans that start at 0, the last end, number of ranks)."""
     start = min(span.start for span in spans)
     moved = [span._replace(start=span.start - start, end=span.end - start) for span in spans]
     return moved, max(s.end for s in moved), max(s.rank for s in moved) + 1
@@ -143,13 +143,13 @@ def _lanes(ax, spans, end, numbers=True):
 
 
 def _stages(spans):
-    """{rank: its stages in order}"""
+    """Return {rank: its stages in order}."""
     pairs = sorted({(span.rank, span.action.stage) for span in spans})
     return {rank: [stage for one, stage in pairs if one == rank] for rank, _ in pairs}
 
 
 def _paler(tone, part):
-    """`tone` on the way to white: 0 for itself, 1 for white."""
+    """Return `tone` mixed with white: for part 0 itself, for 1 white."""
     return tuple(value + part * (1 - value) for value in to_rgb(tone))
 
 

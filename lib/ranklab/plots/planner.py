@@ -1,4 +1,4 @@
-"""The figures of lab 13: predicted beside published, where steps go, what more GPUs bring; and of
+"""The figures of lab 13: predicted against published, the parts of a step, scaling; and of
 `ranklab plan`: time against memory, dollars against days.
 """
 
@@ -18,7 +18,7 @@ PARTS = {"computing": ("products", "attention", "other"), "recompute": ("recompu
 def published(runs, title=None):
     """Draw a mark for each run: published seconds of a step across, predicted ones up.
 
-    The run that is furthest off is named, for each of the three sources where it is worst.
+    In each of the three sources with the largest errors, the run with the largest error is named.
     runs: [(source, published, predicted, name)]
     """
     if title is None:
@@ -52,7 +52,7 @@ def published(runs, title=None):
 
 
 def _outliers(runs, number=3):
-    """The run of each source that takes longest beyond what was predicted; the worst sources."""
+    """Return the most underpredicted run of each source, for the `number` worst sources."""
     worst = {}
     for run in sorted(runs, key=lambda run: run[1] / run[2], reverse=True):
         worst.setdefault(run[0], run)
@@ -69,7 +69,7 @@ def steps(found, title=None):
     left, longest = [0.0] * len(found), max(step.total for step in found.values())
     for index, (name, parts) in enumerate(PARTS.items()):
         widths = [sum(getattr(step, part) for part in parts) for step in found.values()]
-        seen = max(widths) > 0.005 * longest  # else the legend names what no eye finds
+        seen = max(widths) > 0.005 * longest  # else the legend names an invisible part
         bars(ax, range(len(found)), widths, index, name if seen else "", barh=True, left=left)
         left = [a + b for a, b in zip(left, widths)]
     if title is None:
@@ -93,7 +93,7 @@ def steps(found, title=None):
 def scaling(curves, title=None):
     """Draw the efficiency over the number of GPUs; the title names the lowest one.
 
-    A curve that stays within 2% is only a line with its name: there is nothing to read off.
+    A curve that stays within 2% is only a line with its name, because it has nothing to read off.
     curves: {name: [(GPUs, tokens/s, efficiency)]}
     """
     fig, ax = figure(6.8, 3.2)
@@ -129,8 +129,8 @@ def scaling(curves, title=None):
 def frontier(found, room):
     """Draw a dot for each layout: the time of a step against memory, and the frontier of each tool.
 
-    A frontier is a line through the layouts that no other one of the tool beats in both.
-    found: of planner.search_layouts, the fastest first
+    A frontier is a line through the layouts that no other layout of the tool beats in both.
+    found: from planner.search_layouts, the fastest first
     room: bytes of a GPU
     """
     fig, ax = figure(7.6, 4.6)
@@ -171,8 +171,8 @@ def best_of_both(found):
 def offered(offers, budget=None, deadline=None):
     """Draw dollars against days, with a dot for each number of GPUs.
 
-    If no price is known, GPU hours stand in place of dollars.
-    offers: of planner.offers.offers
+    If no price is known, GPU hours replace dollars.
+    offers: from planner.offers.offers
     """
     fig, ax = figure(7.6, 3.4)
     priced = offers[0].bill.dollars is not None

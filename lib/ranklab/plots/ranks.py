@@ -1,4 +1,4 @@
-"""The figures of lab 00: where ranks run, the part of each, how a token travels, which rank
+"""The figures of lab 00: where ranks run, the part of each rank, how a token travels, which rank
 waits."""
 
 import math
@@ -15,7 +15,7 @@ from ranklab.ranks import coordinates
 
 @styled
 def world(ranks, nodes=1, title="RANK counts over all nodes, LOCAL_RANK inside each"):
-    """Draw nodes as boxes, ranks as circles, and a row for each number that torchrun gives them."""
+    """Draw nodes as boxes, ranks as circles, and a row for each number that torchrun assigns."""
     per_node = ranks // nodes
     fig, ax = figure(0.57 * (ranks + 3), 1.75)
     clean(ax)
@@ -63,7 +63,7 @@ def shards(shard_range, n, sizes=(2, 3, 4, 8), title=None):
 def time_held(seconds, title=None):
     """Draw how long each rank was inside a call.
 
-    `seconds` has one time per rank.
+    `seconds` has one duration per rank.
     """
     fig, ax = figure(7, 0.28 * len(seconds) + 1)
     bars(ax, range(len(seconds)), [s * 1e3 for s in seconds], 0, barh=True)
@@ -95,7 +95,7 @@ def who_waits(waits, ranks):
 
 
 def _last(waits, rank):
-    """The rank at the end of a chain of waits, or None where the chain is a circle."""
+    """Return the rank at the end of a chain of waits, or None if the chain is a circle."""
     passed = set()
     while rank in waits:
         if rank in passed:
@@ -107,7 +107,7 @@ def _last(waits, rank):
 
 @styled
 def times_by_size(rows, label):
-    """Draw measured time against size, both logarithmic.
+    """Draw measured time against size, both on logarithmic axes.
 
     `rows` is [(bytes, seconds)], the smallest first.
     """

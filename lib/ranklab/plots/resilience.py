@@ -1,4 +1,4 @@
-"""The figures of lab 14: what interrupts a run, how often to save, policies, and a run's lives."""
+"""The figures of lab 14: causes of interruption, how often to save, policies, and a run's lives."""
 
 import math
 
@@ -50,7 +50,7 @@ def interruptions(title=None):
 def two_costs(checkpoint, mean, title="Save at the bottom: there both costs are equal"):
     """Draw the share of the time that checkpoints and lost work cost, over the interval.
 
-    checkpoint, mean: seconds that a checkpoint takes, and between two failures
+    checkpoint, mean: seconds of a checkpoint, and mean seconds between two failures
     """
     fig, ax = figure(7.6, 3.2)
     minutes = np.geomspace(3, 120, 80)
@@ -78,9 +78,9 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
               restart=600, title=None):
     """Draw the useful share of the time over the work between two checkpoints.
 
-    Each duration of a checkpoint has a line by the formula, dots by simulation, and a star at the
-    best interval by the formula.
-    goodput, optimal_interval, simulate: as in ranklab.resilience; gaps: of simulate
+    Each duration of a checkpoint has a line from the formula, dots from the simulation, and a star
+    at the best interval by the formula.
+    goodput, optimal_interval, simulate: as in ranklab.resilience; gaps: for simulate
     mean, checkpoints, restart: seconds
     """
     fig, ax = figure(7.6, 3.6)
@@ -111,7 +111,8 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
 
 
 def number(function, *arguments):
-    """Call the reader's function and return a float; NaN if it raises, or returns no number."""
+    """Call the reader's function and return a float; NaN if it raises or does not return a number.
+    """
     try:
         return float(function(*arguments))
     except Exception:
@@ -122,8 +123,8 @@ def number(function, *arguments):
 def windows_taken(lives, stream, batch, title="A rank's own count is another place on three ranks"):
     """Draw a row for each life of a reader: its windows in the order of the stream, by rank.
 
-    lives: {reader: [for each life the steps of each rank, lists of windows]}
-    stream: all windows in order; batch: those of a step
+    lives: {reader: [for each life, the steps of each rank, as lists of windows]}
+    stream: all windows in order; batch: windows in a step
     """
     number = {window: k for k, window in enumerate(stream)}
     fig, ax = figure(8.2, 0.42 * sum(map(len, lives.values())) + 1.5)
@@ -153,7 +154,7 @@ def windows_taken(lives, stream, batch, title="A rank's own count is another pla
 
 
 def runs(numbers):
-    """Return [(first, how many)] of the runs of consecutive numbers."""
+    """Return [(first, length)] for each run of consecutive numbers."""
     firsts = sorted(n for n in numbers if n - 1 not in numbers)
     return [(n, next(i for i in range(1, len(numbers) + 1) if n + i not in numbers))
             for n in firsts]
@@ -190,7 +191,7 @@ def policies(scores, title=None):
 def lives(found, steps):
     """Draw a row for each launch: its steps (white if lost and computed again), and what ended it.
 
-    found: Survived of projects/resilience/survive.py
+    found: a Survived of projects/resilience/survive.py
     """
     fig, ax = figure(8.2, 0.42 * len(found.lives) + 1.7)
     layouts = [*dict.fromkeys(str(life.layout) for life in found.lives)]

@@ -1,4 +1,4 @@
-"""One style for every figure of the course: readable in grey, units on the axes, SVG for slides.
+"""One style for every figure of the course: readable in grey, with units on axes, SVG for slides.
 
     @styled
     def time_of_ring(sizes, seconds):
@@ -8,8 +8,8 @@
         seconds_axis(ax.yaxis)
         return fig                             # the last line of a cell shows it, once
 
-Colour never carries a meaning alone: lines differ in dashes and markers too, areas in hatching,
-and shades of one colour keep their order when printed in grey.
+Colour is never the only difference: lines also differ in dashes and markers, areas in hatching, and
+shades of one colour keep their order when printed in grey.
 """
 
 import functools
@@ -44,15 +44,15 @@ RC = {
 
 
 class CourseFigure(Figure):
-    """A figure that a notebook shows by itself; without pyplot there is no global state.
+    """A figure that a notebook displays by itself; without pyplot there is no global state.
 
-    `what` says what it shows, for people who can't see it: see styled().
+    `what` describes it for people who can't see it: see styled().
     """
 
     what = ""
 
     def _repr_png_(self):
-        """Return (the picture, its metadata): a page made of the notebook takes `alt` from it."""
+        """Return (the picture, its metadata); a page made from the notebook uses its `alt`."""
         large, small = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(RC):
             self.savefig(large, format="png")
@@ -81,9 +81,9 @@ def figure(width=7.0, height=3.2, rows=1, cols=1, **kwargs):
 
 
 def styled(draw):
-    """Wrap `draw` so that the course's style holds for all that it draws: titles, legends, texts.
+    """Wrap `draw` so that all that it draws has the course's style: titles, legends, texts.
 
-    The first words of its docstring, up to any that speak of code, say what the figure shows.
+    The start of its docstring, up to the first mention of code, describes the figure.
     """
     first = re.sub(r"`(\w+)`", r"\1", " ".join((draw.__doc__ or "").split("\n\n")[0].split()))
     clauses = itertools.takewhile(lambda clause: "{" not in clause, re.split("(?<=[;.]) ", first))
@@ -121,7 +121,7 @@ def line(ax, x, y, index, label, **kwargs):
 def bars(ax, x, height, index, label=None, **kwargs):
     """Draw bars on `ax` in tone and hatching number `index`; return them.
 
-    `bottom=` stacks them, `barh=True` lays them flat.
+    `bottom=` stacks them, `barh=True` makes them horizontal.
     """
     kind = ax.barh if kwargs.pop("barh", False) else ax.bar
     return kind(x, height, label=label, **{**look(index), **kwargs})
@@ -139,7 +139,7 @@ def clean(ax):
 
 
 def bare_grid(ax, xlabels, ylabels):
-    """Make `ax` a table of cells: one tick per row and column, no lines."""
+    """Make `ax` a table of cells: one tick per row and column, without lines."""
     ax.grid(False)
     ax.set_xticks(range(len(xlabels)), xlabels)
     ax.set_yticks(range(len(ylabels)), ylabels)
@@ -149,7 +149,7 @@ def bare_grid(ax, xlabels, ylabels):
 
 
 def human_bytes(n):
-    """Format `n` bytes for a reader, decimal as links are sold: 1500000 -> '1.5 MB'."""
+    """Format `n` bytes for a reader, in decimal units as for links: 1500000 -> '1.5 MB'."""
     return _human(n, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1)))
 
 

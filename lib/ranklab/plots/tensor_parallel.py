@@ -1,4 +1,4 @@
-"""The figures of lab 08: regions between f and g, what is outside of them, how far tp goes."""
+"""The figures of lab 08: regions between f and g, what is outside them, how far tp scales."""
 
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator
@@ -6,7 +6,7 @@ from matplotlib.ticker import LogLocator
 from ranklab.plots.boxes import arrow, box, disc
 from ranklab.plots.style import FAINT, INK, TONES, clean, figure, line, seconds_axis, styled
 
-SHADES = ((TONES[0], "white"), ("#e6b88f", INK))  # a rank's, and that of letters on it
+SHADES = ((TONES[0], "white"), ("#e6b88f", INK))  # of a rank, and of the letters on it
 
 
 @styled
@@ -41,7 +41,7 @@ def regions(title="Columns, then rows: nothing is sent between f and g"):
 
 
 def _matrix(ax, x, y, name, across):
-    """A matrix as the paper writes it, (in, out): `across` cuts it by columns, else by rows."""
+    """Draw a matrix as in the paper, (in, out): `across` cuts it by columns, else by rows."""
     for rank, (tone, ink) in enumerate(SHADES):
         step = 0.8 * rank - 0.4
         width, height = (0.8, 0.7) if across else (0.7, 0.8)
@@ -53,7 +53,7 @@ def _matrix(ax, x, y, name, across):
 def outside(ranks=4, title="Sequence parallelism shards what was whole (a schematic)"):
     """Draw the tokens that one rank has along a layer, with and without sequence parallelism.
 
-    Outside the regions a rank has all tokens, or with sequence parallelism some of them.
+    Outside the regions a rank has all tokens, or with sequence parallelism only some of them.
     """
     fig, ax = figure(8, 3)
     clean(ax)
@@ -79,7 +79,7 @@ def outside(ranks=4, title="Sequence parallelism shards what was whole (a schema
 def curves(ranks, seconds, title=None):
     """Draw the time of a step by number of ranks; `seconds` is {name of a link: [seconds]}.
 
-    The title names the step to more ranks that costs most.
+    The title names the increase in ranks that costs most.
     """
     worst, name, at = max((times[i] / times[i - 1], name, i) for name, times in seconds.items()
                           for i in range(1, len(times)))

@@ -48,7 +48,8 @@ def states(parameters, ranks, gpu_bytes=80e9, with_totals=True):
 
 @styled
 def shards(sizes, ranks):
-    """Draw parameters above and shards below, whose borders differ; `sizes` is {name: numbers}."""
+    """Draw parameters above and shards below, whose boundaries differ; `sizes` is {name: numbers}.
+    """
     n = sum(sizes.values())
     each = math.ceil(n / ranks)
     fig, ax = figure(7.5, 2.2)
@@ -86,9 +87,9 @@ def shards(sizes, ranks):
 def memory_curves(curves, setting=None):
     """Draw the memory over a step, stacked, in a panel for each curve.
 
-    `curves` is {name: MemoryCurve}. A panel is cut at the curve's marks; each phase is as wide as
-    its name, whatever ops it has. What comes before the first mark is called "forward, backward".
-    `setting`: of which model.
+    `curves` is {name: MemoryCurve}. A panel is divided at the curve's marks; each phase is as wide
+    as its name, however many ops it has. The phase before the first mark is called "forward,
+    backward". `setting`: the model.
     """
     fig, axes = figure(8.6, 3.4, cols=len(curves), sharey=True, squeeze=False)
     highest = max(curve.peak_bytes for curve in curves.values())
@@ -114,8 +115,8 @@ def memory_curves(curves, setting=None):
 
 
 def _phases(ax, curve, most=50):
-    """(x, points) to draw, at most `most` in a phase: of neighbours the highest. Dotted lines lie
-    where the marks are, names between them.
+    """Return (x, points) to draw, at most `most` in a phase: the highest of neighbouring points.
+    Dotted lines are at the marks, with names between them.
     """
     marks = curve.marks
     if not marks or marks[0][0] > 1:
@@ -137,7 +138,7 @@ def _phases(ax, curve, most=50):
 
 
 class Work(NamedTuple):
-    """One piece of a step: an action on a unit, with its times; or how long something is whole."""
+    """One piece of a step: an action on a unit, or a time in which something is whole."""
 
     kind: str  # forward, backward, step; gather, reduce; weights, gradients
     unit: int
@@ -181,7 +182,7 @@ def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
 
 
 def _gradients(works, end):
-    """How long gradients are whole: until `end`, or until the next unit's have been made."""
+    """Return how long gradients are whole: until `end`, or until the next unit's are computed."""
     reduces = [work for work in works if work.kind == "reduce"]
     begun = {work.unit: work.start for work in works if work.kind == "backward"}
     following = [*(work.start for work in reduces[1:]), 0]
@@ -196,7 +197,7 @@ INDEX = {"forward": 3, "backward": 4, "step": 2, "reduce": 1, "gather": 0,  # to
 
 @styled
 def unit_timeline(stages=(1, 2, 3), title=None):
-    """Draw the computing, the messages, and what is whole, in one_step of each of the stages."""
+    """Draw computation, messages, and what is whole, in one_step of each of the stages."""
     steps = [one_step(stage) for stage in stages]
     fig, axes = figure(8.2, 1.5 * len(steps) + 0.8, rows=len(steps), sharex=True, squeeze=False)
     end = max(work.end for works in steps for work in works)
@@ -230,20 +231,20 @@ def unit_timeline(stages=(1, 2, 3), title=None):
 
 
 def _most_whole(works):
-    """The most units whose weights are whole at one time."""
+    """Return the largest number of units whose weights are whole at one time."""
     lives = [(work.start, work.end) for work in works if work.kind == "weights"]
     return max(sum(start <= moment < end for start, end in lives) for moment, _ in lives)
 
 
 def _life(work, thin):
-    """The line that shows how long something is whole: two lines for each unit."""
+    """Return the line that shows how long something is whole: there are two for each unit."""
     row = 1.6 + thin * (work.unit + (0.2 if work.kind == "weights" else 0.65))
     return Span(row, work.start, work.end, INDEX[work.kind], 0.42 * thin)
 
 
 @styled
 def muon_exchange(shapes, ranks, title="Newton-Schulz needs all rows of a matrix"):
-    """Draw matrices in the rows of their ranks, then whole on their owners, then in rows again."""
+    """Draw matrices in rows on their ranks, then whole on their owners, then in rows again."""
     fig, ax = figure(8.2, 3.4)
     clean(ax)
     widest, owners = max(n for _, n in shapes), muon_owners(shapes, ranks)

@@ -1,9 +1,9 @@
-"""Resilience: a run goes on, though its machines fail.
+"""Resilience: keep a run going although its machines fail.
 
     gaps.py        failures drawn at random; optimal_interval and goodput, how often to save and
-                   what share is useful work, are in formulas/resilience.py
-    save.py        atomic_save: a file that is the old one or the new one, whenever it is killed
-    resume.py      resume_exact: all that a run must keep to go on bit for bit
+                   the share of useful work, are in formulas/resilience.py
+    save.py        atomic_save: the file is the old or the new one, even if the process is killed
+    resume.py      resume_exact: all state that a run must keep to continue bit for bit
     stream.py      PackedStream: shuffled, packed documents, resumed on any number of ranks
     elastic.py     elastic_batch: the same batch on any number of ranks
     straggler.py   find_straggler: the slow ranks, from each rank's seconds
@@ -13,7 +13,7 @@
     policy.py      recovery_policy: interval, spares, shrink or wait; cluster.py simulates the job,
                    traces.py makes failures out of published rates
     neighbour.py   Neighbour: a copy of each rank's shard in another rank's memory
-    heartbeat.py   Heartbeats: a rank that has stopped is noticed
+    heartbeat.py   Heartbeats: detect a rank that has stopped
 """
 
 from ranklab.formulas.resilience import goodput, optimal_interval

@@ -1,8 +1,8 @@
 """A job on nodes that fail, simulated: what a recovery policy sees and decides, and its score.
 
 The simulation goes from event to event, without rounding to steps. Failures come from a trace.
-Left out: saves in the background, failures of the storage, a node that is swapped before it fails.
-The length of a repair is known when it begins.
+Left out: saves in the background, storage failures, and replacing a node before it fails. The
+length of a repair is known when it begins.
 """
 
 import heapq
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job and its cluster before it starts; the means are stated, not promised.
+    """What is known about a job and its cluster before it starts; the stated means may be wrong.
 
     nodes         number of nodes of the whole job
     replica       nodes that hold one copy of the model: the job runs on a multiple of it
-    mean_seconds  between failures of these `nodes`
-    restart_seconds  of each start
-    reshard_seconds  come on top if the number of nodes has changed since the last start
-    reboot_seconds   a failed node is away this long on average
-    repair_seconds   or this long on average, if it is really broken
+    mean_seconds  mean time between failures of these `nodes`
+    restart_seconds  time of each start
+    reshard_seconds  extra time if the number of nodes has changed since the last start
+    reboot_seconds   mean time for which a failed node is unavailable
+    repair_seconds   the same for a node that is really broken
     broken           share of the failed nodes that are really broken
     """
 
@@ -37,12 +37,12 @@ class Job:
 
     @property
     def most_spares(self):
-        """How many spares you can get."""
+        """The largest number of spares that you can get."""
         return self.nodes // 8
 
 
 class Event(NamedTuple):
-    """At `seconds` this node fails, and is away for `away` seconds; None: it only warns."""
+    """At `seconds` this node fails, and is unavailable for `away` seconds; None: only a warning."""
 
     seconds: float
     node: int
@@ -51,17 +51,17 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What a policy sees when something has happened, `now` seconds after the start.
+    """What a policy sees at an event, `now` seconds after the start.
 
     event     "start", "failure", "warning" (a node of the job may fail in 2 to 20 minutes; half
               of the warnings are false) or "back" (a node was repaired)
-    up        nodes that could run, spares among them
-    running   nodes on which the job runs or restarts; 0: it stands, and its unsaved work is lost
+    up        nodes that could run, including spares
+    running   nodes on which the job runs or restarts; 0: it is stopped, its unsaved work lost
     last      nodes of the last start; before the first start, all nodes
     unsaved   seconds of work since the last checkpoint
     ahead     seconds of a restart or a checkpoint that are left before the job works again
-    failures  seconds at which nodes have failed so far, in order
-    back      seconds until each broken node is back, the soonest first
+    failures  times of all node failures so far, in seconds, in order
+    back      seconds until each failed node is back, the soonest first
     """
 
     job: Job
@@ -77,14 +77,14 @@ class State:
 
 
 class Decision(NamedTuple):
-    """What a policy wants until the next event.
+    """A policy's choice until the next event.
 
-    nodes     to run on: a multiple of job.replica, at most job.nodes and state.up; 0: stand and
-              wait. If this changes the number of nodes, the job first saves, then restarts
+    nodes     number to run on: a multiple of job.replica, at most job.nodes and state.up; 0: stop
+              and wait. If this changes the number of nodes, the job first saves, then restarts
     interval  seconds of work between two checkpoints
-    spares    nodes that are held and paid for besides job.nodes, during the whole run; only the
+    spares    nodes held and paid for in addition to job.nodes, during the whole run; only the
               answer to "start" counts
-    save      begin a checkpoint now
+    save      whether to begin a checkpoint now
     """
 
     nodes: int
@@ -94,11 +94,11 @@ class Decision(NamedTuple):
 
 
 class BadDecision(ValueError):
-    """A Decision that can't be obeyed; the text says why."""
+    """A Decision that can't be carried out; the message says why."""
 
 
 class _Run:
-    """A job under way: the work that is saved, and what it does at the moment."""
+    """A running job: its saved work, and its current state."""
 
     def __init__(self, job, spares):
         self.job, self.interval = job, job.mean_seconds
@@ -108,7 +108,7 @@ class _Run:
         self.ahead = []  # [is it a checkpoint?, seconds left] of what comes before more work
 
     def advance(self, seconds):
-        """Let the seconds go by, without any event."""
+        """Simulate `seconds` without any event."""
         while seconds > 0 and (self.ahead or self.running):
             if self.ahead:
                 is_save, remaining = self.ahead[0]
@@ -130,14 +130,14 @@ class _Run:
                 self.ahead = [[True, self.job.checkpoint_seconds]]
 
     def fail(self, node):
-        """Take the node away; if the job ran on it, stop the job and lose its unsaved work."""
+        """Remove the node; if the job ran on it, stop the job and lose its unsaved work."""
         self.up.discard(node)
         if node in self.working:
             self.working.discard(node)
             self.running, self.ahead, self.unsaved, self.since = 0, [], 0.0, 0.0
 
     def obey(self, decision):
-        """Do what was decided.
+        """Carry out the decision.
 
         Raises: BadDecision if that is impossible.
         """
@@ -166,8 +166,8 @@ def run_policy(policy, job, trace, seconds):
 
     policy: State -> Decision, called at the start and at each event.
     trace: [Event] in order of time.
-    Returns: useful work, in node-seconds, for each node-second that is paid for.
-    Raises: BadDecision if the policy decides what is impossible.
+    Returns: useful node-seconds of work per node-second paid for.
+    Raises: BadDecision if the policy makes an impossible decision.
     """
     failures, repairs = (), []  # seconds of each failure; a heap of (when it is back, node)
     spares = policy(State(job, "start", 0.0, job.nodes, 0, job.nodes)).spares

@@ -1,4 +1,4 @@
-"""Silent corruption: a rank computes or keeps wrong numbers, and nothing says so.
+"""Silent corruption: a rank computes or stores wrong numbers without any error.
 
 6 of the 419 unexpected interruptions of Llama 3's training were of this kind (arXiv 2407.21783,
 table 5). Meta found hundreds of such CPUs among hundreds of thousands of machines (arXiv
@@ -47,9 +47,9 @@ def silent_corruption(parameters, group=None):
 def recompute_step(gradients_of, batch, src=0, group=None):
     """Compute the gradients of rank src's `batch` on all ranks; return silent_corruption of them.
 
-    So a rank that computes wrong numbers is named even if its weights are still right.
+    This finds a rank that computes wrong numbers even if its weights are still right.
     batch: of the same shape on all ranks; it is not changed.
-    gradients_of: batch -> {name: tensor}; without random numbers, on one kind of machine.
+    gradients_of: batch -> {name: tensor}; without random numbers, on machines of one kind.
     Cost: one broadcast of the batch, one forward and backward.
     """
     batch = batch.clone(memory_format=torch.contiguous_format)

@@ -1,6 +1,6 @@
-"""An elastic batch: what each rank takes, so that a step is the same on any number of ranks.
+"""An elastic batch: each rank's share, so that a step is the same on any number of ranks.
 
-Parts are those of lab 00's shard_range (ranks.py).
+The shares come from lab 00's shard_range (ranks.py).
 """
 
 from ranklab.ranks import shard_range

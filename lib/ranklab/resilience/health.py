@@ -1,8 +1,8 @@
 """A health check before a run or after a failure: wrong ranks, slow ranks and slow links.
 
 Probe measures one rank and one link; health_check decides which rank measures what and when, and
-what the results mean.
-The product is checked by its sums of rows, as in Huang and Abraham, Algorithm-Based Fault Tolerance
+interprets the results.
+The product is checked by its row sums, as in Huang and Abraham, Algorithm-Based Fault Tolerance
 for Matrix Operations (IEEE Transactions on Computers, 1984).
 """
 
@@ -16,21 +16,21 @@ from ranklab.engine import device
 
 
 class Health(NamedTuple):
-    """What is not well; ranks are numbered inside the group, and in order."""
+    """The faults that were found; ranks are numbered inside the group, in ascending order."""
 
-    wrong: list  # ranks whose product or memory is not right
-    slow: list  # ranks whose product is slow, or both of their links
+    wrong: list  # ranks whose product or memory is wrong
+    slow: list  # ranks with a slow product, or with two slow links
     links: list  # [(rank, the next one), ...]: slow links, without the links of slow ranks
 
 
 class Probe:
-    """What one rank can measure. Numbers are whole and small, so every sum is exact."""
+    """The measurements of one rank. Numbers are small integers, so every sum is exact."""
 
     def __init__(self, size=256, nbytes=1 << 22, times=3):
         self.size, self.nbytes, self.times = size, nbytes, times
 
     def product(self):
-        """Return (whether a matrix product is right, its seconds: the shortest of `times`)."""
+        """Return (whether a matrix product is right, the shortest seconds of `times` runs)."""
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randint(-8, 9, (self.size, self.size), generator=generator).float()
                 .to(device()) for _ in "ab")
@@ -39,7 +39,8 @@ class Probe:
         return torch.equal(c.sum(1), (a * b.sum(1)).sum(1)), seconds
 
     def memory(self):
-        """Return whether memory holds what was written: bits in turn, the opposite, addresses."""
+        """Return whether memory keeps three patterns: alternating bits, their inverse, addresses.
+        """
         room = torch.empty(self.nbytes // 8, dtype=torch.int64, device=device())
         alternating = 0x5555555555555555
         is_right = all(bool((room.fill_(bits) == bits).all())
@@ -48,9 +49,9 @@ class Probe:
         return is_right and torch.equal(room.copy_(places), places)
 
     def message(self, partner, group=None):
-        """Return the seconds to exchange nbytes with `partner`: the shortest of `times`.
+        """Return the seconds to exchange nbytes with `partner`: the shortest of `times` runs.
 
-        The partner calls this as well.
+        The partner must call this as well.
         """
         out = torch.ones(self.nbytes, dtype=torch.uint8, device=device())
         into = torch.empty_like(out)
@@ -65,7 +66,7 @@ class Probe:
         return self.timed(exchange)[1]
 
     def timed(self, call):
-        """Return (the last call's result, seconds of the shortest call); the first one warms up."""
+        """Return (the last call's result, seconds of the shortest call), after a warm-up call."""
         shortest = float("inf")
         for turn in range(self.times + 1):
             start = time.perf_counter()
@@ -109,7 +110,7 @@ def health_check(probe, group=None, slow=3.0):
     durations = [max(to_next[r], from_before[(r + 1) % R]) for r in range(n_links)]
     slow_links = {link for link, duration in enumerate(durations)
                   if duration > slow * min(durations)}
-    # A rank with two slow links has a slow card; the cables are good.
+    # A rank with two slow links has a slow card; its cables are good.
     slow_cards = {r for r in range(R) if R > 2 and {r, (r - 1) % R} <= slow_links}
     return Health([r for r in range(R) if not right[r]],
                   [r for r in range(R) if r in slow_cards or products[r] > slow * min(products)],

@@ -1,4 +1,4 @@
-"""Heartbeats: ranks write each step into a file that they share; silent ranks are ended.
+"""Heartbeats: ranks record each step in a shared file; silent ranks are killed.
 
 nvidia-resiliency-ext's ft_launcher and torchft's lighthouse do this over sockets (labs/jobs/).
 """
@@ -15,13 +15,13 @@ import numpy as np
 from ranklab.engine.surroundings import patience
 
 LOOK = 0.05  # seconds between two looks
-STOPPED = 1.0  # seconds without a beat after which a stopped process is ended: it is not just slow
+STOPPED = 1.0  # seconds without a beat after which a stopped process is killed: it is not just slow
 
 
 class Heartbeats:
     """Numbers in the file `path`: a row for each rank, a column for each step.
 
-    times  when the rank had done the step, by time.monotonic(); 0: it has not done it
+    times  time.monotonic() when the rank finished the step; 0: not finished yet
     work   seconds of work for the step, without waiting for others
     saves  seconds of the save after the step; -inf: the save was refused
     """
@@ -31,18 +31,18 @@ class Heartbeats:
         self.times, self.work, self.saves, self.pids = numbers
 
     def begin(self, rank, step):
-        """Write that the rank is up, and has already done `step` steps."""
+        """Record that the rank is up, and has already done `step` steps."""
         self.pids[rank, 0], self.times[rank, step] = os.getpid(), time.monotonic()
 
     def beat(self, rank, step, seconds):
-        """Write that the rank has done the step, with `seconds` of work."""
+        """Record that the rank has done the step, with `seconds` of work."""
         self.times[rank, step], self.work[rank, step] = time.monotonic(), seconds
 
     def silent(self, limit):
-        """Return the ids of the processes to end.
+        """Return the ids of the processes to kill.
 
-        None while ranks start, or if a rank has beaten in the last second. After that, the
-        processes that a SIGSTOP has stopped; after `limit` seconds without a beat, all.
+        There are none while ranks start, or if any rank sent a beat in the last second. After that,
+        the processes stopped by a SIGSTOP; after `limit` seconds without a beat, all processes.
         """
         latest = self.times.max(axis=1)
         seconds = time.monotonic() - latest.max()
@@ -53,7 +53,7 @@ class Heartbeats:
 
 
 def is_stopped(pid):
-    """Return whether a SIGSTOP has stopped the process; False without Linux's /proc."""
+    """Return whether the process is stopped by a SIGSTOP; False without Linux's /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
@@ -61,7 +61,7 @@ def is_stopped(pid):
 
 @contextlib.contextmanager
 def watched(beats, limit):
-    """Kill, in the block, ranks that do not beat for `limit` seconds, times patience()."""
+    """Inside the block, kill ranks that send no beat for `limit` * patience() seconds."""
     over = threading.Event()
 
     def watch():

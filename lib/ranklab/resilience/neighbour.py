@@ -1,7 +1,7 @@
 """A neighbour keeps a copy of each rank's shard in memory, so a dead rank's state needs no disk.
 
-Gemini does this (SOSP 2023). Here is its simplest form: one copy, on the next node of a ring. A
-simplification: the copy goes out in one piece after a step, not in parts while the network is idle.
+Gemini does this (SOSP 2023). This is its simplest form: one copy, on the next node of a ring. A
+simplification: the copy is sent in one piece after a step, not in parts while the network is idle.
 """
 
 import torch
@@ -13,10 +13,10 @@ from ranklab.engine import device
 class Neighbour:
     """This rank's own snapshot and a copy of the previous rank's shard, in CPU memory.
 
-    distance  the copy is `distance` ranks away; take the ranks of a node, so that the copy is on
-              another node
-    Two generations are kept. If a rank dies in the middle of keep(), some ranks have the new one
-    and others do not, but the last one that all ranks have is whole.
+    distance  the copy is `distance` ranks away; use the number of ranks on a node, so that the
+              copy is on another node
+    Two generations are kept. If a rank dies in the middle of keep(), some ranks have the new
+    generation and others do not, but the previous one is complete on all ranks.
     """
 
     def __init__(self, distance=1):
@@ -27,8 +27,8 @@ class Neighbour:
         """Copy each rank's state at `step` into its own memory and its neighbour's.
 
         Call this every k steps, on all ranks.
-        shard: [tensor], all that only this rank has, in the same order at each call. Shards may
-            differ in size between ranks.
+        shard: list of all tensors that only this rank has, in the same order at each call. Shards
+            may differ in size between ranks.
         Cost: the bytes of the shard and 8 more, in two messages.
         """
         shard_bytes = as_bytes(shard).to(device())
@@ -41,10 +41,10 @@ class Neighbour:
             del self.kept[old]
 
     def recover(self, shard, group=None):
-        """Put each tensor of `shard` back to one step, the same on all ranks; return that step.
+        """Restore each tensor of `shard` to one step, the same on all ranks; return that step.
 
-        All ranks of the new group call this, also the new processes in the place of dead ones.
-        A new process has kept nothing, and its tensors are new, with the same shapes.
+        All ranks of the new group must call this, including the replacements of dead processes.
+        A replacement has kept nothing, and passes new tensors of the same shapes.
         Cost: each rank gathers 16 bytes from all others; a dead rank's neighbour sends the copy of
             its shard.
         Raises: RuntimeError, on every rank, if the holder of a dead rank's copy is dead as well.
@@ -76,7 +76,7 @@ class Neighbour:
         return step
 
     def _shift(self, x, buffer, group):
-        """Receive into `buffer` the `x` of the rank `distance` before; all ranks send at once."""
+        """Send `x` to the rank `distance` ahead; receive into `buffer` from `distance` behind."""
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if self.distance % size == 0:
             raise ValueError(f"distance={self.distance} on {size} ranks: that is the rank itself")
@@ -89,7 +89,7 @@ class Neighbour:
 
 
 def as_bytes(tensors):
-    """Return all bytes of these tensors, of any types, in one flat uint8 tensor."""
+    """Return the bytes of all these tensors, of any types, in one flat uint8 tensor."""
     return torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
 
 
@@ -100,5 +100,6 @@ def _unpack_bytes(flat, tensors):
 
 
 def lost_together(nodes):
-    """Return the chance that two dead nodes, in a ring of `nodes`, leave a shard without a copy."""
+    """Return the probability that two dead nodes, in a ring of `nodes`, lose a shard and its copy.
+    """
     return min(1.0, 2 / (nodes - 1))

@@ -17,7 +17,7 @@ def recovery_policy(state):
     Lab: 14
     """
     job, now = state.job, state.running
-    # The stated mean counts as one failure at that rate; the last eight real failures say more.
+    # The stated mean counts as one failure at that rate; the last eight real failures count more.
     recent = state.failures[-8:]
     since = state.now - (recent[0] if len(state.failures) > 8 else 0)
     mean = (job.mean_seconds + since) / (1 + len(recent))
@@ -29,7 +29,7 @@ def recovery_policy(state):
         reshard = job.reshard_seconds * (new != (old or state.last))
         return (job.restart_seconds + reshard + job.checkpoint_seconds * (old > 0)) * (old != new)
 
-    # Node-seconds until the next failure: on these nodes, then perhaps on more when some are back.
+    # Node-seconds until the next failure: on these nodes, then perhaps on more after repairs.
     best = -1.0, 0
     for nodes in {now, fits(state.up)}:
         cost = change(now, nodes)
@@ -39,7 +39,7 @@ def recovery_policy(state):
             work = nodes * max(0, after - cost) + later * (mean - after - change(nodes, later))
             best = max(best, (work, nodes))
 
-    def idle(spares):  # the share of the bill that idles; the nodes away are a Poisson number
+    def idle(spares):  # the idle share of the bill; the number of failed nodes is Poisson
         away = job.broken * job.repair_seconds + (1 - job.broken) * job.reboot_seconds
         away, lost = away / job.mean_seconds, spares
         chance = math.exp(-away)
@@ -73,9 +73,9 @@ def with_librarys(policy, part):
 def oracle(job, trace, seconds):
     """Return (score, spares) of a policy that knows the trace.
 
-    It has the best number of spares, saves one checkpoint just before each failure, and takes, of
-    all ways to start, wait or grow, the one that does most work until that failure. (A strong
-    rival, but we have not proved that nothing is better.)
+    It has the best number of spares, saves one checkpoint just before each failure, and, of all
+    ways to start, wait or grow, takes the one that does most work until that failure. (A strong
+    rival, but we have not proved that it is the best possible.)
     """
     counts = sorted({round(job.most_spares * k**2 / 100) for k in range(11)})
     policies = ((_oracle_policy(job, trace, spares, seconds), spares) for spares in counts)
@@ -83,7 +83,7 @@ def oracle(job, trace, seconds):
 
 
 def _oracle_policy(job, trace, spares, seconds):
-    """Return the oracle's policy with this many spares."""
+    """Return the oracle's policy for this number of spares."""
     ends = [each.seconds for each in trace if each.away is not None
             and each.node < job.nodes + spares] + [seconds, math.inf]
 
@@ -94,7 +94,7 @@ def _oracle_policy(job, trace, spares, seconds):
         def best(at, running, last, back):
             """Return (node-seconds until the failure, nodes to run on, seconds of the change).
 
-            back: how many broken nodes are back at second `at`.
+            back: number of failed nodes that are back at second `at`.
             """
             fits = min(job.nodes, (state.up + back) // job.replica * job.replica)
             end, options = (*backs, until_failure)[back], []

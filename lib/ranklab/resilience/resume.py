@@ -1,7 +1,7 @@
-"""Resume: a run that was stopped goes on bit for bit, as if it had never stopped.
+"""Resume: a stopped run goes on bit for bit, as if it had never stopped.
 
-checkpoint/ does this for the course's trainer, on many ranks. Here you can see each thing that
-changes in a training, in one process. baseline.checkpointing saves torch's random numbers.
+checkpoint/ does this for the course's trainer, on many ranks. Here you can see all state that
+changes during training, in one process. baseline.checkpointing saves torch's random numbers.
 """
 
 import copy
@@ -16,7 +16,7 @@ from ranklab.baseline.checkpointing import random_state, set_random_state
 
 
 class Loader:
-    """Batches of positions 0 .. samples-1: in each epoch all of them, in a new order."""
+    """Make batches of positions 0 .. samples-1: in each epoch all of them, in a new order."""
 
     def __init__(self, samples, batch, seed=0):
         self.samples, self.batch = samples, batch
@@ -24,7 +24,7 @@ class Loader:
         self.order, self.position = [], 0  # of this epoch; how many positions are used up
 
     def next(self):
-        """Return the next positions; the rest at the end of an epoch is a small batch."""
+        """Return the next positions; the last batch of an epoch may be smaller."""
         if self.position >= len(self.order):
             self.order = torch.randperm(self.samples, generator=self.generator).tolist()
             self.position = 0
@@ -33,7 +33,7 @@ class Loader:
 
 
 class Run:
-    """A small classifier in training, with all the state that a real run has.
+    """A small classifier in training, with all the state of a real run.
 
     images (N, P) float32, labels (N,); `seed` sets the random numbers of all three libraries.
     These change from step to step: model, optimizer, scheduler, loader, steps_done, and random
@@ -55,7 +55,7 @@ class Run:
         self.steps_done = 0
 
     def step(self):
-        """Do one step of training; return its loss."""
+        """Run one training step; return its loss."""
         at = self.loader.next()
         noise = torch.from_numpy(np.random.normal(0, 0.05, (len(at), self.images.shape[1])))
         x = self.images[at] * random.uniform(0.9, 1.1) + noise.to(self.images)

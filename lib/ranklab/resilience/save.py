@@ -1,7 +1,7 @@
-"""A checkpoint file that is whole at any moment: written beside its place, then renamed.
+"""A checkpoint file that is complete at any moment: written under a temporary name, then renamed.
 
-ranklab.basics.files has the same for text; checkpoint/ has it for the files of many ranks, whose
-index is renamed into place last.
+ranklab.basics.files does the same for text; checkpoint/ does it for the files of many ranks, and
+renames their index last.
 """
 
 import os
@@ -25,8 +25,8 @@ def atomic_save(state, path):
     Lab: 14
     """
     path = Path(path)
-    # In the same folder, because a rename can't reach another file system. The same name each time,
-    # so that the next save writes over what a killed one has left.
+    # In the same folder, because a rename can't cross file systems. The same name each time, so
+    # that the next save overwrites the leftovers of a killed one.
     part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as file:

@@ -1,8 +1,8 @@
 """A loss spike: skip the batch, or roll back?
 
-PaLM's loss spiked about 20 times. What helped: restart from a checkpoint about 100 steps before the
-spike, and skip 200 to 500 batches (arXiv 2204.02311, section 5.1). The batches were not bad by
-themselves: from another checkpoint they made no spike.
+PaLM's loss spiked about 20 times. What helped was to restart from a checkpoint about 100 steps
+before the spike, and to skip 200 to 500 batches (arXiv 2204.02311, section 5.1). The batches were
+not bad by themselves: from a different checkpoint they caused no spike.
 """
 
 import math
@@ -26,7 +26,7 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
     losses: a list of floats, not changed.
     Lab: 14
     """
-    # The usual losses end before those that are judged: a spike must not be its own measure.
+    # The normal losses end before those being judged, so that a spike is not part of its own norm.
     usual = [x for x in losses[-window - patience:-patience] if math.isfinite(x)]
     bound = math.inf
     if len(losses) > 20 and usual:

@@ -1,7 +1,7 @@
 """A straggler: all ranks wait for the slowest one, in each step.
 
-The seconds are measured until a rank reaches the collective. After it the times of all ranks are
-equal, because the fast ones have waited in it.
+Measure the seconds until a rank reaches the collective. After the collective the times of all ranks
+are equal, because the fast ones have waited in it.
 """
 
 
@@ -20,7 +20,7 @@ def find_straggler(seconds, threshold=1.2, recent=32):
     if seconds.dim() != 2 or not seconds.numel():
         raise ValueError(f"seconds is of shape {tuple(seconds.shape)}, not (steps, ranks)")
     seconds = seconds[-recent:]
-    usual = seconds.median(dim=1, keepdim=True).values  # of an even number torch takes the lower
+    usual = seconds.median(dim=1, keepdim=True).values  # torch takes the lower one of two
     slowness = (seconds / usual).median(dim=0).values  # (ranks,)
     order = slowness.argsort(descending=True).tolist()
     return [rank for rank in order if slowness[rank] > threshold]

@@ -1,7 +1,7 @@
 """A packed stream: documents, shuffled and joined, in windows for any number of ranks.
 
-resume.py's Loader keeps the order of its epoch and serves one process. Here each window follows
-from its number alone, so a checkpoint holds one number, and any number of ranks goes on from it.
+resume.py's Loader keeps the order of its epoch and serves one process. Here each window depends
+only on its number, so a checkpoint holds one number, from which any number of ranks can resume.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from ranklab.ranks import shard_range
 
 
 class Documents:
-    """Documents of tokens, as a file with an index has them: lengths are known, reading is counted.
+    """Documents of tokens, as in a file with an index: lengths are known, and reads are recorded.
 
     documents[i] reads document i: its tokens, 1-D, int64.
     lengths: the number of tokens of each document; no document is read for it.
@@ -96,7 +96,7 @@ class PackedStream:
 
 
 def windows_again(taken, before, after):
-    """Return how many windows are trained on twice if each rank skips what one rank has taken.
+    """Return the number of windows trained on twice if each rank skips what one rank has taken.
 
     taken: windows of each of the `before` ranks; below 0: windows that are never trained on.
     """

@@ -11,11 +11,11 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 class Regime(NamedTuple):
-    """A job, and how its cluster really behaves, which a policy is not told.
+    """A job, and the real behaviour of its cluster, which a policy does not know.
 
-    reach   the share of an oracle's score that the check wants
-    rate    how many times as many failures come as stated
-    burst   (days from one burst to the next, days that it lasts, times as many failures)
+    reach   the share of an oracle's score that the check requires
+    rate    the real rate of failures, relative to the stated rate
+    burst   (days from one burst to the next, days that it lasts, factor on the rate of failures)
     """
 
     job: Job

@@ -1,21 +1,21 @@
 """Tensor parallelism: each layer split over ranks, as in Megatron-LM.
 
-    regions.py     copy_to_region and reduce_from_region, f and g; and their pair for tokens
+    regions.py     copy_to_region and reduce_from_region, f and g; the same pair for sharded tokens
     linear.py      ColumnParallelLinear, RowParallelLinear
-    attention.py   parallel_attention: some heads on each rank, also of grouped queries
+    attention.py   parallel_attention: some heads on each rank, also with grouped queries
 
 Those three are the idea. Then:
     split.py       which part of a parameter a rank holds
     vocabulary.py  vocab_parallel_embedding, vocab_parallel_cross_entropy
-    sequence.py    sequence_parallel_norm: some tokens on each rank outside of the regions
+    sequence.py    sequence_parallel_norm: some tokens on each rank outside the regions
     dropout.py     dropout_seeds
-    plan.py        a model changed from outside, by the names of its modules
+    plan.py        changing a model from outside, by the names of its modules
     training.py    TensorParallel: the training loop's view
 
 formulas/tensor_parallel.py has summed_bytes: what tensor ranks add up.
 
-Rows of the vocabulary are sharded as in lab 00 (ranks). The tests hold ours, torch's
-and Megatron's together (peers/dtensor, peers/megatron).
+Rows of the vocabulary are sharded as in lab 00 (ranks). The tests compare ours with torch's and
+Megatron's (peers/dtensor, peers/megatron).
 """
 
 from ranklab.formulas.overlap import largest_tensor_parallel

@@ -1,4 +1,4 @@
-"""Attention over several ranks: each has some of the heads, and no head needs another."""
+"""Attention over several ranks: each has some of the heads, which do not depend on each other."""
 
 import torch
 import torch.distributed as dist
@@ -51,11 +51,11 @@ def enter_before(module, enter, group=None):
 class KeyValueHeads(nn.Module):
     """Compute the heads of `linear` that this rank's query heads need.
 
-    needed: for each query head of this rank, the number of its head in `linear`. A head that
-        several ranks need is on each of them, and its gradient is the sum of theirs.
+    needed: for each query head of this rank, the number of its head in `linear`. A head needed by
+        several ranks is copied to each of them, and its gradient is summed over them.
     Shape: (..., C) -> (..., heads * D): each needed head once; but if some are needed more often
         than others, one head for each query head.
-    Cost: if ranks share heads: backward an all-reduce of the whole weight's gradient.
+    Cost: if ranks share heads, an all-reduce of the whole weight's gradient in backward.
     Raises: ValueError if these are not the heads that the rank's query heads need.
     """
 
@@ -83,7 +83,7 @@ class KeyValueHeads(nn.Module):
         return RegionFunction.apply(parameter, self.group, identity, self.sum_over_holders)
 
     def sum_over_holders(self, gradient, group):
-        """All-reduce the whole gradient, of which each rank has a part; return this rank's part."""
+        """All-reduce the whole gradient, zero outside each rank's part; return this rank's part."""
         full = gradient.new_zeros(self.split.size, *gradient.shape[1:])
         for start, part in self.split.pieces_of(gradient):
             full[start : start + len(part)] = part
@@ -92,10 +92,10 @@ class KeyValueHeads(nn.Module):
 
 
 def heads_split(size, needed, head_size, group=None):
-    """Make the ShardSpec of a matrix of heads in which this rank has the heads in `needed`.
+    """Make the ShardSpec of a matrix of heads of which this rank has those in `needed`.
 
-    It has a range for each head. The heads of all ranks follow from this rank's: query heads are
-    split evenly, in rank order.
+    It has one range for each head. This rank's heads determine those of all ranks, because query
+    heads are split evenly, in rank order.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     heads, n = size // head_size, len(needed)  # n query heads a rank

@@ -1,8 +1,8 @@
-"""Random numbers for dropout: the same on all ranks, or each rank its own.
+"""Random numbers for dropout: the same on all ranks, or different on each rank.
 
-Where ranks hold the same tensor, they must drop the same numbers, otherwise their copies differ.
-Where each holds its own heads or tokens, each must drop different ones, because one process does
-not use the same mask for all heads either.
+If ranks hold the same tensor, they must drop the same numbers, or their copies differ. If each rank
+holds its own heads or tokens, each must drop different numbers, because one process does not use
+the same mask for all heads either.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import nn
 from ranklab.engine import device
 from ranklab.models.initialise import seed_of
 
-SPREAD = 1_000_003  # runs with seeds next to each other share no seed, up to this many ranks
+SPREAD = 1_000_003  # runs with adjacent seeds share no rank's seed, up to this many ranks
 
 
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
@@ -36,12 +36,12 @@ def has_dropout(model):
 
 @contextlib.contextmanager
 def own_random(seed):
-    """Draw random numbers from `seed` and the generator in the block; then go on as before.
+    """Seed the generator in the block from `seed` and its current state; then restore it.
 
-    The generator gives one number, the same on all ranks of the group. So activation checkpointing,
-    which sets the generator back, gets the same masks when it computes again.
+    One number is drawn from it first, the same on all ranks of the group. So activation
+    checkpointing, which resets the generator, gets the same masks in recomputation.
     """
-    draw = torch.randint(2**31, ()).item()  # of the CPU's generator: nobody waits for a GPU
+    draw = torch.randint(2**31, ()).item()  # from the CPU's generator: no wait for a GPU
     place = device()
     with torch.random.fork_rng([place] if place.type != "cpu" else [], device_type=place.type):
         torch.manual_seed(seed_of(seed, draw))  # mixed: the CPU's generator reads 32 bits of it

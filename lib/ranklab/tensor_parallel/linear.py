@@ -1,7 +1,7 @@
-"""A linear layer over several ranks, with its outputs cut (column) or its inputs cut (row).
+"""A linear layer over several ranks, split by outputs (column) or by inputs (row).
 
-The names are the paper's, which writes Y = X A. torch keeps A transposed, (out, in), so a column of
-A is a row of `weight`.
+The names come from the paper, which writes Y = X A. torch stores A transposed, (out, in), so a
+column of A is a row of `weight`.
 """
 
 import torch
@@ -74,7 +74,7 @@ class RowParallelLinear(nn.Module):
 
 
 class OverlappedColumnLinear(ColumnParallelLinear):
-    """Compute the weight's gradient while x's is summed; otherwise as ColumnParallelLinear.
+    """A ColumnParallelLinear that computes the weight's gradient during the all-reduce of x's.
 
     Cost: as with copy_to_region; the all-reduce is asynchronous.
     """
@@ -85,7 +85,7 @@ class OverlappedColumnLinear(ColumnParallelLinear):
 
 
 class Overlapped(torch.autograd.Function):
-    """Compute x @ weight.T; backward sends x's gradient and meanwhile computes the weight's."""
+    """Compute x @ weight.T; in backward, compute the weight's gradient while x's is summed."""
 
     @staticmethod
     def forward(ctx, x, weight, group):

@@ -1,9 +1,9 @@
-"""A model over the ranks of a group, changed from outside: which module is split, and in which way.
+"""Split a model over the ranks of a group from outside: which modules are split, and how.
 
     tensor_parallel(model, {"token": vocabulary, "blocks.*.attention": heads, ...}, config)
 
-A plan is {pattern of names: style}, as torch's parallelize_module takes one for DTensor. A style
-is a function (module, config) that returns the module to put in the module's place.
+A plan is {pattern of names: style}, like the plan of torch's parallelize_module for DTensor. A
+style is a function (module, config) that returns the module's replacement.
 """
 
 import fnmatch
@@ -28,11 +28,11 @@ from ranklab.tensor_parallel.vocabulary import (
 
 @dataclass(frozen=True)
 class TPConfig:
-    """The choices that styles read. The functions and classes may be a learner's own.
+    """Options for styles. The functions and classes may be a learner's own.
 
-    sequence_parallel: outside of the regions each rank has its tokens.
-    overlap: weight gradients are computed while gradients of inputs are summed.
-    dropout_seed: this rank's (see dropout_seeds), for dropout inside of the regions.
+    sequence_parallel: outside the regions each rank has only its tokens.
+    overlap: compute weight gradients while the gradients of inputs are summed.
+    dropout_seed: this rank's seed for dropout inside the regions (see dropout_seeds).
     """
 
     group: Any = None
@@ -69,7 +69,7 @@ class TPConfig:
 def tensor_parallel(model, plan, config):
     """Replace each module that the plan names, in place; tied weights stay tied.
 
-    Raises: ValueError for a pattern that fits no module.
+    Raises: ValueError for a pattern that matches no module.
     """
     second_names = ties(model)
     for pattern, style in plan.items():
@@ -91,7 +91,7 @@ def matches(model, pattern):
 
 
 def ties(model):
-    """Find {second name: first name} of parameters that stand in several places."""
+    """Return {second name: first name} of parameters with several names."""
     first_names, second_names = {}, {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first_names.setdefault(parameter, name) != name:
@@ -102,7 +102,7 @@ def ties(model):
 # --- styles ---------------------------------------------------------------------------------------
 
 def column(module, config):
-    """Split the outputs; the input enters the region by itself."""
+    """Split the outputs; this layer makes its input enter the region."""
     if config.overlap:
         return OverlappedColumnLinear(module, config.group)
     return config.column(module, config.group, config.enter)
@@ -119,13 +119,13 @@ def row(module, config):
 
 
 def entering(module, config):
-    """Let the input enter the region, once for all layers in the module."""
+    """Make the input enter the region, once for all layers in the module."""
     enter_before(module, config.enter, config.group)
     return module
 
 
 def heads(module, config):
-    """Split an attention with the children q, k, v and out: some of its heads on each rank."""
+    """Split an attention with the children q, k, v and out: some heads on each rank."""
     config.attention(module, config.group, config.enter, config.leave)
     if config.dropout_seed is not None:
         own_random_in(module, config.dropout_seed)
@@ -143,15 +143,14 @@ def logits(module, config):
 
 
 def norm(module, config):
-    """Compute a norm of all tokens on all ranks; with sequence parallelism of each rank's tokens.
-    """
+    """Normalize all tokens on all ranks, or with sequence parallelism only each rank's tokens."""
     if not config.sequence_parallel:
         return module
     return SequenceParallelNorm(module, config.group, config.norm)
 
 
 def dropout(module, config):
-    """Drop other numbers on each rank, where each has its own tokens."""
+    """Drop different numbers on each rank if each has its own tokens (sequence parallelism)."""
     if config.sequence_parallel and config.dropout_seed is not None and module.p > 0:
         own_random_in(module, config.dropout_seed)
     return module
@@ -174,7 +173,7 @@ GPT_PLAN = {
 def parallel_gpt(model, config=TPConfig()):
     """Split models.gpt's GPT, or a part of it, over the group; its loss needs no whole logits.
 
-    A GPT with other layers brings its own plan, as `model.plan`.
+    A GPT with different layers has its own plan, in `model.plan`.
     """
     vocab_size = model.config.vocab_size
     plan = getattr(model, "plan", GPT_PLAN)

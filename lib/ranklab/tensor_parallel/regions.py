@@ -1,16 +1,16 @@
 """f and g: how a tensor enters and leaves the region where each rank computes a part of a layer.
 
 Outside the region all ranks hold the whole x, or (sequence parallel) each holds its own tokens.
-Each function does one thing forward and another one backward, and g is f the other way round:
+Each function communicates differently in forward and backward, and g is f with the two swapped:
 
                      forward            backward
     copy_to_region      nothing            all-reduce       f
     reduce_from_region  all-reduce         nothing          g
-    gather_tokens       all-gather         reduce-scatter   f, where each rank has its tokens
-    scatter_tokens      reduce-scatter     all-gather       g, where each rank has its tokens
+    gather_tokens       all-gather         reduce-scatter   f, if each rank has its own tokens
+    scatter_tokens      reduce-scatter     all-gather       g, if each rank has its own tokens
 
-all_reduce_sum, all_gather_tokens and reduce_scatter_tokens are what RegionFunction runs: called
-alone, they bring no gradient back from other ranks.
+RegionFunction calls all_reduce_sum, all_gather_tokens and reduce_scatter_tokens. Called directly,
+these return no gradient from other ranks.
 """
 
 import torch
@@ -41,10 +41,10 @@ def reduce_from_region(x, group=None):
 
 
 def gather_tokens(x, group=None):
-    """Gather all tokens, of which each rank has some; their gradients are summed over ranks.
+    """Gather the tokens of all ranks; in backward, sum their gradients over ranks.
 
     Shape: (B, T/tp, C) -> (B, T, C).
-    Cost: forward one all-gather, backward one reduce-scatter: together an all-reduce's bytes.
+    Cost: forward one all-gather, backward one reduce-scatter: together the bytes of an all-reduce.
     Paper: Korthikanti et al. 2022, section 4.2.2
     Lab: 08
     """
@@ -52,20 +52,20 @@ def gather_tokens(x, group=None):
 
 
 def scatter_tokens(x, group=None):
-    """Sum x over ranks, and return this rank's tokens; gradients of all tokens come back.
+    """Sum x over ranks, and return this rank's tokens; in backward, gather all tokens' gradients.
 
     Shape: (B, T, C) -> (B, T/tp, C).
     Cost: forward one reduce-scatter, backward one all-gather.
-    Raises: ValueError where the ranks do not divide T.
+    Raises: ValueError if the number of ranks does not divide T.
     Lab: 08
     """
     return RegionFunction.apply(x, group, reduce_scatter_tokens, all_gather_tokens)
 
 
 class RegionFunction(torch.autograd.Function):
-    """Pass x through one function forward, and its gradient through another backward.
+    """Apply one function to x in forward, and another one to the gradient in backward.
 
-    RegionFunction.apply(x, group, forward, backward), each of them (tensor, group) -> tensor.
+    RegionFunction.apply(x, group, forward, backward); both functions are (tensor, group) -> tensor.
     """
 
     @staticmethod
@@ -84,7 +84,7 @@ def identity(x, group=None):
 
 
 def all_reduce_sum(x, group=None):
-    """All-reduce x into a new tensor, because others may still read x."""
+    """All-reduce x into a new tensor, because x may still be read elsewhere."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
@@ -92,14 +92,14 @@ def all_reduce_sum(x, group=None):
 
 def all_gather_tokens(x, group=None):
     """All-gather the tokens of all ranks: (B, T/tp, C) -> (B, T, C)."""
-    x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): a message is joined along its first dim
+    x = x.transpose(0, 1).contiguous()  # (T/tp, B, C): messages are joined along their first dim
     gathered = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
     dist.all_gather_single(gathered, x, group=group)
     return gathered.transpose(0, 1).contiguous()
 
 
 def reduce_scatter_tokens(x, group=None):
-    """Reduce-scatter x to this rank's tokens of the sum: (B, T, C) -> (B, T/tp, C)."""
+    """Reduce-scatter x, and return this rank's tokens of the sum: (B, T, C) -> (B, T/tp, C)."""
     R = dist.get_world_size(group)
     if x.shape[1] % R:
         raise ValueError(f"tp={R} must divide the T={x.shape[1]} tokens of a sequence")

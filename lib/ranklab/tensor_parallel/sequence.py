@@ -1,7 +1,7 @@
 """Sequence parallelism: outside the region each rank has some tokens of each sequence.
 
-Norms, dropout and residuals are the same work on all ranks, so here each rank does it for its own
-tokens only. Activations there shrink to 1/tp, and the bytes sent are the same: see regions.py.
+Without it, all ranks compute the same norms, dropout and residuals; here each rank does so only for
+its own tokens. Activations there shrink to 1/tp, and the bytes sent stay the same: see regions.py.
 """
 
 from torch import nn

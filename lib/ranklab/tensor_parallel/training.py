@@ -1,4 +1,4 @@
-"""TensorParallel: the split model as the training loop sees it."""
+"""TensorParallel: the split model behind the training loop's interface."""
 
 import torch
 
@@ -12,10 +12,10 @@ from ranklab.trainer.parallel import GroupParallel, Piece, groups_here
 class TensorParallel(GroupParallel):
     """Train with a part of every layer on each rank; all ranks take the same batch.
 
-    apply_to: (model, TPConfig) -> the model split.
+    apply_to: (model, TPConfig) -> the split model.
     seed: of dropout, the same on all ranks; None: the seed of torch.manual_seed.
-    place: (number of this group among all that drop other numbers, the sizes of all axes).
-    changes: of TPConfig: sequence_parallel, overlap, or a learner's own functions.
+    place: (number of this group among all groups with different dropout, the sizes of all axes).
+    changes: fields of TPConfig: sequence_parallel, overlap, or a learner's own functions.
     Lab: 08
     """
 
@@ -45,12 +45,12 @@ class TensorParallel(GroupParallel):
         return {"sizes": list(self.sizes.items())}
 
     def load_rank_state(self, model, state):
-        """Seed again if the layout has changed, because a group must draw the same numbers."""
+        """Seed again if the layout has changed, because all ranks of a group must draw equally."""
         if self.shared_seed is not None and state != self.rank_state(model):
             torch.manual_seed(self.shared_seed)
 
     def make_optimizer(self, new_optimizer, groups):
-        """Make the optimizer of this rank's parts; groups were decided before the split."""
+        """Make the optimizer of this rank's parts; `groups` were formed before the split."""
         return new_optimizer(groups_here(groups, lambda name, _: self.parts.get(name)))
 
     def grad_norm(self, parameters):
@@ -58,7 +58,7 @@ class TensorParallel(GroupParallel):
                                for part in self.gradients_of(p)], self.group)
 
     def gradients_of(self, parameter):
-        """List (a part of the parameter's gradient, how many ranks hold it)."""
+        """List (a part of the parameter's gradient, the number of ranks that hold it)."""
         split = split_of(parameter)
         if split is None:
             return [(parameter.grad, self.ranks)]
@@ -66,13 +66,13 @@ class TensorParallel(GroupParallel):
                 zip(split.pieces_of(parameter.grad), split.copies)]
 
     def total(self, value):
-        return value  # all ranks have the same
+        return value  # all ranks have the same value
 
     def total_of(self, shares):
         return shares[0]
 
     def state(self, model, optimizer):
-        """List this rank's parts, as boxes of the whole."""
+        """List this rank's parts, as boxes of the whole parameters."""
         return in_the_whole(super().state(model, optimizer), model)
 
 
@@ -89,15 +89,15 @@ def in_the_whole(pieces, model):
 
 
 def boxes_of(piece, split):
-    """List the Pieces of the whole that lie in `piece`, a box of this rank's part.
+    """Return `piece`, a box of this rank's part, as Pieces of the whole parameter.
 
-    There is one for each range of the part's ShardSpec that overlaps the box.
+    There is one Piece for each range of the part's ShardSpec that overlaps the box.
     """
     if not piece.tensor.dim():
         return [piece]
     dim, begin, boxes = split.dim, 0, []
     first, last = piece.offset[dim], piece.offset[dim] + piece.tensor.shape[dim]
-    for start, stop in split.ranges:  # of the whole; in the part it begins at `begin`
+    for start, stop in split.ranges:  # in the whole; in the part the range begins at `begin`
         a, b = max(first, begin), min(last, begin + stop - start)
         if a < b:
             offset = (*piece.offset[:dim], start + a - begin, *piece.offset[dim + 1 :])

@@ -1,6 +1,6 @@
-"""The vocabulary over several ranks: embedding, head and loss, without whole logits anywhere.
+"""The vocabulary over several ranks: embedding, head and loss, without whole logits on any rank.
 
-The ranks need not divide the rows of the embedding: they are split as in lab 00 (ranks).
+The number of ranks need not divide the embedding's rows, which are split as in lab 00 (ranks).
 """
 
 import functools
@@ -66,7 +66,7 @@ def vocabulary_split(vocab_size, group=None):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Look tokens up in `embedding`, of which this rank has some rows."""
+    """Look up tokens in `embedding`, of which this rank has some rows."""
 
     def __init__(self, embedding, group=None, leave=reduce_from_region,
                  embed=vocab_parallel_embedding):  # fmt: skip

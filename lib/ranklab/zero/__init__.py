@@ -1,4 +1,4 @@
-"""ZeRO: what data parallelism holds R times, the ranks hold once together, and gather for its use.
+"""ZeRO: ranks shard the states that data parallelism holds R times, and gather them for use.
 
 What one of 4 ranks keeps from step to step, # of the parameters P, gradients G and the optimizer's
 state O (with Adam in mixed precision O is six times as large as P):
@@ -23,7 +23,7 @@ an all-reduce is a reduce-scatter and an all-gather, and ZeRO steps between the 
 Each collective sends (R-1)/R of the bytes: stages 1 and 2 as much as the all-reduce, stage 3 half
 as much again.
 
-Stages 1 and 2 are two files: who owns what, and when it travels.
+Stages 1 and 2 are two files: which rank owns what, and when it is sent.
 
     partition.py      partition_flat, ShardedBucket, an optimizer over the shards of a rank
     stages.py         ZeroStage1, ZeroStage2: optimizer state, then gradients, in shards
@@ -31,22 +31,22 @@ Stages 1 and 2 are two files: who owns what, and when it travels.
 Stage 3 is four:
 
     units.py          the engine, FSDP's as well: units, their order, gather, free, reduce, prefetch
-    inference.py      ZeroInference: its forward alone
+    inference.py      ZeroInference: only the forward of stage 3
     stage3.py         ZeroStage3: when a unit is gathered, freed and reduced
-    sharded_model.py  how its parameters travel: in flat shards
+    sharded_model.py  how parameters are sent: in flat shards
 
 The rest:
 
-    keeping.py     units_to_keep: what memory is worth in a step of stage 3, by a model
+    keeping.py     units_to_keep: the best use of memory in a step of stage 3, by a model
     muon.py        sharded_muon_step: an optimizer that needs whole matrices
     offload.py     the optimizer's state in the CPU's memory, or in a file
-    config.py      deepspeed_config: the fastest way that fits, as DeepSpeed wants it
+    config.py      deepspeed_config: the fastest strategy that fits, in DeepSpeed's format
     training.py    Zero: the training loop's view
 
 formulas/zero.py has zero_memory and zero_traffic: what a stage holds and sends. formulas/muon.py
 has muon_cost.
 
-DeepSpeed has all of it as configuration; the tests hold the two together (peers/deepspeed_zero).
+DeepSpeed has all of this as configuration; the tests compare the two (peers/deepspeed_zero).
 """
 
 from ranklab.formulas.muon import MuonCost, muon_cost, muon_owners, newton_schulz_flops

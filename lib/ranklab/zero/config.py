@@ -1,4 +1,4 @@
-"""A DeepSpeed config from a goal: this model, on these GPUs, as fast as it can be; and back."""
+"""A DeepSpeed config for the fastest training of a model on given GPUs; and how to read one."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from ranklab.formulas.zero import zero_memory
 
 
 class Strategy(NamedTuple):
-    """A stage of ZeRO, and what it moves to the CPU's memory."""
+    """A stage of ZeRO, and the states that it moves to the CPU's memory."""
 
     stage: int
     offload_optimizer: bool = False
@@ -28,12 +28,12 @@ class Strategy(NamedTuple):
         return states._replace(parameters=0) if self.offload_parameters else states
 
 
-# From fast to slow, where GPUs are linked well. 7.5e9 parameters on the 8 GPUs of a node: stage 3
+# From fast to slow, for well-connected GPUs. 7.5e9 parameters on the 8 GPUs of a node: stage 3
 # gathers once more in each micro-batch, 13 GB at NVLink's 450 GB/s: 0.03 s. Offload (ZeRO-Offload,
-# 2101.06840) moves 1/8 of 15 GB to the CPU and as much back, at PCIe's 24 GB/s: 0.16 s. Its Adam
-# reads 2 + 4 + 8 bytes a parameter and writes as many, at 200 GB/s a node: 1.05 s, once a step. So
-# stage 3 comes first; but not where it gathers by one card of 100 Gbit/s a node, 1.05 s each time,
-# or some 40 times in a step.
+# 2101.06840) moves 1/8 of 15 GB to the CPU and the same back, at PCIe's 24 GB/s: 0.16 s. Its Adam
+# reads 2 + 4 + 8 bytes a parameter and writes as much, at 200 GB/s a node: 1.05 s, once a step. So
+# stage 3 comes first; but not if it gathers through one card of 100 Gbit/s a node, 1.05 s each
+# time, or about 40 times in a step.
 STRATEGIES = (
     Strategy(0), Strategy(1), Strategy(2), Strategy(3), Strategy(2, offload_optimizer=True),
     Strategy(3, offload_optimizer=True),

@@ -1,4 +1,4 @@
-"""Stage 3's forward alone: a model computes on ranks of which none can hold it whole."""
+"""The forward of stage 3: run a model on ranks none of which can hold all of it."""
 
 from ranklab.zero.sharded_model import ShardedModel
 

@@ -1,4 +1,4 @@
-"""Which units to keep whole in a step of stage 3; and a model of such a step, without processes."""
+"""Which units to keep unsharded in a step of stage 3; a model of such a step, without processes."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from itertools import accumulate, combinations
 class Step:
     """One micro-batch of stage 3: the size and compute time of each unit, one link, and the memory.
 
-    nbytes: bytes of each unit's parameters, and as many of its gradients.
+    nbytes: bytes of each unit's parameters; its gradients have the same number of bytes.
     compute: seconds of each unit's forward; its backward takes twice as long.
-    limit: bytes of parameters that may be whole or on their way at a time.
-    alpha, beta: a message of n bytes takes alpha + beta n seconds; one travels at a time.
+    limit: bytes of parameters that may be gathered or on their way at a time.
+    alpha, beta: a message of n bytes takes alpha + beta n seconds; messages go one at a time.
 
-    Units are gathered in the order of their use, each one as early as there is room for it. A
-    unit's gradients are reduced after its backward. The model leaves out activations, whole
-    gradients, parameters that belong to no unit, and that messages slow the computing down.
+    Units are gathered in the order of their use, each as early as there is room for it. A unit's
+    gradients are reduced after its backward. The model leaves out activations, whole gradients,
+    parameters that belong to no unit, and the slowdown of computation by messages.
     """
 
     nbytes: tuple
@@ -26,7 +26,7 @@ class Step:
     beta: float
 
     def send(self, unit):
-        """Return the seconds of one message of that unit."""
+        """Return the seconds of one message with the parameters or gradients of `unit`."""
         return self.alpha + self.beta * self.nbytes[unit]
 
     def seconds(self, resident=()):
@@ -55,8 +55,7 @@ class Step:
         return max(device, link)
 
     def horizon(self, resident):
-        """Return, for each position in the order of use, the last one that may be in memory then.
-        """
+        """Return, for each position in the order of use, the last one that may be gathered then."""
         forward = self.nbytes
         backward = [0 if unit in resident else n for unit, n in enumerate(forward)][::-1]
         bytes_to = [0, *accumulate(forward)]  # gathered for the places before this one
@@ -69,10 +68,10 @@ class Step:
         return [*accumulate(last[::-1], min)][::-1]  # a gathered unit stays until it is used
 
     def bound(self):
-        """Return seconds that no choice of units can beat: of the device or the link alone.
+        """Return a lower bound on the seconds for any choice of units: of link or device alone.
 
-        All resident units must fit into the limit at the turn from forward to backward. So the
-        most messages are saved by the smallest units that fill it, the last one counted in part.
+        All resident units must fit into the limit at the end of forward. So the largest saving of
+        messages comes from the smallest units that fill the limit, the last one counted in part.
         """
         n = len(self.nbytes)
         order = [*range(n), *reversed(range(n))]
@@ -94,7 +93,7 @@ class Step:
 
 
 def keep_in_order(step, order, stops=False):
-    """List all units that fit, tried in this order; with `stops`, those before the first misfit."""
+    """List the units that fit, tried in this order; with `stops`, end at the first misfit."""
     resident = []
     for unit in order:
         if step.seconds([*resident, unit]) < float("inf"):
@@ -113,7 +112,7 @@ def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=
     """Make the Step of a transformer in bf16: each block has two units, its attention and its MLP.
 
     attention, mlp: the number of parameters of one such unit.
-    active: the MLP's parameters that compute for a token, where experts are chosen.
+    active: the MLP's parameters used for a token, if it has experts.
     """
     forward = [2 * n * tokens / flops for n in (attention, active or mlp)]
     return Step((2 * attention, 2 * mlp) * blocks, (*forward,) * blocks, limit, alpha, beta)
@@ -122,8 +121,8 @@ def transformer_step(blocks, attention, mlp, tokens, limit, alpha, beta, active=
 def published_steps():
     """Make {name: Step} of 20 units: the shapes are published, the times computed, not measured.
 
-    alpha is 1 ms. A node receives 87 GB/s over eight cards of 100 Gbit/s, which is a quarter of
-    what was measured over eight cards of 400 (nccl-tests issue 283), and 12.5 over one card.
+    alpha is 1 ms. A node receives 87 GB/s over eight cards of 100 Gbit/s, a quarter of the
+    bandwidth measured over eight cards of 400 (nccl-tests issue 283), and 12.5 GB/s over one card.
     """
     cards, one = (1e-3, 1 / 87e9), (1e-3, 1 / 12.5e9)
     return {
@@ -157,6 +156,6 @@ def units_to_keep(step):
 
 
 def scores(step):
-    """Compare {choice: seconds of the step}: the library's, others, and the bound."""
+    """Return {choice: seconds of the step}: for the library's choice, others, and the bound."""
     return {"library": step.seconds(units_to_keep(step)), "none": step.seconds(),
             "the last that fit": step.seconds(last_that_fit(step)), "bound": step.bound()}

@@ -1,15 +1,15 @@
-"""Muon under shards: Newton-Schulz needs whole matrices, and each rank holds some rows of each.
+"""Muon with shards: Newton-Schulz needs whole matrices, but each rank holds some rows of each.
 
 AdamW treats each number by itself, so a shard is enough. Muon replaces the momentum of a matrix by
-a nearly orthogonal one, and all rows are needed for that. Where each rank orthogonalises its own,
-they are not orthogonal when put together. Three ways:
+a nearly orthogonal matrix, for which all rows are needed: if each rank orthogonalises its own rows,
+the rows of different ranks are not orthogonal to each other. Three ways:
 
                             a rank computes   and sends, of S bytes of matrices
-    gather on all ranks     all of it         (R-1)/R S: everybody gets all rows
+    gather on all ranks     all of it         (R-1)/R S: every rank gets all rows
     owners                  1/R of it         2 (R-1)/R S/R: rows to the owner, and back
     whole from the start    1/R of it         nothing: gradients are reduced to the owner
 
-Here is the second, for shards that are as they are. What travels has 16 bits, because
+This is the second way, which leaves the shards unchanged. Messages have 16 bits a number, because
 Newton-Schulz rounds to bfloat16 anyway.
 """
 
@@ -26,7 +26,7 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: a steep start, and
 def newton_schulz(matrix, steps=5):
     """Orthogonalise a matrix roughly, as torch.optim.Muon does; return a new one in bfloat16.
 
-    Of U S V^T, the singular values S move to about 1, between 0.5 and 1.5, and U and V stay.
+    In U S V^T, the singular values S move to about 1, between 0.5 and 1.5; U and V stay the same.
     Cost: 4 m^2 n + 2 m^3 FLOPs a step, for m x n with m <= n.
     Paper: Jordan et al. 2024, Muon (kellerjordan.github.io/posts/muon)
     """
@@ -41,9 +41,9 @@ def newton_schulz(matrix, steps=5):
 
 
 def exchange_matrices(to_ranks, shapes, group=None):
-    """Send the matrices to_ranks[r] to rank r, in bfloat16; return lists of those that came.
+    """Send the matrices to_ranks[r] to rank r, in bfloat16; return the received ones, in lists.
 
-    shapes: of the matrices that come from each rank, a list for each.
+    shapes: for each rank, a list of the shapes of the matrices received from it.
     Cost: one all-to-all.
     """
     sizes = [[m * n for m, n in of_rank] for of_rank in shapes]

@@ -22,9 +22,9 @@ class CpuMemory:
 class Files:
     """Keep tensors in files in `folder`, mapped into memory.
 
-    The system reads and writes what a step touches, and drops it when memory runs short. Put the
-    folder on a local NVMe disk. A file loses its name as soon as it is open, so the files vanish
-    with the process.
+    The system reads and writes the pages that a step touches, and drops them when memory runs
+    short. Put the folder on a local NVMe disk. A file is unlinked as soon as it is open, so the
+    files vanish with the process.
     """
 
     def __init__(self, folder):

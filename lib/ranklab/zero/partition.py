@@ -1,4 +1,4 @@
-"""Which rank owns which numbers: a bucket (data_parallel) in one flat tensor of R equal shards."""
+"""Which rank owns which numbers: a bucket (data_parallel) as one flat tensor of R equal shards."""
 
 import contextlib
 from typing import NamedTuple
@@ -29,7 +29,8 @@ def partition_flat(tensors, ranks):
 
 
 class Part(NamedTuple):
-    """The part of one parameter that a rank owns: flattened numbers, from `start` on."""
+    """The part of one parameter that a rank owns: numbers of the flat parameter, from `start` on.
+    """
 
     parameter: nn.Parameter
     start: int
@@ -38,7 +39,7 @@ class Part(NamedTuple):
 
 
 def parts_of(parameters, master, rank):
-    """List the Parts of `parameters` that lie in shard number `rank`, as long as `master`."""
+    """List the Parts of `parameters` in shard number `rank`; a shard is as long as `master`."""
     parts, begin, length = [], 0, len(master)
     for parameter in parameters:
         start = max(0, rank * length - begin)
@@ -51,12 +52,12 @@ def parts_of(parameters, master, rank):
 
 
 class ShardedBucket(Bucket):
-    """Hold the parameters of a bucket in one flat tensor as well as the gradients, in R shards.
+    """Hold a bucket's parameters, like its gradients, in one flat tensor of R shards.
 
     weights: the whole parameters; each parameter is a view of it.
     shard: the part of the weights that this rank owns.
     master: the same numbers in float32 or better, which the optimizer steps; the shard itself
-        where that is precise enough (to copy it onto itself does nothing).
+        if that is precise enough (copying it onto itself does nothing).
     shard_grad: after a reduction, the mean gradient of the shard.
     """
 
@@ -77,7 +78,7 @@ class ShardedBucket(Bucket):
         self.parts = parts_of(self.parameters, master, self.rank)
 
     def gather(self):
-        """Gather as Bucket does, after keeping the optimizer's gradients of an earlier backward."""
+        """Gather as Bucket does, after saving the optimizer's gradients of earlier backwards."""
         self.old_grads = [None if part.master.grad is None else part.master.grad.clone()
                           for part in self.parts]
         self.used.update(p for p in self.parameters if p.grad is not None)
@@ -87,8 +88,8 @@ class ShardedBucket(Bucket):
     def set_optimizer_gradients(self, used_by_others=()):
         """Add shard_grad to the optimizer's gradients, and drop the parameters' gradients.
 
-        A parameter that no rank has used gets none.
-        Raises: RuntimeError where nothing has put the mean gradient into shard_grad.
+        A parameter that no rank has used gets no gradient.
+        Raises: RuntimeError if shard_grad was not set to the mean gradient.
         """
         used = self.used.union(used_by_others).intersection(self.parameters)
         if used and self.shard_grad is None:
@@ -122,17 +123,17 @@ class ShardedBucket(Bucket):
 
 
 class ShardedOptimizerMixin:
-    """Step only this rank's shards, in all stages; for a Replica whose buckets are ShardedBuckets.
+    """Step only this rank's shards, in any stage; for a Replica whose buckets are ShardedBuckets.
     """
 
     def make_optimizer(self, new_optimizer, groups=None):
-        """Make new_optimizer over the parts that this rank owns; its step ends with step_ends().
+        """Make new_optimizer for the parts that this rank owns; its step ends with step_ends().
 
-        The optimizer must treat each number by itself, as SGD, Adam and AdamW do. One that looks
-        at a whole matrix (Muon, Shampoo) or at its norm (LARS) would see only parts of it: see
+        The optimizer must treat each number by itself, as SGD, Adam and AdamW do. An optimizer that
+        uses a whole matrix (Muon, Shampoo) or its norm (LARS) would see only parts of it: see
         muon.py.
-        groups: dicts with "params", a list of (name, parameter), and options; by default one of all
-            trained parameters. A parameter in no group is not stepped.
+        groups: dicts with "params", a list of (name, parameter), and options; by default one group
+            of all trained parameters. A parameter in no group is not stepped.
         """
         groups = groups or [{"params": [(name, p) for name, p in self.module.named_parameters()
                                         if p.requires_grad]}]
@@ -143,14 +144,15 @@ class ShardedOptimizerMixin:
         return optimizer
 
     def backward_ends(self):
-        """End as Replica does, when gradients on their way to the CPU's memory have arrived."""
+        """End as Replica does, then wait for gradients on their way to the CPU's memory."""
         super().backward_ends()
         shard, master = self.buckets[0].shard, self.buckets[0].master
         if shard.is_cuda and not master.is_cuda:  # torch copies to pinned memory, and goes on
             torch.cuda.current_stream().synchronize()
 
     def full_parameters(self):
-        """Give `module` all its parameters in the block; stages 1 and 2 always have them."""
+        """Make all parameters of `module` available in the block; always so in stages 1 and 2.
+        """
         return contextlib.nullcontext()
 
     def load_state_dict(self, *args, **kwargs):

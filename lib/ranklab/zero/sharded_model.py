@@ -20,8 +20,8 @@ def units_of(module):
     """Split `module` into units that are gathered, used and freed together; `module` itself last.
 
     The units are the blocks of a transformer: the entries of each ModuleList that is not inside
-    another one. A parameter that two units have, or none, belongs to `module`, and is there all
-    the time.
+    another one. A parameter in two units, or in none, belongs to `module`, which stays gathered
+    all the time.
     Returns: a list of (module, its parameters).
     """
     blocks = blocks_of(module)
@@ -33,7 +33,7 @@ def units_of(module):
 
 
 def blocks_of(module):
-    """List the entries of all outermost ModuleLists and ModuleDicts, in their order."""
+    """List the entries of all outermost ModuleLists and ModuleDicts, in order."""
     blocks = []
     for child in module.children():
         is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
@@ -42,7 +42,7 @@ def blocks_of(module):
 
 
 class FlatShards(Shards, ShardedBucket):
-    """Keep only the shard of a ShardedBucket on this rank; gather and free the whole."""
+    """Keep only the shard of a ShardedBucket on this rank; gather and free the whole bucket."""
 
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
@@ -82,7 +82,7 @@ class FlatShards(Shards, ShardedBucket):
         self.reduction = shard_grad, work
 
     def add_gradients(self, shard_grad):
-        """Add to the shard's gradient, and free the whole gradients."""
+        """Add `shard_grad` to the shard's gradient, and free the whole gradients."""
         self.shard_grad = shard_grad if self.shard_grad is None else self.shard_grad + shard_grad
         self.free_gradients()
 
@@ -90,8 +90,8 @@ class FlatShards(Shards, ShardedBucket):
 class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
     """Cut `module` into units, and each unit into R shards, one for each rank.
 
-    A subclass gathers and frees the units, in the four methods of UnitHooks. Outside of these the
-    parameters of `module` are empty: see full_parameters().
+    A subclass gathers and frees the units, in the four methods of UnitHooks. At all other times
+    the parameters of `module` are empty: see full_parameters().
     """
 
     def __init__(self, module, group=None, find_unused_parameters=False):
@@ -103,7 +103,7 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
         return self.buckets
 
     def shards_of(self, parameters):
-        """Make FlatShards of the parameters: one for each type, frozen parameters apart."""
+        """Make FlatShards of the parameters: one for each type, with frozen parameters separate."""
         return [shards for trained in (True, False) for shards in buckets_of(
             [p for p in parameters if p.requires_grad == trained], 2**63, self.group_of,
             FlatShards)]
@@ -124,13 +124,13 @@ class ShardedModel(ShardedOptimizerMixin, UnitHooks, Replica):
             raise self.no_gradient(missing)
 
     def step_ends(self):
-        """Copy what was stepped to the shards, which the next gather sends."""
+        """Copy the stepped parameters to the shards, which the next gather sends."""
         for shards in self.buckets:
             shards.update_shard()
 
     @contextlib.contextmanager
     def full_parameters(self):
-        """Give `module` all its parameters in the block, on every rank; what is written stays."""
+        """Gather all parameters of `module` in the block, on every rank; changes to them stay."""
         self.free_all()  # what a forward without a backward left whole is stale after a step
         for shards in self.buckets:
             shards.unshard()

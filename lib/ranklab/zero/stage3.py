@@ -1,4 +1,4 @@
-"""ZeRO's stage 3: a rank holds its shard of the parameters, and a whole unit only while it runs."""
+"""ZeRO's stage 3: a rank holds its shard of each unit, and the whole unit only while it runs."""
 
 import functools
 

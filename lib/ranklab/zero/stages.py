@@ -1,9 +1,9 @@
 """ZeRO's stages 1 and 2: every rank has all parameters, but steps only those that it owns.
 
 Data parallelism keeps R equal copies of the optimizer's state. One is enough: the rank that owns
-a parameter's shard can step it for all. An all-reduce is a reduce-scatter and an all-gather; the
-step now comes between the two, so nothing more is sent. Buckets, hooks and overlap come from
-data_parallel.
+a parameter's shard can step it for all ranks. An all-reduce is a reduce-scatter and an all-gather.
+The step now comes between the two, so no additional bytes are sent. Buckets, hooks and overlap come
+from data_parallel.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Zero: ZeRO as the training loop sees it, a DataParallel (data_parallel) in shards."""
+"""Zero: ZeRO behind the training loop's interface, a DataParallel (data_parallel) in shards."""
 
 import contextlib
 
@@ -14,10 +14,10 @@ STAGES = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
 
 
 class Zero(DataParallel):
-    """Train with data parallelism in which each rank holds 1/R of some states: see the picture.
+    """Train with data parallelism in which each rank holds 1/R of some states.
 
-    The picture is in the package's docstring; each stage shards more states.
-    stages: the class that is used for each stage; a learner's own class fits.
+    Each stage shards more states: see the picture in the package's docstring.
+    stages: the class for each stage; it may be a learner's own.
     offload: None, "cpu", or a folder for the optimizer's state.
     Lab: 06
     """
@@ -33,22 +33,23 @@ class Zero(DataParallel):
         return offload_optimizer(self.replica, new_optimizer, groups, place)
 
     def gradients(self, model):
-        """List the gradients of this rank's parts; parameters that no rank has used have none."""
+        """List the gradients of this rank's parts, without parameters that no rank has used."""
         return [(part.parameter, part.master.grad, 1) for bucket in self.replica.buckets
                 for part in bucket.parts if part.master.grad is not None]
 
     def communication(self, is_last):
-        """Send the gradients of each piece from stage 2 on, or each rank would keep them whole."""
+        """Send the gradients of each piece from stage 2 on; else each rank would keep all of them.
+        """
         return super().communication(is_last) if self.stage == 1 else contextlib.nullcontext()
 
     def grad_norm(self, parameters):
-        """Return the norm; each number is on one rank, so squares are added up over ranks."""
+        """Return the norm: squares are summed over ranks, because each number is on one rank."""
         norm = super().grad_norm(parameters)
         device = self.replica.buckets[0].shard.device
         return self.total(norm.to(device).double().square()).sqrt().float().to(norm.device)
 
     def state(self, model, optimizer):
-        """List the Pieces that this rank owns, in the optimizer's precision, and what is whole."""
+        """List the Pieces that this rank owns, in the optimizer's precision, and unsharded ones."""
         names = {p: name for name, p in model.named_parameters()}
         parts = [part for bucket in self.replica.buckets for part in bucket.parts]
         sharded = {names[p] for bucket in self.replica.buckets for p in bucket.parameters}

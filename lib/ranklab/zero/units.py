@@ -3,9 +3,9 @@
     Shards     parameters that travel in one message; flat (sharded_model.py), or in rows
                (ranklab.fsdp)
     Unit       a module with its Shards
-    UnitHooks  all units of a model: their order, and what is done around forward and backward
+    UnitHooks  all units of a model: their order, and the calls around forward and backward
 
-data_parallel tells when a backward runs, when it ends, and that one has raised.
+data_parallel tells when a backward runs, when it ends, and whether the last one raised.
 """
 
 import torch
@@ -20,15 +20,15 @@ from ranklab.data_parallel.recovery import (
 class Shards:
     """Keep this rank's shard of parameters that travel in one message; gather and free the rest.
 
-    A subclass says how. Its methods are called often, also when there is nothing left to do:
+    A subclass defines how, in methods that may also be called when there is nothing left to do:
         begin_unshard()      start gathering the parameters; `work` is the handle
-        unshard()            have them whole: `is_whole`
-        free()               free the memory of all but this rank's shard
-        has_gradients()      return whether there are any that have not left yet
-        reduce_gradients()   start averaging them, each shard on its owner: `reduction` is
+        unshard()            finish gathering them, and set `is_whole`
+        free()               free all memory except this rank's shard
+        has_gradients()      return whether there are gradients that have not been sent yet
+        reduce_gradients()   start averaging the gradients, each shard on its owner: `reduction` is
                              (this rank's shard_grad, the handle)
-        add_gradients(shard_grad)  add what arrived to what was there
-        drop_gradients()     set them to None
+        add_gradients(shard_grad)  add the reduced gradient to the shard's gradient
+        drop_gradients()     set the gradients to None
     """
 
     work = reduction = None
@@ -42,7 +42,7 @@ class Shards:
         self.is_whole = False
 
     def end_reduction(self):
-        """Wait for the gradients on their way, and add them."""
+        """Wait for the gradients that are being reduced, and add them."""
         if self.reduction:
             shard_grad, work = self.reduction
             work.wait()
@@ -53,8 +53,8 @@ class Shards:
 class Unit:
     """Gather, use and free the Shards of a module together.
 
-    reshard_after_forward: False: the unit stays whole from its forward to its backward.
-    is_pinned: True: free() does nothing, until all backward ends.
+    reshard_after_forward: if False, the unit stays whole from its forward to its backward.
+    is_pinned: if True, free() does nothing until the whole backward ends.
     hooks: the UnitHooks of the model.
     """
 
@@ -66,12 +66,12 @@ class Unit:
         module.register_forward_hook(lambda *call: self.hooks.after_forward(self, *call))
 
     def begin_gather(self):
-        """Start gathering the parameters, if they are not here."""
+        """Start gathering the parameters, if they are not here already."""
         for shards in self.shards:
             shards.begin_unshard()
 
     def end_gather(self):
-        """Gather the parameters, and wait for them."""
+        """Gather the parameters, and wait until they are here."""
         self.begin_gather()
         for shards in self.shards:
             shards.unshard()
@@ -90,19 +90,19 @@ class UnitHooks(EndOfBackward):
         leave(unit, module, inputs, outputs)  after it
         backward_of(unit, place, gradient)    before its backward; `place` is its place in `order`
         backward_done(unit)                   after it
-    The last unit is the root: what belongs to no other (embeddings, the last norm). It is whole
-    from the forward's begin to the backward's end. All ranks must use the same units in the same
-    order. So a backward may raise on all ranks, but not on one alone: the others wait for it.
-    sync: False: backward leaves whole gradients where they are (see no_sync).
+    The last unit is the root: all parameters in no other unit (embeddings, the last norm). It is
+    whole from the start of forward to the end of backward. All ranks must use the same units in the
+    same order. So a backward may raise on all ranks, but not on only one: the others would wait.
+    sync: if False, backward leaves whole gradients where they are (see no_sync).
     """
 
     sync = True
 
     def watch(self, units):
-        """Take these as the units, also of modules that another UnitHooks has watched."""
+        """Use these units, even if another UnitHooks has watched their modules before."""
         self.units, self.root = units, units[-1]
         self.buckets = [shards for unit in units for shards in unit.shards]
-        self.order, self.position = [], 0  # of units in forward, as the last one has shown it
+        self.order, self.position = [], 0  # the order of units in the last forward
         for unit in units:
             unit.hooks = self
 
@@ -116,16 +116,16 @@ class UnitHooks(EndOfBackward):
         self.root.end_gather()
 
     def forward_begins(self):
-        """Clear away what a backward that raised, or a forward without a backward, left behind."""
+        """Clean up after a backward that raised, or a forward without a backward."""
         if failed_before(self):
             end_failed_backward(self)
         self.free_all()
         self.position = 0
 
     def after_forward(self, unit, module, inputs, outputs):
-        """Leave the unit, if it returned a tensor, because that tells when its backward begins.
+        """Leave the unit, if it returned a tensor, whose gradient tells when its backward begins.
 
-        Otherwise, say if the tensor is inside an object, the unit stays whole until backward ends.
+        Otherwise, for example with a tensor inside an object, it stays whole until backward ends.
         """
         tensors = [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)]
         if unit is self.root:
@@ -146,10 +146,10 @@ class UnitHooks(EndOfBackward):
             self.free_all()  # no backward will come to it
 
     def place_in_order(self, unit):
-        """Return the unit's place in `order`, as this forward comes to it."""
+        """Return the unit's place in `order`, which this forward corrects if it differs."""
         place = self.position
         if self.order[place : place + 1] != [unit]:
-            self.order[place:] = [unit]  # the first forward, or one with another order
+            self.order[place:] = [unit]  # the first forward, or one with a different order
         self.position += 1
         return place
 
@@ -162,7 +162,7 @@ class UnitHooks(EndOfBackward):
 
     def backward_begins(self, _=None):
         """Gather the root, and make sure that finish() is called."""
-        self.await_end_of_backward()  # inside no_sync, too: units must be freed
+        self.await_end_of_backward()  # also inside no_sync: units must be freed
         self.root.end_gather()  # an earlier backward may have freed it
 
     def reduce(self, unit):
@@ -176,7 +176,7 @@ class UnitHooks(EndOfBackward):
             shards.end_reduction()
 
     def finish(self):
-        """Wait for all gradients, and free all units; called at the end of backward."""
+        """Wait for all gradients, and free all units; called at the end of a backward."""
         for unit in (*reversed(self.units[:-1]), self.root) if self.sync else ():
             # the root in any case: another rank may have used a parameter that this one has not
             if unit is self.root or any(shards.has_gradients() for shards in unit.shards):
@@ -191,9 +191,9 @@ class UnitHooks(EndOfBackward):
 
 
 def call_after_backward(callback, inputs):
-    """Return `inputs`, in any nesting, and call callback() when their backward ends.
+    """Return `inputs`, nested in any way; call callback() when their gradients are complete.
 
-    Once all their gradients are known, so are the gradients of every parameter used after them.
+    Then the gradients of every parameter used after `inputs` are complete as well.
     """
     tensors = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not tensors or not torch.is_grad_enabled():

@@ -1,3 +1,3 @@
-"""A folder for PYTHONPATH: sitecustomize.py, by which the ranks of any launcher are observed."""
+"""A folder for PYTHONPATH: its sitecustomize.py observes the ranks of any launcher."""
 
 __all__ = []

@@ -1,7 +1,7 @@
-"""Python runs this at its start where `ranklab diagnose` observes: in the ranks of any launcher.
+"""Python runs this when it starts under `ranklab diagnose`: in the ranks of any launcher.
 
-The program's init_process_group is wrapped as torch.distributed comes in; only where it is called
-does ranklab come in, too. A sitecustomize that this machine has runs after this one.
+It wraps init_process_group when torch.distributed is imported; ranklab is imported only when the
+program calls this function. The machine's own sitecustomize, if any, runs after this one.
 """
 
 import functools
@@ -18,7 +18,7 @@ HOME = "torch.distributed.distributed_c10d"
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Find torch's module as usual, and wrap its function when it is there."""
+    """Find torch's module as usual, and wrap its function after the import."""
 
     def find_spec(self, name, path=None, target=None):
         if name != HOME:
@@ -47,14 +47,14 @@ def then_observe(real):
 
 def hooks():
     if (library := str(HERE.parents[3])) not in sys.path:
-        sys.path.append(library)  # at the end: it hides nothing
+        sys.path.append(library)  # at the end, so that it hides nothing
     from ranklab.clinic import hooks
 
     return hooks
 
 
 def run(self, real=process.BaseProcess.run):
-    """Run what a process of multiprocessing runs: its errors don't come to sys.excepthook."""
+    """Run a multiprocessing process, whose errors don't reach sys.excepthook."""
     error = None
     try:
         real(self)
@@ -77,7 +77,7 @@ def run_the_next():
 
 def begin():
     if os.environ.get("RANKLAB_DIAGNOSE") and "ranklab.engine.server" not in " ".join(
-            sys.orig_argv):  # it observes its ranks by itself
+            sys.orig_argv):  # the server observes its ranks by itself
         sys.meta_path.insert(0, Finder())
         process.BaseProcess.run = run
     run_the_next()
