@@ -89,7 +89,7 @@ def _add_diagnose(commands):
 
 
 class _Subcommand(Command):
-    """One of the commands; its help says where it stands."""
+    """The parser of one of the commands; its help begins with "ranklab" and the command."""
 
     def __init__(self, prog, **more):
         super().__init__(prog, more.pop("help", None), **more)

@@ -7,8 +7,8 @@
     dist.all_reduce(x)
     x                               # the value of a last expression is shown, for each rank
 
-The names of the notebook that the body uses go to the ranks by value; what the body binds stays
-there, and ends with them.
+The notebook's names that the body uses are sent to the ranks by value; names that the body binds
+stay on the ranks, and end with them.
 """
 
 import ast
@@ -40,8 +40,7 @@ def register(shell):
 def _run(shell, source, options):
     """Run the source on the ranks.
 
-    Its first line keeps the place of the magic's line, so that lines have the numbers that the
-    cell shows.
+    Its first line stands for the magic's line, so that line numbers match the cell's.
     """
     from IPython.core.error import UsageError
 
@@ -59,7 +58,7 @@ def _run(shell, source, options):
         values = launch(_on_rank, body, last, known, bool(options.to), ranks=options.ranks,
                         nodes=options.nodes, timeout=options.timeout, stream=options.stream,
                         rehearse="gpu" if options.rehearse else None, headings=True)
-    except (TypeError, ValueError) as error:  # IPython shows a sentence of UsageError alone
+    except (TypeError, ValueError) as error:  # IPython shows only the sentence of a UsageError
         stays = ship.what_stays({name: shell.user_ns[name] for name in names})
         raise UsageError(str(stays or error)) from None
     if options.to:
@@ -67,14 +66,14 @@ def _run(shell, source, options):
 
 
 def _is_bound(name, shell):
-    """True for what the notebook has bound, and not IPython: its own get_ipython, open, Out."""
+    """Return True if the notebook bound it, and not IPython, as get_ipython, open and Out."""
     missing = object()
     value = shell.user_ns.get(name, missing)
     return value is not missing and value is not shell.user_ns_hidden.get(name, missing)
 
 
 def _compiled(tree, file):
-    """The code of all but the last expression, and of that one; None where there is none."""
+    """Compile all but the last expression, and that expression; None if there is none."""
     last = tree.body[-1:]
     is_shown = last and isinstance(last[0], ast.Expr)
     value = ast.Expression(tree.body.pop().value) if is_shown else None

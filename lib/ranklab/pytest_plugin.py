@@ -1,13 +1,13 @@
-"""The pytest plugin: a test runs on fresh ranks, by the fixture `ranks` or by the mark `ranks`.
+"""The pytest plugin: a test runs on fresh ranks, with the fixture `ranks` or the mark `ranks`.
 
     def test_total(ranks):                         @pytest.mark.ranks(4)
         assert ranks(total, ranks=4) == [6] * 4    def test_total():      # all of it, on each rank
                                                        assert total() == 6
 
-pytest loads this module in every project of its environment, so torch waits for the first test
-that wants ranks. The functions of a test's module are sent by value: with pytest's rewritten
+pytest loads this module in every project of its environment, so torch is imported only by the first
+test that needs ranks. The functions of a test's module are sent by value: with pytest's rewritten
 asserts, and without a second import of the module on each rank. Fixtures run once, in pytest's own
-process; a rank gets a copy of their values.
+process; each rank gets a copy of their values.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def pytest_configure(config):
 def ranks(request):
     """Return ranks(fn, *args, ranks=4, timeout=60, ...), which is ranklab.launch.
 
-    It takes the functions of this module.
+    It accepts the functions of the test's module.
     """
 
     def run(fn, *args, ranks=RANKS, **options):
@@ -61,7 +61,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 def _outcome(item, ranks=RANKS, **options):
-    """Each rank's reason to skip the test, or None; and the text of its failure, or None."""
+    """Return each rank's reason to skip the test, or None; and the failure's text, or None."""
     from ranklab.engine import RankError, ship
 
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
@@ -74,12 +74,12 @@ def _outcome(item, ranks=RANKS, **options):
 
 
 def _test(test, arguments):
-    """The test has run on this rank; returns its reason to be skipped, or None."""
+    """Run the test on this rank; return its reason for being skipped, or None."""
     try:
         value = test(**arguments)
     except pytest.skip.Exception as skipped:
         return skipped.msg or ""
-    if value is not None:  # also a coroutine, which nobody would wait for
+    if value is not None:  # also a coroutine, which would never be awaited
         raise TypeError(f"the test returned a {type(value).__name__}; it must return None")
 
 
